@@ -343,13 +343,14 @@ def instance(
     from remat.planning.request import PlanRequest
 
     planner = Planner.of(joint, PlanRequest.of(cost=cost, reread_inputs=reread_inputs))
-    problem = planner.lowered.problem
+    context = planner.context
+    problem = context.lowered.problem
     return Instance(
         name=joint.name if name is None else name,
         problem=problem,
-        full_bytes=planner.full_bytes,
-        least_bytes=planner.least_bytes,
-        cost=str(planner.request.cost),
+        full_bytes=context.full_bytes,
+        least_bytes=context.least_bytes,
+        cost=str(context.request.cost),
         unit=problem.unit,
         source=source,
     )

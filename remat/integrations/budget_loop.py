@@ -44,11 +44,11 @@ from remat.integrations.workarounds import (
     rounded_as_in_eager,
 )
 from remat.passes.ranks.agree_ranks import AgreeRanks
-from remat.planning.fused_peak import FusedSearch, input_bytes
 from remat.planning.plan import Plan
 from remat.planning.plan_text import learned_text
 from remat.planning.planner import Planner, plan_graph
 from remat.planning.request import PlanRequest
+from remat.planning.search.estimated import EstimatedSearch, input_bytes
 from remat.units import Budget, format_apart, format_bytes
 
 _LOG = logging.getLogger(__name__)
@@ -447,7 +447,7 @@ class CompiledBudget:
     over: int = 0
     times: int = 0
     _before: int = 0  # replans before the first plan for the least peak
-    search: FusedSearch | None = None
+    search: EstimatedSearch | None = None
 
     @property
     def key(self) -> str:
@@ -504,14 +504,15 @@ class CompiledBudget:
         # After a compilation the search may return a decision that has exceeded the budget. This method then calls
         # itself with the same graph, so the graph must be unchanged.
         planner = Planner.of(joint, request, in_place=not self.peaks)
-        self.search = self.search.moved(planner) if self.search else FusedSearch(planner)
+        self.search = planner.estimated(self.search)
         found = self.search.within(budget, excess=self.excess, compiled=self.peaks, last=last)
-        self._limit, self._inputs = found.choice.peak_limit, input_bytes(joint)
+        limit = 0 if budget.peak_bytes else self.search.limit or 0
+        self._limit, self._inputs = limit, input_bytes(joint)
         self._chosen = found.decision
         if budget.peak_bytes and self.peaks.get(self._chosen, 0) > budget.peak_bytes:
             self._seek_least()
             return self._within_peak(joint, request, agree)
-        made = planner.finish(found, budget, agree)
+        made = planner.finish(found, budget, agree, peak_limit=limit)
         if self.within is None:
             return made
         return replace(made, budget=str(asked), _asked=asked, peak_limit=0)

@@ -41,6 +41,7 @@ from remat.passes.instruments.reproducer import folder_for, report
 from remat.passes.packing.pairs import SavedTensorHooks, register
 from remat.passes.ranks.agree_ranks import WAIT_S, AgreeRanks
 from remat.passes.ranks.protocol import other_ranks
+from remat.planning.context import GraphContext
 from remat.planning.pipelines import prepare, split, with_copies
 from remat.planning.plan import Plan
 from remat.planning.planner import Planner, plan_graph
@@ -57,6 +58,7 @@ from remat.planning.request import (
     SolverOption,
 )
 from remat.planning.saved_plans import SavedPlan
+from remat.planning.search.search import Search
 from remat.plugins.identity import described, is_known_elsewhere, surroundings
 from remat.units import Budget, format_bytes
 from remat.version import __version__
@@ -852,8 +854,10 @@ def _plan_standalone(joint: JointGraph, request: PlanRequest, agree: Pass | None
     reread = planner.reread_outputs(decided)
     copied = tuple(k for k in places if k in reread)
     if copied:
-        state = with_copies(planner.state, copied)
-        planner = Planner(state, planner.request, fingerprint=planner.fingerprint)
+        context = planner.context
+        state = with_copies(context.state, copied)
+        again = GraphContext(state, context.request, fingerprint=context.fingerprint)
+        planner = Planner(Search(again))
         decided = planner.decide(request.budget)
     return replace(planner.plan(decided, agree), copied_outputs=copied)
 

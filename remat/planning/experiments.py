@@ -25,6 +25,7 @@ from remat.errors import ProblemError, RematError
 from remat.graph.capture import capture
 from remat.graph.joint import JointGraph
 from remat.graph.text import parse_joint, print_joint
+from remat.planning.context import GraphContext
 from remat.planning.experiment_table import (
     Comparison,
     ExperimentRow,
@@ -42,6 +43,7 @@ from remat.planning.request import (
     PlanRequest,
     PoliciesOption,
 )
+from remat.planning.search.search import Search
 from remat.plugins.registry import registry
 from remat.running.jobs import AnyExecutor, check_executor, name_to_send, run_jobs
 from remat.solvers.base import Solver
@@ -114,7 +116,7 @@ def compare(
     requests[0].refuse_auto_chunk("compare")
     _check_solvers(names)
     prepared = _Prepared(joint, requests[0])
-    if not prepared.planner.tagged:
+    if not prepared.planner.context.tagged:
         for request in requests:
             request.refuse_unused_link(request.budget)
     source: JointGraph | str = joint
@@ -136,10 +138,10 @@ def compare(
     planner = prepared.planner
     return Comparison(
         graph=joint.name,
-        cost=str(planner.request.cost),
+        cost=str(planner.context.request.cost),
         rows=tuple(mark_best(rows)),
-        unit=planner.request.cost.unit,
-        step_cost=planner.step_cost,
+        unit=planner.context.request.cost.unit,
+        step_cost=planner.context.step_cost,
         without_peak_bytes=planner.baseline.peak_bytes,
         without_recompute_cost=planner.baseline.recompute_cost,
     )
@@ -353,24 +355,25 @@ class _Prepared:
     def figures(self, question: _Question) -> dict[str, Any]:
         """Run a job; return the values of its row by column name: the plan's figures, or ``reason`` without a plan."""
         planner = self.planner
-        baseline, step_cost = planner.baseline, planner.step_cost
+        context, baseline = planner.context, planner.baseline
+        step_cost = context.step_cost
         known = bool(step_cost and baseline.peak_bytes)
         figures: dict[str, Any] = {
-            "priced": str(planner.request.cost),
+            "priced": str(context.request.cost),
             "without_peak_bytes": baseline.peak_bytes if known else None,
             "without_step_cost": step_cost + baseline.recompute_cost if known else None,
         }
         budget = Budget.parse(question.options["budget"])
         # A ratio of the peak depends on the least peak that a solver finds. So the ratio is converted to bytes once,
         # and all solvers get the same limit.
-        limit = planner.limit_of(budget)
+        limit = Budget(peak_bytes=planner.limit_of(budget)) if budget.on_peak else budget
         start = time.perf_counter()
         try:
             request = replace(self._request(question.solver), budget=budget)
-            own = Planner(planner.state, request, fingerprint=planner.fingerprint)
+            own = GraphContext(context.state, request, fingerprint=context.fingerprint)
             # All rows share the figures of the step without remat, so that no row's time includes computing them.
-            own.baseline, own.step_costs = baseline, planner.step_costs
-            plan = own.finish(own.decide(limit), budget)
+            alone = Planner(Search(own), baseline=baseline)
+            plan = alone.finish(alone.decide(limit), budget, peak_limit=0)
         except RematError as error:
             return figures | {"reason": str(error)}
         return {
@@ -386,7 +389,7 @@ class _Prepared:
         """Return the step's request with the given solver; each solver is created only once."""
         name = solver if isinstance(solver, str) else solver.name
         if name not in self._requests:
-            self._requests[name] = self.planner.request.by(solver, isolation="foreign")
+            self._requests[name] = self.planner.context.request.by(solver, isolation="foreign")
         return self._requests[name]
 
 

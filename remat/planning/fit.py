@@ -28,7 +28,7 @@ from remat.planning.request import (
     PoliciesOption,
     SolverOption,
 )
-from remat.planning.whole_step import Fitting, Rank, Training, other_bytes, parameters_of
+from remat.planning.whole_step import Rank, StepFit, Training, other_bytes, parameters_of
 from remat.plugins.registry import registry
 from remat.running.jobs import AnyExecutor, check_executor, name_to_send, run_jobs
 from remat.running.optimizer import Make, optimizer_code, read_optimizer
@@ -422,7 +422,7 @@ def _answer(job: _Job, on_step: Callable[[str], None] = lambda _: None) -> Answe
                 if not answers:
                     raise
                 break  # the loss cannot be split
-            fitting = Fitting(planner=planner, rank=rank, other_bytes=job.other_bytes)
+            fitting = StepFit(planner=planner, rank=rank, other_bytes=job.other_bytes)
             try:
                 row = fitting.row(batch, job.others)
             except BudgetError as error:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
 from remat.errors import PeakWarning, PlanError, ProblemError, warn
 from remat.files import Form, save_record, write_record
 from remat.graph import ops
-from remat.planning.candidates import Candidate
 from remat.planning.plan import Plan
 from remat.planning.planner import Planner
+from remat.planning.search.all_peaks import frontier_by_peak
+from remat.planning.search.candidates import Candidate
 from remat.solvers.pareto import knee
 from remat.units import Budget, format_apart, format_bytes, format_cost
 
@@ -91,22 +92,23 @@ class Frontier:
             ProblemError: the request has the option ``offload``, and ``by`` is not ``"peak"``.
         """
         by = "saved" if by == "bytes" else by
+        context, search = planner.context, planner.search
         if by != "peak":
-            planner.request.refuse_offload("a frontier by what is saved")
+            context.request.refuse_offload("a frontier by what is saved")
         if by == "peak":
-            found, bound = planner.frontier_by_peak()
+            found, bound = frontier_by_peak(search)
         else:
-            decided = [*map(planner.with_tagged, planner.pareto())]
-            found = [*map(planner.simulated, decided)]
+            decided = [*map(search.offloads.with_tagged, search.decisions.pareto())]
+            found = [replace(d, peak_bytes=search.measures.simulated(d)) for d in decided]
             # The hull counts values that are tagged for offloading as saved bytes, but the points do not. Subtracting
             # the most bytes that a point offloads keeps the bound valid.
             away = max(d.host_bytes for d in decided)
-            bound = tuple((v.saved_bytes - away, v.cost) for v in planner.hull.vertices)
+            bound = tuple((v.saved_bytes - away, v.cost) for v in context.hull.vertices)
         return cls(
-            graph=planner.state.joint.name,
-            solver=planner.request.solver.name,
-            cost=str(planner.request.cost),
-            unit=planner.request.cost.unit,
+            graph=context.state.joint.name,
+            solver=context.request.solver.name,
+            cost=str(context.request.cost),
+            unit=context.request.cost.unit,
             points=tuple(
                 FrontierPoint(
                     saved_bytes=d.saved_bytes, recompute_cost=d.cost, peak_bytes=d.peak_bytes
@@ -115,9 +117,9 @@ class Frontier:
             ),
             bound=bound,
             by=by,
-            link=planner.link,
-            full_bytes=planner.full_bytes,
-            least_bytes=planner.least_bytes,
+            link=context.link,
+            full_bytes=context.full_bytes,
+            least_bytes=context.least_bytes,
             _planner=planner,
             _decided=tuple(found),
         )
@@ -158,7 +160,7 @@ class Frontier:
             ProblemError: the point is not on this frontier.
             PlanError: the set of operators that are declared pure has changed since the frontier was computed.
         """
-        if ops.declarations() != self._planner.declarations:
+        if ops.declarations() != self._planner.context.declarations:
             raise PlanError(
                 f"the operators that are declared pure have changed since this frontier of '{self.graph}' was made, "
                 "and they decide which nodes may run again: compute the frontier again"
@@ -188,7 +190,7 @@ class Frontier:
         Raises:
             ProblemError: the plan has another graph or cost model than the frontier.
         """
-        if (plan.fingerprint, plan.cost) != (self._planner.fingerprint, self.cost):
+        if (plan.fingerprint, plan.cost) != (self._planner.context.fingerprint, self.cost):
             raise ProblemError(
                 f"{plan!r} is of another graph or cost model ({plan.cost}) than this "
                 f"frontier ({self.cost}) and cannot be marked on it; plan the frontier's graph"
@@ -235,7 +237,7 @@ class Frontier:
         # With offloading, there are more plans. So the bound of a frontier with offloading also holds for a frontier
         # without offloading.
         below = next((f for f in (self, *others) if f.link), self)
-        alike = {(f._planner.fingerprint, f.cost) for f in (self, *others)}
+        alike = {(f._planner.context.fingerprint, f.cost) for f in (self, *others)}
         curves = [
             Curve(
                 label=f.label,

@@ -23,7 +23,7 @@ from remat.graph.source import located
 from remat.graph.storages import tensor_bytes
 from remat.graph.writes import aliased_argument
 from remat.passes.core.state import State
-from remat.planning.prepared import step_costs_of
+from remat.planning.pipelines import step_costs_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -5,15 +5,17 @@ A decision says which values forward saves for backward.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
 
+from remat.errors import ProblemError
 from remat.graph.collection import paused_collection
 from remat.graph.costs import CostModel
 from remat.graph.costs.auto import is_for_cpu
+from remat.graph.costs.base import node_costs
 from remat.graph.fake import repair_aliases
 from remat.graph.joint import JointGraph, operators_digest
 from remat.graph.policies import Policies
@@ -23,7 +25,7 @@ from remat.passes.core import pipeline_text
 from remat.passes.core.base import Pass
 from remat.passes.core.control import Fixpoint
 from remat.passes.core.pipeline import Pipeline
-from remat.passes.core.state import State
+from remat.passes.core.state import Costs, State
 from remat.passes.decide.budgeted import Budgeted
 from remat.passes.decide.policies import has_policies, tag_budgets, tag_policies
 from remat.passes.hooks.offload_saved import OffloadSaved
@@ -214,6 +216,31 @@ def count_workspaces(state: State, cost: CostModel) -> None:
     if is_for_cpu(cost):
         note = note_workspaces if state.joint.lower == "eager" else defer_workspaces
         note(state.joint.graph)
+
+
+def step_costs_of(state: State, cost: CostModel, *, required: bool = False) -> Sequence[int]:
+    """Return the cost of one run of each node of a step, by position in the joint graph.
+
+    Nodes that only backward runs are included. If the cost model cannot price such a node, the whole result is empty.
+
+    Args:
+        state: a prepared graph, as `remat.planning.pipelines.prepare` returns it.
+        cost: the cost model.
+        required: whether to raise an error instead of an empty result.
+
+    Raises:
+        ProblemError: the cost model cannot price backward, and ``required`` is set.
+    """
+    late = [i for i, only_backward in enumerate(state.roles.tangent_closure) if only_backward]
+    try:
+        backward = node_costs(state.index, state.storages, cost, late)
+    except ProblemError:
+        if required:
+            raise
+        return ()
+    # Both lists have an entry for every position. One list prices the nodes that forward can run, the other list the
+    # nodes that only backward runs; each is 0 elsewhere.
+    return [a + b for a, b in zip(state.get(Costs(cost)), backward, strict=True)]
 
 
 def with_agreement(pipeline: Pipeline, agree: Pass) -> Pipeline:

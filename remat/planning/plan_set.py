@@ -15,15 +15,16 @@ from remat.errors import BudgetError, PlanError, ProblemError
 from remat.graph.joint import JointGraph, outputs_of, primals_of
 from remat.graph.liveness_of_graphs import PartitionedGraph, highest_of_graphs
 from remat.graph.storages import storage_bytes
-from remat.passes.decide.budgeted import LeastDecision, RegionBudget
+from remat.passes.decide.budgeted import LeastDecision
 from remat.passes.decide.least_causes import least_causes
 from remat.passes.decide.policies import check_matched
-from remat.planning.candidates import Candidate, combine
-from remat.planning.peak_of_graphs import PeakOfGraphs
+from remat.planning.context import GraphContext, check_joint
 from remat.planning.planner import Planner
 from remat.planning.plans import PlanSet
-from remat.planning.prepared import check_joint
 from remat.planning.request import PlanRequest
+from remat.planning.search.candidates import Candidate, combine
+from remat.planning.search.search import Search
+from remat.planning.search.several_graphs import SeveralGraphs
 from remat.units import Budget, format_bytes
 
 #: Most rounds of `_SetPlanner.within_bytes`. Each round distributes the bytes that the round before left unused.
@@ -67,11 +68,11 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
     if request.policies:
         check_matched(request.policies, [joint.graph for joint in joints], joints[0].name)
         request = replace(request, has_matched=True)
-    planner = _SetPlanner(joints, request)
+    planner = SetPlanner(joints, request)
     return planner.within_peak() if request.budget.on_peak else planner.within_bytes()
 
 
-class _SetPlanner(PeakOfGraphs):
+class SetPlanner:
     """Planner of all graphs of a step under one budget.
 
     Args:
@@ -80,9 +81,15 @@ class _SetPlanner(PeakOfGraphs):
     """
 
     def __init__(self, joints: Sequence[JointGraph], request: PlanRequest) -> None:
-        super().__init__([Planner.of(joint, request) for joint in joints])
         self._request, self._passed = request, _Passed(joints)
-        self._share_host()
+        contexts = [GraphContext.of(joint, request) for joint in joints]
+        self._runs = [joint.runs for joint in joints]
+        searches = [*map(Search, contexts)]
+        if request.host_memory is not None:
+            parts = self._parts_of_host(searches, request.host_memory)
+            contexts = [c.with_host(n) for c, n in zip(contexts, parts, strict=True)]
+            searches = [*map(Search, contexts)]
+        self._planners, self._graphs = [*map(Planner, searches)], SeveralGraphs(searches)
 
     def within_bytes(self) -> PlanSet:
         """Plan all graphs under a budget on saved bytes: a number of bytes, or a ratio as in `plan_graphs`.
@@ -96,9 +103,9 @@ class _SetPlanner(PeakOfGraphs):
         own = {
             k: planner.decide(Budget(share=1.0))
             for k, planner in enumerate(planners)
-            if planner.state.get(RegionBudget()) is not None
+            if planner.context.region_budget is not None
         }
-        free = [p for k, p in enumerate(planners) if k not in own]
+        free = [p.search for k, p in enumerate(planners) if k not in own]
         runs = [r for k, r in enumerate(self._runs) if k not in own]
 
         def with_own(decided: Iterable[Candidate]) -> list[Candidate]:
@@ -106,9 +113,12 @@ class _SetPlanner(PeakOfGraphs):
             return [own[k] if k in own else next(others) for k in range(len(planners))]
 
         taken = sum(self._runs[k] * d.saved_bytes for k, d in own.items())
-        smallest = with_own(p.at(p.least_bytes) for p in free)
+        smallest = with_own(s.decisions.at(s.context.least_bytes) for s in free)
         least = self._saved(smallest) + passed.kept(smallest)
-        full = sum(r * p.full_bytes for r, p in zip(runs, free, strict=True)) + passed.all_bytes
+        full = (
+            sum(r * s.context.full_bytes for r, s in zip(runs, free, strict=True))
+            + passed.all_bytes
+        )
         shared = 0 if budget.nbytes is not None else taken
         limits = {"full": max(full, least - shared), "least": least - shared}
         why = _why_least(free) if budget.below(**limits) else ("", "")
@@ -118,20 +128,22 @@ class _SetPlanner(PeakOfGraphs):
         best, reserve = smallest, passed.all_bytes
         room = capacity - taken
         # If the cheapest decisions of all graphs fit together, bytes need not be distributed.
-        most = [max(p.hull.ends[1].saved_bytes, p.least_bytes) for p in free]
+        most = [max(s.context.hull.ends[1].saved_bytes, s.context.least_bytes) for s in free]
         cheapest = sum(r * b for r, b in zip(runs, most, strict=True)) + passed.all_bytes <= room
         is_budget_1 = full == room
         if full <= room:
-            best = with_own(p.full for p in free)
+            best = with_own(s.decisions.full for s in free)
         if cheapest and not is_budget_1:
-            best = with_own(p.at(c) for p, c in zip(free, most, strict=True))
+            best = with_own(s.decisions.at(c) for s, c in zip(free, most, strict=True))
         for _ in range(0 if cheapest or is_budget_1 or not free else ROUNDS):
             shares = _shares(free, runs, room - reserve)
             if shares is None:
                 break
-            found = with_own(p.at(c) for p, c in zip(free, shares, strict=True))
+            found = with_own(s.decisions.at(c) for s, c in zip(free, shares, strict=True))
             kept = passed.kept(found)
-            if self._saved(found) + kept <= capacity and self._cost(found) < self._cost(best):
+            if self._saved(found) + kept <= capacity and self._graphs.cost(
+                found
+            ) < self._graphs.cost(best):
                 best = found
             # All reserved bytes are used, so another round would distribute the same bytes again.
             if kept >= reserve:
@@ -153,29 +165,27 @@ class _SetPlanner(PeakOfGraphs):
                 "tensors: how much they hold between the graphs is not known; leave the hooks out, or give the "
                 "budget in bytes or as a share"
             )
-        best = self.within(self._request.budget)
+        best = self._graphs.within(self._request.budget)
         saved = self._saved(best) + self._passed.kept(best)
         return self._finished(best, max(saved, self._full_bytes))
 
-    def _share_host(self) -> None:
-        """Divide the host's memory among the graphs: set the limit ``host_bytes`` of each planner.
+    def _parts_of_host(self, searches: Sequence[Search], host_memory: int) -> list[int]:
+        """Divide the host's memory among the graphs; return the bytes of each.
 
         Each graph gets the bytes that it must offload. The rest is divided in proportion to the bytes that each graph
         saves at budget 1. Bytes count once for each run, because the host's memory holds the offloaded values of all
         runs when forward ends.
         """
-        host_memory, planners, runs = self._request.host_memory, self._planners, self._runs
-        if host_memory is None:
-            return
-        must = []
-        for planner in planners:
-            saved = set(planner.full.decision.saved) if planner.tagged else ()
-            values = (t.value for t in planner.tagged if t.must and t.value.name in saved)
+        runs, must = self._runs, []
+        for search in searches:
+            tagged = search.context.tagged
+            saved = set(search.decisions.full.decision.saved) if tagged else ()
+            values = (t.value for t in tagged if t.must and t.value.name in saved)
             must.append(sum(value.nbytes for value in values))
         rest = max(0, host_memory - sum(r * n for r, n in zip(runs, must, strict=True)))
-        total = max(1, sum(r * p.full_bytes for r, p in zip(runs, planners, strict=True)))
-        for planner, nbytes in zip(planners, must, strict=True):
-            planner.host_bytes = nbytes + rest * planner.full_bytes // total
+        full = [s.context.full_bytes for s in searches]
+        total = max(1, sum(r * n for r, n in zip(runs, full, strict=True)))
+        return [m + rest * n // total for m, n in zip(must, full, strict=True)]
 
     def _finished(self, decided: Sequence[Candidate], capacity: int) -> PlanSet:
         """Build the plans of the decisions, and compute the figures of the whole step.
@@ -185,7 +195,7 @@ class _SetPlanner(PeakOfGraphs):
             capacity: the most bytes that all graphs together may save.
         """
         planners, request, passed = self._planners, self._request, self._passed
-        decided = [p.with_tagged(d) for p, d in zip(planners, decided, strict=True)]
+        decided = [p.search.offloads.with_tagged(d) for p, d in zip(planners, decided, strict=True)]
         away = sum(r * d.host_bytes for r, d in zip(self._runs, decided, strict=True))
         if request.host_memory is not None and away > request.host_memory:
             raise BudgetError(
@@ -194,13 +204,15 @@ class _SetPlanner(PeakOfGraphs):
             )
         plans = [p.finish(d, request.budget) for p, d in zip(planners, decided, strict=True)]
         partitioned = [
-            PartitionedGraph(joint=p.state.joint, forward=plan.forward, backward=plan.backward)
+            PartitionedGraph(
+                joint=p.context.state.joint, forward=plan.forward, backward=plan.backward
+            )
             for p, plan in zip(planners, plans, strict=True)
         ]
         baselines = [p.baseline for p in planners]
         known = request.hooks is None and all(b.peak_bytes for b in baselines)
         # With policies by module, the step without remat is not planned, so its peak is unknown.
-        known = known and all(p.state.plain is None for p in planners)
+        known = known and all(p.context.state.plain is None for p in planners)
         made = PlanSet(
             plans=tuple(plans),
             passed_bytes=passed.kept(decided),
@@ -208,7 +220,9 @@ class _SetPlanner(PeakOfGraphs):
             peak_bytes=max(map(max, highest_of_graphs(partitioned))),
             budget=str(request.budget),
             runs=tuple(self._runs),
-            without_peak_bytes=max(self.highest([p.without_remat for p in planners]))
+            without_peak_bytes=max(
+                self._graphs.highest([p.search.decisions.without_remat for p in planners])
+            )
             if known
             else 0,
         )
@@ -224,7 +238,9 @@ class _SetPlanner(PeakOfGraphs):
     @property
     def _full_bytes(self) -> int:
         """Bytes that the runtime-optimal partitions of all runs of all graphs save together."""
-        full = sum(r * p.full_bytes for r, p in zip(self._runs, self._planners, strict=True))
+        full = sum(
+            r * p.context.full_bytes for r, p in zip(self._runs, self._planners, strict=True)
+        )
         return full + self._passed.all_bytes
 
     def _saved(self, decided: Sequence[Candidate]) -> int:
@@ -264,18 +280,22 @@ def _refuse_strange_order(joints: Sequence[JointGraph]) -> None:
                 )
 
 
-def _why_least(planners: Sequence[Planner]) -> tuple[str, str]:
+def _why_least(searches: Sequence[Search]) -> tuple[str, str]:
     """Return two texts for an error: why the graphs together cannot save fewer bytes, and what would change that."""
-    texts = [least_causes(p.state, p.state.get(LeastDecision())) for p in planners if p.least_bytes]
+    texts = [
+        least_causes(s.context.state, s.context.state.get(LeastDecision()))
+        for s in searches
+        if s.context.least_bytes
+    ]
     because, todo = ([text[k] for text in texts if text[k]] for k in (0, 1))
     return "; ".join(dict.fromkeys(because)), ", or ".join(dict.fromkeys(todo))
 
 
-def _shares(planners: Sequence[Planner], runs: Sequence[int], room: int) -> list[int] | None:
+def _shares(searches: Sequence[Search], runs: Sequence[int], room: int) -> list[int] | None:
     """Distribute bytes over graphs: choose one point on each graph's frontier, at the least total cost.
 
     Args:
-        planners: one for each graph.
+        searches: one for each graph.
         runs: how often each graph runs.
         room: bytes that all runs of all graphs together may save.
 
@@ -288,14 +308,14 @@ def _shares(planners: Sequence[Planner], runs: Sequence[int], room: int) -> list
         saved += runs[k] * decided.saved_bytes
         return (saved, cost + runs[k] * decided.cost) if saved <= room else None
 
-    choices = combine([p.pareto() for p in planners], extend)
+    choices = combine([s.decisions.pareto() for s in searches], extend)
     if not choices:
         return None
     shares = [decided.saved_bytes for decided in choices[-1][2]]
     # The remaining bytes go to the graph that recomputes most.
     left = room - sum(r * b for r, b in zip(runs, shares, strict=True))
-    needs = [r * p.at(b).cost for r, p, b in zip(runs, planners, shares, strict=True)]
-    neediest = max(range(len(planners)), key=lambda i: (needs[i], -i))
+    needs = [r * s.decisions.at(b).cost for r, s, b in zip(runs, searches, shares, strict=True)]
+    neediest = max(range(len(searches)), key=lambda i: (needs[i], -i))
     shares[neediest] += left // runs[neediest]
     return shares
 

@@ -8,7 +8,8 @@ these files, in this order::
     planning/request.py         parses and checks all options
     units.py                    parses the text as bytes of peak, as saved bytes, or as a ratio
     planning/planner.py         selects the search: by the peak, or by saved bytes
-    planning/prepared.py        holds the prepared graph, and caches its decisions
+    planning/context.py         holds the prepared graph
+    planning/search/            finds candidates, and chooses among them
     passes/decide/budgeted.py   converts the budget to a capacity in saved bytes, and calls the solver
     solvers/run.py              runs one solver, and checks its answer
     solvers/auto.py             the default solver: runs several solvers, and returns the best answer
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -41,16 +43,15 @@ from remat.graph.storages import has_symbols, planned_sizes
 from remat.graph.user_mutations import reread_outputs
 from remat.graph.verify import Split, verify
 from remat.passes.core.base import Pass
-from remat.passes.core.choice import DecisionInfo
+from remat.passes.core.choice import Provenance, SavedLimits
 from remat.passes.core.state import Costs, State
 from remat.passes.decide.budgeted import Budgeted
 from remat.passes.decide.min_cut import require_tangents
 from remat.passes.decide.policies import check_budgets, has_policies, tag_policies
 from remat.passes.joint.chunk_loss import read_chunk
 from remat.planning.applied_plans import check_applied, exposed_time
-from remat.planning.candidates import Candidate
+from remat.planning.context import Baseline, GraphContext, fingerprint_of
 from remat.planning.offload_costs import check_tagged
-from remat.planning.peak_planner import PeakPlanner
 from remat.planning.pipelines import (
     PassManager,
     count_workspaces,
@@ -58,12 +59,16 @@ from remat.planning.pipelines import (
     modules_of,
     prepare,
     split,
+    step_costs_of,
     with_agreement,
     with_copies,
 )
 from remat.planning.plan import Plan
-from remat.planning.prepared import Baseline, curve_of, fingerprint_of, step_costs_of
 from remat.planning.request import PlanRequest
+from remat.planning.search.candidates import Candidate
+from remat.planning.search.estimated import EstimatedSearch
+from remat.planning.search.measures import Measures, curve_of
+from remat.planning.search.search import Search
 from remat.plugins.registry import registry
 from remat.solvers.graph_problem import evaluate
 from remat.solvers.hull import Hull
@@ -187,23 +192,20 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         prepared = with_copies(prepared, plan.copied_outputs)
     request = replace(request, cost=registry().cost_model(plan.cost).on(prepared.joint))
     count_workspaces(prepared, request.cost)
-    choice = DecisionInfo(
+    limits = SavedLimits(
         capacity=plan.capacity,
         full_bytes=plan.full_bytes,
         least_bytes=plan.least_bytes,
-        solver=plan.solver,
-        items=plan.items,
-        deterministic=plan.deterministic,
         region_budget=Budget.parse(plan.region_budget).share if plan.region_budget else None,
         least_because=plan.least_because,
-        exposed_time=exposed_time(prepared, plan, request),
-        peak_limit=plan.peak_limit,
     )
-    done = split(replace(prepared, decision=plan.decision, choice=choice))
+    exposed = exposed_time(prepared, plan, request)  # refuses offloads that were edited
+    found = Provenance(solver=plan.solver, items=plan.items, deterministic=plan.deterministic)
+    done = split(replace(prepared, decision=plan.decision, limits=limits, provenance=found))
     if has_symbols(done.index.values):
         # The capacity was computed for other symbolic sizes. At the present sizes, the plan may save more bytes.
         kept = sum(_saved_in(done).values())
-        done = replace(done, choice=replace(choice, capacity=max(plan.capacity, kept)))
+        done = replace(done, limits=replace(limits, capacity=max(plan.capacity, kept)))
     made = finish(
         done,
         cost=request.cost,
@@ -216,6 +218,8 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         ),
         link=plan.link,
         host_bytes=request.host_memory,
+        exposed_time=exposed,
+        peak_limit=plan.peak_limit,
     )
     made = replace(made, copied_outputs=plan.copied_outputs)
     check_applied(plan, made, request)
@@ -246,12 +250,32 @@ def warn_of_peak(plan: Plan) -> None:
     figures.warn_if_not_lower(what, ratio, of_graph=True, is_estimated=is_estimated)
 
 
-class Planner(PeakPlanner):
+class Planner:
     """Planner of one prepared graph: decides under any number of budgets, and builds plans from decisions.
 
     A decision (`Candidate`) says which values forward saves, which of them are offloaded, and optionally in which
     order nodes run.
+
+    Args:
+        search: the search for candidates of the graph.
+        ends: peaks in bytes that the ratios 0 and 1 of the request's budget stand for. None: the least peak found, and
+            the peak of the plan for budget 1.
+        baseline: the step without remat; None: planned here.
+
+    Attributes:
+        context: the prepared graph, with the options.
+        search: the search for candidates.
     """
+
+    def __init__(
+        self,
+        search: Search,
+        *,
+        ends: tuple[int, int] | None = None,
+        baseline: Baseline | None = None,
+    ) -> None:
+        self.context, self.search = search.context, search
+        self._ends, self._baseline = ends, baseline
 
     @classmethod
     def of(cls, joint: JointGraph, request: PlanRequest, **options: Any) -> Self:
@@ -264,40 +288,68 @@ class Planner(PeakPlanner):
         Args:
             joint: the captured step.
             request: the options.
-            options: as in `Prepared.of`.
+            options: as in `GraphContext.of`.
 
         Raises:
             PlanError: the loss cannot be split into the given number of chunks.
         """
         if request.chunk != "auto":
-            return super().of(joint, request, **options)
-        pool: list[Self] = []
+            return cls(Search(GraphContext.of(joint, request, **options)))
+        made: list[GraphContext] = []
         try:
             for each in request.each_chunk():
-                pool += [super().of(joint, each, **{**options, "in_place": False})]
+                made += [GraphContext.of(joint, each, **{**options, "in_place": False})]
         except PlanError as error:
-            if not pool:
+            if not made:
                 raise
             warn(f"'{joint.name}' is planned without chunks: {error}", BudgetWarning)
-        whole, budget = pool[0], request.budget
-        if budget.peak_share is not None:
-            ends = min(p.least_found for p in pool), whole.peak(whole.allowed_full)
-            for planner in pool:
-                planner.ends = ends
-        limit = whole.limit_of(budget).peak_bytes or 0
-        best: Self | None = None
-        least = math.inf
-        for planner in pool:
-            planner.baseline = whole.baseline
+        searches, ends = [*map(Search, made)], None
+        whole = searches[0]
+        if request.budget.peak_share is not None:
+            full = whole.measures.simulated(whole.decisions.allowed_full)
+            ends = min(s.least_found for s in searches), full
+        baseline = cls(whole).baseline
+        return cls._cheapest_of([cls(s, ends=ends, baseline=baseline) for s in searches])
+
+    @classmethod
+    def _cheapest_of(cls, planners: Sequence[Self]) -> Self:
+        """Return the planner of the cheapest step within the budget; if there is none, of the step with the least peak.
+
+        Args:
+            planners: of the same step with different numbers of chunks, without chunks first.
+        """
+        budget = planners[0].context.request.budget
+        limit = planners[0].limit_of(budget)
+        best, least = min(planners, key=lambda p: p.search.least_found), math.inf
+        for planner in planners:
+            context = planner.context
             # A step costs at least `step_cost`, and its peak is at least `least_found` unless values are offloaded. So
             # steps that cannot be better than the best one, or within the limit, are skipped.
-            if planner.step_cost >= least or (not request.offload and planner.least_found > limit):
+            below = context.request.offload or planner.search.least_found <= limit
+            if context.step_cost >= least or not below:
                 continue
             with contextlib.suppress(BudgetError):
-                found = planner.within_peak(budget)
-                cost = planner.step_cost + found.cost + found.choice.exposed_time
+                found = planner.decide(budget)
+                cost = context.step_cost + found.cost + found.exposed_time
                 best, least = (planner, cost) if cost < least else (best, least)
-        return best or min(pool, key=lambda p: p.least_found)
+        return best
+
+    def estimated(self, before: EstimatedSearch | None = None) -> EstimatedSearch:
+        """Return the search by estimated peak.
+
+        Args:
+            before: the search on an earlier trace of the step, whose candidates are kept if the graph is equal.
+        """
+        if before is not None:
+            return before.moved(self.search)
+        # If the number of chunks was chosen, ratio 1 stands for the step without chunks.
+        most = 0 if self._ends is None else self.baseline.expected_bytes
+        return EstimatedSearch(self.search, most)
+
+    def limit_of(self, budget: Budget) -> int:
+        """Return the peak in bytes that a budget on the peak stands for."""
+        ends = self._ends if budget == self.context.request.budget else None
+        return self.search.peak_of(budget, ends)
 
     def decide(self, budget: Budget) -> Candidate:
         """Return the decision under a budget.
@@ -310,29 +362,33 @@ class Planner(PeakPlanner):
             SolverError: the solver refuses the problem, raises an error, or answers wrongly.
         """
         if budget.on_peak:
-            return self.within_peak(budget)
-        if not self.tagged:
-            self.request.refuse_unused_link(budget)
+            started, limit = time.perf_counter(), self.limit_of(budget)
+            least = None if budget.peak_share is None else self.search.least_found
+            found = self.search.within_peak(limit, least=least)
+            took = time.perf_counter() - started
+            return replace(found, provenance=replace(found.provenance, elapsed_s=took))
+        with_tagged, context = self.search.offloads.with_tagged, self.context
+        if not context.tagged:
+            context.request.refuse_unused_link(budget)
         elif budget.nbytes is not None:
             # The graph problem counts tagged values as saved bytes, although every plan offloads them. So a first try
             # raises the budget by their bytes.
-            away = self.with_tagged(self.full).host_bytes
-            found = self.with_tagged(self._saving(Budget(nbytes=budget.nbytes + away)))
+            away = with_tagged(self.search.decisions.full).host_bytes
+            found = with_tagged(self._saving(Budget(nbytes=budget.nbytes + away)))
             if found.saved_bytes <= budget.nbytes:
                 return found
-        return self.with_tagged(self._saving(budget))
+        return with_tagged(self._saving(budget))
 
     def _saving(self, budget: Budget) -> Candidate:
         """Return the decision under a budget on saved bytes, before tagged values are offloaded; see `decide`.
 
         Every saved value counts, including values that `decide` offloads afterwards.
         """
-        limits = replace(self.deciding, budget=budget).limits(self.state)
-        if limits.capacity != self.full_bytes:
-            return self.decided(limits)
-        region, why = limits.region_budget, limits.least_because
-        choice = replace(self.full.choice, region_budget=region, least_because=why)
-        return replace(self.full, choice=choice)
+        context, decisions = self.context, self.search.decisions
+        limits = replace(context.request.deciding(), budget=budget).limits(context.state)
+        if limits.capacity != context.full_bytes:
+            return decisions.within(limits)
+        return replace(decisions.full, limits=limits)
 
     @cached_property
     def baseline(self) -> Baseline:
@@ -341,36 +397,34 @@ class Planner(PeakPlanner):
         The step runs under the default solver's plan for budget 1. It has no hooks on saved tensors, no policies by
         module and no chunks of the loss. All figures are 0 if no plan is found for budget 1.
         """
-        plain = self.state.plain
+        if self._baseline is not None:
+            return self._baseline
+        context, search = self.context, self.search
+        plain = context.state.plain
         if plain is not None:
-            count_workspaces(plain, self.request.cost)
-            request = replace(self.request, policies=Policies(), chunk=None)
-            return Planner(plain, request, fingerprint=self.fingerprint).baseline
+            count_workspaces(plain, context.request.cost)
+            request = replace(context.request, policies=Policies(), chunk=None)
+            whole = GraphContext(plain, request, fingerprint=context.fingerprint)
+            return Planner(Search(whole)).baseline
         try:
-            full = self.without_remat
+            full = search.decisions.without_remat
         except RematError:
             return Baseline()
-        # `peak` also sets `full_curve`, if it simulates the planner's own decision at budget 1.
-        is_own = full is self._full and self.request.hooks is None
-        if is_own and self.peak(full) and self.full_curve is not None:
-            curve = self.full_curve
-        else:
-            choice = full.choice
-            plain = replace(self.state, decision=full.decision, choice=choice, hooks=None)
-            curve = curve_of(split(plain))
-        eager = self.state.joint.lower == "eager"
+        measures = search.measures
+        if context.request.hooks is not None:
+            measures = Measures(replace(context.state, hooks=None), context.on_step)
         return Baseline(
-            peak_bytes=curve.peak_bytes,
-            expected_bytes=0 if eager else self.expected(full),
+            peak_bytes=measures.simulated(full),
+            expected_bytes=0 if context.is_eager else search.measures.estimated(full),
             recompute_cost=full.cost,
-            curve=curve,
+            curve=measures.curve(full),
         )
 
     def reread_outputs(self, decided: Candidate) -> tuple[int, ...]:
         """Return the positions, among the outputs that the user gets, of those that backward reads under a decision."""
-        index = self.state.index
-        saved = (index.nodes[index.by_name[name]] for name in decided.decision.saved)
-        return reread_outputs(self.state.joint, saved)
+        state = self.context.state
+        saved = (state.index.nodes[state.index.by_name[name]] for name in decided.decision.saved)
+        return reread_outputs(state.joint, saved)
 
     def plan(self, decided: Candidate, agree: Pass | None = None) -> Plan:
         """Build the plan of a decision under the request's budget; see `warn_of_peak` for the warning that may follow.
@@ -379,40 +433,56 @@ class Planner(PeakPlanner):
             decided: the decision.
             agree: a pass that may change the decision before the split; None: no such pass.
         """
-        made = self.finish(decided, self.request.budget, agree)
+        made = self.finish(decided, self.context.request.budget, agree)
         warn_of_peak(made)
         return made
 
-    def finish(self, decided: Candidate, budget: Budget, agree: Pass | None = None) -> Plan:
+    def finish(
+        self,
+        decided: Candidate,
+        budget: Budget,
+        agree: Pass | None = None,
+        *,
+        peak_limit: int | None = None,
+    ) -> Plan:
         """Build the plan of a decision.
 
         Args:
             decided: the decision.
             budget: the budget that the plan records.
             agree: a pass that may change the decision before the split; None: no such pass.
+            peak_limit: the peak in bytes that a ratio of the peak stands for; None: computed here.
         """
-        peak_bytes, decided = None, self.with_tagged(decided)
+        context, measures = self.context, self.search.measures
+        peak_bytes, decided = None, self.search.offloads.with_tagged(decided)
+        limits = decided.limits or replace(
+            context.limits,
+            capacity=max(context.full_bytes, decided.saved_bytes),
+            region_budget=context.region_budget,
+        )
+        how: dict[str, Any] = {"limits": limits, "provenance": decided.provenance}
         if agree is not None:
-            state = replace(self.state, decision=decided.decision, choice=decided.choice)
+            state = replace(context.state, decision=decided.decision, **how)
             done = split(PassManager((agree,)).run(state, in_place=True, verify=False).state)
-        elif self.request.hooks is None:
-            peak_bytes = self.peak(decided)
-            done = replace(self.split_of(decided), choice=decided.choice)
-            del self._splits[
-                decided.decision
-            ]  # the plan's owner may change the modules, so the cache drops them
+        elif context.request.hooks is None:
+            peak_bytes = measures.simulated(decided)
+            done = replace(measures.taken(decided), **how)
         else:
-            done = self.split(decided)
+            done = split(replace(context.state, decision=decided.decision, **how))
+        if peak_limit is None:
+            peak_limit = 0 if budget.peak_share is None else self.limit_of(budget)
         return finish(
             done,
-            cost=self.request.cost,
+            cost=context.request.cost,
             budget=budget,
-            fingerprint=self.fingerprint,
+            fingerprint=context.fingerprint,
             peak_bytes=peak_bytes,
             baseline=self.baseline,
-            step_costs=self.step_costs,
-            link=self.link,
-            host_bytes=self.host_bytes,
+            step_costs=context.step_costs,
+            link=context.link,
+            host_bytes=context.host_bytes,
+            exposed_time=decided.exposed_time,
+            peak_limit=peak_limit,
         )
 
 
@@ -428,6 +498,8 @@ def finish(
     step_costs: Sequence[int] | None = None,
     link: str = "",
     host_bytes: int | None = None,
+    exposed_time: int = 0,
+    peak_limit: int = 0,
 ) -> Plan:
     """Build a plan from a split graph: compute the figures, and verify the two modules. Every plan is built here.
 
@@ -441,6 +513,8 @@ def finish(
         step_costs: cost of one run of each node, by position in the joint graph; None: computed here.
         link: the link to the host, if values may be offloaded; else empty.
         host_bytes: bytes that offloaded values may take in the host's memory; None: no limit.
+        exposed_time: time that the step waits for copies to and from the host, in the unit of the cost model.
+        peak_limit: the peak in bytes that a ratio of the peak stands for; 0 under any other budget.
 
     Raises:
         BudgetError: the decision offloads more than ``host_bytes`` bytes.
@@ -460,8 +534,8 @@ def finish(
         )
     problem = lowered.problem
     saved_bytes = sum(_saved_in(state).values())
-    choice = state.choice or DecisionInfo()
-    capacity = saved_bytes if choice.capacity is None else choice.capacity
+    limits, found = state.limits or SavedLimits(), state.provenance or Provenance()
+    capacity = saved_bytes if limits.capacity is None else limits.capacity
     verify(
         Split(
             joint=state.joint,
@@ -490,7 +564,7 @@ def finish(
         again = (i for i in scored.recomputed if problem.in_forward[i])
         recomputed = tuple(problem.names[i] for i in again)
         recompute_cost = scored.recompute_cost
-    region = choice.region_budget
+    region = limits.region_budget
     hull = Hull.of(problem)
     # Under a budget on the peak, saved bytes are not limited, so the bound must hold for any number of them.
     most = max(capacity, hull.ends[1].saved_bytes) if budget.on_peak else capacity
@@ -503,19 +577,19 @@ def finish(
         peak_bytes=peak_bytes or curve_of(state).peak_bytes,
         recompute_cost=recompute_cost,
         recompute_bound=min(
-            recompute_cost + choice.exposed_time,
-            max(choice.recompute_bound, hull.edge(most).bound(most)),
+            recompute_cost + exposed_time,
+            max(found.recompute_bound, hull.edge(most).bound(most)),
         ),
         unit=problem.unit,
         capacity=capacity,
-        full_bytes=choice.full_bytes if choice.full_bytes is not None else saved_bytes,
-        least_bytes=choice.least_bytes if choice.least_bytes is not None else 0,
+        full_bytes=limits.full_bytes if limits.full_bytes is not None else saved_bytes,
+        least_bytes=limits.least_bytes if limits.least_bytes is not None else 0,
         budget=str(budget),
-        solver=choice.solver,
+        solver=found.solver,
         cost=str(cost),
-        items=choice.items,
-        deterministic=choice.deterministic,
-        solve_s=choice.elapsed_s,
+        items=found.items,
+        deterministic=found.deterministic,
+        solve_s=found.elapsed_s,
         graph=state.joint.name,
         fingerprint=fingerprint,
         fallbacks=tuple(cost.fallbacks(priced)),
@@ -529,7 +603,7 @@ def finish(
         torch=torch.__version__,
         remat="" if state.hooks is not None or state.count_outputs else __version__,
         region_budget="" if region is None else str(Budget(share=region)),
-        least_because=choice.least_because,
+        least_because=limits.least_because,
         operators=state.operators,
         forward_order=state.decision.forward_order,
         backward_order=state.decision.backward_order,
@@ -538,8 +612,8 @@ def finish(
         without_recompute_cost=baseline.recompute_cost,
         without_expected_bytes=baseline.expected_bytes,
         offloads=state.decision.offloads,
-        exposed_time=choice.exposed_time,
-        peak_limit=choice.peak_limit,
+        exposed_time=exposed_time,
+        peak_limit=peak_limit,
         link=link,
         policies=state.policies,
         chunk=state.chunk,

@@ -22,11 +22,12 @@ from remat.graph.liveness import StepWalk, StorageKind, sums_of
 from remat.graph.lowering import Decision
 from remat.graph.storages import storage_bytes, storage_key
 from remat.passes.core.state import Costs
-from remat.planning.candidates import Candidate
 from remat.planning.fit_table import FitRow
-from remat.planning.pipelines import modules_of
+from remat.planning.pipelines import modules_of, step_costs_of
 from remat.planning.planner import Planner
-from remat.planning.prepared import Prepared, step_costs_of
+from remat.planning.search.candidates import Candidate
+from remat.planning.search.measures import Measures
+from remat.planning.search.search import Search
 from remat.planning.sharding import Sharding, shard
 from remat.running.optimizer import Make, OptimizerUse, trace_optimizer
 from remat.solvers.graph_problem import evaluate
@@ -183,7 +184,7 @@ class StepMemory:
     @classmethod
     def of(
         cls,
-        prepared: Prepared,
+        measures: Measures,
         decided: Candidate,
         *,
         block_sizes: frozenset[int] = frozenset(),
@@ -191,12 +192,12 @@ class StepMemory:
         """Compute the memory of a step under a decision: simulated for an eager graph, estimated for fused code.
 
         Args:
-            prepared: the planner of the graph.
+            measures: splits the graph.
             decided: the decision.
             block_sizes: sizes in bytes of the parameters of FSDP2 blocks. A gradient of another size
                 counts as one of the root.
         """
-        done = prepared.split_of(decided)
+        done = measures.split_of(decided)
         joint, walking = done.joint, FusedWalk if done.joint.lower == "inductor" else StepWalk
         walk = walking(*modules_of(done), joint.num_fwd_outputs, joint.memories)
         found = list(walk.lifetimes())
@@ -237,7 +238,7 @@ class StepMemory:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Fitting:
+class StepFit:
     """Search for a plan that fits one captured step into the memory of a rank.
 
     Attributes:
@@ -308,7 +309,7 @@ class Fitting:
     @cached_property
     def _full(self) -> Candidate:
         """The decision at budget 1."""
-        return self.planner.with_tagged(self.planner.full)
+        return self.planner.search.offloads.with_tagged(self.planner.search.decisions.full)
 
     @property
     def _eager(self) -> bool:
@@ -316,14 +317,14 @@ class Fitting:
 
         For fused code, peaks are only estimated, and no bound is proven.
         """
-        return self.planner.state.joint.lower == "eager"
+        return self.planner.context.is_eager
 
     @cached_property
     def _least_possible(self) -> int:
         """Proven lower bound on the peak of the step under every plan, in bytes; 0 if no bound is proven."""
         if not self._eager or self.rank.sharding.ranks > 1:
             return 0
-        return self.planner.search.least_possible + self._beside
+        return self.planner.search.schedules.least_possible + self._beside
 
     @cached_property
     def _beside(self) -> int:
@@ -336,7 +337,7 @@ class Fitting:
         known = self._memories.get(decided.decision)
         if known is None:
             sizes = self.rank.sharding.block_sizes
-            known = StepMemory.of(self.planner, decided, block_sizes=sizes)
+            known = StepMemory.of(self.planner.search.measures, decided, block_sizes=sizes)
             self._memories[decided.decision] = known
         return known
 
@@ -383,7 +384,11 @@ class Fitting:
         best = min(fits, key=lambda d: (d.cost, self._peak(d)), default=None)
         if best is None:
             return None
-        bound = self.planner.peak(best) if self._eager else self.rank.memory_bytes - self._beside
+        bound = (
+            self.planner.search.measures.simulated(best)
+            if self._eager
+            else self.rank.memory_bytes - self._beside
+        )
         return best, Budget(peak_bytes=bound)
 
     def _aimed(self) -> Candidate | None:
@@ -393,7 +398,7 @@ class Fitting:
         bytes for similar plans. So if a result exceeds the memory, the next limit is lower by at least this excess.
         """
         planner = self.planner
-        off = self._peak(self._full) - self._beside - planner.peak(self._full)
+        off = self._peak(self._full) - self._beside - planner.search.measures.simulated(self._full)
         aim = self.rank.memory_bytes - self._beside - off
         for turn in range(_SEARCHES):
             try:
@@ -404,7 +409,7 @@ class Fitting:
             if over <= 0:
                 return decided
             # Each further miss lowers the limit by a multiple of the excess, because only a few searches are made.
-            aim = min(aim, planner.peak(decided)) - (1 + turn) * over
+            aim = min(aim, planner.search.measures.simulated(decided)) - (1 + turn) * over
         return None
 
     def _searched(self) -> Iterator[Candidate]:
@@ -412,17 +417,18 @@ class Fitting:
 
         The first decision has the least peak found. The others were searched within evenly spaced higher peaks.
         """
-        planner = self.planner
-        # The searches of a new planner do not start from decisions that `_aimed` found, which depend on the memory.
-        peaks = Planner(planner.state, planner.request, fingerprint=planner.fingerprint)
-        yield planner.with_tagged(peaks.least_peak)
-        low, high = peaks.least_found, planner.peak(planner.full)
+        search = self.planner.search
+        with_tagged, full = search.offloads.with_tagged, search.decisions.full
+        # A new search does not start from decisions that `_aimed` found, which depend on the memory.
+        peaks = Search(search.context)
+        yield with_tagged(peaks.least_peak)
+        low, high = peaks.least_found, search.measures.simulated(full)
         least, most = _PEAKS
-        count = min(most, max(least, _NODES // len(planner.state.index)))
+        count = min(most, max(least, _NODES // len(search.context.state.index)))
         for k in range(1, count):
             found = peaks.searched(low + (high - low) * k // count)
             if found is not None:
-                yield planner.with_tagged(found)
+                yield with_tagged(found)
 
     def _taken_over(self, others: Iterable[Decision]) -> Iterator[Candidate]:
         """Yield the decisions of other batch sizes that are valid for this step, with this step's bytes and costs.
@@ -430,18 +436,20 @@ class Fitting:
         Args:
             others: decisions of other batch sizes.
         """
-        state, lowered = self.planner.state, self.planner.lowered
-        costs = state.get(Costs(self.planner.request.cost))
+        context = self.planner.context
+        state, lowered = context.state, context.lowered
+        costs = state.get(Costs(context.request.cost))
         for decision in others:
             try:
                 scored = evaluate(lowered.problem, lowered.saved_of(decision))
                 cost = scored.recompute_cost
                 if decision.is_ordered:
                     cost = sum(costs[state.index.by_name[name]] for name in decision.further_runs)
-                choice = self.planner.choice(max(self.planner.full_bytes, scored.saved_bytes))
                 # Offloads record bytes, which differ at another batch size.
                 decision = replace(decision, offloads=())
-                decided = self.planner.with_tagged(Candidate.of(lowered, decision, cost, choice))
+                decided = self.planner.search.offloads.with_tagged(
+                    Candidate.of(lowered, decision, cost)
+                )
                 # This splits the graph, which may fail: whether a value is a view can depend on sizes.
                 self._peak(decided)
             except (RematError, KeyError):  # another batch may have other operators
@@ -465,23 +473,25 @@ class Fitting:
 
     def _at(self, ratio: float) -> Candidate:
         """Return the decision at a ratio of the bytes that the runtime-optimal partition saves."""
-        planner = self.planner
-        nbytes = max(planner.least_bytes, bytes_of_share(ratio, planner.full_bytes))
-        return planner.with_tagged(planner.at(nbytes))
+        context, search = self.planner.context, self.planner.search
+        nbytes = max(context.least_bytes, bytes_of_share(ratio, context.full_bytes))
+        return search.offloads.with_tagged(search.decisions.at(nbytes))
 
     def _step_s(self, decided: Candidate) -> float:
         """Return the modelled seconds of a step: the longer of computing and sending, plus the optimizer's step.
 
         DDP sends the gradients once in a step. FSDP2 sends parameters and gradients in every micro-batch.
         """
-        once = step_costs_of(self.planner.state, self.planner.request.cost, required=True)
+        once = step_costs_of(
+            self.planner.context.state, self.planner.context.request.cost, required=True
+        )
         # Costs are in ps.
         computing = self.rank.accumulate * (sum(once) + decided.cost) / 1e12
         sending = self.rank.sharding.sent_bytes / (self.rank.link_gbps * 1e9)
         if self.rank.sharding.shards > 1:
             sending *= self.rank.accumulate
         # The optimizer computes little, so its time is that of its memory traffic.
-        tbps = device_of(self.planner.request.cost).memory_tbps
+        tbps = device_of(self.planner.context.request.cost).memory_tbps
         return max(computing, sending) + self.rank.use.moved_bytes / (tbps * 1e12)
 
 

@@ -29,7 +29,7 @@ def price_between(prices: Mapping[int, float]) -> Callable[[int, int], float]:
 
 def search_by_prices(
     best: T,
-    rank: Callable[[T], tuple[int, int]],
+    rank: Callable[[T], tuple[float, int]],
     cheapest: Callable[[], T],
     move: Callable[[T, int, float], bool],
     *,

@@ -259,8 +259,8 @@ def halves(result: PassResult) -> tuple[fx.GraphModule, fx.GraphModule]:
 def verified(result: PassResult) -> int | None:
     """Asks the verifier, and returns the bytes that may be saved."""
     forward, backward = halves(result)
-    choice = result.state.choice
-    capacity = None if choice is None else choice.capacity
+    limits = result.state.limits
+    capacity = None if limits is None else limits.capacity
     verify(
         Split(
             joint=result.joint,

@@ -42,12 +42,12 @@ def test_the_schedule_of_a_plan_has_its_peak(lower: Any) -> None:
     x = torch.randn(4, 6, 16, requires_grad=True)
     joint = remat.capture(Branches(), (x,), lower=lower)
     planner = Planner.of(joint, PlanRequest.of())
-    state = planner.state
-    lowered = lower_step(state.joint, state.index, state.roles, planner.lowered)
+    state = planner.context.state
+    lowered = lower_step(state.joint, state.index, state.roles, planner.context.lowered)
     seen, beyond = set(), set()
     for share in (1.0, 0.6, 0.3, 0.0):
         decided = planner.decide(Budget.parse(share))
-        done = split(replace(planner.state, decision=decided.decision, choice=decided.choice))
+        done = split(replace(planner.context.state, decision=decided.decision))
         modules = modules_of(done)
         peak = simulate_peak(*modules, joint.num_fwd_outputs)
         found = evaluated(lowered, *modules)

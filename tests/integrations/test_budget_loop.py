@@ -13,9 +13,9 @@ import torch
 import remat
 from remat.errors import BudgetError, BudgetWarning
 from remat.integrations.budget_loop import CompiledBudget, warn_of_saved
-from remat.planning.fused_peak import FusedSearch
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
+from remat.planning.search.estimated import EstimatedSearch
 from remat.units import format_bytes
 
 
@@ -171,7 +171,9 @@ def test_a_peak_below_parameters_and_inputs_is_refused_before_anything_is_compil
     assert least
     request = PlanRequest.of(budget=remat.Peak(0.0))
     planner = Planner.of(joint.copy(), request)
-    assert int(least[1]) == planner.expected(FusedSearch(planner).within(request.budget))
+    assert int(least[1]) == planner.search.measures.estimated(
+        EstimatedSearch(planner.search).within(request.budget)
+    )
     assert "budget=remat.Peak(0.0) runs that plan" in str(caught.value)
 
 

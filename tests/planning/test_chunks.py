@@ -160,10 +160,10 @@ def test_both_forms_are_priced() -> None:
     """Where gradients are computed in forward, the planner may run the chunks in backward instead."""
     request = PlanRequest.of(budget=remat.Peak(0.0), chunk=ChunkLoss(chunks=16))
     planner = Planner.of(joint_of(), request)
-    assert planner.full.cost == 0
+    assert planner.search.decisions.full.cost == 0
     late = remat.plan(joint_of(), remat.Peak(0.0), chunk=ChunkLoss(chunks=16, in_forward=False))
-    both = planner.peak(planner.full), late.peak_bytes
-    assert planner.peak(planner.least_peak) <= min(both)
+    both = planner.search.measures.simulated(planner.search.decisions.full), late.peak_bytes
+    assert planner.search.measures.simulated(planner.search.least_peak) <= min(both)
 
 
 def gradients(model: nn.Module, call: Any, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:

@@ -17,10 +17,11 @@ from torch import nn
 
 import remat
 from remat.errors import PlanError, ProblemError
-from remat.planning import peak_frontier
 from remat.planning.frontier import Frontier, FrontierPoint
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
+from remat.planning.search.effort import DEFAULT
+from remat.planning.search.search import Search
 from remat.units import Budget
 from tests.graphs import joint_of, weight
 
@@ -127,11 +128,11 @@ def test_the_bounds_are_below_all_points_of_all_solvers(
     reached = {(p.saved_bytes, p.recompute_cost) for p in frontiers["lagrangian"].points}
     assert {bound[0], bound[-1]} <= reached
     planner = Planner.of(joint, PlanRequest.of())
-    moments = [i for i, late in enumerate(planner.state.roles.tangent_closure) if late]
+    moments = [i for i, late in enumerate(planner.context.state.roles.tangent_closure) if late]
     low, high = by_peak.bound[0][0], by_peak.bound[-1][0]
     for k in range(100):
         peak = low + (high - low) * k // 100
-        assert bound_at(by_peak, peak) <= planner.bounds.bound(peak, moments)
+        assert bound_at(by_peak, peak) <= planner.search.bounds.bound(peak, moments)
 
 
 def test_a_plan_under_a_budget_is_the_point_of_the_frontier(
@@ -288,11 +289,13 @@ def test_a_frontier_by_peak_ends_at_the_least_peak_that_is_found(
 def test_cuts_alone_are_mixed_and_filled_where_a_step_is_too_large_for_orders(
     joint: remat.JointGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peak_frontier, "FEW_RUNS", 0)
+    monkeypatch.setattr(Search.__init__, "__defaults__", (replace(DEFAULT, few=0),))
     found = remat.frontier(joint, by="peak")
     planner = Planner.of(joint, PlanRequest.of())
-    search = planner.search
-    cuts = [search.tried(planner.hull.reduction.invert(v.saved)) for v in planner.hull.vertices]
+    cuts = [
+        planner.search.schedules.tried(planner.context.hull.reduction.invert(v.saved))
+        for v in planner.context.hull.vertices
+    ]
     for cut in cuts:
         most = cut.peak_bytes * 1.001  # a schedule's peak; those of points are simulated
         within = [p.recompute_cost for p in found.points if p.peak_bytes <= most]
@@ -303,7 +306,7 @@ def test_cuts_alone_are_mixed_and_filled_where_a_step_is_too_large_for_orders(
     for point in found.points:
         plan = found.plan(point)
         assert (plan.peak_bytes, plan.recompute_cost) == (point.peak_bytes, point.recompute_cost)
-    monkeypatch.setattr("remat.planning.peak_planner.SIMULATED", 0)
+    monkeypatch.setattr("remat.planning.search.all_peaks.SIMULATED", 0)
     unsplit = remat.frontier(joint, by="peak")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", remat.PeakWarning)

@@ -13,6 +13,7 @@ from torch import nn
 import remat
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
+from remat.planning.search.proposers.cuts import Cuts
 from remat.solvers.flow import MinimumCut, Network
 from remat.solvers.schedule_problem import evaluate_schedule
 from remat.units import Budget
@@ -58,20 +59,21 @@ def planner_of(name: str, lower: Any) -> Planner:
 @pytest.mark.parametrize(("name", "lower"), STEPS)
 def test_no_decision_and_no_schedule_lies_below(name: str, lower: Any) -> None:
     planner = planner_of(name, lower)
-    search, problem = planner.search, planner.lowered.problem
+    search, problem = planner.search.schedules, planner.context.lowered.problem
     draw = random.Random(1)
-    moments = search.highest(search.tried(planner.lowered.saved_of(planner.full.decision)))
+    moments = search.highest(
+        search.tried(planner.context.lowered.saved_of(planner.search.decisions.full.decision))
+    )
     free = [i for i in range(len(problem)) if problem.savable[i] and problem.recomputable[i]]
     fixed = [i for i in range(len(problem)) if problem.savable[i] and not problem.recomputable[i]]
-    bounds, positive = planner.bounds, 0
+    bounds, positive = planner.search.bounds, 0
     for _ in range(4):
         share = draw.random()
         tried = search.tried([*fixed, *(i for i in free if draw.random() < share)])
         bound = bounds.bound(tried.peak_bytes, moments)
         assert bound <= tried.cost
-        sequence, _, boundary = search.schedule(tried.saved)
         wanted = (tried.peak_bytes + search.least_possible) // 2
-        found = search.orders.within(sequence, boundary, wanted)[0]
+        found = planner.search.orders.within(tried, wanted)[0]
         bound = bounds.bound(found.peak_bytes, moments)
         assert bound <= found.cost
         positive += bound > 0
@@ -80,30 +82,35 @@ def test_no_decision_and_no_schedule_lies_below(name: str, lower: Any) -> None:
 
 def test_bounds_fall_as_the_peak_rises() -> None:
     planner = planner_of("blocks", "eager")
-    search = planner.search
-    tried = search.tried(planner.lowered.saved_of(planner.full.decision))
+    search = planner.search.schedules
+    tried = search.tried(planner.context.lowered.saved_of(planner.search.decisions.full.decision))
     least, moments = search.least_possible, search.highest(tried)
     peaks = [least + (tried.peak_bytes - least) * k // 12 for k in range(13)]
-    found = [planner.bounds.bound(p, moments) for p in peaks]
+    found = [planner.search.bounds.bound(p, moments) for p in peaks]
     assert found == sorted(found, reverse=True)
     assert found[0] > found[-1]
-    plan = remat.plan(planner.state.joint, remat.Peak(0.3), cost="flops")
+    plan = remat.plan(planner.context.state.joint, remat.Peak(0.3), cost="flops")
     assert 0 < plan.recompute_bound <= plan.recompute_cost
 
 
 @pytest.mark.parametrize(("name", "lower"), STEPS)
 def test_the_order_that_was_searched_is_the_one_that_runs(name: str, lower: Any) -> None:
     planner = planner_of(name, lower)
-    search = planner.search
-    for decided in (planner.full, planner.runtime_optimal, planner.at(planner.least_bytes)):
-        saved = planner.lowered.saved_of(decided.decision)
+    search = planner.search.schedules
+    for decided in (
+        planner.search.decisions.full,
+        planner.context.runtime_optimal,
+        planner.search.decisions.at(planner.context.least_bytes),
+    ):
+        saved = planner.context.lowered.saved_of(decided.decision)
         sequence, _, boundary = search.schedule(saved)
-        done = evaluate_schedule(search.orders.step.problem, sequence, boundary)
-        assert done.peak_bytes == search.tried(saved).peak_bytes
-        found = search.orders.within(sequence, boundary, int(done.peak_bytes * 0.95))[0]
+        done = evaluate_schedule(search.step.problem, sequence, boundary)
+        tried = search.tried(saved)
+        assert done.peak_bytes == tried.peak_bytes
+        found = planner.search.orders.within(tried, int(done.peak_bytes * 0.95))[0]
         assert found.decision.is_ordered
-        ordered = planner.informed(found)
-        assert planner.peak(ordered) <= found.peak_bytes
+        ordered = planner.search.decisions.informed(found)
+        assert planner.search.measures.simulated(ordered) <= found.peak_bytes
 
 
 def test_what_backward_never_reads_has_no_price_below_nothing(
@@ -114,7 +121,7 @@ def test_what_backward_never_reads_has_no_price_below_nothing(
         lambda x: ((x @ weight).exp().sum(), x.exp().sin()), (plain,), lower="eager"
     )
     planner = Planner.of(joint, PlanRequest.of())
-    search, seen = planner.search, list[int]()
+    seen = list[int]()
     cut = Network.cut
 
     def watched(self: Network, weight: Any, penalty: Any = None) -> MinimumCut:
@@ -122,21 +129,22 @@ def test_what_backward_never_reads_has_no_price_below_nothing(
         return cut(self, weight, penalty)
 
     monkeypatch.setattr(Network, "cut", watched)
-    moments = range(len(planner.state.index))
-    search._cut(dict.fromkeys(moments, 1.0))
+    moments = range(len(planner.context.state.index))
+    Cuts(planner.search.schedules).at(dict.fromkeys(moments, 1.0))
     assert min(seen) >= 0
     assert max(seen) > 0
 
 
 def test_nothing_is_proven_of_bytes_that_hooks_may_pack() -> None:
     plain = planner_of("blocks", "eager")
-    packed = Planner.of(plain.state.joint, PlanRequest.of(cost="flops", hooks="bf16"))
-    peak = plain.least_found
-    peak += (plain.peak(plain.full) - peak) // 4
+    packed = Planner.of(plain.context.state.joint, PlanRequest.of(cost="flops", hooks="bf16"))
+    peak = plain.search.least_found
+    full = plain.search.measures.simulated(plain.search.decisions.full)
+    peak += (full - peak) // 4
     for planner, budget, proven in (
         (plain, remat.Peak(peak), True),
         (packed, remat.Peak(0.25), False),
     ):
         decided = planner.decide(Budget.parse(budget))
         assert decided.cost > 0
-        assert (decided.choice.recompute_bound > 0) is proven
+        assert (decided.provenance.recompute_bound > 0) is proven

@@ -15,9 +15,9 @@ from torch import nn
 import remat
 from remat.errors import BudgetError
 from remat.planning.frontier import Frontier
-from remat.planning.peak_planner import PeakPlanner
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
+from remat.planning.search.search import Search
 from remat.solvers.lagrangian import Lagrangian
 from remat.units import Budget
 from tests.graphs import joint_of
@@ -162,7 +162,7 @@ def test_a_ratio_is_the_cheapest_plan_within_its_bytes_whatever_its_peak(
             warnings.simplefilter("always")
             plan = remat.plan(resnet, ratio, cost=cost)
         assert plan.saved_bytes <= plan.capacity < full.capacity
-        assert plan.recompute_cost == planner.at(plan.capacity).cost
+        assert plan.recompute_cost == planner.search.decisions.at(plan.capacity).cost
         more = plan.before_after.more
         assert more is not None
         above = plan.peak_bytes > full.peak_bytes
@@ -181,8 +181,8 @@ def test_no_search_changes_what_a_named_solver_decides(
     resnet: remat.JointGraph, solver: str
 ) -> None:
     planner = Planner.of(resnet, PlanRequest.of(solver=solver))
-    own = planner.at(planner.full_bytes // 4)
-    plan = remat.plan(resnet, remat.Saved(planner.full_bytes // 4), solver)
+    own = planner.search.decisions.at(planner.context.full_bytes // 4)
+    plan = remat.plan(resnet, remat.Saved(planner.context.full_bytes // 4), solver)
     assert plan.solver == solver
     assert (plan.recompute_cost, plan.saved_bytes) == (own.cost, own.saved_bytes)
 
@@ -257,16 +257,16 @@ def test_a_search_that_finds_nothing_is_repeated_with_lower_limits(
     joint: remat.JointGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Searches of U-Nets find nothing within some limits, although they find schedules within lower ones."""
-    search = PeakPlanner.searched
+    search = Search.searched
     least, full = (remat.plan(joint, remat.Peak(share)).peak_bytes for share in (0.0, 1.0))
     limit = (least + full) // 2
 
     def cost_if_it_fails(*, always: bool) -> int:
-        def failing(self: PeakPlanner, peak_bytes: int, *starts: Any, **limits: Any) -> Any:
+        def failing(self: Search, peak_bytes: int, *starts: Any, **limits: Any) -> Any:
             fails = always or peak_bytes == limit
             return None if fails else search(self, peak_bytes, *starts, **limits)
 
-        monkeypatch.setattr(PeakPlanner, "searched", failing)
+        monkeypatch.setattr(Search, "searched", failing)
         plan = remat.plan(joint, limit)
         assert plan.peak_bytes <= limit
         return plan.recompute_cost

@@ -16,7 +16,7 @@ import remat
 from benchmarks.workloads import Convolutions
 from remat.graph.costs import CostModel, Flops
 from remat.graph.costs.base import node_costs
-from remat.planning import prepared
+from remat.planning.context import COST_ERROR
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
 from remat.units import format_bytes
@@ -49,8 +49,8 @@ def test_it_is_the_plan_at_budget_1(joint: remat.JointGraph, budget: Any, cost: 
 @pytest.mark.parametrize(
     ("name", "error", "solver"),
     [
-        pytest.param("bert", prepared.COST_ERROR, "min-cut", id="a gain within the error"),
-        pytest.param("gpt2", prepared.COST_ERROR, "auto", id="a gain beyond the error"),
+        pytest.param("bert", COST_ERROR, "min-cut", id="a gain within the error"),
+        pytest.param("gpt2", COST_ERROR, "auto", id="a gain beyond the error"),
         pytest.param("unet", 0, "min-cut", id="a higher peak once compiled"),
         pytest.param("bert", 0, "auto", id="a lower peak"),
     ],
@@ -58,7 +58,7 @@ def test_it_is_the_plan_at_budget_1(joint: remat.JointGraph, budget: Any, cost: 
 def test_only_a_surely_better_decision_replaces_the_cut_at_budget_1(
     name: str, error: float, solver: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepared, "COST_ERROR", error)
+    monkeypatch.setattr("remat.planning.search.proposers.solver.COST_ERROR", error)
     if name == "unet":
         joint = remat.capture(Convolutions(16), (torch.randn(2, 3, 16, 16),))
     else:
@@ -76,7 +76,7 @@ def test_only_a_surely_better_decision_replaces_the_cut_at_budget_1(
 
 def test_a_step_costs_every_operator_once(joint: remat.JointGraph) -> None:
     plan = remat.plan(joint, 0.3, cost="flops")
-    state = Planner.of(joint, PlanRequest.of(cost="flops")).state
+    state = Planner.of(joint, PlanRequest.of(cost="flops")).context.state
     assert plan.step_cost == sum(node_costs(state.index, state.storages, Flops()))
     forward = 4 * 2 * 2 * 64 * 16 * 64
     assert plan.step_cost > 2.5 * forward, (

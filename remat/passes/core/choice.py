@@ -1,4 +1,4 @@
-"""Record of how a plan's saved values were chosen; and switches for the heuristics of the minimum cut."""
+"""How a decision was reached: its limits and its provenance; and switches for the heuristics of the minimum cut."""
 
 from __future__ import annotations
 
@@ -6,48 +6,51 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecisionInfo:
-    """Record of how a decision was reached: the limits, the solver, and the proven lower bound.
-
-    A decision is the choice of the values that forward saves.
+class SavedLimits:
+    """Limits on the bytes that forward saves.
 
     Attributes:
         capacity: bytes that the decision may save; None without a limit.
         full_bytes: bytes that the runtime-optimal cut (the minimum cut that recomputes only cheap
             operators) saves; None if not computed.
         least_bytes: fewest bytes that any decision can save; None if not computed.
+        region_budget: budget ratio that the user's code sets for the graph, with
+            ``torch.autograd.graph.region_activation_memory_budget``; None if the code sets none.
+        least_because: reasons why no decision saves less than ``least_bytes``. Only set if a budget
+            asks for less than ``least_bytes``; otherwise empty.
+    """
+
+    capacity: int | None = None
+    full_bytes: int | None = None
+    least_bytes: int | None = None
+    region_budget: float | None = None
+    least_because: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Who found a decision, how, and what is proven about its cost.
+
+    Attributes:
         solver: name of the solver that found the decision; ``min-cut`` if a minimum cut is the
             decision.
+        proposer: the part of a search that proposed the decision; empty without a search.
         items: number of nodes of the graph problem that the solver solved; 0 if no solver ran. The
             graph problem states in integers which nodes may be saved or recomputed, and at which
             cost.
         deterministic: False if a time limit ended the search, so another run may decide
             differently.
         elapsed_s: seconds that all calls of the solver took together.
-        recompute_bound: proven lower bound on the recompute cost of every decision within
-            ``capacity``, in the unit of the cost model.
-        region_budget: budget ratio that the user's code sets for the graph, with
-            ``torch.autograd.graph.region_activation_memory_budget``; None if the code sets none.
-        least_because: reasons why no decision saves less than ``least_bytes``. Only set if a budget
-            asks for less than ``least_bytes``; otherwise empty.
-        exposed_time: time that the step waits for copies to and from the host, in the unit of the
-            cost model.
-        peak_limit: limit on the step's peak memory in bytes, computed from a ratio such as
-            ``remat.Peak(0.5)``; 0 for any other budget.
+        recompute_bound: proven lower bound on the cost of every decision within the limits, in the
+            unit of the cost model.
     """
 
-    capacity: int | None = None
-    full_bytes: int | None = None
-    least_bytes: int | None = None
     solver: str = "min-cut"
+    proposer: str = ""
     items: int = 0
     deterministic: bool = True
     elapsed_s: float = 0.0
     recompute_bound: int = 0
-    region_budget: float | None = None
-    least_because: str = ""
-    exposed_time: int = 0
-    peak_limit: int = 0
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from remat.graph.joint import JointGraph
 from remat.graph.lowering import Decision, Lowered, lower
 from remat.graph.ownership import Storages, find_storages
 from remat.graph.roles import Roles, classify
-from remat.passes.core.choice import BanRules, DecisionInfo
+from remat.passes.core.choice import BanRules, Provenance, SavedLimits
 from remat.passes.packing.pairs import SavedTensorHooks
 
 T = TypeVar("T")
@@ -150,7 +150,9 @@ class State:
         cut_rules: which heuristics ban nodes from recomputation in the pipeline's minimum cut.
         decision: which values are saved, and optionally in which order nodes run; None until a pass
             has decided.
-        choice: how the decision was reached; None until a pass has decided.
+        limits: limits on the saved bytes under which the decision was made; None until a pass has
+            decided.
+        provenance: who found the decision, and how; None until a pass has decided.
         forward: the forward module; None before partitioning.
         backward: the backward module; None before partitioning.
         count_outputs: whether forward's outputs count as saved bytes.
@@ -170,7 +172,8 @@ class State:
     joint: JointGraph
     cut_rules: BanRules = BanRules()
     decision: Decision | None = None
-    choice: DecisionInfo | None = None
+    limits: SavedLimits | None = None
+    provenance: Provenance | None = None
     forward: fx.GraphModule | None = None
     backward: fx.GraphModule | None = None
     count_outputs: bool = False
@@ -294,7 +297,7 @@ class Edit:
         if self.modified is None:
             self.modified = any(statistics.values()) or not statistics
         if self.modified and state.forward is None:
-            state = replace(state, decision=None, choice=None)
+            state = replace(state, decision=None, limits=None, provenance=None)
         return PassResult(state=state, modified=self.modified, detail=detail, statistics=statistics)
 
 

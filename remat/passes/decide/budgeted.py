@@ -11,7 +11,7 @@ from remat.graph.collection import paused_collection
 from remat.graph.costs import CostModel, Roofline
 from remat.graph.region_budgets import region_budget
 from remat.passes.core.base import Pass, Stage
-from remat.passes.core.choice import DecisionInfo
+from remat.passes.core.choice import Provenance, SavedLimits
 from remat.passes.core.state import Analysis, PassResult, State
 from remat.passes.decide.least_causes import least_causes
 from remat.passes.decide.min_cut import MinCut, RuntimeOptimalCut, find_cut, require_tangents
@@ -55,17 +55,18 @@ class Budgeted(Pass):
 
     def run(self, state: State) -> PassResult:
         refuse_peak_in_pass(self.budget, self.name)
-        found, choice = self.decide(state, self.limits(state))
+        limits = self.limits(state)
+        found, provenance = self.decide(state, limits)
         decision = state.lowered(self.cost).decision(found.saved)
         return PassResult(
-            state=replace(state, decision=decision, choice=choice),
+            state=replace(state, decision=decision, limits=limits, provenance=provenance),
             modified=True,
-            detail=f"{found.saved_bytes} of {choice.capacity} bytes saved, by {choice.solver}",
+            detail=f"{found.saved_bytes} of {limits.capacity} bytes saved, by {provenance.solver}",
         )
 
     @paused_collection()
-    def limits(self, state: State) -> DecisionInfo:
-        """Return the limits on the saved bytes, as a `DecisionInfo` whose solver fields keep their defaults.
+    def limits(self, state: State) -> SavedLimits:
+        """Return the limits on the saved bytes.
 
         Raises:
             PlanError: the graph has no tangents, or recompute tags conflict.
@@ -80,7 +81,7 @@ class Budgeted(Pass):
             budgets = [*([] if self.budget.nbytes is None else budgets), Budget(share=own)]
         raised = any(b.below(full=full, least=least) for b in budgets)
         why = least_causes(state, state.get(LeastDecision())) if raised else ("", "")
-        return DecisionInfo(
+        return SavedLimits(
             capacity=min(b.capacity(full=full, least=least, why=why) for b in budgets),
             full_bytes=full,
             least_bytes=least,
@@ -88,7 +89,7 @@ class Budgeted(Pass):
             least_because=why[0],
         )
 
-    def decide(self, state: State, limits: DecisionInfo) -> tuple[GraphSolution, DecisionInfo]:
+    def decide(self, state: State, limits: SavedLimits) -> tuple[GraphSolution, Provenance]:
         """Choose the values to save within ``limits.capacity`` bytes, at the least recompute cost.
 
         A larger budget should never give a costlier plan. Some smaller budgets are therefore tried
@@ -100,8 +101,8 @@ class Budgeted(Pass):
             limits: the result of the method `limits`.
 
         Returns:
-            The solution of least cost; and a copy of ``limits`` with the solver's name, the
-            solver's time and the proven lower bound.
+            The solution of least cost; and its provenance: the solver's name, the solver's time and
+            the proven lower bound.
 
         Raises:
             PlanError: the pass has no solver, or recompute tags conflict.
@@ -124,8 +125,7 @@ class Budgeted(Pass):
             if is_auto(solver):  # a solver that the user named decides without the cuts
                 found += self._cut_solutions(problem, found[0])
         best = min(found, key=lambda s: (s.cost, s.saved_bytes))
-        return best, replace(
-            limits,
+        return best, Provenance(
             solver=best.solver,
             items=len(problem),
             elapsed_s=sum(f.elapsed_s for f in found),
@@ -168,13 +168,13 @@ class Budgeted(Pass):
         )
 
     def _lower_rungs(
-        self, problem: GraphProblem, hull: Hull, found: GraphSolution, choice: DecisionInfo
+        self, problem: GraphProblem, hull: Hull, found: GraphSolution, limits: SavedLimits
     ) -> Iterator[GraphSolution]:
         """Yield solutions at lower budgets that may be cheaper than the solution at the given budget.
 
         A solver that stops within a tolerance of the optimum may find a cheaper decision for a
         smaller budget. Lower budgets are therefore tried too, at fixed fractions of
-        ``choice.full_bytes``. The best of all solutions then costs no more than the plan at any of
+        ``limits.full_bytes``. The best of all solutions then costs no more than the plan at any of
         these lower budgets.
 
         Lower budgets are not tried if ``found`` is proven optimal, or if a time limit is set. They are
@@ -186,12 +186,12 @@ class Budgeted(Pass):
             problem: the graph problem at the given budget.
             hull: the convex hull of the problem's Pareto frontier.
             found: the solution at the given budget.
-            choice: the limits of the decision, from the method `limits`.
+            limits: the limits of the decision, from the method `limits`.
         """
-        best, full = found.cost, choice.full_bytes or 0
+        best, full = found.cost, limits.full_bytes or 0
         if found.status is Status.OPTIMAL or self.time_limit or not full:
             return
-        capacity, least = choice.capacity or 0, choice.least_bytes or 0
+        capacity, least = limits.capacity or 0, limits.least_bytes or 0
         bound = max(found.bound, hull.edge(capacity).bound(capacity))
         if best - bound > CLOSE * best:
             return

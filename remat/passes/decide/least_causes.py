@@ -1,4 +1,4 @@
-"""Explain, for messages, why no plan of a graph can save fewer bytes than `DecisionInfo.least_bytes`."""
+"""Explain, for messages, why no plan of a graph can save fewer bytes than `SavedLimits.least_bytes`."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from remat.graph.joint import Role
 from remat.graph.lowering import Lowered, SavedKind, tag_of
 from remat.graph.source import located
 from remat.passes.core.base import Pass, Stage
-from remat.passes.core.choice import BanRules, DecisionInfo
+from remat.passes.core.choice import BanRules, Provenance, SavedLimits
 from remat.passes.core.state import Analysis, PassResult, State
 from remat.passes.decide.bans import Fusion, banned, cut_weights
 from remat.solvers.flow import InfeasibleCutError, Network
@@ -39,7 +39,8 @@ class MinCut(BanRules, Pass):
             state,
             cut_rules=self.rules,
             decision=lowered.decision(saved),
-            choice=DecisionInfo(full_bytes=full),
+            limits=SavedLimits(full_bytes=full),
+            provenance=Provenance(),
         )
         return PassResult(state=after, modified=True, detail=f"{full} bytes saved")
 

@@ -283,7 +283,7 @@ def _check_budget(state: State, hooks: SavedTensorHooks) -> None:
     Raises:
         BudgetError: the packed tensors exceed the budget.
     """
-    capacity = None if state.choice is None else state.choice.capacity
+    capacity = None if state.limits is None else state.limits.capacity
     if capacity is None or state.forward is None:
         return
     n = state.joint.num_fwd_outputs

@@ -10,7 +10,7 @@ from remat.errors import PlanError, ProblemError, RematError
 from remat.graph.lowering import Decision, offload_tags
 from remat.graph.rank_fingerprint import outline
 from remat.passes.core.base import Pass, Stage
-from remat.passes.core.choice import DecisionInfo
+from remat.passes.core.choice import Provenance, SavedLimits
 from remat.passes.core.state import PassResult, State
 from remat.passes.ranks.protocol import Question, Ranks, Verdict, other_ranks, tell
 from remat.passes.split.arrangement import arrange
@@ -91,7 +91,7 @@ class AgreeRanks(Pass):
             The result of the pass: a state with the adopted decision, or the unchanged state.
         """
         names = question.outline.names
-        choice = state.choice or DecisionInfo()
+        limits, provenance = _how(state)
         whose = (
             f"ranks disagree on '{question.graph}': rank {own.rank} found {own}; rank {theirs.rank} "
             f"found {theirs}"
@@ -115,19 +115,18 @@ class AgreeRanks(Pass):
                 if value.name in saved
             ),
         )
-        capacity = theirs.capacity if self.capacity_too else choice.capacity
+        capacity = theirs.capacity if self.capacity_too else limits.capacity
         refused = _refusal(state, decision, capacity)
         if refused is not None:
             tell("refused", f"{whose}, which does not fit here: {refused}. Each keeps its own")
             return PassResult(state=state, modified=False, detail="disagreed")
-        deterministic = choice.deterministic and theirs.deterministic
+        deterministic = provenance.deterministic and theirs.deterministic
         taken = replace(
-            choice,
-            capacity=capacity,
+            provenance,
             solver=theirs.solver,
             deterministic=deterministic,
             # A bound proven for another capacity does not hold for the adopted one.
-            recompute_bound=choice.recompute_bound if capacity == choice.capacity else 0,
+            recompute_bound=provenance.recompute_bound if capacity == limits.capacity else 0,
         )
         why = (
             "the solver or the cost model answers differently from one time to the next"
@@ -136,7 +135,12 @@ class AgreeRanks(Pass):
         )
         tell("decision", f"{whose}, which is taken ({why})")
         return PassResult(
-            state=replace(state, decision=decision, choice=taken),
+            state=replace(
+                state,
+                decision=decision,
+                limits=replace(limits, capacity=capacity),
+                provenance=taken,
+            ),
             modified=True,
             detail=f"taken over from rank {theirs.rank}",
         )
@@ -145,7 +149,7 @@ class AgreeRanks(Pass):
 def _verdict(state: State, decision: Decision, ranks: Ranks) -> Verdict:
     """Return this rank's decision in the form that ranks exchange."""
     position = state.index.by_name
-    choice = state.choice or DecisionInfo()
+    limits, provenance = _how(state)
     lowered = state.lowered()
     done = evaluate(lowered.problem, lowered.saved_of(decision))
     again = len(decision.further_runs)
@@ -158,12 +162,17 @@ def _verdict(state: State, decision: Decision, ranks: Ranks) -> Verdict:
         snapshots=tuple(sorted(position[n] for n in decision.snapshots)),
         saved_bytes=done.saved_bytes,
         recomputed=again,
-        capacity=choice.capacity,
-        solver=choice.solver,
-        deterministic=choice.deterministic,
+        capacity=limits.capacity,
+        solver=provenance.solver,
+        deterministic=provenance.deterministic,
         forward_order=tuple(position[n] for n in decision.forward_order),
         backward_order=tuple(position[n] for n in decision.backward_order),
     )
+
+
+def _how(state: State) -> tuple[SavedLimits, Provenance]:
+    """Return how this rank's decision was reached."""
+    return state.limits or SavedLimits(), state.provenance or Provenance()
 
 
 def _refusal(state: State, decision: Decision, capacity: int | None) -> str | None:

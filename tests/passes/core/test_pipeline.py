@@ -156,7 +156,8 @@ def test_what_a_pipeline_has_decided_another_goes_on_from() -> None:
     both = remat.PassManager.parse("min-cut,knapsack(solver=greedy,budget=0),partition").run(graph)
     after = remat.PassManager.parse("partition").run(decided)
     assert after.state.decision == decided.decision == both.state.decision
-    assert after.state.choice == decided.choice
+    assert after.state.limits == decided.limits
+    assert after.state.provenance == decided.provenance
     assert after.forward is not None
     assert both.forward is not None
     assert after.joint is not decided.joint

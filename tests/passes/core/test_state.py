@@ -178,7 +178,7 @@ def test_a_decision_does_not_outlive_a_change_of_its_graph() -> None:
     with state.edit() as edit:
         pass
     after = edit.result().state
-    assert (after.decision, after.choice) == (None, None)
+    assert (after.decision, after.limits, after.provenance) == (None, None, None)
 
 
 def test_an_edit_of_the_halves_keeps_what_is_known_of_the_joint_graph() -> None:

@@ -255,8 +255,8 @@ def test_a_decision_is_taken_over(elsewhere: Elsewhere, decided: State) -> None:
     with pytest.warns(RankWarning, match="which is taken .a clock ended a search"):
         state = elsewhere.agree(decided, saved=keep, solver="other", deterministic=False)
     assert saved(state) == saved(smaller)
-    assert state.choice is not None
-    assert (state.choice.solver, state.choice.deterministic) == ("other", False)
+    assert state.provenance is not None
+    assert (state.provenance.solver, state.provenance.deterministic) == ("other", False)
     assert split(state).forward is not None
 
 
@@ -264,18 +264,20 @@ def test_a_decision_beyond_the_bytes_allowed_is_not_taken(
     elsewhere: Elsewhere, decided: State
 ) -> None:
     tight = at_budget(decided, 0.4)
-    assert tight.choice is not None
-    assert tight.choice.recompute_bound > 0
+    assert tight.provenance is not None
+    assert tight.provenance.recompute_bound > 0
+    assert tight.limits is not None
     theirs: dict[str, Any] = {"saved": positions(decided), "capacity": 5000}
-    allowed = tight.choice.capacity
+    allowed = tight.limits.capacity
     with pytest.warns(RankWarning, match=rf"it would save \d+ bytes here, {allowed} allowed. Each"):
         assert elsewhere.agree(tight, **theirs) is tight
     # Under a budget on the peak, the bytes allowed are part of the decision.
     with pytest.warns(RankWarning, match="which is taken"):
         state = elsewhere.agree(tight, capacity_too=True, **theirs)
     assert saved(state) == saved(decided)
-    assert state.choice is not None
-    assert (state.choice.capacity, state.choice.recompute_bound) == (5000, 0)
+    assert state.limits is not None
+    assert state.provenance is not None
+    assert (state.limits.capacity, state.provenance.recompute_bound) == (5000, 0)
 
 
 def test_a_decision_that_is_none_for_this_graph_is_not_taken(

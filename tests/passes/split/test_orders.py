@@ -21,9 +21,11 @@ from remat.graph.lowering import Decision
 from remat.graph.verify import Split, verify
 from remat.passes.core.state import State
 from remat.passes.split.arrangement import arrange
-from remat.planning.order_search import OrderSearch
+from remat.planning.context import GraphContext
 from remat.planning.pipelines import prepare, split
 from remat.planning.request import PlanRequest
+from remat.planning.search.proposers.orders import Orders
+from remat.planning.search.schedules import Schedules
 from remat.running.differences import first_difference
 from remat.running.trial import Trial
 from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
@@ -66,7 +68,7 @@ PROGRAMS: dict[str, Program] = {"views": views, "tuples": tuples, "draws": draws
 
 
 @functools.cache
-def searched(name: str) -> tuple[State, OrderSearch, Trial]:
+def searched(name: str) -> tuple[State, Orders, Trial]:
     torch.manual_seed(0)
     made = PROGRAMS[name]
     if made is Normed:
@@ -74,8 +76,8 @@ def searched(name: str) -> tuple[State, OrderSearch, Trial]:
     else:
         joint = joint_of(made, weight(16, 16), weight(16, 16))
     state = prepare(joint)
-    cost = PlanRequest.of(cost="unit").cost
-    return state, OrderSearch(state, state.lowered(cost)), Trial.of(joint)
+    context = GraphContext(state, PlanRequest.of(cost="unit"), fingerprint=joint.fingerprint)
+    return state, Orders(Schedules(context)), Trial.of(joint)
 
 
 def schedule(problem: ScheduleProblem, seed: int) -> tuple[list[int], int]:
@@ -104,7 +106,7 @@ def schedule(problem: ScheduleProblem, seed: int) -> tuple[list[int], int]:
 
 
 def carried_out(state: State, decision: Decision) -> tuple[State, Split]:
-    done = split(replace(state, decision=decision, choice=None))
+    done = split(replace(state, decision=decision, limits=None))
     assert done.forward is not None
     assert done.backward is not None
     made = Split(joint=done.joint, forward=done.forward, backward=done.backward)

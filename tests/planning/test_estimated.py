@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import remat
-from remat.planning import fused_peak
-from remat.planning.candidates import Candidate
-from remat.planning.fused_peak import FusedSearch, beside_least, without_gaps
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
+from remat.planning.search import estimated
+from remat.planning.search.candidates import Candidate
+from remat.planning.search.estimated import EstimatedSearch, beside_least, without_gaps
+from remat.planning.search.pool import CandidatePool
 from remat.units import Budget
 from tests.planning.test_peak_bound import Blocks
 
@@ -25,18 +26,22 @@ def planner() -> Planner:
 
 
 @pytest.fixture(scope="module")
-def half(planner: Planner) -> tuple[FusedSearch, Candidate]:
+def half(planner: Planner) -> tuple[EstimatedSearch, Candidate]:
     """A search within half of the peak, and what it found."""
-    search = FusedSearch(planner)
+    search = EstimatedSearch(planner.search)
     return search, search.within(Budget(peak_share=0.5))
 
 
 def test_shares_of_the_expected_peak_are_kept_to(planner: Planner) -> None:
-    some = FusedSearch(planner).within(Budget(peak_share=0.4))
-    assert planner.expected(some) <= some.choice.peak_limit
+    search = EstimatedSearch(planner.search)
+    some = search.within(Budget(peak_share=0.4))
+    assert search.limit
+    assert planner.search.measures.estimated(some) <= search.limit
     # Searches within simulated peaks find what no number of bytes comes to.
-    by_bytes = [planner.at(planner.full_bytes * k // 16) for k in range(1, 17)]
-    fits = [d.cost for d in by_bytes if planner.expected(d) <= some.choice.peak_limit]
+    by_bytes = [
+        planner.search.decisions.at(planner.context.full_bytes * k // 16) for k in range(1, 17)
+    ]
+    fits = [d.cost for d in by_bytes if planner.search.measures.estimated(d) <= search.limit]
     assert fits
     assert some.cost < min(fits)
 
@@ -49,41 +54,44 @@ def test_gaps_between_bytes_are_looked_into() -> None:
 
 
 def test_the_last_plan_is_unlike_those_that_are_far_above_what_was_expected(
-    planner: Planner, half: tuple[FusedSearch, Candidate]
+    planner: Planner, half: tuple[EstimatedSearch, Candidate]
 ) -> None:
     search, first = half
-    limit = first.choice.peak_limit
+    limit = search.limit or 0
     # Without this one, the fewest bytes saved and the least estimate are two decisions.
-    lowest = min(search.found, key=planner.expected)
+    lowest = min(search.found, key=planner.search.measures.estimated)
     near, far = (
-        FusedSearch(planner).within(
+        EstimatedSearch(planner.search).within(
             Budget(peak_bytes=limit),
             compiled=dict.fromkeys((first.decision, lowest.decision), compiled),
             last=True,
         )
         for compiled in (limit + 1, 2 * limit)
     )
-    assert planner.expected(near) <= planner.expected(far) <= limit
+    assert (
+        planner.search.measures.estimated(near) <= planner.search.measures.estimated(far) <= limit
+    )
     assert far.saved_bytes < near.saved_bytes
 
 
 def test_a_search_goes_on_for_an_equal_graph_and_starts_anew_for_another(
-    planner: Planner, half: tuple[FusedSearch, Candidate]
+    planner: Planner, half: tuple[EstimatedSearch, Candidate]
 ) -> None:
     search, first = half
-    limit = first.choice.peak_limit
-    joint, mine = planner.state.joint, planner.fingerprint
-    again = search.moved(Planner.of(joint, planner.request, fingerprint=mine))
+    limit = search.limit or 0
+    joint, mine = planner.context.state.joint, planner.context.fingerprint
+    again = search.moved(Planner.of(joint, planner.context.request, fingerprint=mine).search)
     assert [d.decision for d in again.found] == [d.decision for d in search.found]
     excess = limit // 50
     compiled = {first.decision: limit + excess}
     other = again.within(Budget(peak_share=0.5), excess=excess, compiled=compiled)
-    assert other.choice.peak_limit == limit, "what a ratio stands for stays"
-    assert other.lowered is again.planner.lowered
-    assert again.planner.expected(other) <= limit - excess
+    assert again.limit == limit, "what a ratio stands for stays"
+    assert other.lowered is again.search.context.lowered
+    assert again.search.measures.estimated(other) <= limit - excess
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     joint = remat.capture(model, (torch.randn(4, 8),), lower="inductor")
-    assert not search.moved(Planner.of(joint, planner.request)).found
+    other_graph = Planner.of(joint, planner.context.request).search
+    assert not search.moved(other_graph).found
 
 
 def test_solvers_are_asked_where_a_search_ends_far_below_the_peak(
@@ -93,51 +101,60 @@ def test_solvers_are_asked_where_a_search_ends_far_below_the_peak(
     layers = [m for _ in range(6) for m in (torch.nn.Linear(32, 32), torch.nn.Tanh())]
     joint = remat.capture(torch.nn.Sequential(*layers), (torch.randn(512, 32),), lower="eager")
     planner = Planner.of(joint, PlanRequest.of(budget=remat.Peak(0.5), cost="flops"))
-    swept = [planner.at(planner.full_bytes * k // 8) for k in range(9)]
-    poor = min(swept, key=planner.peak)
-    monkeypatch.setattr(planner, "searched", lambda *_, **__: poor)
-    peak = planner.peak(planner.full) * 99 // 100
-    assert planner.peak(poor) < 0.9 * peak
-    found = planner.within_peak(Budget(peak_bytes=peak))
-    assert planner.peak(found) <= peak
+    swept = [planner.search.decisions.at(planner.context.full_bytes * k // 8) for k in range(9)]
+    poor = min(swept, key=planner.search.measures.simulated)
+    monkeypatch.setattr(planner.search, "searched", lambda *_, **__: poor)
+    peak = planner.search.measures.simulated(planner.search.decisions.full) * 99 // 100
+    assert planner.search.measures.simulated(poor) < 0.9 * peak
+    found = planner.decide(Budget(peak_bytes=peak))
+    assert planner.search.measures.simulated(found) <= peak
     assert found.cost < poor.cost
 
 
 def test_an_estimate_stays_below_the_budget_unless_nothing_else_fits(planner: Planner) -> None:
-    full = planner.expected(planner.full)
-    free = FusedSearch(planner).within(Budget(peak_bytes=full))
-    assert free.cost <= planner.full.cost, "a step that fits is planned as at budget 1"
+    full = planner.search.measures.estimated(planner.search.decisions.full)
+    free = EstimatedSearch(planner.search).within(Budget(peak_bytes=full))
+    assert free.cost <= planner.search.decisions.full.cost, (
+        "a step that fits is planned as at budget 1"
+    )
     limit = full * 9 // 10
-    some = FusedSearch(planner).within(Budget(peak_bytes=limit))
-    assert planner.expected(some) <= limit - limit // 50
-    search = FusedSearch(planner)
-    least = min(map(planner.expected, [search.within(Budget(peak_share=0.0)), *search.found]))
-    tight = FusedSearch(planner).within(Budget(peak_bytes=least))
-    assert planner.expected(tight) <= least, "no estimate is further below"
+    some = EstimatedSearch(planner.search).within(Budget(peak_bytes=limit))
+    assert planner.search.measures.estimated(some) <= limit - limit // 50
+    search = EstimatedSearch(planner.search)
+    least = min(
+        map(
+            planner.search.measures.estimated,
+            [search.within(Budget(peak_share=0.0)), *search.found],
+        )
+    )
+    tight = EstimatedSearch(planner.search).within(Budget(peak_bytes=least))
+    assert planner.search.measures.estimated(tight) <= least, "no estimate is further below"
 
 
 def test_budget_1_is_compiled_first_where_its_estimate_may_be_too_high(planner: Planner) -> None:
-    limit = planner.expected(planner.full) - 1
-    search = FusedSearch(planner)
+    limit = planner.search.measures.estimated(planner.search.decisions.full) - 1
+    search = EstimatedSearch(planner.search)
     first = search.within(Budget(peak_bytes=limit))
-    assert first.decision == planner.full.decision
+    assert first.decision == planner.search.decisions.full.decision
     compiled = {first.decision: limit + 1}
     other = search.within(Budget(peak_bytes=limit), excess=1, compiled=compiled)
-    assert planner.expected(other) <= limit - limit // 50
-    far = FusedSearch(planner).within(Budget(peak_bytes=limit * 9 // 10))
-    assert far.decision != planner.full.decision
+    assert planner.search.measures.estimated(other) <= limit - limit // 50
+    far = EstimatedSearch(planner.search).within(Budget(peak_bytes=limit * 9 // 10))
+    assert far.decision != planner.search.decisions.full.decision
 
 
 def of_two(
     planner: Planner, monkeypatch: pytest.MonkeyPatch, peaks: tuple[int, int]
-) -> tuple[FusedSearch, list[Candidate]]:
+) -> tuple[EstimatedSearch, list[Candidate]]:
     """Return a search that finds nothing by itself, and two decisions with these estimated peaks in bytes."""
-    search, some = FusedSearch(planner), [planner.at(planner.full_bytes // k) for k in (2, 4)]
+    some = [planner.search.decisions.at(planner.context.full_bytes // k) for k in (2, 4)]
     at = dict(zip([d.saved for d in some], peaks, strict=True))
+    measures = planner.search.measures
+    monkeypatch.setattr(measures, "estimated", lambda d: at.get(d.saved, 5000))
+    search = EstimatedSearch(planner.search)
     monkeypatch.setattr(search, "aim", lambda *_: True)
     monkeypatch.setattr(search, "try_around", lambda *_: None)
-    monkeypatch.setattr(planner, "expected", lambda d: at.get(d.saved, 5000))
-    monkeypatch.setattr(fused_peak, "input_bytes", lambda _: 0)
+    monkeypatch.setattr(estimated, "input_bytes", lambda _: 0)
     return search, some
 
 
@@ -146,9 +163,11 @@ def test_a_plan_far_cheaper_than_those_below_the_margin_is_tried(
 ) -> None:
     """The cheap one is right below the budget, the dear one 10 % below; then both at costs that are near."""
     search, some = of_two(planner, monkeypatch, (990, 900))
-    unit = 1 + planner.full.cost
+    unit = 1 + planner.search.decisions.full.cost
     for cost, chosen in ((400, 0), (600, 1)):
-        search.found = [replace(some[0], cost=cost * unit), replace(some[1], cost=1000 * unit)]
+        search.found = CandidatePool(
+            [replace(some[0], cost=cost * unit), replace(some[1], cost=1000 * unit)]
+        )
         assert search.within(Budget(peak_bytes=1000)).saved == some[chosen].saved
 
 
@@ -157,10 +176,10 @@ def test_a_plan_with_node_orders_of_its_own_must_save_a_share_of_the_step(
 ) -> None:
     """The plan with node orders of its own saves slightly less than this share, then slightly more."""
     search, some = of_two(planner, monkeypatch, (900, 900))
-    share, cost = planner.step_cost // 500, planner.step_cost
+    share, cost = planner.context.step_cost // 500, planner.context.step_cost
     for less, chosen in ((share - 1, 0), (share + 1, 1)):
         ordered = replace(some[1], cost=cost - less, schedule=((), 0))
-        search.found = [replace(some[0], cost=cost), ordered]
+        search.found = CandidatePool([replace(some[0], cost=cost), ordered])
         assert search.within(Budget(peak_bytes=1000)).saved == some[chosen].saved
 
 
@@ -168,17 +187,21 @@ def test_a_plan_between_peaks_that_fall_and_rise_is_found(
     planner: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bisection meets only decisions that exceed the peak."""
-    search, within = FusedSearch(planner), planner.at(planner.full_bytes // 2)
+    search, within = (
+        EstimatedSearch(planner.search),
+        planner.search.decisions.at(planner.context.full_bytes // 2),
+    )
     tried: list[int] = []
 
     def peaks(capacities: list[int]) -> dict[int, int]:
         tried.extend(capacities)
-        search.found.append(within if 40 in capacities else planner.full)
-        return {nbytes: planner.expected(search.found[-1]) for nbytes in capacities}
+        found = within if 40 in capacities else planner.search.decisions.full
+        search.found.add(found)
+        return {nbytes: planner.search.measures.estimated(found) for nbytes in capacities}
 
     monkeypatch.setattr(search, "try_saved", peaks)
-    limit = planner.expected(within)
-    assert limit < planner.expected(planner.full)
+    limit = planner.search.measures.estimated(within)
+    assert limit < planner.search.measures.estimated(planner.search.decisions.full)
     search.try_around([*range(0, 80, 10)], limit)
     assert 40 not in tried[:3]
     assert tried[-1] == 40
@@ -209,8 +232,10 @@ def test_the_least_estimate_is_below_that_of_the_least_simulated_peak() -> None:
     inputs = torch.randn(512, 32), torch.randint(250, (512,))
     joint = remat.capture(Classes(), inputs, lower="inductor")
     planner = Planner.of(joint, PlanRequest.of(budget=remat.Peak(0.0), cost="roofline-fused:epyc"))
-    simulated = planner.within_peak(Budget(peak_share=0.0))
-    by_bytes = [planner.at(planner.full_bytes * k // 16) for k in range(17)]
-    least = FusedSearch(planner).within(Budget(peak_share=0.0))
-    others = min(map(planner.expected, [simulated, *by_bytes]))
-    assert planner.expected(least) < 0.9 * others
+    simulated = planner.decide(Budget(peak_share=0.0))
+    by_bytes = [
+        planner.search.decisions.at(planner.context.full_bytes * k // 16) for k in range(17)
+    ]
+    least = EstimatedSearch(planner.search).within(Budget(peak_share=0.0))
+    others = min(map(planner.search.measures.estimated, [simulated, *by_bytes]))
+    assert planner.search.measures.estimated(least) < 0.9 * others

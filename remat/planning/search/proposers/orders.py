@@ -1,4 +1,4 @@
-"""Search for a cheaper schedule within a peak, or for a schedule with a lower peak.
+"""Propose cheaper schedules within a peak, or schedules with a lower peak.
 
 A schedule says which node of a step runs when, and which nodes run again. The search is simulated annealing: it edits
 a schedule by moving, adding and removing runs.
@@ -13,13 +13,12 @@ from functools import cached_property
 
 from remat.errors import BudgetError, RefusalError
 from remat.graph import ops
-from remat.graph.lowering import Decision, Lowered, SavedKind
+from remat.graph.lowering import Decision, SavedKind
 from remat.graph.replays import is_element, maker_of
-from remat.graph.step_lowering import LoweredStep, lower_step
 from remat.graph.writes import written_by
-from remat.passes.core.state import State
 from remat.passes.split.arrangement import arrange
-from remat.planning.candidates import Candidate
+from remat.planning.search.candidates import Candidate
+from remat.planning.search.schedules import Schedules
 from remat.solvers.annealing import improve
 from remat.solvers.base import Solver
 from remat.solvers.copies import Copy, with_copies
@@ -36,23 +35,21 @@ _MANY_RUNS = 25_000
 _LOWER, _LOWER_SHARE = 3, 0.33
 
 
-class OrderSearch:
+class Orders:
     """Search the schedules of one prepared graph: for a cheaper schedule within a peak, or for one with a lower peak.
 
     Each search begins with a schedule that the caller gives. The *step problem* asks which node runs when, and how
     often, so that a limit on the peak is kept at the least cost. The *graph problem* asks only which nodes to save.
 
     Args:
-        state: the prepared graph, as `remat.planning.pipelines.prepare` returns it.
-        lowered: the graph problem of ``state``, with costs.
-        step: the step problem; None: that of ``state``. A schedule may save a copy of every input that may change, and
-            the generator state of every random operator.
+        schedules: the decisions of the graph, with the step problem. A schedule may save a copy of every input that
+            may change, and the generator state of every random operator.
     """
 
-    def __init__(self, state: State, lowered: Lowered, step: LoweredStep | None = None) -> None:
-        self._state, self._lowered = state, lowered
-        self._problem = lowered.problem
-        self.step = step or lower_step(state.joint, state.index, state.roles, lowered)
+    def __init__(self, schedules: Schedules) -> None:
+        self._schedules, context = schedules, schedules.context
+        self._state, self._lowered = context.state, context.lowered
+        self._problem, self.step = schedules.problem, schedules.step
 
     @cached_property
     def _free(self) -> ScheduleProblem:
@@ -104,15 +101,11 @@ class OrderSearch:
             if self._lowered.kind[i] is SavedKind.VALUE and at not in writing
         )
 
-    def within(
-        self, sequence: Sequence[int], boundary: int, peak_bytes: int, *, share: float = 1.0
-    ) -> list[Candidate]:
+    def within(self, start: Candidate, peak_bytes: int, *, share: float = 1.0) -> list[Candidate]:
         """Search for cheap schedules within a peak.
 
         Args:
-            sequence: the schedule to start from: for each run in order, a node of the step problem. Its peak may
-                exceed the limit.
-            boundary: position in ``sequence`` where backward begins.
+            start: the candidate whose schedule is edited. Its peak may exceed the limit.
             peak_bytes: limit on the peak, in bytes.
             share: number of edits of the schedule to try, as a ratio of the usual number.
 
@@ -120,13 +113,13 @@ class OrderSearch:
             The schedules of `improved`, in the same order, as candidates. Those that cannot be executed are left out.
             Peaks may exceed the limit. The list may be empty.
         """
-        found = self.improved(sequence, boundary, peak_bytes, share=share)
+        found = self.improved(*self._schedules.start(start), peak_bytes, share=share)
         return [d for schedule in found if (d := self._decided(*schedule))]
 
     def solved(
         self,
         solver: Solver,
-        sequence: Sequence[int],
+        start: Candidate,
         peak_bytes: int,
         time_limit: float | None = None,
     ) -> Candidate | None:
@@ -134,8 +127,7 @@ class OrderSearch:
 
         Args:
             solver: a solver that implements `solve_schedule`.
-            sequence: a schedule that the solver may start from: for each run in order, a node of the step problem. The
-                peak of this schedule may exceed the limit.
+            start: a candidate whose schedule the solver may start from. Its peak may exceed the limit.
             peak_bytes: limit on the peak, in bytes.
             time_limit: seconds for the solver; None: no limit.
 
@@ -148,8 +140,9 @@ class OrderSearch:
         """
         if not self.can_be_ordered or peak_bytes < self.step.least_peak:
             return None
-        start = [sequence[p] for p in self._runs_once(sequence)]
-        problem = self._free.within(peak_bytes).knowing([start])
+        sequence, _ = self._schedules.start(start)
+        known = [sequence[p] for p in self._runs_once(sequence)]
+        problem = self._free.within(peak_bytes).knowing([known])
         try:
             found = run(solver, problem, time_limit=time_limit)
         except (BudgetError, RefusalError):
@@ -157,22 +150,21 @@ class OrderSearch:
         made = self._decided(found.sequence, found.boundary)
         if made is None:
             return None
-        choice = replace(made.choice, deterministic=found.deterministic)
-        return replace(made, choice=choice)
+        how = replace(made.provenance, deterministic=found.deterministic)
+        return replace(made, provenance=how)
 
-    def lowest(self, starts: Iterable[tuple[Sequence[int], int]]) -> Candidate | None:
+    def lowest(self, starts: Iterable[Candidate]) -> Candidate | None:
         """Search for the schedule with the least peak: first from each start, then again from the best schedule found.
 
         Args:
-            starts: the schedules to start from. Each is a pair: the nodes of the step problem in the order in which they
-                run (a node may run several times), and the index in this sequence at which backward begins.
+            starts: the candidates whose schedules are edited.
 
         Returns:
             The schedule as a candidate; None if no schedule was found that can be executed.
         """
         best: Candidate | None = None
         low = 0
-        todo = [*starts]
+        todo = [*map(self._schedules.start, starts)]
         for _ in range(_LOWER):
             found: Candidate | None = None
             for sequence, boundary in todo:

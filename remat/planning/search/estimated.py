@@ -1,18 +1,18 @@
-"""Plan within a budget on the peak of fused code: search by estimated peak.
+"""The search for candidates of one graph within an estimated peak: the peak of fused code.
 
-A decision has up to three peaks. The *simulated* peak is that of the unfused graphs. The *estimated* peak is computed
+A candidate has up to three peaks. The *simulated* peak is that of the unfused graphs. The *estimated* peak is computed
 from the same graphs for the fused code (`remat.graph.fused_liveness`). The *compiled* peak is that of the code that
-Inductor made; it replaces the estimate once the decision was compiled.
+Inductor made; it replaces the estimate once the candidate was compiled.
 
 Searches compute the simulated peak of each schedule. At each node, the unfused graphs hold more bytes than the fused
-code, and the difference is similar for similar plans. So a search near one decision takes the differences of this
-decision: its step problem makes each node's run take more bytes, so that its peaks are estimates plus a constant.
+code, and the difference is similar for similar plans. So a search near one candidate takes the differences of this
+candidate: its step problem makes each node's run take more bytes, so that its peaks are estimates plus a constant.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -23,18 +23,21 @@ from remat.graph.joint import JointGraph, Role, role_of
 from remat.graph.liveness import StepWalk
 from remat.graph.lowering import Decision
 from remat.graph.storages import Sizes
-from remat.planning.candidates import Candidate
-from remat.planning.peak_planner import CLOSING
-from remat.planning.peak_search import PeakSearch
+from remat.planning.context import VERTICES
 from remat.planning.pipelines import modules_of
 from remat.planning.plan_text import learned_text
-from remat.planning.planner import Planner
-from remat.planning.prepared import VERTICES
+from remat.planning.search.aim import NEAR, aim
+from remat.planning.search.candidates import Candidate
+from remat.planning.search.pool import CandidatePool, Limits
+from remat.planning.search.proposers.orders import Orders
+from remat.planning.search.proposers.prices import PriceSearch
+from remat.planning.search.schedules import Schedules
+from remat.planning.search.search import CLOSING, Search
 from remat.units import Budget, bytes_of_share, format_bytes
 
-#: Maximum number of searches of `aim` in the node order of the passes.
+#: Maximum number of searches of `_close_in`.
 _SEARCHES = 3
-#: Searches of `aim` in other node orders: maximum number from the least estimated peak, maximum number near the wanted
+#: Searches of `_near_peak` in other node orders: maximum number from the least estimated peak, maximum number near the wanted
 #: peak, maximum number in a row without a cheaper candidate, and edits of each search as a fraction of the usual number.
 _FROM_LEAST, _ORDERED, _IDLE, _ORDERED_SHARE = 2, 5, 3, 0.17
 #: Maximum number of searches near the least estimated peak, each of which starts from the last one's result.
@@ -48,9 +51,7 @@ _HALVINGS = 2
 _OFFLOADED = 5, 150
 #: Compiled peaks are far above a limit if they exceed the limit by more than the limit divided by this number.
 _FAR = 10
-#: A search by estimated peak ends if the estimate is below the wanted peak by at most this fraction of the wanted peak.
-_NEAR = 0.005
-#: An estimated peak must be below the budget by the budget divided by this number; see `FusedSearch.within`.
+#: An estimated peak must be below the budget by the budget divided by this number; see `EstimatedSearch.within`.
 _MARGIN = 50
 #: If the estimated peak of budget 1 is above the budget, but at most this number times the budget, its step is compiled
 #: first.
@@ -58,48 +59,45 @@ _PERHAPS = 1.05
 #: A decision with node orders of its own must cost less than others by at least the step's cost divided by this number.
 #: Its layers are less alike, so Inductor compiles more kernels: 40 instead of 26 for a Llama of four layers.
 _ALIKE = 500
-#: `aim` searches node orders from a candidate whose estimated peak is at most this number times the wanted peak.
+#: `_near_peak` searches node orders from a candidate whose estimated peak is at most this number times the wanted peak.
 _ABOVE = 1.02
-#: `aim` stops if two limits of a search, one too low and one too high, differ by at most the wanted peak divided by this
-#: number.
-_CLOSE = 500
-#: If an estimate exceeds the wanted peak, `_close_in` lowers its limit by at least the wanted peak divided by the first
-#: number. After each search without a candidate within the wanted peak, `_search_orders` lowers its limit by the wanted
-#: peak divided by the second number.
-_LOWERED, _LOWERED_ORDERED = 1000, 100
+#: After each search without a candidate within the wanted peak, `_search_orders` lowers its limit by the wanted peak
+#: divided by this number.
+_LOWERED = 100
 
 
-class FusedSearch:
-    """Search for decisions of one graph under a budget on the peak of fused code.
+class EstimatedSearch:
+    """Search for candidates of one graph under a budget on the peak of fused code.
 
     The candidates of all searches are kept. A search after a compilation chooses among these candidates and new ones.
-    A candidate is a decision with its saved bytes and cost. In this class, an *offset* is the peak of a candidate in the
-    step problem of a search minus its estimated peak.
+    In this class, an *offset* is the peak of a candidate in the step problem of a search minus its estimated peak.
 
     Args:
-        planner: the planner of the graph.
+        search: the search for candidates by simulated peak.
+        most: least number of bytes that ratio 1 stands for: the estimated peak of the step without chunks.
 
     Attributes:
-        planner: the planner of the graph.
+        search: the search for candidates by simulated peak.
         found: all candidates so far.
     """
 
-    def __init__(self, planner: Planner) -> None:
-        self.planner = planner
-        self.found: list[Candidate] = []
+    def __init__(self, search: Search, most: int = 0) -> None:
+        self.search, self._context = search, search.context
+        self._expected, self._most = search.measures.estimated, most
+        self.found = CandidatePool()
         #: The peak in bytes that the budget's ratio stands for; None until it is computed.
-        self._limit: int | None = None
+        self.limit: int | None = None
 
-    def moved(self, planner: Planner) -> FusedSearch:
-        """Return a search that uses another planner. Each compilation traces the step anew, and needs a new planner.
+    def moved(self, search: Search) -> EstimatedSearch:
+        """Return a search on another trace of the step; each compilation traces it anew.
 
-        If both planners have equal graphs and options, the returned search keeps the candidates found so far. Else it
-        starts without candidates.
+        If graphs and options are equal, the returned search keeps the candidates found so far. Else it starts without
+        candidates.
         """
-        new = FusedSearch(planner)
-        if planner.adopt(self.planner):
-            new.found = [replace(d, lowered=planner.lowered) for d in self.found]
-            new._limit = self._limit
+        new = EstimatedSearch(search, self._most)
+        if search.adopt(self.search):
+            new.found.add(*(replace(d, lowered=search.context.lowered) for d in self.found))
+            new.limit = self.limit
         return new
 
     def within(
@@ -156,44 +154,53 @@ class FusedSearch:
             last: whether the caller will compile no decision after this one.
 
         Returns:
-            The decision. The lower bound on the cost in its ``choice`` is 0, because none is proven. Under a ratio,
-            ``choice.peak_limit`` is the peak in bytes that the ratio stands for.
+            The candidate. The lower bound on the cost in its provenance is 0, because none is proven. `limit` is then
+            the peak in bytes that the budget stands for.
 
         Raises:
             BudgetError: the budget is in bytes, and parameters and inputs alone exceed it.
         """
         _refuse_less_than_inputs(self, budget)
-        known, planner = compiled or {}, self.planner
-        in_bytes, offloads = budget.peak_bytes is not None, planner.request.offload is not None
-        limit = budget.peak_bytes if in_bytes else self._limit
-        # The last decision under a budget in bytes is the one with the least estimated peak. `aim` looks only for
-        # decisions near the budget, so it would not find that decision.
+        known, context = compiled or {}, self._context
+        in_bytes, offloads = budget.peak_bytes is not None, context.request.offload is not None
+        limit = budget.peak_bytes if in_bytes else self.limit
+        # The last decision under a budget in bytes is the one with the least estimated peak. `_near_peak` looks only
+        # for decisions near the budget, so it would not find that decision.
         near = not offloads and not (last and in_bytes)
-        found, margin, full = False, 0, planner.with_tagged(planner.allowed_full)
-        if in_bytes and limit and not known and limit < planner.expected(full) <= _PERHAPS * limit:
+        found, margin, full = False, 0, self.full
+        if in_bytes and limit and not known and limit < self._expected(full) <= _PERHAPS * limit:
             # The estimate may be too high. Only the compiled step shows whether it fits without further recomputation.
-            self.found.append(full)
-            return replace(full, choice=replace(full.choice, recompute_bound=0))
+            self.found.add(full)
+            return _unproven(full)
         if limit is not None:
             margin = max(excess, limit // _MARGIN)
             if near and known.keys() <= {full.decision}:  # no search was made yet
-                self.try_around(planner.allowed_vertices(VERTICES), limit - margin)
+                self.try_around(self._vertices, limit - margin)
             found = near and self.aim(limit - margin, known)
         if not found:
             least, most = self._explore()
             if limit is None:
                 limit = least + bytes_of_share(budget.peak_share or 0.0, max(0, most - least))
-                self._limit = limit
             margin = max(excess, min(limit // _MARGIN, limit - least))
+            self.limit = limit
             if near:
                 self.aim(limit - margin, known)
             elif offloads:
                 self.aim_offloading(limit - margin)
         assert limit is not None
-        best = _best(self, known, budget, limit, margin, last)
-        # No lower bound is proven for peaks of fused code.
-        choice = replace(best.choice, recompute_bound=0, peak_limit=0 if in_bytes else limit)
-        return replace(best, choice=choice)
+        self.limit = limit
+        return _unproven(_best(self, known, budget, limit, margin, last))
+
+    @property
+    def full(self) -> Candidate:
+        """The decision for budget 1, with its tagged values offloaded."""
+        return self.search.offloads.with_tagged(self.search.decisions.allowed_full)
+
+    @property
+    def _vertices(self) -> list[int]:
+        """Saved bytes of about `VERTICES` vertices of the hull that the user's code allows."""
+        most = self._context.most_saved
+        return [n for n, _ in self._context.cuts(VERTICES) if most is None or n <= most]
 
     def _explore(self) -> tuple[int, int]:
         """Add candidates to `found`, with peaks from the least peak up to the peak of the decision for budget 1.
@@ -203,43 +210,50 @@ class FusedSearch:
             that of the decision for budget 1. If the number of chunks of the loss was chosen, ratio 1 stands for at
             least the estimated peak of the step without chunks.
         """
-        planner = self.planner
-        at = self.try_saved(without_gaps(planner.allowed_vertices(VERTICES)))
+        search = self.search
+        at = self.try_saved(without_gaps(self._vertices))
         for _ in range(_HALVINGS):
             at |= self.try_saved(beside_least(at))
-        self.expect(planner.allowed_full)
-        most = planner.expected(planner.with_tagged(planner.full))
-        if planner.ends is not None:  # ratio 1 stands for the step without chunks
-            most = max(most, planner.baseline.expected_bytes)
-        if planner.is_alone:
-            self.expect(planner.least_peak)
+        self.expect(search.decisions.allowed_full)
+        most = self._expected(search.offloads.with_tagged(search.decisions.full))
+        if self._context.is_alone:
+            self.expect(search.least_peak)
         else:
             self._lower()
-        return min(map(planner.expected, self.found)), most
+        return self._expected(self._lowest), max(most, self._most)
+
+    @property
+    def _lowest(self) -> Candidate:
+        """The candidate found with the least estimated peak."""
+        best = self.found.cheapest(rank=self._expected)
+        assert best is not None, "there are candidates"
+        return best
 
     def _lower(self) -> None:
         """Search for decisions with estimated peaks below those of all candidates found, and add them to `found`."""
-        planner = self.planner
-        starts = [saved for _, saved in planner.cuts(4 * VERTICES)]
+        context, search = self._context, self.search
+        starts = [saved for _, saved in context.cuts(4 * VERTICES)]
         for _ in range(_LOWEST):
-            best = min(self.found, key=planner.expected)
-            search, _ = self._search_near(best)
-            lowest = search.lowest([best.saved, *starts], planner.most_saved)
-            reached = [self.expect(planner.informed(d)) for d in filter(planner.may_save, lowest)]
-            if min(reached, default=0) >= planner.expected(best):
+            best = self._lowest
+            prices, orders, _ = self._search_near(best)
+            lowest = search.lowest(prices, orders, [best.saved, *starts])
+            for d in filter(context.may_save, lowest):
+                self.expect(search.decisions.informed(d))
+            if self._lowest is best:
                 return
 
-    def _search_near(self, near: Candidate) -> tuple[PeakSearch, int]:
-        """Return a search whose peaks are estimated peaks plus a constant, for schedules near that of a candidate.
+    def _search_near(self, near: Candidate) -> tuple[PriceSearch, Orders, int]:
+        """Return searches whose peaks are estimated peaks plus a constant, for schedules near that of a candidate.
 
         Args:
-            near: the candidate, whose differences between unfused graphs and fused code the search takes.
+            near: the candidate, whose differences between unfused graphs and fused code the searches take.
 
         Returns:
-            The search, and the constant in bytes: the largest of these differences.
+            The search by prices, the search over node orders, and the constant in bytes: the largest of these
+            differences.
         """
-        planner = self.planner
-        done = planner.split_of(near)
+        search = self.search
+        done = search.measures.split_of(near)
         graphs = (*modules_of(done), done.joint.num_fwd_outputs, done.joint.memories)
         fused, unfused = FusedWalk(*graphs), StepWalk(*graphs)
         both = list(zip(unfused.alive(), fused.alive(), strict=True))
@@ -249,24 +263,25 @@ class FusedSearch:
             name, (more, fewer) = run_of(node), both[moment]
             less[name] = min(more - fewer, less.get(name, more))
         most = max([0, *less.values()])
-        step = planner.search.step.with_extra({name: most - n for name, n in less.items()})
-        return PeakSearch(planner.state, planner.lowered, step), most
+        step = search.schedules.step.with_extra({name: most - n for name, n in less.items()})
+        schedules = Schedules(self._context, step)
+        return PriceSearch(schedules, search.effort), Orders(schedules), most
 
-    def expect(self, decided: Candidate) -> int:
+    def expect(self, found: Candidate) -> int:
         """Add a candidate to `found`, with its values that are tagged for offloading offloaded.
 
         Returns the candidate's estimated peak in bytes.
         """
-        decided = self.planner.with_tagged(decided)
-        self.found.append(decided)
-        return self.planner.expected(decided)
+        found = self.search.offloads.with_tagged(found)
+        self.found.add(found)
+        return self._expected(found)
 
     def try_saved(self, capacities: Iterable[int]) -> dict[int, int]:
         """Add the decision at each limit on saved bytes to `found`.
 
         Returns a dict from each limit to the estimated peak of its decision, both in bytes.
         """
-        return {nbytes: self.expect(self.planner.at(nbytes)) for nbytes in capacities}
+        return {nbytes: self.expect(self.search.decisions.at(nbytes)) for nbytes in capacities}
 
     def try_around(self, capacities: Sequence[int], wanted: int) -> None:
         """Find the largest limit on saved bytes whose decision has an estimated peak of at most ``wanted``.
@@ -284,7 +299,7 @@ class FusedSearch:
             middle = (low + high) // 2
             (peak,) = self.try_saved([asked[middle]]).values()
             low, high = (middle + 1, high) if peak <= wanted else (low, middle - 1)
-        if not self._fits(wanted):
+        if not self._cheapest(wanted):
             for nbytes in reversed(without_gaps(asked)):
                 if self.try_saved([nbytes])[nbytes] <= wanted:
                     break
@@ -303,57 +318,42 @@ class FusedSearch:
         Returns:
             Whether a decision that was not compiled has an estimated peak within ``wanted``.
         """
-        planner = self.planner
-        self.expect(planner.allowed_full)
-        if wanted < input_bytes(planner.state.joint):  # nor has any estimate
+        context = self._context
+        self.expect(self.search.decisions.allowed_full)
+        if wanted < input_bytes(context.state.joint):  # nor has any estimate
             return False
-        if planner.is_alone:
+        if context.is_alone:
             self._ask_alone(wanted)
-            return bool(self._fits(wanted, known))
+            return self._cheapest(wanted, known) is not None
         self._close_in(wanted)
-        fits = self._fits(wanted, known)
-        if all(d.cost > planner.step_cost // _ALIKE for d in fits):
+        best = self._cheapest(wanted, known)
+        if best is None or best.cost > context.step_cost // _ALIKE:
             # The two starts lead to different local optima, and either may be the better one.
-            least = min(self.found, key=planner.expected)
+            least = self._lowest
             self._search_orders(wanted, least, known, _FROM_LEAST)
-            near = self._fits(_ABOVE * wanted, known)
-            start = min(near, key=lambda d: d.cost, default=None) or self._nearest(wanted)
+            start = self._cheapest(_ABOVE * wanted, known) or self._nearest(wanted)
             if start is not least:
                 self._search_orders(wanted, start, known, _ORDERED)
-        return bool(self._fits(wanted, known))
+        return self._cheapest(wanted, known) is not None
 
     def _close_in(self, wanted: int) -> None:
         """Search in the node order of the passes until an estimated peak is just within ``wanted``; add all candidates.
 
         Each search has a limit on the peak in its step problem. The first limit is ``wanted`` plus the constant of the
-        search. Each later limit is moved by the room that the last candidate leaves.
+        search.
         """
-        planner, last = self.planner, self._nearest(wanted)
-        search, offset = self._search_near(last)
+        context, decisions, last = self._context, self.search.decisions, self._nearest(wanted)
+        prices, orders, offset = self._search_near(last)
         starts = [d.saved for d in self.found if d.ordered is None]
-        aim = wanted + offset
-        # `low`: the highest limit whose candidate was within `wanted`; `high`: the lowest one whose candidate was not.
-        low, high = 0, math.inf
-        for _ in range(_SEARCHES):
-            found = search.within(aim, starts, planner.most_saved)
-            if not planner.may_save(found):
-                return
-            peak, found = found.peak_bytes, planner.informed(found)
-            room, same, last = wanted - self.expect(found), found.decision == last.decision, found
-            if 0 <= room <= _NEAR * wanted or (room > 0 and not last.cost):
-                return
-            if room < 0:
-                # A search within this candidate's peak may find the candidate again.
-                high = min(high, aim, max(low + 1, peak))
-                moved = min(aim + min(room, -(wanted // _LOWERED)), peak - 1)
-            else:
-                low, moved = max(low, aim), aim + room
-            if high - low <= wanted // _CLOSE:
-                return
-            # Estimates jump where operators stop fusing. So a limit that is not between `low` and `high` is replaced by
-            # their midpoint.
-            again = same and room > 0 and high < math.inf
-            aim = moved if low < moved < high and not again else (low + int(high)) // 2
+
+        def ask(peak_bytes: int) -> Candidate | None:
+            limits = Limits(peak_bytes=peak_bytes, saved_bytes=context.most_saved)
+            found = prices.within(limits, starts, orders=orders.is_possible)
+            return decisions.informed(found) if context.may_save(found) else None
+
+        rounds = aim(ask, self.expect, wanted, start=wanted + offset, rounds=_SEARCHES, last=last)
+        for _ in rounds:
+            pass  # `expect` keeps each candidate
 
     def _search_orders(
         self, wanted: int, start: Candidate, known: Mapping[Decision, int], searches: int
@@ -371,54 +371,60 @@ class FusedSearch:
             known: the compiled peak, in bytes, of each decision that was compiled. These decisions do not count.
             searches: maximum number of searches.
         """
-        planner = self.planner
-        search, offset = self._search_near(start)
-        own, offsets = {start.decision}, list[int]()
+        context, decisions = self._context, self.search.decisions
+        _, orders, offset = self._search_near(start)
+        own, offsets = CandidatePool([start]), list[int]()
+        near = Limits(peak_bytes=_ABOVE * wanted, measure=self._expected, without=known)
         misses = idle = 0
-
-        def cheapest() -> float:
-            return min((d.cost for d in self._fits(wanted, known)), default=math.inf)
-
-        least = cheapest()
+        least = self._cheapest(wanted, known)
         for _ in range(searches):
             seen = {d.decision for d in self.found}
-            aim = wanted + offset - misses * (wanted // _LOWERED_ORDERED)
-            made = filter(planner.may_save, search.reordered(start, aim, share=_ORDERED_SHARE))
+            limit = wanted + offset - misses * (wanted // _LOWERED)
+            made = filter(context.may_save, orders.within(start, limit, share=_ORDERED_SHARE))
             new = [d for d in made if d.decision not in seen and d.schedule != start.schedule]
-            own |= {d.decision for d in new}
-            reached = [self.expect(planner.informed(d)) for d in new]
+            own.add(*new)
+            reached = [self.expect(decisions.informed(d)) for d in new]
             offsets += [d.peak_bytes - peak for d, peak in zip(new, reached, strict=True)]
-            before, least = least, cheapest()
-            idle = 0 if least < before else idle + 1
+            before, least = least, self._cheapest(wanted, known)
+            idle = (
+                0
+                if least is not None and (before is None or least.cost < before.cost)
+                else idle + 1
+            )
             misses = 0 if any(peak <= wanted for peak in reached) else misses + 1
-            if not least or idle == _IDLE:
+            if (least is not None and not least.cost) or idle == _IDLE:
                 return
             offset = sum(offsets) // len(offsets) if offsets else offset
-            near = [d for d in self._fits(_ABOVE * wanted, known) if d.decision in own]
-            start = min(near or new or [start], key=lambda d: d.cost)
+            start = own.cheapest(near, _cost) or CandidatePool(new).cheapest(rank=_cost) or start
 
     def _ask_alone(self, wanted: int) -> None:
         """Add to `found` decisions with estimated peaks just within ``wanted`` that the user's solver makes."""
-        planner = self.planner
-        low = max((d.saved_bytes for d in self._fits(wanted)), default=planner.least_bytes)
+        search, limits = self.search, Limits(peak_bytes=wanted, measure=self._expected)
+        low = max(
+            (d.saved_bytes for d in self.found.within(limits)), default=self._context.least_bytes
+        )
         above = (d.saved_bytes for d in self.found if d.saved_bytes > low)
-        high = min(above, default=planner.full_bytes)
-        self.found += planner.bisected(low, high, wanted, CLOSING, planner.expected)
-        if "schedule" not in planner.request.solver.solves:
+        high = min(above, default=self._context.full_bytes)
+        self.found.add(*search.decisions.bisected(low, high, wanted, CLOSING, self._expected))
+        if "schedule" not in self._context.request.solver.solves:
             return
-        search, offset = self._search_near(self._nearest(wanted))
-        found = planner.scheduled(wanted + offset, search)
+        _, orders, offset = self._search_near(self._nearest(wanted))
+        found = search.scheduled(wanted + offset, orders)
         if found is not None:
             self.expect(found)
 
-    def _fits(self, peak_bytes: float, known: Container[Decision] = ()) -> list[Candidate]:
-        """Return the candidates found with an estimated peak of at most ``peak_bytes``, without those in ``known``."""
-        expected = self.planner.expected
-        return [d for d in self.found if d.decision not in known and expected(d) <= peak_bytes]
+    def _cheapest(
+        self, peak_bytes: float, known: Mapping[Decision, int] | None = None
+    ) -> Candidate | None:
+        """Return the cheapest candidate found with an estimated peak within a limit, without those in ``known``."""
+        limits = Limits(peak_bytes=peak_bytes, measure=self._expected, without=known or ())
+        return self.found.cheapest(limits, _cost)
 
     def _nearest(self, wanted: int) -> Candidate:
         """Return the candidate found with the estimated peak nearest to ``wanted``."""
-        return min(self.found, key=lambda d: abs(self.planner.expected(d) - wanted))
+        best = self.found.cheapest(rank=lambda d: abs(self._expected(d) - wanted))
+        assert best is not None, "there are candidates"
+        return best
 
     def aim_offloading(self, wanted: int) -> None:
         """Search for decisions near an estimated peak that may offload values, and add them to `found`.
@@ -430,32 +436,42 @@ class FusedSearch:
         Args:
             wanted: the estimated peak to stay within, in bytes.
         """
-        planner = self.planner
-        lowest = planner.within_peak(Budget(peak_share=0.0), offload=False)
-        feasible = planner.peak(lowest)
+        search = self.search
+        least = search.least_found
+        lowest = search.within_peak(least, least=least, offload=False)
+        feasible = search.measures.simulated(lowest)
         searches, step = _OFFLOADED[0], -(feasible // _OFFLOADED[1])
-        aim = wanted + feasible - self.expect(lowest)
+        limit = wanted + feasible - self.expect(lowest)
         for _ in range(searches):
-            if aim < feasible:
+            if limit < feasible:
                 feasible += step
-                aim = feasible
+                limit = feasible
             try:
-                decided = planner.decide(Budget(peak_bytes=aim))
+                decided = search.within_peak(limit)
             except BudgetError:
-                # The target is infeasible even with offloads, so all further targets are above the least peak.
-                aim, step = 0, abs(step)
+                # The limit is infeasible even with offloads, so all further limits are above the least peak.
+                limit, step = 0, abs(step)
                 continue
             room = wanted - self.expect(decided)
-            if 0 <= room <= _NEAR * wanted or (room > 0 and not decided.cost):
+            if 0 <= room <= NEAR * wanted or (room > 0 and not decided.cost):
                 break
-            aim += room
+            limit += room
+
+
+def _cost(found: Candidate) -> int:
+    return found.cost
+
+
+def _unproven(found: Candidate) -> Candidate:
+    """Return a copy of a candidate without a bound: none is proven for peaks of fused code."""
+    return replace(found, provenance=replace(found.provenance, recompute_bound=0))
 
 
 def without_gaps(vertices: Sequence[int]) -> list[int]:
     """Return limits on saved bytes to try: the given ones and, in large intervals between them, evenly spaced ones.
 
     Args:
-        vertices: the given limits, in bytes: saved bytes at vertices of `Prepared.hull`.
+        vertices: the given limits, in bytes: saved bytes at vertices of `GraphContext.hull`.
     """
     found, most = set(vertices), max(1, max(vertices) // _GAP)
     for a, b in pairwise(sorted(vertices)):
@@ -483,31 +499,31 @@ def input_bytes(joint: JointGraph) -> int:
     return sum(Sizes(joint.memories).of_all(inputs).values())
 
 
-def _refuse_less_than_inputs(search: FusedSearch, budget: Budget) -> None:
+def _refuse_less_than_inputs(search: EstimatedSearch, budget: Budget) -> None:
     """Raise a BudgetError if a budget on the peak is in bytes and below the bytes of parameters and inputs.
 
     The message names the least estimated peak, so the error costs one search.
     """
-    given = input_bytes(search.planner.state.joint)
+    given = input_bytes(search.search.context.state.joint)
     if budget.peak_bytes is not None and budget.peak_bytes < given:
         least, _ = search._explore()
         raise BudgetError(
             f"budget is a peak of {format_bytes(budget.peak_bytes)} ({budget.peak_bytes} bytes), which is infeasible: "
             f"parameters and inputs alone take {format_bytes(given)} ({given} bytes). The least peak of any plan found is "
             f"about {format_bytes(least)} ({least} bytes), estimated under Inductor; budget=remat.Peak(0.0) runs that plan"
-            + learned_text(search.planner.state.index.nodes)
+            + learned_text(search.search.context.state.index.nodes)
         )
 
 
 def _best(
-    search: FusedSearch,
+    search: EstimatedSearch,
     known: Mapping[Decision, int],
     budget: Budget,
     limit: int,
     margin: int,
     last: bool,
 ) -> Candidate:
-    """Choose one of the candidates found, by the rules of `FusedSearch.within`.
+    """Choose one of the candidates found, by the rules of `EstimatedSearch.within`.
 
     Args:
         search: the search, which holds the candidates.
@@ -517,36 +533,44 @@ def _best(
         margin: number of bytes by which an estimated peak must be below ``limit`` to count as within the budget.
         last: whether the caller will compile no decision after this one.
     """
-    planner, found = search.planner, search.found
-    expected, full = planner.expected, planner.with_tagged(planner.allowed_full)
-    new = [d for d in found if d.decision not in known]
-    lowest = min(known.values(), default=0)
-    unlike: list[Candidate] = []
+    context, full = search.search.context, search.full
+    expected = search.search.measures.estimated
+    more, lowest = context.step_cost // _ALIKE, min(known.values(), default=0)
+
+    def taken(found: Candidate) -> int:
+        return known.get(found.decision, expected(found))
+
+    def costs(found: Candidate) -> tuple[int, int]:
+        return found.cost + more * (found.schedule is not None), taken(found)
+
+    new = CandidatePool(search.found.within(Limits(without=known)))
+    unlike = CandidatePool()
     if last and lowest > limit + limit // _FAR:
         # Estimates say little about this step, so prefer the decision that differs most from compiled ones.
         below = limit if budget.peak_bytes else lowest
-        unlike = [d for d in new if expected(d) <= below]
-    if last and new and budget.peak_bytes and not unlike:
-        return min(new, key=expected)
-
-    def taken(decided: Candidate) -> int:
-        return known.get(decided.decision, expected(decided))
-
-    fits = [d for d in new if expected(d) + margin <= limit]
+        unlike.add(*new.within(Limits(peak_bytes=below, measure=expected)))
+    if last and budget.peak_bytes and not unlike and (least := new.cheapest(rank=expected)):
+        return least
+    fits = CandidatePool(new.within(Limits(peak_bytes=limit - margin, measure=expected)))
     if not known:
         # A plan that may have to be replaced is worth it if it costs half of one that most likely fits.
-        most = max(full.cost, min((d.cost for d in fits), default=math.inf) / 2)
-        fits = [d for d in new if d.cost <= most and expected(d) <= limit] or fits
-    fits += [d for d in found if known.get(d.decision, limit + 1) <= limit]
-    if known and (last or not fits):
-        fits = [d for d in new if d is full and expected(d) < lowest] or fits
+        sure = fits.cheapest(rank=_cost)
+        most = max(full.cost, sure.cost / 2) if sure else math.inf
+        maybe = new.within(Limits(peak_bytes=limit, cost=most, measure=expected))
+        fits = CandidatePool(maybe) if maybe else fits
+    fits.add(*(d for d in search.found if known.get(d.decision, limit + 1) <= limit))
+    if known and (last or not fits) and full.decision not in known and expected(full) < lowest:
+        fits = CandidatePool(d for d in new if d.decision == full.decision) or fits
     if unlike and (budget.peak_bytes or not fits):
-        return min(unlike, key=lambda d: d.saved_bytes)
-    if fits:
-        more = planner.step_cost // _ALIKE
-        return min(fits, key=lambda d: (d.cost + more * (d.schedule is not None), taken(d)))
-    if known and budget.peak_bytes:
+        found = unlike.cheapest(rank=lambda d: d.saved_bytes)
+    elif fits:
+        found = fits.cheapest(rank=costs)
+    elif known and budget.peak_bytes:
         # Compiling a decision takes long, so a decision whose estimate exceeds the budget is not chosen.
-        new = [d for d in new if expected(d) <= limit]
-        found = [d for d in found if d.decision in known] or found
-    return min(new or found, key=taken)
+        likely = new.cheapest(Limits(peak_bytes=limit, measure=expected), taken)
+        compiled = (d for d in search.found if d.decision in known)
+        found = likely or CandidatePool(compiled).cheapest(rank=taken) or new.cheapest(rank=taken)
+    else:
+        found = new.cheapest(rank=taken) or search.found.cheapest(rank=taken)
+    assert found is not None, "the search has found candidates"
+    return found

@@ -1,4 +1,4 @@
-"""Decide within a peak which values to save, which to recompute, and which to offload to the host's memory.
+"""Propose which values to save, which to recompute, and which to offload to the host's memory.
 
 A decision with offloads is searched as an `OffloadChoice`, which names nodes of the step problem. Then the copies get
 places in forward and backward, and the choice becomes a `Candidate`, which names nodes of the joint graph.
@@ -7,24 +7,23 @@ places in forward and backward, and the choice becomes a `Candidate`, which name
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterator
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 from remat.errors import BudgetError
 from remat.graph.lowering import Decision, Offload, SavedKind
-from remat.passes.core.state import State
 from remat.passes.hooks.offload_saved import OffloadSaved, traced_offloads
-from remat.planning.candidates import Candidate
+from remat.planning.context import GraphContext
 from remat.planning.offload_copies import Copies
-from remat.planning.offload_costs import Tagged, Times, tagged_values, why_kept
-from remat.planning.peak_bound import PeakBounds
-from remat.planning.peak_search import PeakSearch
+from remat.planning.offload_costs import Tagged, why_kept
 from remat.planning.pipelines import SPLIT, PassManager
-from remat.planning.prepared import Prepared
-from remat.planning.request import PlanRequest
+from remat.planning.search.candidates import Candidate
+from remat.planning.search.measures import Measures
+from remat.planning.search.pool import Limits
+from remat.planning.search.proposers.orders import Orders
+from remat.planning.search.proposers.prices import PriceSearch
+from remat.planning.search.proposers.solver import SolverDecisions
 from remat.solvers.offload_prices import Lives
 from remat.solvers.offload_problem import OffloadChoice, OffloadProblem
 from remat.solvers.offload_search import OffloadSearch
@@ -35,7 +34,7 @@ _SMALL = 5_000
 #: Maximum number of rounds of `with_offloads`. After a round that fails, values that cannot be offloaded are left out.
 #: The next round aims at a lower peak: the difference is the excess of the failed round.
 _TURNS = 4
-#: About how many vertices of the hull (see `Prepared`) a search starts from.
+#: About how many vertices of the hull (see `GraphContext`) a search starts from.
 _CUTS = 4
 #: If a decision without offloads is known, a search over node orders tries this fraction of the usual number of edits.
 _ORDER_SHARE = 0.5
@@ -48,56 +47,37 @@ _REORDERED = 2
 _PLACED = 3
 
 
-class OffloadPlanner(Prepared):
-    """Planner that offloads values of one prepared graph over the request's link; arguments as in `Prepared`.
+class Offloads:
+    """Offload values of one prepared graph over the request's link.
 
     The *graph problem* asks which values to save. The *step problem* asks which node runs when, and how often; its
     solution is a schedule. An `OffloadChoice` holds the saved values, the schedule, and the values to offload. A value
     is *tagged* if a checkpoint policy, or a policy by module, asks to offload the value.
+
+    Args:
+        context: the prepared graph.
+        measures: peaks of its candidates.
+        decisions: decisions of the solver, from which searches start.
+        prices: the search by prices, with the schedules of the graph.
+        orders: the search over node orders.
     """
 
-    def __init__(self, state: State, request: PlanRequest, **options: Any) -> None:
-        super().__init__(state, request, **options)
+    def __init__(
+        self,
+        context: GraphContext,
+        measures: Measures,
+        decisions: SolverDecisions,
+        prices: PriceSearch,
+        orders: Orders,
+    ) -> None:
+        self._context, self._measures, self._decisions = context, measures, decisions
+        self._prices, self._orders, self._schedules = prices, orders, prices.schedules
+        self.state, self.request, self.lowered = context.state, context.request, context.lowered
+        self.host_bytes = context.host_bytes
         #: For each value that an attempt failed to offload, by name: the reason.
         self._left_out: dict[str, str] = {}
         #: Cached results of `with_tagged`, by decision.
         self._with_tagged: dict[Decision, Candidate] = {}
-
-    @cached_property
-    def search(self) -> PeakSearch:
-        """The search for decisions by the peaks of their schedules, which caches every decision that it evaluates."""
-        return PeakSearch(self.state, self.lowered)
-
-    @cached_property
-    def bounds(self) -> PeakBounds:
-        """Lower bounds on the cost of decisions without offloads, within any peak."""
-        return PeakBounds(self.state, self.lowered.problem)
-
-    @property
-    def may_offload(self) -> bool:
-        """Whether any value may be offloaded: because the request has a link, or because a value is tagged."""
-        return self.request.offload is not None or any(not t.why for t in self.tagged)
-
-    @property
-    def link(self) -> str:
-        """The link to the host as text; empty if the request has no link and no value is tagged for offloading."""
-        return str(self.request.link) if self.request.offload or self.tagged else ""
-
-    @cached_property
-    def tagged(self) -> list[Tagged]:
-        """The values that the user tags for offloading; those that must be offloaded come first."""
-        request, why = self.request, ""
-        if request.hooks is not None:
-            why = f"hooks={request.hooks.name!r} pack every saved value"
-        elif request.cost.unit != "ps":
-            why = f"copies take time, and cost model '{request.cost}' counts {request.cost.unit}"
-        found = tagged_values(self.state, self.lowered)
-        return [replace(tagged, why=tagged.why or why) for tagged in found]
-
-    @cached_property
-    def _times(self) -> Times:
-        """Run times of the graph's operators."""
-        return Times.of(self.state, self.request.cost)
 
     @cached_property
     def _node_of(self) -> list[int]:
@@ -105,7 +85,7 @@ class OffloadPlanner(Prepared):
 
         -1 if the value cannot be saved, takes no bytes, or is not computed by a single node of the step problem.
         """
-        of_value, problem = self.search.step.of_value, self.lowered.problem
+        of_value, problem = self._schedules.step.of_value, self.lowered.problem
         return [
             of_value.get(name, -1) if size and save else -1
             for name, size, save in zip(problem.names, problem.size, problem.savable, strict=True)
@@ -124,7 +104,7 @@ class OffloadPlanner(Prepared):
         """
         if without is not None and not without.cost:
             return without
-        self.on_step("searching for values to offload")
+        self._context.on_step("searching for values to offload")
         aimed = peak_bytes
         for _ in range(_TURNS):
             most, excess = math.inf if without is None else without.cost, []
@@ -133,7 +113,7 @@ class OffloadPlanner(Prepared):
                     continue
                 decided, over = self._placed(choice, decision, peak_bytes)
                 if decided is not None and not over:
-                    over = max(0, self.peak(decided) - peak_bytes)
+                    over = max(0, self._measures.simulated(decided) - peak_bytes)
                     if not over and decided.cost < most:
                         return decided
                 excess.append(over)
@@ -148,11 +128,13 @@ class OffloadPlanner(Prepared):
 
     def _problem(self) -> OffloadProblem:
         """Build the step problem with copy times: it also asks which values to offload between forward and backward."""
-        state, lowered, step = self.state, self.lowered, self.search.step
+        state, lowered, step = self.state, self.lowered, self._schedules.step
         problem, storages = step.problem, state.storages
         copy = [-1] * len(problem)
         total = sum(lowered.problem.size)
-        always = {tagged.value.name for tagged in self._fitting(0, self.full.decision.saved)}
+        always = {
+            tagged.value.name for tagged in self._fitting(0, self._decisions.full.decision.saved)
+        }
         # Only a value that a run computes, and that is not needed at the end, can be off the device in between.
         # Inputs, tangents, outputs and gradients are not such values.
         stays = {*problem.to_end, *problem.at_start, *problem.at_boundary}
@@ -171,7 +153,7 @@ class OffloadPlanner(Prepared):
                 copy[at] = self.request.link.time_ps(nbytes)
         return OffloadProblem(
             step=problem,
-            times=tuple(self._times.of_name.get(name, 0) for name in problem.names),
+            times=tuple(self._context.times.of_name.get(name, 0) for name in problem.names),
             copy_time=tuple(copy),
             host_capacity=self.host_bytes,
             always=tuple(
@@ -194,7 +176,7 @@ class OffloadPlanner(Prepared):
         """
         graph = self.lowered.problem
         search = OffloadSearch(
-            self._problem(), graph, self._node_of, self.search.schedule, self._lives, peak_bytes
+            self._problem(), graph, self._node_of, self._schedules.schedule, self._lives, peak_bytes
         )
         begun = [self._best(search, without), *self._from_above(search)]
         begun.sort(key=lambda c: c.rank)
@@ -209,10 +191,13 @@ class OffloadPlanner(Prepared):
             search: the search for decisions with offloads.
             without: the best decision without offloads, which is one of the starts; None if there is none.
         """
-        saved = [d.saved for d in (self.cheapest, self.full, self.runtime_optimal)]
+        saved = [
+            d.saved
+            for d in (self._decisions.cheapest, self._decisions.full, self._context.runtime_optimal)
+        ]
         if without is not None and not without.decision.is_ordered:
             saved.append(without.saved)
-        saved += [cut for _, cut in self.cuts(_CUTS)]
+        saved += [cut for _, cut in self._context.cuts(_CUTS)]
         return search.best(saved)
 
     def _from_above(self, search: OffloadSearch) -> Iterator[OffloadChoice]:
@@ -224,25 +209,26 @@ class OffloadPlanner(Prepared):
             search: the search for decisions with offloads, which holds the limit and chooses the values to offload.
         """
         seen, peak_bytes = set[tuple[int, ...]](), search.capacity
-        room = self.request.link.bytes_in(self._forward_time)
+        room = self.request.link.bytes_in(self._context.forward_time)
         for share in _ABOVE:
             above = int(share * room)
-            higher = self.search.seen_within(peak_bytes + above)
+            limits = Limits(peak_bytes=peak_bytes + above)
+            higher = self._schedules.seen.cheapest(limits)
             # An evaluated decision is reused, unless its peak is so low that a new search may find a cheaper one.
             if higher is None or higher.peak_bytes < peak_bytes + above // 2:
-                starts = [d.saved for d in (self.cheapest, self.full, self.runtime_optimal)]
-                higher = self.search.within(peak_bytes + above, starts)
+                starts = [
+                    d.saved
+                    for d in (
+                        self._decisions.cheapest,
+                        self._decisions.full,
+                        self._context.runtime_optimal,
+                    )
+                ]
+                higher = self._prices.within(limits, starts, orders=self._orders.is_possible)
             if higher.saved not in seen:
                 seen.add(higher.saved)
-                sequence, _, boundary = self.search.schedule(higher.saved)
+                sequence, _, boundary = self._schedules.schedule(higher.saved)
                 yield search.sent(higher.saved, sequence, boundary)
-
-    @cached_property
-    def _forward_time(self) -> int:
-        """Summed time in ps of all operators that forward can run, each run once."""
-        late = self.state.roles.tangent_closure
-        nodes = zip(self.state.index.nodes, late, strict=True)
-        return sum(self._times.of_name[node.name] for node, is_late in nodes if not is_late)
 
     def _reordered(
         self,
@@ -294,7 +280,7 @@ class OffloadPlanner(Prepared):
         Yields:
             A choice, and the `Decision` with its node orders.
         """
-        orders, aimed, fits = self.search.orders, search.capacity, False
+        orders, aimed, fits = self._orders, search.capacity, False
         own = start.schedule.sequence, start.schedule.boundary
         for turn, at_once in enumerate((True, False, True, True)):
             if aimed <= 0 or (turn > 1 and fits):
@@ -317,10 +303,10 @@ class OffloadPlanner(Prepared):
 
         For each value: where it is computed, its last use in forward, and its first and last use in backward.
         """
-        begin, first, last = self.search.uses()
+        begin, first, last = self._schedules.uses()
         state, lowered = self.state, self.lowered
         index, owner, required = state.index, state.storages.owner, state.roles.required_forward
-        runs = self.search.step.of_name
+        runs = self._schedules.step.of_name
         ready = [-1] * len(index)
         for i in range(len(index) - 1, -1, -1):
             if required[i] and index.nodes[i].name in runs:
@@ -335,32 +321,6 @@ class OffloadPlanner(Prepared):
         return Lives(
             begin=begin, ready=[ready[p] for p in lowered.position], first=first, last=last
         )
-
-    def bound_with_offloads(self, peak_bytes: int, moments: Iterable[int]) -> int:
-        """Return a lower bound on the cost of every decision with offloads within a peak, for any node order.
-
-        Let T be the cost that a decision adds to the step. Values that are in the host's memory while backward runs
-        were sent during forward, which takes at most the time of its operators plus T. So the decision offloads at most
-        B bytes: as many as the link sends in that time, and no more than the host's memory holds. If these bytes
-        stayed on the device, the peak would rise by at most B. So T is at least the bound without offloads for a peak
-        that is higher by B. The result is the least T for which this holds.
-
-        Args:
-            peak_bytes: limit on the peak, in bytes.
-            moments: positions in the joint graph of nodes that backward runs under every decision. The bound
-                without offloads is computed from the bytes alive while each of them runs.
-        """
-        at_moments, forward = tuple(moments), self._forward_time
-
-        def least(added: int) -> int:
-            # `bytes_in` rounds down, which would make the bound too high.
-            sent = self.request.link.bytes_in(forward + added) + 1
-            if self.host_bytes is not None:
-                sent = min(sent, self.host_bytes)
-            return self.bounds.bound(peak_bytes + sent, at_moments)
-
-        # For any smaller T, the bound `least(T)` is above T, so no decision costs T.
-        return bisect_left(range(least(0)), True, key=lambda added: least(added) <= added)
 
     # ---- from a choice to a decision ------------------------------------------------------------------
     def _placed(
@@ -385,7 +345,7 @@ class OffloadPlanner(Prepared):
         )
         decision = replace(ordered or self.lowered.decision(found.saved), offloads=())
         wanted = Candidate.of(self.lowered, decision, found.cost - found.exposed)
-        return self._carried_out(self.informed(wanted), offloads, peak_bytes)
+        return self._carried_out(self._decisions.informed(wanted), offloads, peak_bytes)
 
     def _fitting(self, host_bytes: int, saved: Container[str]) -> list[Tagged]:
         """Return the tagged values among the saved ones that fit into the host's memory together.
@@ -397,7 +357,7 @@ class OffloadPlanner(Prepared):
             saved: names of the saved values.
         """
         found, most = [], self.host_bytes
-        for tagged in self.tagged:
+        for tagged in self._context.tagged:
             name, nbytes = tagged.value.name, tagged.value.nbytes
             if tagged.why or name in self._left_out or name not in saved:
                 continue
@@ -417,7 +377,7 @@ class OffloadPlanner(Prepared):
             PlanError: a value with the tag MUST_CPU_OFFLOAD cannot be offloaded. The message names the value and the
                 reason.
         """
-        if self.tagged and decided.decision not in self._with_tagged:
+        if self._context.tagged and decided.decision not in self._with_tagged:
             found = self._offload_tagged(decided)
             self._with_tagged |= {decided.decision: found, found.decision: found}
         return self._with_tagged.get(decided.decision, decided)
@@ -430,7 +390,11 @@ class OffloadPlanner(Prepared):
         unplaced = [replace(value, freed_after="", fetched_before="") for value in before]
         plain = replace(decided.decision, offloads=())
         wanted = Candidate.of(
-            self.lowered, plain, decided.cost - decided.choice.exposed_time, decided.choice
+            self.lowered,
+            plain,
+            decided.cost - decided.exposed_time,
+            provenance=decided.provenance,
+            limits=decided.limits,
         )
         # Each failed attempt leaves out at least one value, so the loop ends.
         found: Candidate | None = None
@@ -438,9 +402,11 @@ class OffloadPlanner(Prepared):
             more = [t.value for t in self._fitting(decided.host_bytes, missing)]
             found = decided
             if more:
-                found, _ = self._carried_out(wanted, (*unplaced, *more), self.peak(decided))
+                found, _ = self._carried_out(
+                    wanted, (*unplaced, *more), self._measures.simulated(decided)
+                )
         names = {value.name for value in (*before, *more)}
-        for tagged in self.tagged:
+        for tagged in self._context.tagged:
             if tagged.must and tagged.value.name in missing - names:
                 raise tagged.refusal(self._left_out.get(tagged.value.name, ""))
         if self.host_bytes is not None and found.host_bytes > self.host_bytes:
@@ -466,15 +432,22 @@ class OffloadPlanner(Prepared):
             later searches do not offload such values.
         """
         decision = replace(wanted.decision, offloads=offloads)
-        decided = replace(self.state, decision=decision, choice=wanted.choice)
+        decided = replace(self.state, decision=decision, provenance=wanted.provenance)
         plain = PassManager(SPLIT).run(decided, in_place=True, verify=False).state
         _, refused = traced_offloads(plain, offloads)
         if refused:
             self._left_out |= refused
             return None, 0
         done = PassManager((OffloadSaved(),)).run(plain, in_place=True, verify=False)
-        copies = Copies(done.state, offloads, self.request.link, self._times)
+        copies = Copies(done.state, offloads, self.request.link, self._context.times)
         placed, exposed_time, over = copies.placed(peak_bytes)
-        choice = replace(wanted.choice, exposed_time=exposed_time)
         decision = replace(wanted.decision, offloads=placed)
-        return Candidate.of(self.lowered, decision, wanted.cost + exposed_time, choice), over
+        made = Candidate.of(
+            self.lowered,
+            decision,
+            wanted.cost + exposed_time,
+            exposed_time=exposed_time,
+            provenance=wanted.provenance,
+            limits=wanted.limits,
+        )
+        return made, over

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 from remat.graph.lowering import Decision, Lowered
-from remat.passes.core.choice import DecisionInfo
+from remat.passes.core.choice import Provenance, SavedLimits
 from remat.solvers.pareto import pareto
 
 #: About how many choices `combine` keeps after each graph. Further choices would be nearly equal to these.
 _CHOICES = 2_000
-_UNKNOWN = DecisionInfo()
+_UNKNOWN = Provenance()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -24,15 +24,16 @@ class Candidate:
     """A decision on one graph, with its saved bytes, its cost and, if known, its peak.
 
     The *graph problem* asks which nodes to save. The *step problem* asks which node runs when, and how often; its
-    solution is a schedule. `remat.planning.prepared.Prepared.peak` simulates the peak of a decision, and caches it.
+    solution is a schedule.
 
     Attributes:
         lowered: the graph problem, and the map from its nodes to the joint graph.
         saved: positions of the saved nodes in the graph problem.
         saved_bytes: bytes of the saved nodes, without offloaded values.
-        cost: recompute cost plus exposed transfer time (for which operators wait for copies to and from the host), in
-            the unit of the cost model.
-        choice: the limits under which the decision was made, the solver that made it, and a lower bound on the cost.
+        cost: recompute cost plus ``exposed_time``, in the unit of the cost model.
+        exposed_time: time that the step waits for copies to and from the host, in the unit of the cost model.
+        provenance: who found the decision, and a lower bound on the cost.
+        limits: the limits on saved bytes under which the decision was made; None: it was searched within a peak.
         ordered: the decision in full. If None, ``saved`` is the whole decision, without node orders and offloads.
         schedule: the schedule that the node orders were read from, as a pair. First, for each run in order,
             the node of the step problem that runs. Second, the position of the first run of backward among
@@ -47,23 +48,23 @@ class Candidate:
     saved: tuple[int, ...]
     saved_bytes: int
     cost: int
-    choice: DecisionInfo = _UNKNOWN
+    exposed_time: int = 0
+    provenance: Provenance = _UNKNOWN
+    limits: SavedLimits | None = None
     ordered: Decision | None = None
     schedule: tuple[Sequence[int], int] | None = field(default=None, repr=False)
     alive: Mapping[int, int] = field(default_factory=dict, repr=False)
     peak_bytes: int = 0
 
     @classmethod
-    def of(
-        cls, lowered: Lowered, decision: Decision, cost: int, choice: DecisionInfo = _UNKNOWN
-    ) -> Self:
+    def of(cls, lowered: Lowered, decision: Decision, cost: int, **more: Any) -> Self:
         """Build a candidate from a `Decision`, which may have node orders or offloads.
 
         Args:
             lowered: the graph problem, with the map from its nodes to the joint graph.
             decision: the decision; its offloaded values do not count as saved bytes.
             cost: recompute cost plus exposed transfer time, in the unit of the cost model.
-            choice: the limits under which the decision was made, and the solver that made it.
+            more: further attributes.
         """
         saved, size = lowered.saved_of(decision), lowered.problem.size
         return cls(
@@ -71,8 +72,8 @@ class Candidate:
             saved=saved,
             saved_bytes=sum(size[i] for i in saved) - sum(o.nbytes for o in decision.offloads),
             cost=cost,
-            choice=choice,
             ordered=decision,
+            **more,
         )
 
     @cached_property

@@ -9,8 +9,11 @@ bound assumes that operators that only backward runs, such as those that depend 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import accumulate, groupby
+from operator import itemgetter
 
 from torch import fx
 
@@ -18,8 +21,14 @@ from remat.graph.joint import Role, split_outputs
 from remat.graph.lowering import SavedKind
 from remat.graph.storages import Sizes
 from remat.passes.core.state import State
+from remat.planning.context import GraphContext
+from remat.planning.search.schedules import Schedules
 from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.hull import Hull
+from remat.solvers.pareto import pareto
+
+#: Number of intervals between the peaks at which bounds are computed.
+_STEPS = 64
 
 
 class PeakBounds:
@@ -133,3 +142,68 @@ class PeakBounds:
                     found.add(j)
                     stack.append(j)
         return found
+
+
+def line_of_bounds(
+    schedules: Schedules,
+    bound: Callable[[int, Iterable[int]], int],
+    starts: Iterable[Iterable[int]],
+) -> tuple[tuple[int, int], ...]:
+    """Return a lower bound on the cost at each peak, as a line that falls in steps.
+
+    No schedule of the step lies below the line. A bound that is proven for one peak also holds for all lower peaks.
+    So the line is constant between the peaks at which bounds are computed.
+
+    Args:
+        schedules: the decisions of the graph, by the peaks of their schedules.
+        bound: function that takes a peak in bytes and program points, and returns a lower bound on the cost within
+            this peak, such as `PeakBounds.bound`.
+        starts: decisions, each as its saved nodes of the graph problem. The highest peak of the Pareto-optimal
+            decisions is the end of the line. The program points for ``bound`` are those where two of these
+            decisions have most bytes alive.
+
+    Returns:
+        Vertices (peak bytes, cost) of the line, from the least possible peak upwards.
+    """
+    best = pareto(map(schedules.tried, starts), lambda t: (t.peak_bytes, t.cost))
+    low, high = schedules.least_possible, best[-1].peak_bytes
+    moments = [m for t in (best[0], best[len(best) // 2]) for m in schedules.highest(t)]
+    peaks = sorted({low + (high - low) * k // _STEPS for k in range(_STEPS + 1)})
+    costs = accumulate((bound(p, moments) for p in peaks), min)
+    line: dict[int, int] = {}
+    for cost, step in groupby(zip(peaks, costs, strict=True), key=itemgetter(1)):
+        end = max(peak_bytes for peak_bytes, _ in step)
+        line |= {low: cost, end: cost}
+        low = end + 1
+    return tuple(line.items())
+
+
+def bound_with_offloads(
+    context: GraphContext, bounds: PeakBounds, peak_bytes: int, moments: Iterable[int]
+) -> int:
+    """Return a lower bound on the cost of every decision with offloads within a peak, for any node order.
+
+    Let T be the cost that a decision adds to the step. Values that are in the host's memory while backward runs
+    were sent during forward, which takes at most the time of its operators plus T. So the decision offloads at most
+    B bytes: as many as the link sends in that time, and no more than the host's memory holds. If these bytes
+    stayed on the device, the peak would rise by at most B. So T is at least the bound without offloads for a peak
+    that is higher by B. The result is the least T for which this holds.
+
+    Args:
+        context: the prepared graph.
+        bounds: bounds without offloads.
+        peak_bytes: limit on the peak, in bytes.
+        moments: positions in the joint graph of nodes that backward runs under every decision. The bound
+            without offloads is computed from the bytes alive while each of them runs.
+    """
+    at_moments, forward = tuple(moments), context.forward_time
+
+    def least(added: int) -> int:
+        # `bytes_in` rounds down, which would make the bound too high.
+        sent = context.request.link.bytes_in(forward + added) + 1
+        if context.host_bytes is not None:
+            sent = min(sent, context.host_bytes)
+        return bounds.bound(peak_bytes + sent, at_moments)
+
+    # For any smaller T, the bound `least(T)` is above T, so no decision costs T.
+    return bisect_left(range(least(0)), True, key=lambda added: least(added) <= added)

@@ -1,6 +1,4 @@
-"""Frontier by peak: Pareto-optimal decisions by (peak, cost), without a search for each peak.
-
-A decision says which nodes of a graph to save. The frontier is found in four stages:
+"""Propose Pareto-optimal decisions by (peak, cost), without a search for each peak.
 
 1. Minimum cuts propose the first decisions. Some cuts have one price for every saved byte; they are the vertices of the
    hull of the graph problem. Other cuts have one price of a byte per program point. These prices rise while the peak
@@ -8,21 +6,21 @@ A decision says which nodes of a graph to save. The frontier is found in four st
 2. Mixtures of two neighbouring decisions are evaluated. A mixture takes the choices of one decision up to a node, and
    those of the other decision after the node. In a model of equal layers, successive mixtures differ in a few layers.
 3. For many peaks, the cheapest decision within the peak is taken, and further values are saved, many at a time.
-4. For small steps, node orders are searched, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import accumulate, groupby, pairwise
-from operator import itemgetter
+from itertools import pairwise
 
 import numpy as np
 
-from remat.planning.candidates import Candidate
-from remat.planning.peak_search import Limits, PeakSearch
+from remat.planning.search.candidates import Candidate
+from remat.planning.search.pool import Limits
+from remat.planning.search.proposers.cuts import Cuts, Prices
+from remat.planning.search.schedules import Schedules
 from remat.solvers.graph_problem import worth_saving
-from remat.solvers.pareto import lower_hull, pareto
+from remat.solvers.pareto import lower_hull
 
 #: Number of peaks for which prices are adjusted, and maximum number of cuts for each peak.
 _PEAKS, _CUTS = 16, 4
@@ -31,11 +29,6 @@ _PEAKS, _CUTS = 16, 4
 _PARTS = 24
 #: `_add` makes at most this many evaluations: the first number divided by the graph's nodes, but at least the second.
 _WORK, _LEAST = 800_000, 24
-#: Node orders are searched if the step has at most the first number of operators. The searches start from about the
-#: second number of points of the frontier.
-FEW_RUNS, _ORDERED = 1_000, 8
-#: Number of intervals between the peaks at which bounds are computed.
-_STEPS = 64
 
 
 def by_peak(found: Candidate) -> tuple[int, int]:
@@ -43,13 +36,22 @@ def by_peak(found: Candidate) -> tuple[int, int]:
     return found.peak_bytes, found.cost
 
 
-class PeakFrontier(PeakSearch):
-    """Search for the Pareto-optimal decisions of one prepared graph by (peak, cost); arguments as in `PeakSearch`."""
+class Mixtures:
+    """Search for the Pareto-optimal decisions of one prepared graph by (peak, cost), all peaks at once.
 
-    def found(
+    Args:
+        schedules: the decisions of the graph; those that are found join ``schedules.seen``.
+    """
+
+    def __init__(self, schedules: Schedules) -> None:
+        self._schedules, self.problem = schedules, schedules.problem
+        self._seen, self.tried = schedules.seen, schedules.tried
+        self._nodes = len(schedules.context.state.index)
+
+    def find(
         self, starts: Iterable[Iterable[int]], on_step: Callable[[str], None]
     ) -> list[Candidate]:
-        """Search for the frontier; return its decisions as candidates, lowest peak first.
+        """Search for the frontier; return its candidates, lowest peak first.
 
         Args:
             starts: decisions to start from, each as its saved nodes of the graph problem; at least one.
@@ -63,21 +65,11 @@ class PeakFrontier(PeakSearch):
         self._mix()
         on_step("adding what has room")
         self._add()
-        best: list[Candidate] = [*self._best]
-        if len(self.step.problem.runnable) <= FEW_RUNS and self.orders.is_possible:
-            for tried in self._best[:: max(1, len(best) // _ORDERED)]:
-                on_step("searching orders")
-                best += self.reordered(tried, tried.peak_bytes)[:1]
-        return pareto(best, by_peak)
-
-    @property
-    def _best(self) -> list[Candidate]:
-        """The candidates evaluated so far that are Pareto-optimal by (peak, cost), lowest peak first."""
-        return pareto(self._seen.values(), by_peak)
+        return self._seen.pareto()
 
     def _peaks(self, count: int) -> list[int]:
-        """Return ``count`` evenly spaced peaks in bytes, from the lowest peak of `_best` to below the highest one."""
-        best = self._best
+        """Return ``count`` evenly spaced peaks in bytes, from the lowest peak of the Pareto-optimal candidates to below the highest one."""
+        best = self._seen.pareto()
         low, high = best[0].peak_bytes, best[-1].peak_bytes
         return [low + (high - low) * k // count for k in range(count)]
 
@@ -89,14 +81,14 @@ class PeakFrontier(PeakSearch):
         Args:
             peaks: the peaks in bytes, lowest first.
         """
-        prices: dict[int, float] = {}
+        cuts, prices = Cuts(self._schedules), Prices()
         for peak_bytes in reversed(peaks):
             for _ in range(_CUTS):
-                found = self.tried(self._cut(prices))
-                cheapest = self.seen_within(peak_bytes)
+                found = cuts.at(prices)
+                cheapest = self._seen.cheapest(Limits(peak_bytes=peak_bytes))
                 assert cheapest is not None, "`_peaks` begins with the peak of a candidate"
                 most = max(1, cheapest.cost)
-                moved = self._moved(prices, found, Limits(peak_bytes, None), most)
+                moved = cuts.moved(prices, found, Limits(peak_bytes=peak_bytes), most)
                 if moved is None:
                     break
                 prices = moved
@@ -106,7 +98,7 @@ class PeakFrontier(PeakSearch):
 
         A mixture takes one candidate's choices up to a node, and the other candidate's choices after this node.
         """
-        best, size = lower_hull(self._best, by_peak), self.problem.size
+        best, size = lower_hull(self._seen.pareto(), by_peak), self.problem.size
         part = max(1, (best[-1].peak_bytes - best[0].peak_bytes) // _PARTS)
         for low, high in pairwise(best):
             parts = round((high.peak_bytes - low.peak_bytes) / part)
@@ -125,11 +117,11 @@ class PeakFrontier(PeakSearch):
 
         The peaks are those of the Pareto-optimal candidates, and evenly spaced ones.
         """
-        left = len(self._seen) + max(_LEAST, _WORK // max(1, len(self._state.index)))
-        targets = {*self._peaks(_PARTS), *(t.peak_bytes for t in self._best[:-1])}
+        left = len(self._seen) + max(_LEAST, _WORK // max(1, self._nodes))
+        targets = {*self._peaks(_PARTS), *(t.peak_bytes for t in self._seen.pareto()[:-1])}
         # In this order, the first targets already cover the whole range, in case the evaluations run out.
         for peak_bytes in _spread(sorted(targets)):
-            tried = self.seen_within(peak_bytes)
+            tried = self._seen.cheapest(Limits(peak_bytes=peak_bytes))
             assert tried is not None, "`_peaks` begins with the peak of a candidate"
             more = self._room(tried, peak_bytes)
             while more and len(self._seen) < left:
@@ -149,8 +141,8 @@ class PeakFrontier(PeakSearch):
         Returns:
             Nodes of the graph problem.
         """
-        problem, (begin, first, _) = self.problem, self.uses()
-        room = np.full(len(self._state.index) + 1, peak_bytes)
+        problem, (begin, first, _) = self.problem, self._schedules.uses()
+        room = np.full(self._nodes + 1, peak_bytes)
         for moment, nbytes in tried.alive.items():
             if moment >= 0:
                 room[moment] -= nbytes
@@ -161,36 +153,6 @@ class PeakFrontier(PeakSearch):
                 there -= problem.size[i]
                 more.append(i)
         return more
-
-    def bound(
-        self, bound: Callable[[int, Iterable[int]], int], starts: Iterable[Iterable[int]]
-    ) -> tuple[tuple[int, int], ...]:
-        """Return a lower bound on the cost at each peak, as a line that falls in steps.
-
-        No schedule of the step lies below the line. A bound that is proven for one peak also holds for all lower peaks.
-        So the line is constant between the peaks at which bounds are computed.
-
-        Args:
-            bound: function that takes a peak in bytes and program points, and returns a lower bound on the cost within
-                this peak, such as `remat.planning.peak_bound.PeakBounds.bound`.
-            starts: decisions, each as its saved nodes of the graph problem. The highest peak of the Pareto-optimal
-                decisions is the end of the line. The program points for ``bound`` are those where two of these
-                decisions have most bytes alive.
-
-        Returns:
-            Vertices (peak bytes, cost) of the line, from the least possible peak upwards.
-        """
-        best = pareto(map(self.tried, starts), by_peak)
-        low, high = self.least_possible, best[-1].peak_bytes
-        moments = [m for t in (best[0], best[len(best) // 2]) for m in self.highest(t)]
-        peaks = sorted({low + (high - low) * k // _STEPS for k in range(_STEPS + 1)})
-        costs = accumulate((bound(p, moments) for p in peaks), min)
-        line: dict[int, int] = {}
-        for cost, step in groupby(zip(peaks, costs, strict=True), key=itemgetter(1)):
-            end = max(peak_bytes for peak_bytes, _ in step)
-            line |= {low: cost, end: cost}
-            low = end + 1
-        return tuple(line.items())
 
 
 def _spread(items: list[int]) -> list[int]:

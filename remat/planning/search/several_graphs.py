@@ -13,9 +13,10 @@ from functools import cached_property
 from remat.errors import BudgetError
 from remat.graph.liveness_of_graphs import PartitionedGraph, highest_of_graphs
 from remat.graph.lowering import Decision
-from remat.planning.candidates import Candidate, Choice, combine
 from remat.planning.pipelines import modules_of
-from remat.planning.planner import Planner
+from remat.planning.search.all_peaks import frontier_by_peak
+from remat.planning.search.candidates import Candidate, Choice, combine
+from remat.planning.search.search import Search
 from remat.units import Budget, bytes_of_share, format_bytes
 
 #: Most rounds of a loop that lowers the peak of the step. Peaks in the loop may be estimates, so one round may not
@@ -28,19 +29,19 @@ _LOW = 6
 _SEARCHED = 8
 
 
-class PeakOfGraphs:
-    """Planner that decides all prepared graphs of a step by the peak of the whole step.
+class SeveralGraphs:
+    """Search for the decisions of all prepared graphs of a step by the peak of the whole step.
 
     A graph that runs several times in a step has one decision for all of its runs. A *choice* is one decision for each
     graph, with the saved bytes and a score of all graphs together.
 
     Args:
-        planners: one for each graph, in the order in which the graphs run forward.
+        searches: one for each graph, in the order in which the graphs run forward.
     """
 
-    def __init__(self, planners: Sequence[Planner]) -> None:
-        self._planners = planners
-        self._runs = [p.state.joint.runs for p in planners]
+    def __init__(self, searches: Sequence[Search]) -> None:
+        self._searches = searches
+        self.runs = [s.context.state.joint.runs for s in searches]
         self._partitioned: dict[tuple[int, Decision], PartitionedGraph] = {}
 
     def highest(self, decided: Sequence[Candidate]) -> tuple[int, ...]:
@@ -57,13 +58,16 @@ class PeakOfGraphs:
         Raises:
             BudgetError: no such decisions were found; the message names the least peak that was found.
         """
-        peak_bytes, cheapest = budget.peak_bytes, [p.allowed_cheapest for p in self._planners]
+        peak_bytes, cheapest = (
+            budget.peak_bytes,
+            [s.decisions.allowed_cheapest for s in self._searches],
+        )
         # These decisions cost least, so they are the result if they are within the peak. If values are tagged for
         # offloading, others may be cheaper, because operators may wait for copies.
-        tagged = any(p.tagged for p in self._planners)
+        tagged = any(s.context.tagged for s in self._searches)
         if peak_bytes is not None and not tagged and max(self.highest(cheapest)) <= peak_bytes:
             return cheapest
-        full, lowest = [p.allowed_full for p in self._planners], self._lowest
+        full, lowest = [s.decisions.allowed_full for s in self._searches], self._lowest
         least = max(self.highest(lowest))
         if peak_bytes is None:
             most = max(self.highest(full))
@@ -73,7 +77,7 @@ class PeakOfGraphs:
         best = self._chosen(peak_bytes)
         known = [*([best] if best else []), self._searched(lowest, least), full]
         fits = [d for d in known if max(self.highest(d)) <= peak_bytes]
-        offloads = all(p.request.offload is not None for p in self._planners)
+        offloads = all(s.context.request.offload is not None for s in self._searches)
         if not fits and offloads:
             fits = [d for d in (self._lowered_by_offloads(lowest, peak_bytes),) if d]
         if not fits:
@@ -83,7 +87,7 @@ class PeakOfGraphs:
                 f"{format_bytes(least)} ({least} bytes): weights, gradients and what one operator needs at "
                 "once do not shrink with the budget. Raise the budget, or make the model or the batch smaller"
             )
-        best = self._searched(min(fits, key=self._cost), peak_bytes)
+        best = self._searched(min(fits, key=self.cost), peak_bytes)
         if not offloads:
             return best
         return self._with_offloads(best, peak_bytes)
@@ -92,7 +96,7 @@ class PeakOfGraphs:
         """Return the graph at index ``k``, split by a decision into forward and backward; cached."""
         key = (k, decided.decision)
         if key not in self._partitioned:
-            done = self._planners[k].split_of(decided)
+            done = self._searches[k].measures.split_of(decided)
             forward, backward = modules_of(done)
             self._partitioned[key] = PartitionedGraph(
                 joint=done.joint, forward=forward, backward=backward
@@ -108,16 +112,16 @@ class PeakOfGraphs:
         graphs, such as equal layers, are decided once and share their candidates.
         """
         known: dict[tuple[str, tuple[str, ...]], list[Candidate]] = {}
-        for planner in self._planners:
-            key = _identity(planner)
+        for search in self._searches:
+            key = _identity(search)
             if key in known:
                 continue
-            tried = planner.search.tried
-            by_saved = (*planner.pareto(), planner.allowed_full, planner.cheapest)
-            found = planner.frontier_by_peak()[0]
+            tried, decisions = search.schedules.tried, search.decisions
+            by_saved = (*decisions.pareto(), decisions.allowed_full, decisions.cheapest)
+            found = frontier_by_peak(search)[0]
             found += [replace(d, peak_bytes=tried(d.saved).peak_bytes) for d in by_saved]
-            known[key] = [*filter(planner.may_save, found)]
-        return [known[_identity(planner)] for planner in self._planners]
+            known[key] = [*filter(search.context.may_save, found)]
+        return [known[_identity(search)] for search in self._searches]
 
     @cached_property
     def _others(self) -> list[int]:
@@ -127,12 +131,14 @@ class PeakOfGraphs:
         earlier runs of any graph. The bytes are computed for the decisions at budget 1, because other decisions
         hardly change them.
         """
-        full = [p.allowed_full for p in self._planners]
+        full = [s.decisions.allowed_full for s in self._searches]
         saved, others = 0, []
         highest = self.highest(full)
-        for k, (planner, decided) in enumerate(zip(self._planners, full, strict=True)):
-            saved += self._runs[k] * decided.saved_bytes
-            others.append(highest[k] - planner.peak(decided) - (saved - decided.saved_bytes))
+        for k, (search, decided) in enumerate(zip(self._searches, full, strict=True)):
+            saved += self.runs[k] * decided.saved_bytes
+            others.append(
+                highest[k] - search.measures.simulated(decided) - (saved - decided.saved_bytes)
+            )
         return others
 
     def _choices(self, score: Callable[[int, int, int], int | None]) -> list[Choice]:
@@ -145,7 +151,7 @@ class PeakOfGraphs:
         """
 
         def extend(k: int, saved: int, so_far: int, decided: Candidate) -> tuple[int, int] | None:
-            runs, nbytes = self._runs[k], decided.saved_bytes
+            runs, nbytes = self.runs[k], decided.saved_bytes
             # At the last run of this graph, its earlier runs and all earlier graphs have saved their values.
             peak = saved + (runs - 1) * nbytes + self._others[k] + decided.peak_bytes
             value = score(so_far, peak, runs * decided.cost)
@@ -208,11 +214,12 @@ class PeakOfGraphs:
             One candidate for each graph.
         """
         for k in sorted(range(len(chosen)), key=lambda k: (-chosen[k].cost, k)):
-            planner, room = self._planners[k], peak_bytes - self.highest(chosen)[k]
+            search, room = self._searches[k], peak_bytes - self.highest(chosen)[k]
             # The first attempt lets this graph's peak rise by the room that is left. That may raise the peak while
             # other graphs run, which is checked below. The second attempt keeps this graph's peak as it is.
-            for part in dict.fromkeys((room // self._runs[k], 0)):
-                found = planner.with_offloads(planner.peak(chosen[k]) + part, chosen[k])
+            for part in dict.fromkeys((room // self.runs[k], 0)):
+                peak = search.measures.simulated(chosen[k])
+                found = search.offloads.with_offloads(peak + part, chosen[k])
                 if found is None or found.cost >= chosen[k].cost:
                     break
                 other = [*chosen[:k], found, *chosen[k + 1 :]]
@@ -241,13 +248,12 @@ class PeakOfGraphs:
             at = highest.index(max(highest))
             # First the graph during which the step peaks, then the others: values that they saved may be alive at
             # the peak.
-            others = sorted(
-                range(len(chosen)), key=lambda k: -self._runs[k] * chosen[k].saved_bytes
-            )
+            others = sorted(range(len(chosen)), key=lambda k: -self.runs[k] * chosen[k].saved_bytes)
             for k in dict.fromkeys((at, *others)):
-                planner = self._planners[k]
-                less = -(-over // self._runs[k])
-                found = planner.with_offloads(planner.peak(chosen[k]) - less, None)
+                search = self._searches[k]
+                less = -(-over // self.runs[k])
+                peak = search.measures.simulated(chosen[k])
+                found = search.offloads.with_offloads(peak - less, None)
                 other = chosen if found is None else [*chosen[:k], found, *chosen[k + 1 :]]
                 if max(self.highest(other)) < max(highest):
                     chosen = other
@@ -266,28 +272,29 @@ class PeakOfGraphs:
         Returns:
             One candidate for each graph.
         """
-        dearest = sorted(range(len(chosen)), key=lambda k: (-self._runs[k] * chosen[k].cost, k))
+        dearest = sorted(range(len(chosen)), key=lambda k: (-self.runs[k] * chosen[k].cost, k))
         for k in dearest[:_SEARCHED]:
-            alone = self._planners[k].is_alone  # a named solver decides alone
+            alone = self._searches[k].context.is_alone  # a named solver decides alone
             if alone or not chosen[k].cost or chosen[k].decision.offloads:
                 continue
-            planner, highest = self._planners[k], self.highest(chosen)
-            room = [(peak_bytes - h) // self._runs[k] for h in highest]
+            search, highest = self._searches[k], self.highest(chosen)
+            room = [(peak_bytes - h) // self.runs[k] for h in highest]
             # Values that this graph saves are alive while later graphs run. So the free bytes during later graphs limit
             # the bytes that this graph may save.
-            capacity = chosen[k].saved_bytes + min(room[k + 1 :], default=planner.full_bytes)
-            within = planner.peak(chosen[k]) + room[k]
-            found = planner.searched(within, chosen[k], capacity=capacity)
+            capacity = chosen[k].saved_bytes + min(room[k + 1 :], default=search.context.full_bytes)
+            within = search.measures.simulated(chosen[k]) + room[k]
+            found = search.searched(within, chosen[k], capacity=capacity)
             if found is not None and found.cost < chosen[k].cost:
                 other = [*chosen[:k], found, *chosen[k + 1 :]]
                 chosen = other if max(self.highest(other)) <= peak_bytes else chosen
         return chosen
 
-    def _cost(self, decided: Sequence[Candidate]) -> int:
+    def cost(self, decided: Sequence[Candidate]) -> int:
         """Return the summed cost that decisions, one per graph, add to all runs of their graphs."""
-        return sum(runs * d.cost for runs, d in zip(self._runs, decided, strict=True))
+        return sum(runs * d.cost for runs, d in zip(self.runs, decided, strict=True))
 
 
-def _identity(planner: Planner) -> tuple[str, tuple[str, ...]]:
+def _identity(search: Search) -> tuple[str, tuple[str, ...]]:
     """Return a key by which to compare graphs: equal keys mean equal graphs with equal names of nodes."""
-    return planner.fingerprint, tuple(n.name for n in planner.state.index.nodes)
+    context = search.context
+    return context.fingerprint, tuple(n.name for n in context.state.index.nodes)

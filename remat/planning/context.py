@@ -1,0 +1,309 @@
+"""What planning knows of one prepared graph before it decides: problems, costs, limits and options.
+
+A prepared graph is a joint graph after the passes that precede every decision, such as common subexpression
+elimination.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
+
+from remat.errors import ProblemError
+from remat.graph import ops
+from remat.graph.joint import JointGraph
+from remat.graph.liveness import MemoryCurve
+from remat.graph.lowering import Lowered
+from remat.passes.core.base import Pass
+from remat.passes.core.choice import Provenance, SavedLimits
+from remat.passes.core.state import State
+from remat.passes.decide.budgeted import RegionBudget, full_and_least
+from remat.passes.decide.min_cut import RuntimeOptimalCut, require_tangents
+from remat.passes.decide.policies import check_matched
+from remat.planning.offload_costs import Tagged, Times, tagged_values
+from remat.planning.pipelines import count_workspaces, prepare, step_costs_of
+from remat.planning.request import PlanRequest
+from remat.planning.search.candidates import Candidate
+from remat.solvers.auto import is_auto
+from remat.solvers.graph_problem import evaluate
+from remat.solvers.hull import Hull
+from remat.units import Budget
+
+#: A frontier (see `GraphContext`) is decided at the ends of this number of equal intervals of saved bytes, and at vertices
+#: of the hull.
+STEPS = 24
+#: Maximum number of vertices of the hull among the limits on saved bytes at which a frontier is decided.
+VERTICES = 16
+#: Error of modelled times as a fraction of the step's time: the figure ``error_of_step`` of the benchmark ``step``, the
+#: root mean square over 54 compiled plans, under `roofline-fused`.
+COST_ERROR = 0.025
+
+
+def check_joint(joint: object) -> None:
+    """Raise a ProblemError unless ``joint`` is a `JointGraph`."""
+    if not isinstance(joint, JointGraph):
+        raise ProblemError(
+            f"joint is a {type(joint).__name__}; expected a JointGraph: use remat.capture(model, args); "
+            "several graphs of one step are what remat.plan takes as a list"
+        )
+
+
+def fingerprint_of(joint: JointGraph) -> str:
+    """Return the digest of a joint graph, by which saved plans are matched to graphs.
+
+    Raises:
+        ProblemError: ``joint`` is not a `JointGraph`.
+    """
+    check_joint(joint)
+    return joint.fingerprint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """Figures of the step without remat, to compare plans with.
+
+    "Without remat" means under the default solver's plan for budget 1, without hooks on saved tensors.
+
+    Attributes:
+        peak_bytes: simulated peak of the step; 0 if unknown.
+        expected_bytes: estimated peak of the step once Inductor has compiled it; 0 if unknown.
+        recompute_cost: recompute cost of the step, in the unit of the cost model.
+        curve: memory over the step; None if unknown.
+    """
+
+    peak_bytes: int = 0
+    expected_bytes: int = 0
+    recompute_cost: int = 0
+    curve: MemoryCurve | None = None
+
+
+class GraphContext:
+    """A prepared graph with the options of planning; nothing changes it.
+
+    The *graph problem* asks which nodes to save, so that recomputing the others costs least. Its *frontier* is the
+    least recompute cost for each number of saved bytes. The *hull* is the frontier's lower convex hull. *Budget 1*
+    allows the bytes that the runtime-optimal partition saves: the minimum cut that recomputes only cheap operators.
+
+    Args:
+        state: a state from `remat.planning.pipelines.prepare`; it is not changed.
+        request: the options, among them solver and cost model.
+        fingerprint: digest of the joint graph as it was captured.
+        on_step: called with a line of text before each stage of planning.
+        host_bytes: bytes that values of this graph may take in the host's memory; None: those of the request.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        request: PlanRequest,
+        *,
+        fingerprint: str,
+        on_step: Callable[[str], None] | None = None,
+        host_bytes: int | None = None,
+    ) -> None:
+        require_tangents(state)
+        self.state, self.request, self.fingerprint = state, request, fingerprint
+        # Operators that the user declares pure may run again, so decisions hold only as long as the declarations stay.
+        self.declarations = ops.declarations()
+        self.host_bytes = request.host_memory if host_bytes is None else host_bytes
+        self.on_step = on_step or (lambda _: None)
+
+    @classmethod
+    def of(
+        cls,
+        joint: JointGraph,
+        request: PlanRequest,
+        *,
+        fingerprint: str | None = None,
+        in_place: bool = False,
+        on_step: Callable[[str], None] | None = None,
+        at_budget: bool = False,
+    ) -> Self:
+        """Run the passes that precede decisions on a joint graph, and return its context.
+
+        Args:
+            joint: the captured step.
+            request: the options.
+            fingerprint: digest of the joint graph; None: computed here.
+            in_place: whether to change ``joint`` itself instead of a copy.
+            on_step: called with a line of text before each decision.
+            at_budget: as in `remat.planning.pipelines.prepare`; False is used under a budget on the peak.
+        """
+        fingerprint, request = fingerprint or fingerprint_of(joint), request.on(joint)
+        if request.policies and not request.has_matched:
+            check_matched(request.policies, [joint.graph], joint.name)
+        state = prepare(
+            joint,
+            in_place=in_place,
+            count_outputs=request.count_outputs,
+            hooks=request.hooks,
+            reread_inputs=request.reread_inputs,
+            policies=request.policies,
+            deciding=request.deciding(),
+            at_budget=at_budget and not request.budget.on_peak,
+            chunk=request.chunk if isinstance(request.chunk, Pass) else None,
+        )
+        count_workspaces(state, request.cost)
+        return cls(state, request, fingerprint=fingerprint, on_step=on_step)
+
+    def with_host(self, host_bytes: int) -> GraphContext:
+        """Return the graph with another limit on its values in the host's memory."""
+        return GraphContext(
+            self.state,
+            self.request,
+            fingerprint=self.fingerprint,
+            on_step=self.on_step,
+            host_bytes=host_bytes,
+        )
+
+    def like(self, other: GraphContext) -> bool:
+        """Return whether another context has an equal graph, and equal options except the budget."""
+        request = replace(other.request, budget=self.request.budget)
+        return other.fingerprint == self.fingerprint and request == self.request
+
+    @cached_property
+    def lowered(self) -> Lowered:
+        """The graph problem, which asks which nodes to save, and the map from its nodes to the joint graph."""
+        return self.state.lowered(self.request.cost)
+
+    @cached_property
+    def hull(self) -> Hull:
+        """The lower convex hull of the graph problem's frontier: recompute cost over saved bytes."""
+        return Hull.of(self.lowered.problem)
+
+    def cuts(self, most: int) -> list[tuple[int, tuple[int, ...]]]:
+        """Return up to about ``most`` vertices of the `hull` of decisions by saved bytes and cost, both ends included.
+
+        Returns:
+            For each vertex: the saved bytes of its decision, and the saved nodes of the graph problem.
+        """
+        vertices = self.hull.vertices
+        some = {*range(0, len(vertices), max(1, len(vertices) // most)), len(vertices) - 1}
+        invert = self.hull.reduction.invert
+        return [(vertices[i].saved_bytes, invert(vertices[i].saved)) for i in sorted(some)]
+
+    @cached_property
+    def _limits(self) -> tuple[int, int]:
+        """Two numbers: the bytes that the runtime-optimal partition saves, and the least bytes that any plan saves."""
+        return full_and_least(self.state)
+
+    @property
+    def full_bytes(self) -> int:
+        """Bytes that the runtime-optimal partition saves."""
+        return self._limits[0]
+
+    @property
+    def least_bytes(self) -> int:
+        """The least bytes that any plan saves."""
+        return self._limits[1]
+
+    @property
+    def limits(self) -> SavedLimits:
+        """The limits of a decision that may save any number of bytes."""
+        return SavedLimits(full_bytes=self.full_bytes, least_bytes=self.least_bytes)
+
+    @cached_property
+    def region_budget(self) -> float | None:
+        """The ratio of saved bytes that the user's code sets for the graph; None if the code sets none."""
+        return self.state.get(RegionBudget())
+
+    @cached_property
+    def most_saved(self) -> int | None:
+        """Bytes that the user's code allows the graph to save; None if the code sets no limit.
+
+        The code sets this limit by ``region_activation_memory_budget``, as a ratio of the bytes that the
+        runtime-optimal partition saves.
+        """
+        own = self.region_budget
+        if own is None:
+            return None
+        return Budget(share=own).capacity(full=self.full_bytes, least=self.least_bytes)
+
+    def may_save(self, found: Candidate) -> bool:
+        """Return whether a candidate saves at most `most_saved` bytes."""
+        return self.most_saved is None or found.saved_bytes <= self.most_saved
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the user named a solver other than ``auto``, so that only this solver decides."""
+        return not is_auto(self.request.solver)
+
+    @cached_property
+    def is_eager(self) -> bool:
+        """Whether the step runs its graphs unfused."""
+        return self.state.joint.lower == "eager"
+
+    @cached_property
+    def runtime_optimal(self) -> Candidate:
+        """The decision of the runtime-optimal partition: the minimum cut that recomputes only cheap operators."""
+        scored = evaluate(self.lowered.problem, self.state.get(RuntimeOptimalCut()))
+        return Candidate(
+            lowered=self.lowered,
+            saved=scored.saved,
+            saved_bytes=scored.saved_bytes,
+            cost=scored.recompute_cost,
+            provenance=Provenance(),
+        )
+
+    @cached_property
+    def step_costs(self) -> Sequence[int]:
+        """Cost of one run of each node of the step, by position in the joint graph.
+
+        Empty if the cost model cannot price backward.
+        """
+        return step_costs_of(self.state, self.request.cost)
+
+    @property
+    def step_cost(self) -> int:
+        """Cost of running every operator of the step once; 0 if the cost model cannot price backward."""
+        return sum(self.step_costs)
+
+    def capacities(self, most: int | None = None) -> list[int]:
+        """Return the limits on saved bytes at which a frontier is decided, in bytes, lowest first.
+
+        The limits are evenly spaced numbers, and the saved bytes of vertices of the hull.
+
+        Args:
+            most: leave out limits above this number of bytes; None: leave out none.
+        """
+        vertices = [v.saved_bytes for v in self.hull.vertices]
+        least, full = vertices[0], max(vertices[-1], self.full_bytes)
+        limits = {least + (full - least) * i // STEPS for i in range(STEPS + 1)}
+        limits.update(vertices[:: max(1, -(-len(vertices) // VERTICES))])
+        return sorted(c for c in limits if most is None or c <= most)
+
+    # ---- the host's memory --------------------------------------------------------------------------
+    @cached_property
+    def tagged(self) -> list[Tagged]:
+        """The values that the user tags for offloading; those that must be offloaded come first."""
+        request, why = self.request, ""
+        if request.hooks is not None:
+            why = f"hooks={request.hooks.name!r} pack every saved value"
+        elif request.cost.unit != "ps":
+            why = f"copies take time, and cost model '{request.cost}' counts {request.cost.unit}"
+        found = tagged_values(self.state, self.lowered)
+        return [replace(tagged, why=tagged.why or why) for tagged in found]
+
+    @property
+    def may_offload(self) -> bool:
+        """Whether any value may be offloaded: because the request has a link, or because a value is tagged."""
+        return self.request.offload is not None or any(not t.why for t in self.tagged)
+
+    @property
+    def link(self) -> str:
+        """The link to the host as text; empty if the request has no link and no value is tagged for offloading."""
+        return str(self.request.link) if self.request.offload or self.tagged else ""
+
+    @cached_property
+    def times(self) -> Times:
+        """Run times of the graph's operators."""
+        return Times.of(self.state, self.request.cost)
+
+    @cached_property
+    def forward_time(self) -> int:
+        """Summed time in ps of all operators that forward can run, each run once."""
+        late = self.state.roles.tangent_closure
+        nodes = zip(self.state.index.nodes, late, strict=True)
+        return sum(self.times.of_name[node.name] for node, is_late in nodes if not is_late)

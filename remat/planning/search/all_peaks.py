@@ -1,0 +1,148 @@
+"""The search for the candidates of one graph at all peaks: the frontier by peak."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from remat.planning.search.bound import bound_with_offloads, line_of_bounds
+from remat.planning.search.candidates import Candidate
+from remat.planning.search.pool import CandidatePool
+from remat.planning.search.proposers.mix import Mixtures
+from remat.planning.search.schedules import Schedules
+from remat.planning.search.search import Search
+
+#: About how many vertices of the hull a frontier by peak starts from.
+MOST_CUTS = 40
+#: If the plans of a frontier have at most this many nodes together, each plan is split and its peak is simulated.
+SIMULATED = 400_000
+#: The range from the least peak to the frontier's lowest peak is divided into this number of parts. Node orders are
+#: searched at the peaks between the parts, and from about the second number of points of the frontier.
+_TO_LEAST, _ORDERED = 6, 8
+#: Offloading is tried at about the first number of a frontier's peaks, and at some lower peaks. For the latter, the
+#: range from the least possible peak to the frontier's lowest peak is divided into the second number of parts.
+_OFFLOADED, _BELOW = 12, 4
+
+
+def frontier_by_peak(search: Search) -> tuple[list[Candidate], tuple[tuple[int, int], ...]]:
+    """Return the Pareto-optimal candidates by (peak, cost), and a proven lower bound on the cost at each peak.
+
+    Peaks are simulated. If a large graph has many candidates, peaks are computed from the candidates' schedules
+    instead, which may differ by the bytes of a few scalars. For a step of up to ``Effort.small`` operators, the lowest
+    peak is at most the least peak that `Search.least_peak` finds. If values may be offloaded, offloading is tried at some
+    of the peaks and below the lowest of them.
+
+    Args:
+        search: the search for candidates within one peak.
+
+    Returns:
+        The candidates, lowest peak first; and the bound, as vertices (peak bytes, cost) of a line below which no
+        decision lies, lowest peak first.
+    """
+    context, decisions = search.context, search.decisions
+    offloading = context.may_offload
+    bound = (
+        partial(bound_with_offloads, context, search.bounds) if offloading else search.bounds.bound
+    )
+    # Schedules of its own: what a search within one peak has tried does not change the frontier.
+    schedules = Schedules(context, search.schedules.step)
+    cuts = [saved for _, saved in context.cuts(MOST_CUTS)]
+    if context.is_alone:
+        own = [_simulated(search, d) for d in (decisions.allowed_full, *decisions.on_frontier())]
+        line = line_of_bounds(schedules, bound, cuts)
+        return _above(search, line, own), line
+    others = decisions.full.saved, context.runtime_optimal.saved
+    found = Mixtures(schedules).find([*cuts, *others], context.on_step)
+    runs = len(schedules.step.problem.runnable)
+    ordered = runs <= search.effort.few and search.orders.is_possible
+    if ordered:
+        pool = CandidatePool(found)
+        for tried in found[:: max(1, len(found) // _ORDERED)]:
+            context.on_step("searching orders")
+            pool.add(*search.orders.within(tried, tried.peak_bytes)[:1])
+        found = pool.pareto()
+    context.on_step("proving bounds")
+    line = line_of_bounds(schedules, bound, cuts)
+    made = [decisions.informed(f) for f in found]
+    if len(found) * len(context.state.index) <= SIMULATED:
+        made = [_simulated(search, d) for d in made]
+    if runs <= search.effort.small:
+        made += _down_to_least(search, found, ordered=ordered)
+    if offloading:
+        frontier = CandidatePool(made).pareto()
+        made += _cheaper_with_offloads(search, frontier, schedules.least_possible)
+    return _above(search, line, made), line
+
+
+def _simulated(search: Search, found: Candidate) -> Candidate:
+    """Return a copy of a candidate with the simulated peak of its step as ``peak_bytes``."""
+    return replace(found, peak_bytes=search.measures.simulated(found))
+
+
+def _down_to_least(search: Search, found: Sequence[Candidate], *, ordered: bool) -> list[Candidate]:
+    """Return candidates from the least peak up to the lowest peak of a frontier.
+
+    Args:
+        search: the search for candidates within one peak.
+        found: the candidates of the frontier, lowest peak first.
+        ordered: whether node orders are searched.
+    """
+    lowest = _simulated(
+        search, search.within_peak(search.least_found, least=search.least_found, offload=False)
+    )
+    least, made = lowest.peak_bytes, list[Candidate]()
+    first = next((f for f in found if not f.ordered), None)
+    room = found[0].peak_bytes - least
+    if first and room > 0 and ordered:
+        search.context.on_step("searching orders down to the least peak")
+        for k in range(1, _TO_LEAST):
+            orders = search.orders.within(first, least + room * k // _TO_LEAST)
+            made += [_simulated(search, search.decisions.informed(d)) for d in orders]
+    return [*made, lowest]
+
+
+def _above(
+    search: Search, line: tuple[tuple[int, int], ...], found: list[Candidate]
+) -> list[Candidate]:
+    """Record the lower bound in each candidate's provenance; return the Pareto-optimal ones, lowest peak first.
+
+    First, tagged values of the candidates are offloaded.
+
+    Args:
+        search: the search for candidates within one peak.
+        line: vertices (peak bytes, cost) of a line below which no decision lies, lowest peak first.
+        found: the candidates.
+    """
+    pool = CandidatePool()
+    for before in found:
+        d = search.offloads.with_tagged(before)
+        d = d if d is before else _simulated(search, d)
+        bound = next((cost for peak, cost in line if peak >= d.peak_bytes), 0)
+        pool.add(replace(d, provenance=replace(d.provenance, recompute_bound=bound)))
+    return pool.pareto()
+
+
+def _cheaper_with_offloads(
+    search: Search, found: Sequence[Candidate], least_possible: int
+) -> list[Candidate]:
+    """Return candidates with offloads that improve a frontier: some are cheaper, some have lower peaks.
+
+    Args:
+        search: the search for candidates within one peak.
+        found: the candidates of the frontier, without offloads, lowest peak first.
+        least_possible: lower bound on the peak of every schedule, in bytes.
+    """
+    thin = found[:: max(1, len(found) // _OFFLOADED)]
+    wanted: list[tuple[int, Candidate | None]] = [(d.peak_bytes, d) for d in thin]
+    lowest = found[0].peak_bytes
+    room = lowest - least_possible
+    wanted += [(lowest - room * k // _BELOW, None) for k in range(1, _BELOW)]
+    made = []
+    for peak, without in wanted:
+        d = search.offloads.with_offloads(peak, without)
+        if d is not None and d is not without:
+            made.append(_simulated(search, d))
+        elif without is None:
+            break
+    return made

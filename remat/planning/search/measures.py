@@ -1,0 +1,89 @@
+"""Measures of candidates: each is computed once, on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from remat.errors import suppress_warnings
+from remat.graph.fused_liveness import predict_peak
+from remat.graph.liveness import MemoryCurve, memory_curve
+from remat.graph.lowering import Decision
+from remat.passes.core.state import State
+from remat.planning.pipelines import modules_of, split
+from remat.planning.search.candidates import Candidate
+from remat.units import format_bytes
+
+#: Split graphs stay cached as long as they have at most this many nodes together. Two stay cached in any case.
+_SPLIT_NODES = 20_000
+
+
+def curve_of(state: State) -> MemoryCurve:
+    """Return the simulated bytes alive over a step, from a state that `split` returned."""
+    joint = state.joint
+    return memory_curve(*modules_of(state), joint.num_fwd_outputs, joint.memories)
+
+
+class Measures:
+    """Peaks of the candidates of one graph, and the graphs that the candidates split it into.
+
+    Args:
+        state: the prepared graph.
+        on_step: called with a line of text before each simulation.
+    """
+
+    def __init__(self, state: State, on_step: Callable[[str], None]) -> None:
+        self._state, self._on_step = state, on_step
+        self._curves: dict[Decision, MemoryCurve] = {}
+        self._estimated: dict[Decision, int] = {}
+        self._splits: dict[Decision, State] = {}
+
+    def simulated(self, found: Candidate) -> int:
+        """Return the simulated peak of a candidate's step, in bytes."""
+        return self.curve(found).peak_bytes
+
+    def curve(self, found: Candidate) -> MemoryCurve:
+        """Return the simulated bytes alive over a candidate's step."""
+        key = found.decision
+        if key not in self._curves:
+            self._on_step(f"simulating {format_bytes(found.saved_bytes)}")
+            self._curves[key] = curve_of(self.split_of(found))
+        return self._curves[key]
+
+    def estimated(self, found: Candidate) -> int:
+        """Return the estimated peak of a candidate's step, once Inductor has fused it, in bytes."""
+        key = found.decision
+        if key not in self._estimated:
+            done = self.split_of(found)
+            joint = done.joint
+            self._estimated[key] = predict_peak(
+                *modules_of(done), joint.num_fwd_outputs, joint.memories
+            )
+        return self._estimated[key]
+
+    def split_of(self, found: Candidate) -> State:
+        """Return the graph split by a candidate into forward and backward; the last few results stay cached."""
+        done = self._splits.pop(found.decision, None)
+        if done is None:
+            with suppress_warnings():  # the candidate may never become a plan
+                done = self.split(found)
+        # Removed above and inserted again, so that the dict is in order of last use.
+        self._splits[found.decision] = done
+        while len(self._splits) > max(2, _SPLIT_NODES // len(self._state.index)):
+            del self._splits[next(iter(self._splits))]
+        return done
+
+    def taken(self, found: Candidate) -> State:
+        """Return the graph split by a candidate, for an owner who may change it; the cache drops it."""
+        done = self.split_of(found)
+        del self._splits[found.decision]
+        return done
+
+    def split(self, found: Candidate) -> State:
+        """Return the graph split by a candidate into forward and backward; the result is not cached."""
+        return split(replace(self._state, decision=found.decision, provenance=found.provenance))
+
+    def adopt(self, other: Measures) -> None:
+        """Copy the peaks of an equal graph."""
+        self._curves |= other._curves
+        self._estimated |= other._estimated

@@ -1,0 +1,120 @@
+"""The pool of candidates, which alone chooses among them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from remat.graph.lowering import Decision
+from remat.planning.search.candidates import Candidate
+from remat.solvers.pareto import pareto
+
+#: A function that returns a peak of a candidate in bytes.
+Measure = Callable[[Candidate], int]
+#: A sort key of candidates; the least is the best.
+Rank = Callable[[Candidate], Any]
+
+
+def scheduled_peak(candidate: Candidate) -> int:
+    """Return the peak of a candidate's schedule, the cheapest measure."""
+    return candidate.peak_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Limits on a candidate.
+
+    Attributes:
+        peak_bytes: limit on the peak by ``measure``, in bytes.
+        saved_bytes: limit on the saved bytes; None: no limit.
+        cost: limit on the cost.
+        measure: tells the peak of a candidate.
+        without: decisions that are not asked for, such as those that were compiled.
+    """
+
+    peak_bytes: float = math.inf
+    saved_bytes: int | None = None
+    cost: float = math.inf
+    measure: Measure = scheduled_peak
+    without: Container[Decision] = ()
+
+    def at(self, moment: int) -> float:
+        """Return the most bytes that may be alive at a program point; at -1, the most bytes that may be saved."""
+        if moment >= 0:
+            return self.peak_bytes
+        return math.inf if self.saved_bytes is None else self.saved_bytes
+
+    def excess(self, found: Candidate) -> float:
+        """Return the bytes by which a candidate exceeds peak and saved bytes, summed; 0 if it is within both."""
+        over = max(0, self.measure(found) - self.peak_bytes)
+        return (
+            over
+            if self.saved_bytes is None
+            else over + max(0, found.saved_bytes - self.saved_bytes)
+        )
+
+    def allow(self, found: Candidate) -> bool:
+        """Return whether a candidate is within the limits."""
+        # What costs nothing to test comes first: a measure may have to split the graph.
+        return (
+            found.cost <= self.cost
+            and (self.saved_bytes is None or found.saved_bytes <= self.saved_bytes)
+            and (not self.without or found.decision not in self.without)
+            and (self.peak_bytes == math.inf or self.measure(found) <= self.peak_bytes)
+        )
+
+    def rank(self, found: Candidate) -> tuple[float, int]:
+        """Return a sort key that is least for the best candidate: (excess bytes, cost)."""
+        return self.excess(found), found.cost
+
+
+def by_cost(found: Candidate) -> tuple[int, int, int]:
+    """Return the sort key (cost, peak of the schedule, saved bytes)."""
+    return found.cost, found.peak_bytes, found.saved_bytes
+
+
+class CandidatePool:
+    """Candidates of one graph.
+
+    Args:
+        found: the first candidates.
+    """
+
+    def __init__(self, found: Iterable[Candidate] = ()) -> None:
+        self._found: dict[Any, Candidate] = {}
+        self.add(*found)
+
+    def __iter__(self) -> Iterator[Candidate]:
+        return iter(self._found.values())
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def add(self, *found: Candidate) -> None:
+        """Add candidates; a decision that the pool has stays as it is."""
+        for one in found:
+            self._found.setdefault(one.ordered or one.saved, one)
+
+    def known(self, saved: tuple[int, ...]) -> Candidate | None:
+        """Return the candidate in the passes' order that saves these nodes of the graph problem; None if unknown."""
+        return self._found.get(saved)
+
+    def within(self, limits: Limits) -> list[Candidate]:
+        """Return the candidates within limits, in the order in which they were added."""
+        return [d for d in self if limits.allow(d)]
+
+    def cheapest(self, limits: Limits = Limits(), rank: Rank = by_cost) -> Candidate | None:
+        """Return the best candidate within limits; None if there is none.
+
+        Args:
+            limits: the limits.
+            rank: the sort key whose least candidate is the best: the cheapest one, unless another key is given.
+        """
+        # Best first, because a measure may have to split the graph.
+        return next(filter(limits.allow, sorted(self, key=rank)), None)
+
+    def pareto(self, measure: Measure = scheduled_peak) -> list[Candidate]:
+        """Return the Pareto-optimal candidates by (peak, cost), lowest peak first."""
+        return pareto(self, lambda d: (measure(d), d.cost))

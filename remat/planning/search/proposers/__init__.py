@@ -1,0 +1,1 @@
+"""Proposers: each finds candidates of one graph in its own way."""

@@ -1,0 +1,68 @@
+"""Propose decisions that save checkpoints, which divide forward into segments."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+from remat.planning.search.candidates import Candidate
+from remat.planning.search.pool import Limits
+from remat.planning.search.proposers.cuts import Cuts
+from remat.planning.search.schedules import SAVED, Schedules
+
+
+def checkpointed(
+    cuts: Cuts, limits: Limits, sets: Sequence[frozenset[int]]
+) -> list[tuple[frozenset[int], Candidate]]:
+    """Return up to two of the sets of checkpoints to search with.
+
+    Each set comes with a candidate that saves the checkpoints and little else. The last set is the one with the
+    fewest segments whose candidate is within the limits; if there is none, the set whose candidate exceeds the
+    limits least. Before it comes the set with the next fewer segments, if any, which restricts cuts less.
+    """
+    # At this price, saving a value of 1 KiB costs as much as recomputing everything.
+    prices = {SAVED: sum(cuts.problem.cost) / 1024}
+    made = [(c, cuts.at(prices, c)) for c in sets]
+    if not made:
+        return []
+    ranks = [limits.rank(tried) for _, tried in made]
+    fits = (k for k, (excess, _) in enumerate(ranks) if not excess)
+    chosen = next(fits, min(range(len(made)), key=ranks.__getitem__))
+    return made[max(0, chosen - 1) : chosen + 1]
+
+
+def checkpoint_sets(schedules: Schedules, most: int) -> list[frozenset[int]]:
+    """Return sets of checkpoints, as nodes of the graph problem: one set for 2, 4, 8, … segments of forward.
+
+    Segments compute about equal bytes. In each segment, the position is found at which the fewest bytes are alive:
+    bytes of values that forward computes before this position and reads after it. These values are checkpoints.
+    """
+    problem, context = schedules.problem, schedules.context
+    state, lowered = context.state, context.lowered
+    index, owner = state.index, state.storages.owner
+    order = [i for i in schedules.forward_order if state.roles.required_forward[i]]
+    rank = {p: k for k, p in enumerate(order)}
+    last = [-1] * len(index)
+    for p in order:
+        last[owner[p]] = max([last[owner[p]], *(rank[u] for u in index.users[p] if u in rank)])
+    spans = {
+        i: (rank[p], last[p])
+        for i, p in enumerate(lowered.position)
+        if p in rank and problem.savable[i] and problem.recomputable[i] and problem.size[i]
+    }
+    changes, computed = [0] * (len(order) + 1), [0] * len(order)
+    for i, (first, end) in spans.items():
+        computed[first] += problem.size[i]
+        if end > first:
+            changes[first] += problem.size[i]
+            changes[end] -= problem.size[i]
+    crossing, before = list(accumulate(changes)), list(accumulate(computed))
+    found: dict[frozenset[int], None] = {}
+    segments = 2
+    while before and segments <= min(most, len(order)):
+        ends = [bisect_left(before, k * before[-1] // segments) for k in range(segments + 1)]
+        at = [min(range(a, max(a + 1, b)), key=crossing.__getitem__) for a, b in pairwise(ends)]
+        found[frozenset(i for i, (a, b) in spans.items() if any(a <= k < b for k in at))] = None
+        segments *= 2
+    return list(found)

@@ -1,0 +1,89 @@
+"""Minimum cuts under prices of memory."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from remat.planning.search.candidates import Candidate
+from remat.planning.search.pool import Limits
+from remat.planning.search.schedules import SAVED, Schedules
+from remat.solvers.flow import Network
+from remat.solvers.prices import price_between
+
+#: Price of one byte at each program point; at `SAVED`, of one saved byte.
+Prices = dict[int, float]
+
+
+class Cuts:
+    """Minimum cuts of a graph problem under prices (Lagrange multipliers) of memory.
+
+    The cut assumes that a value is recomputed where backward first needs anything computed from it. If no value between
+    this value and the loss is saved, that is the start of backward, so recomputing seems to free no memory.
+    *Checkpoints* are values that every cut saves. A value is then recomputed where backward first needs anything of its
+    segment.
+
+    Args:
+        schedules: the decisions of the graph, by the peaks of their schedules.
+    """
+
+    def __init__(self, schedules: Schedules) -> None:
+        self.schedules, self.problem = schedules, schedules.problem
+
+    @cached_property
+    def _network(self) -> Network:
+        """The flow network of the graph problem, on which minimum cuts are computed."""
+        return Network(self.problem)
+
+    def at(self, prices: Prices, checkpoints: frozenset[int] = frozenset()) -> Candidate:
+        """Return the best decision under prices.
+
+        The decision is a minimum cut: it minimises recompute cost plus, over all program points, price times bytes
+        alive.
+
+        Args:
+            prices: the prices.
+            checkpoints: nodes of the graph problem to save at any price.
+        """
+        problem = self.problem
+        saving = prices.get(SAVED, 0.0)
+        priced = price_between({m: p for m, p in prices.items() if m != SAVED})
+        begin, first, last = self.schedules.uses(checkpoints)
+        keep, again = [], []
+        for i, nbytes in enumerate(problem.size):
+            free = not (nbytes and prices) or i in checkpoints
+            keep.append(0.0 if free else nbytes * (saving + priced(begin[i], last[i])))
+            held = nbytes * priced(first[i], last[i]) if nbytes and prices else 0.0
+            again.append((problem.cost[i] if problem.in_forward[i] else 0) + held)
+        most = sum(again)
+        for i in checkpoints:
+            again[i] += most
+        return self.schedules.tried(self._network.cut_at(keep, again))
+
+    @staticmethod
+    def moved(
+        prices: Prices, found: Candidate, limits: Limits, most: int, step: float = 1.0
+    ) -> Prices | None:
+        """Return prices (Lagrange multipliers) after a subgradient step of Polyak's length.
+
+        Args:
+            prices: the prices.
+            found: the best decision at these prices.
+            limits: the limits.
+            most: estimate of the optimal cost: the cost of the best decision found within the limits, or a higher
+                number if no such decision was found.
+            step: factor by which the step length is multiplied.
+
+        Returns:
+            The new prices. None if the subgradient is zero, such as when the decision exceeds no limit and no
+            price is set.
+        """
+        slope = {
+            m: over for m, b in found.alive.items() if (over := b - limits.at(m)) > 0 or m in prices
+        }
+        length = float(sum(s * s for s in slope.values()))
+        if not length:
+            return None
+        value = found.cost + sum(prices.get(m, 0.0) * s for m, s in slope.items())
+        # `most` only estimates the optimum, so the step must not vanish when `value` reaches it.
+        move = step * max(most - value, 0.02 * most) / length
+        return {m: p for m, s in slope.items() if (p := prices.get(m, 0.0) + move * s) > 0}

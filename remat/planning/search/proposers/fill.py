@@ -1,0 +1,96 @@
+"""Propose decisions near a candidate: save more values, exchange them, or repair what exceeds the limits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from remat.errors import ProblemError
+from remat.planning.search.candidates import Candidate
+from remat.planning.search.effort import Effort
+from remat.planning.search.pool import Limits
+from remat.planning.search.schedules import Schedules
+from remat.solvers.graph_problem import worth_saving
+
+
+def filled(
+    schedules: Schedules,
+    best: Candidate,
+    limits: Limits,
+    effort: Effort,
+    spent: Callable[[], bool],
+    *,
+    orders: bool,
+) -> Candidate:
+    """Lower the cost of a candidate within the limits; return the resulting candidate.
+
+    First, further values are saved, highest cost per byte first. Then saved values are exchanged for values
+    that cost more to recompute. Both steps are repeated until the cost no longer falls. If node orders can be
+    searched, the result is that of the first step, because such a search lowers the cost further. If the caller gave
+    the step problem, the first step ends after ``effort.misses`` values in a row that lower no cost.
+    """
+    problem = schedules.problem
+
+    def better(saved: tuple[int, ...]) -> bool:
+        nonlocal best
+        try:
+            found = schedules.tried(saved)
+        except ProblemError:
+            # The dropped value cannot be recomputed: an input of it no longer exists.
+            return False
+        if limits.excess(found) or found.cost >= best.cost:
+            return False
+        best = found
+        return True
+
+    while True:
+        before = best
+        again = worth_saving(problem, best.saved)
+        failed = 0
+        for i in again:
+            if spent():
+                return best
+            failed = 0 if better((*best.saved, i)) else failed + 1
+            if failed == effort.misses and schedules.is_given:
+                break
+        if orders:
+            return best
+        if best is not before:
+            continue
+        kept = [i for i in best.saved if problem.size[i] and problem.recomputable[i]]
+        kept.sort(key=lambda i: (problem.cost[i] / (1 + problem.size[i]), i))
+        for i, j in ((i, j) for i in again for j in kept if problem.cost[j] < problem.cost[i]):
+            if spent():
+                return best
+            if better((*(k for k in best.saved if k != j), i)):
+                break
+        if best is before:
+            return best
+
+
+def repaired(
+    schedules: Schedules, best: Candidate, limits: Limits, effort: Effort, spent: Callable[[], bool]
+) -> Candidate:
+    """Save or drop one or two random values at a time until a candidate is within the limits; return the result.
+
+    A change that increases the excess is undone. The search also ends after ``effort.draws`` changes per value, or when
+    the evaluations are used up, so the result may exceed the limits. The random numbers have a fixed seed, so the
+    result is deterministic.
+    """
+    problem, draw = schedules.problem, random.Random(0)
+    free = [i for i in range(len(problem)) if problem.savable[i] and problem.recomputable[i]]
+    free = [i for i in free if problem.size[i]]
+    for _ in range(effort.draws * len(free)):
+        if spent() or not limits.excess(best):
+            break
+        some = {draw.choice(free)}
+        if draw.random() < 0.5:
+            some.add(draw.choice([i for i in free if i in best.saved] or free))
+        try:
+            found = schedules.tried({*best.saved} ^ some)
+        except ProblemError:
+            # The dropped value cannot be recomputed: an input of it no longer exists.
+            continue
+        if limits.excess(found) <= limits.excess(best):
+            best = found
+    return best

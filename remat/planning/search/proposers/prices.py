@@ -1,0 +1,114 @@
+"""Propose minimum cuts under prices of memory, which rise where the step exceeds the peak.
+
+The peak is replaced by prices (Lagrange multipliers): each byte that is alive at a program point costs the price of
+this point. Under given prices, the best decision is a minimum cut. A subgradient search with Polyak's step size raises
+the prices at the points where the step exceeds the peak. Then further values are saved, one at a time, in the best
+decision that fits. If no decision fits, the search is repeated with checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+
+from remat.planning.search.candidates import Candidate
+from remat.planning.search.effort import Effort
+from remat.planning.search.pool import CandidatePool, Limits
+from remat.planning.search.proposers.checkpoints import checkpoint_sets, checkpointed
+from remat.planning.search.proposers.cuts import Cuts, Prices
+from remat.planning.search.proposers.fill import filled, repaired
+from remat.planning.search.schedules import Schedules
+from remat.solvers.prices import search_by_prices
+
+
+class PriceSearch:
+    """Search by prices of memory over the decisions of one prepared graph, in the node order of the passes.
+
+    Args:
+        schedules: the decisions of the graph, by the peaks of their schedules.
+        effort: limits on the work of one search.
+    """
+
+    def __init__(self, schedules: Schedules, effort: Effort) -> None:
+        self.schedules, self._effort = schedules, effort
+        self._last = 0  # evaluations up to which the current search may go on
+
+    @cached_property
+    def _cuts(self) -> Cuts:
+        return Cuts(self.schedules)
+
+    @cached_property
+    def _checkpoints(self) -> list[frozenset[int]]:
+        return checkpoint_sets(self.schedules, self._effort.segments)
+
+    def reached(self, limits: Limits, starts: Iterable[Iterable[int]]) -> list[Candidate]:
+        """Search by prices, and again with checkpoints if no decision is within the limits.
+
+        Args:
+            limits: the limits, by the peak of the schedule.
+            starts: decisions to start from, each as its saved nodes of the graph problem; at least one. Their
+                peaks may exceed the limit.
+
+        Returns:
+            The best candidate of each search. It is the cheapest one found within the limits; if there is none, the one
+            that exceeds them least.
+        """
+        schedules, effort = self.schedules, self._effort
+        # Only new evaluations count against the limit, because cached ones take no time.
+        self._last = len(schedules.seen) + effort.evaluations(len(schedules.context.state.index))
+        begun = [schedules.tried(start) for start in starts]
+        first = CandidatePool(begun).cheapest(rank=limits.rank)
+        assert first is not None, "there is a start"
+        found = [self._priced(limits, first)]
+        if limits.excess(found[0]):
+            sets = checkpointed(self._cuts, limits, self._checkpoints)
+            found += [self._priced(limits, begin, checkpoints) for checkpoints, begin in sets]
+        if limits.saved_bytes is not None and all(map(limits.excess, found)):
+            found += [repaired(schedules, b, limits, effort, self._spent) for b in begun]
+        return found
+
+    def within(self, limits: Limits, starts: Iterable[Iterable[int]], *, orders: bool) -> Candidate:
+        """Search as in `reached`, then save further values in the best candidate; return the result.
+
+        Args:
+            limits: as in `reached`.
+            starts: as in `reached`.
+            orders: whether node orders are searched from the result, which lowers the cost further.
+        """
+        best = CandidatePool(self.reached(limits, starts)).cheapest(rank=limits.rank)
+        assert best is not None
+        large = len(self.schedules.context.state.index) > self._effort.large
+        if limits.excess(best) or (large and orders):
+            return best  # a search over node orders saves further values, too, and is faster on large graphs
+        return filled(self.schedules, best, limits, self._effort, self._spent, orders=orders)
+
+    def _priced(
+        self, limits: Limits, best: Candidate, checkpoints: frozenset[int] = frozenset()
+    ) -> Candidate:
+        """Search for a better candidate by minimum cuts under prices; return the best candidate.
+
+        Args:
+            limits: the limits.
+            best: the best candidate so far, which is returned if no cut is better.
+            checkpoints: nodes of the graph problem that every cut saves.
+        """
+        # Polyak's step needs the optimal cost, which is unknown. The cost of the best candidate is used instead, or
+        # twice this cost if the candidate exceeds the limits.
+        most = max(1, best.cost if not limits.excess(best) else 2 * best.cost)
+        prices: Prices = {}
+
+        def cheapest() -> Candidate:
+            return self._cuts.at(prices, checkpoints)
+
+        def move(found: Candidate, most: int, step: float) -> bool:
+            nonlocal prices
+            moved = self._cuts.moved(prices, found, limits, most, step)
+            prices = moved or {}
+            return moved is not None and not self._spent()
+
+        cuts = self._effort.cuts[bool(checkpoints)]
+        return search_by_prices(best, limits.rank, cheapest, move, most=most, cuts=cuts)
+
+    def _spent(self) -> bool:
+        """Return whether the current search has used up its number of evaluations."""
+        return len(self.schedules.seen) > self._last

@@ -1,0 +1,206 @@
+"""Decisions of the solver at limits on saved bytes: each is made once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cached_property, partial
+
+from remat.arguments import SOLVER
+from remat.passes.core.choice import SavedLimits
+from remat.planning.context import COST_ERROR, GraphContext
+from remat.planning.request import PlanRequest
+from remat.planning.search.candidates import Candidate
+from remat.planning.search.measures import Measures
+from remat.planning.search.pool import CandidatePool, Limits, Measure
+from remat.solvers.pareto import pareto
+from remat.units import format_bytes
+
+
+class SolverDecisions:
+    """The decisions of the request's solver on one graph, at any limits on saved bytes.
+
+    *Budget 1* allows the bytes that the runtime-optimal partition saves: the minimum cut that recomputes only cheap
+    operators.
+
+    Args:
+        context: the prepared graph.
+        measures: peaks of its candidates.
+    """
+
+    def __init__(self, context: GraphContext, measures: Measures) -> None:
+        self._context, self._measures = context, measures
+        self._deciding = context.request.deciding()
+        self._at: dict[int, Candidate] = {}
+
+    def at(self, capacity: int) -> Candidate:
+        """Return the solver's decision that saves at most ``capacity`` bytes, cached.
+
+        A budget that the user's code sets for the graph is ignored.
+        """
+        if capacity not in self._at:
+            self._context.on_step(f"deciding at {format_bytes(capacity)}")
+            self._at[capacity] = self.within(replace(self._context.limits, capacity=capacity))
+        return self._at[capacity]
+
+    def within(self, limits: SavedLimits, request: PlanRequest | None = None) -> Candidate:
+        """Return a solver's decision within limits; the decision is not cached.
+
+        Args:
+            limits: the limits on saved bytes.
+            request: the options, with the solver to call; None: those of the graph.
+        """
+        context = self._context
+        # Hulls are cached weakly. This reference keeps one alive, so that every decision shares it.
+        _ = context.hull
+        deciding = self._deciding if request is None else request.deciding()
+        found, provenance = deciding.decide(context.state, limits)
+        return Candidate(
+            lowered=context.lowered,
+            saved=found.saved,
+            saved_bytes=found.saved_bytes,
+            cost=found.cost,
+            provenance=provenance,
+            limits=limits,
+        )
+
+    @cached_property
+    def full(self) -> Candidate:
+        """The decision under budget 1, which saves at most as many bytes as the runtime-optimal partition.
+
+        A solver that the user named decides alone. For the default solver, see `_better_than_cut`.
+        """
+        solved = partial(self.at, self._context.full_bytes)
+        return solved() if self._context.is_alone else self._better_than_cut(solved)
+
+    @cached_property
+    def without_remat(self) -> Candidate:
+        """The decision of the step without remat: that of the default solver under budget 1.
+
+        The decision does not depend on the requested solver, so that all solvers are compared with the same step.
+        """
+        context = self._context
+        if not context.is_alone:
+            return self.full
+        usual = replace(context.request.by(SOLVER.value), time_limit=None)
+        limits = replace(context.limits, capacity=context.full_bytes)
+        return self._better_than_cut(partial(self.within, limits, usual))
+
+    def _better_than_cut(self, solved: Callable[[], Candidate]) -> Candidate:
+        """Return the solver's decision at budget 1, or the runtime-optimal partition unless the former is surely better.
+
+        So a step without a budget is no worse than without remat. The solver's decision is surely better if its peak is
+        no higher, and its modelled cost is lower by more than the error of the cost model. For Inductor, the peaks are
+        estimated. If not even the lower bound on the cost is that low, the solver is not called.
+
+        Args:
+            solved: calls the solver for its decision at budget 1.
+        """
+        context, measures = self._context, self._measures
+        cut, error = context.runtime_optimal, COST_ERROR * context.step_cost
+        bound = context.hull.edge(context.full_bytes).bound(context.full_bytes)
+        if cut.cost - bound > error:
+            found = solved()
+            peak = measures.simulated if context.is_eager else measures.estimated
+            if cut.cost - found.cost > error and peak(found) <= peak(cut):
+                return found
+        proven = replace(cut.provenance, recompute_bound=min(cut.cost, bound))
+        limits = replace(context.limits, capacity=context.full_bytes)
+        return replace(cut, provenance=proven, limits=limits)
+
+    @cached_property
+    def cheapest(self) -> Candidate:
+        """The decision with the least recompute cost, at any number of saved bytes."""
+        context = self._context
+        return self.at(max(context.hull.ends[1].saved_bytes, context.full_bytes))
+
+    @property
+    def allowed_full(self) -> Candidate:
+        """The decision at budget 1; if the user's code allows fewer saved bytes, the decision at these bytes."""
+        most = self._context.most_saved
+        return self.full if most is None else self.at(min(most, self._context.full_bytes))
+
+    @property
+    def allowed_cheapest(self) -> Candidate:
+        """The decision with the least recompute cost, among those that the user's code allows."""
+        return self.cheapest if self._context.most_saved is None else self.allowed_full
+
+    def on_frontier(self) -> Iterator[Candidate]:
+        """Yield the decision at each limit of `GraphContext.capacities` that the user's code allows."""
+        return map(self.at, self._context.capacities(self._context.most_saved))
+
+    def pareto(self) -> tuple[Candidate, ...]:
+        """Decide at each limit of `GraphContext.capacities`; return the Pareto-optimal decisions by (saved bytes, cost).
+
+        The decision with the fewest saved bytes comes first.
+        """
+        found = map(self.at, self._context.capacities())
+        return tuple(pareto(found, lambda d: (d.saved_bytes, d.cost)))
+
+    def bisected(
+        self, low: int, high: int, peak_bytes: int, most: int, measure: Measure
+    ) -> Iterator[Candidate]:
+        """Yield decisions at limits on saved bytes, which are bisected towards a peak.
+
+        Args:
+            low: the lowest limit.
+            high: the highest limit.
+            peak_bytes: limit on the peak, in bytes. After a decision within this peak, the next limit on saved bytes
+                is higher; after any other decision, it is lower.
+            most: maximum number of decisions.
+            measure: the peak that counts.
+        """
+        for _ in range(most):
+            if high - low <= low // 1000:
+                return
+            middle = (low + high) // 2
+            decided = self.at(middle)
+            yield decided
+            low, high = (middle, high) if measure(decided) <= peak_bytes else (low, middle)
+
+    def swept(self, limits: Limits) -> Candidate | None:
+        """Decide at several limits on saved bytes; return the cheapest decision within ``limits``, None if there is none."""
+        context = self._context
+        capacities = context.capacities(context.most_saved)
+        first = self.allowed_full if context.is_alone else context.runtime_optimal
+        pool = CandidatePool([first] if context.may_save(first) else [])
+        for c in reversed(capacities):
+            # Limits fall in this loop, and the lower bound on the cost rises. Once the bound reaches the least cost so
+            # far, no further limit gives a cheaper decision.
+            best = pool.cheapest(limits)
+            if best and context.hull.edge(c).bound(c) >= best.cost:
+                break
+            pool.add(self.at(c))
+        best = pool.cheapest(limits)
+        if best is None:
+            return None
+        # A limit between the best one and the next higher one may give a better decision.
+        low = best.saved_bytes
+        high = min((c for c in capacities if c > low), default=low)
+        pool.add(*self.bisected(low, high, int(limits.peak_bytes), 6, limits.measure))
+        return pool.cheapest(limits)
+
+    def informed(self, found: Candidate) -> Candidate:
+        """Return a copy of a candidate that a search by peak found, with its provenance.
+
+        The record gets the solver, the number of nodes, and the solver's seconds for all cached decisions.
+        """
+        # The search starts from the cached decisions. So their time counts, and the search is deterministic only if
+        # each of them is.
+        asked = [d.provenance for d in self._at.values()]
+        how = replace(
+            found.provenance,
+            solver=self._deciding.asked().name,
+            items=len(self._context.lowered.problem),
+            elapsed_s=sum(p.elapsed_s for p in asked),
+            deterministic=found.provenance.deterministic and all(p.deterministic for p in asked),
+            recompute_bound=0,
+        )
+        return replace(found, provenance=how, limits=None)
+
+    def adopt(self, other: SolverDecisions) -> None:
+        """Copy the decisions on an equal graph."""
+        lowered = self._context.lowered
+        self._at |= {n: replace(d, lowered=lowered) for n, d in other._at.items()}
+        if "full" in vars(other):
+            self.full = replace(other.full, lowered=lowered)

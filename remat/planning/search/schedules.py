@@ -1,0 +1,252 @@
+"""Schedules of the decisions of one graph, in the node order of the passes, and the bytes alive over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+from remat.graph.forward_order import forward_sorted
+from remat.graph.joint import split_outputs
+from remat.graph.lowering import SavedKind
+from remat.graph.step_lowering import LoweredStep, lower_step
+from remat.planning.context import GraphContext
+from remat.planning.search.candidates import Candidate
+from remat.planning.search.pool import CandidatePool
+from remat.solvers.graph_problem import GraphProblem, always_saved, evaluate
+from remat.solvers.schedule_problem import ScheduleEvaluator
+
+#: Key of saved bytes among prices and bytes alive. All other keys are program points: positions in the joint graph.
+SAVED = -1
+#: Most parts into which `highest` divides backward.
+_STRETCHES = 12
+
+
+class Schedules:
+    """Decisions of one prepared graph by the peaks of their schedules.
+
+    The *graph problem* asks which nodes to save. The *step problem* asks which node runs when, and how often; its
+    solution is a schedule. A decision names saved nodes; `schedule` makes a schedule of it.
+
+    Args:
+        context: the prepared graph.
+        step: the step problem; None: that of the graph. Peaks are those of this problem's schedules.
+
+    Attributes:
+        context: the prepared graph.
+        problem: the graph problem.
+        seen: the candidates that `tried` returned.
+        is_given: whether the caller gave the step problem.
+    """
+
+    def __init__(self, context: GraphContext, step: LoweredStep | None = None) -> None:
+        self.context, self._given = context, step
+        self._state, self._lowered = context.state, context.lowered
+        self.problem: GraphProblem = context.lowered.problem
+        self.is_given = step is not None
+        self.seen = CandidatePool()
+        self._always = always_saved(self.problem)
+        self._uses: dict[frozenset[int], tuple[list[int], list[int], list[int]]] = {}
+
+    @cached_property
+    def step(self) -> LoweredStep:
+        """The step problem, and the map from its nodes to the joint graph."""
+        state = self._state
+        return self._given or lower_step(state.joint, state.index, state.roles, self._lowered)
+
+    @cached_property
+    def least_possible(self) -> int:
+        """Lower bound on the peak of every schedule of the step, in bytes."""
+        return self.step.least_peak
+
+    def start(self, found: Candidate) -> tuple[Sequence[int], int]:
+        """Return the schedule of a candidate, and the position where backward begins."""
+        if found.schedule is not None:
+            return found.schedule
+        sequence, _, boundary = self.schedule(found.saved)
+        return sequence, boundary
+
+    @cached_property
+    def _runs_of(self) -> list[tuple[int, ...]]:
+        """For each position in the joint graph: the nodes of the step problem that stand for the node's first run.
+
+        These are two nodes for a random operator whose generator state is saved, and none for a view.
+        """
+        return [self.step.runs_of(node.name) for node in self._state.index.nodes]
+
+    @cached_property
+    def _evaluator(self) -> ScheduleEvaluator:
+        """Evaluator that computes the bytes alive over a schedule of the step problem."""
+        return ScheduleEvaluator(self.step.problem)
+
+    @cached_property
+    def _roots(self) -> tuple[int, ...]:
+        """Positions in the joint graph of the nodes that backward runs under every decision."""
+        closure = self._state.roles.tangent_closure
+        return tuple(i for i, late in enumerate(closure) if late)
+
+    @cached_property
+    def _first_late(self) -> int:
+        """Position in the joint graph of the first node that reads an input of backward only, such as a tangent."""
+        index, roles = self._state.index, self._state.roles
+        tangents = (i for i, role in roles.placeholders.items() if role.in_backward)
+        return min((u for i in tangents for u in index.users[i]), default=len(index))
+
+    def schedule(self, saved: Iterable[int]) -> tuple[list[int], list[int], int]:
+        """Return the schedule of a decision, in the node order of the passes.
+
+        Args:
+            saved: nodes of the graph problem that the decision saves.
+
+        Returns:
+            Three items: for each run in order, its node of the step problem; for each run, its moment; and the
+            position where backward begins among the runs. A *moment* is a position in the joint graph. The moment of
+            a forward run is the position of its own node. A node that only backward runs, such as one that reads a
+            tangent, has its own position, too; the recomputations right before it share this position. Recomputations
+            for a returned gradient come last; their moment is the length of the graph.
+        """
+        lowered, index, roles = self._lowered, self._state.index, self._state.roles
+        keep = {lowered.position[i] for i in saved if lowered.kind[i] is SavedKind.VALUE}
+        inputs, runs_of = index.inputs, self._runs_of
+        forward = bytearray(roles.required_forward)
+        stack = [i for i in keep if not forward[i]]
+        while stack:
+            i = stack.pop()
+            if not forward[i]:
+                forward[i] = 1
+                stack.extend(inputs[i])
+        sequence = [*self.step.copies]  # copies of inputs run first
+        moments = [0] * len(sequence)
+        for i in self.forward_order:
+            if forward[i]:
+                sequence += runs_of[i]
+                moments += [i] * len(runs_of[i])
+        boundary = len(sequence)
+        placed = bytearray(len(index))
+        for i in (*keep, *roles.placeholders):
+            placed[i] = 1
+
+        def place(i: int, moment: int) -> None:
+            placed[i] = 1
+            missing, todo = [i], [j for j in inputs[i] if not placed[j]]
+            while todo:
+                j = todo.pop()
+                if not placed[j]:
+                    placed[j] = 1
+                    missing.append(j)
+                    todo.extend(k for k in inputs[j] if not placed[k])
+            for j in sorted(missing) if len(missing) > 1 else missing:
+                # The last entry is the operator. An entry before it saves the generator state, which was saved already.
+                if runs_of[j]:
+                    sequence.append(runs_of[j][-1])
+                    moments.append(moment)
+
+        for i in self._roots:
+            if not placed[i]:
+                place(i, i)
+        for i in self._outputs:
+            if not placed[i]:
+                place(i, len(index))
+        return sequence, moments, boundary
+
+    @cached_property
+    def forward_order(self) -> list[int]:
+        """Positions in the joint graph of all nodes that forward may run, in the order in which it runs them."""
+        state = self._state
+        early = (i for i, late in enumerate(state.roles.tangent_closure) if not late)
+        return forward_sorted(early, state.index, state.roles, state.storages)
+
+    @cached_property
+    def _outputs(self) -> tuple[int, ...]:
+        """Positions in the joint graph of the gradients that backward returns."""
+        _, gradients, _, _ = split_outputs(self._state.joint)
+        position = self._state.index.position
+        return tuple(position[v] for v in gradients if v in position)
+
+    def tried(self, saved: Iterable[int]) -> Candidate:
+        """Evaluate a decision; return it as a candidate with saved bytes, cost, and bytes alive, cached.
+
+        Args:
+            saved: nodes of the graph problem that the decision saves.
+
+        Raises:
+            ProblemError: a node that backward needs is neither saved nor recomputable.
+        """
+        done = evaluate(self.problem, {*saved, *self._always})
+        found = self.seen.known(done.saved)
+        if found is None:
+            sequence, moments, boundary = self.schedule(done.saved)
+            bytes_alive = self._evaluator.evaluate(sequence, boundary).bytes_alive
+            most = {SAVED: done.saved_bytes}
+            for moment, nbytes in zip(moments, bytes_alive, strict=True):
+                if nbytes > most.get(moment, 0):
+                    most[moment] = nbytes
+            found = Candidate(
+                lowered=self._lowered,
+                saved=done.saved,
+                saved_bytes=done.saved_bytes,
+                cost=done.recompute_cost,
+                alive=most,
+                peak_bytes=max(bytes_alive, default=0),
+            )
+            self.seen.add(found)
+        return found
+
+    def highest(self, tried: Candidate) -> tuple[int, ...]:
+        """Divide backward into at most `_STRETCHES` parts; return, for each part, the node with most bytes alive.
+
+        Args:
+            tried: a candidate that the method `tried` returned, so that its bytes alive are known.
+
+        Returns:
+            Positions in the joint graph of nodes that backward runs under every decision.
+        """
+        late = self._state.roles.tangent_closure
+        runs = [m for m in tried.alive if 0 <= m < len(late) and late[m]]
+        length = max(1, -(-len(runs) // _STRETCHES))
+        stretches = (runs[i : i + length] for i in range(0, len(runs), length))
+        return tuple(max(stretch, key=lambda m: tried.alive[m]) for stretch in stretches)
+
+    def uses(
+        self, checkpoints: frozenset[int] = frozenset()
+    ) -> tuple[list[int], list[int], list[int]]:
+        """Return where each node of the graph problem is computed, and where backward first and last uses it; cached.
+
+        Recomputation counts as a use: a value is also used where backward first uses a value computed from it.
+
+        Args:
+            checkpoints: nodes of the graph problem that are saved in any case, so that their inputs are not used to
+                recompute them.
+
+        Returns:
+            Three lists of positions in the joint graph, with one entry per node of the graph problem. First, where the
+            value is computed; for a value that forward does not need itself, this is the start of backward. Second and
+            third, the first and the last use in backward. If backward never uses the value, its first use is the length
+            of the graph, and its last use is -1.
+        """
+        if checkpoints in self._uses:
+            return self._uses[checkpoints]
+        lowered, index, roles = self._lowered, self._state.index, self._state.roles
+        owner = self._state.storages.owner
+        kept = {lowered.position[i] for i in checkpoints}
+        end = len(index)
+        first, last = [end] * end, [-1] * end
+        for i in range(end - 1, -1, -1):
+            for u in index.users[i]:
+                if roles.tangent_closure[u]:
+                    first[i], last[i] = min(first[i], u), max(last[i], u)
+                elif u not in kept:
+                    first[i], last[i] = (
+                        min(first[i], first[u]),
+                        max(last[i], first[u] if first[u] < end else -1),
+                    )
+            if owner[i] != i:
+                first[owner[i]] = min(first[owner[i]], first[i])
+                last[owner[i]] = max(last[owner[i]], last[i])
+        begin = [p if roles.required_forward[p] else self._first_late for p in range(end)]
+        position = lowered.position
+        found = self._uses[checkpoints] = (
+            [begin[p] for p in position],
+            [first[p] for p in position],
+            [last[p] for p in position],
+        )
+        return found

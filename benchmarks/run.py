@@ -25,6 +25,7 @@ PLACES = {
     "branch_values": ("branch-values", "branch-price"),
     "quality": ("plan-quality", "flops", "hand-written"),
     "partition": ("partition", "compile-time"),
+    "frozen": ("frozen",),
     "step": ("step",),
     "default": ("default",),
     "memory": ("peak", "compiled-memory", "fit", "hooks"),

@@ -11,12 +11,17 @@ Models of ``transformers`` and nets without a table have gradients alone: ``grad
 ``branch-price`` plans real architectures twice: with the constraint that branch values must not run again (``kept``), and without
 (``free``). Both plans have the same bytes, those that the budget stands for with the constraint. Budget 0 asks for the least saved
 bytes.
+
+``branch-rounding`` times steps in bfloat16 in turns: with each 16-bit result rounded, and without. ``ratio`` is the median of the
+ratios within rounds; the side ``again`` is the spread of the measurement. Nets without branch values have plain Inductor beside them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -338,6 +343,40 @@ def dear(summary: Row) -> list[str]:
     ]
 
 
+def rounding(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
+    """Time steps with rounding, and without, in turns."""
+    model, given = build(name, torch.bfloat16)
+    ways: dict[str, dict[str, Any]] = {
+        "off": {"backend": "remat", "options": {"exact_branches": False}},
+        "on": {"backend": "remat"},
+        "again": {"backend": "remat", "options": {"exact_branches": False}},
+        "inductor": {"backend": "inductor"},
+    }
+    runs = {}
+    for side, options in ways.items():
+        torch.compiler.reset()
+        runs[side] = torch.compile(copy.deepcopy(model), **options)
+        step(runs[side], given)
+    times: dict[str, list[float]] = {side: [] for side in runs}
+    for turn in range(5 if quick else 60):
+        for side in [*runs][turn % 4 :] + [*runs][: turn % 4]:
+            times[side].append(fastest(functools.partial(step, runs[side], given), 1))
+    for case in cases:
+        own = times[case.side]
+        ratios = [a / b for a, b in zip(own, times["off"], strict=True)]
+        yield case.row(step_ms=statistics.median(own), ratio=statistics.median(ratios))
+
+
+def summarise_rounding(rows: list[Row]) -> Row:
+    found: Row = {}
+    for kind, names in {"branching": ROUNDED, "without": UNROUNDED}.items():
+        for side in ("on", "again", "inductor"):
+            own = [r["ratio"] for r in rows if r["workload"] in names and r["side"] == side]
+            found[f"{kind} {side}"] = geometric_mean(own)
+    return found
+
+
+ROUNDED, UNROUNDED = ("topk", "argmax", *MODELS, "quantiser", "maxima"), ("relu", "hardtanh")
 PRICED = ("moe", "mixtral-8x7b", "vit-huge", "resnet-50", "unet", "gpt2-xl")
 WORKLOADS = (*RANKS, "topk-bias", *MODELS, *MIDDLES)
 SIDES = tuple(f"{kind} {lower}" for kind in TYPES for lower in LOWERINGS)
@@ -358,5 +397,13 @@ EXPERIMENTS = {
         measure=price,
         summarise=summarise_price,
         missed=dear,
+    ),
+    "branch-rounding": Experiment(
+        about="step time with each 16-bit result rounded, over that without",
+        cases=grid((*ROUNDED, *UNROUNDED), (None,), ("off", "on", "again", "inductor")),
+        quick=grid(("argmax",), (None,), ("off", "on", "again", "inductor")),
+        measure=rounding,
+        summarise=summarise_rounding,
+        missed=lambda found: [] if found["branching on"] <= 1.04 else ["rounding takes over 4 %"],
     ),
 }

@@ -22,9 +22,10 @@ from benchmarks.experiment import Case, Experiment, Row, measured, result_path, 
 #: Where the experiments are: each is an entry of ``EXPERIMENTS`` of its module.
 PLACES = {
     "gradients": ("gradients", "model-types"),
-    "branch_values": ("branch-values", "branch-price"),
+    "branch_values": ("branch-values", "branch-price", "branch-rounding"),
     "quality": ("plan-quality", "flops", "hand-written"),
     "partition": ("partition", "compile-time"),
+    "frozen": ("frozen",),
     "step": ("step",),
     "default": ("default",),
     "memory": ("peak", "compiled-memory", "fit", "hooks"),

@@ -327,7 +327,7 @@ def check_may_branch_again(node: fx.Node) -> None:
         raise PlanError(
             f"'{node.name}' is tagged MUST_RECOMPUTE, but {node.target} returns a branch value, such as an index or "
             "the result of a comparison, of numbers that a second run may round otherwise. Backward would then "
-            "take another branch than forward did. Let the policy answer MUST_SAVE or PREFER_RECOMPUTE for it, "
+            "take another branch than forward did. Let the policy answer MUST_SAVE or PREFER_RECOMPUTE for it (remat saves it then), "
             f"or MUST_SAVE for what it reads\n  {located(node)}"
         )
 

@@ -89,7 +89,7 @@ class Kernels:
         segment = 0
         for moment, node in enumerate(nodes, start):
             self._segments[node] = frozenset((self._segment(node, segment),))
-            if self.fuses[node]:
+            if self.fuses[node] or _is_grouped(node):
                 if segment in self._segments[node]:
                     self._moments[segment] = moment
             elif not self.passed_on[node]:
@@ -129,7 +129,7 @@ class Kernels:
         if self.passed_on[node]:
             self._ready[node] = ready, joins
         elif not self.fuses[node]:
-            self._ready[node] = now + 1, False
+            self._ready[node] = now + (not _is_grouped(node)), False
         else:
             at = ready if joins else self._beside(node, ready, now)
             if at is None:
@@ -322,6 +322,14 @@ def is_scatter(target: Any) -> bool:
     """
     name = str(target).split(".")[1:2]
     return any(part in n and n[-1] != "_" for n in name for part in ("index_put", "scatter"))
+
+
+def _is_grouped(node: fx.Node) -> bool:
+    """Return whether a scatter and the operators around it run as one call: on a CPU, one function has several loops."""
+    value = node.meta.get("val")
+    return (
+        is_scatter(node.target) and isinstance(value, torch.Tensor) and value.device.type == "cpu"
+    )
 
 
 def _is_summed_product(node: fx.Node) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from remat import torch_compat
 from remat.graph import ops
 from remat.graph.costs.fused import is_passed_on, may_fuse, producer_of
 from remat.graph.fused_kernels import INDEXED, Kernels, is_scatter, numel
@@ -78,13 +79,16 @@ class FusedWalk(StepWalk):
         are alive. The fourth kind is the gradient of a copied weight, which the next kernel writes in
         the format of the weight.
 
-        A backward that recomputes no convolution makes no such copies for a ``convolution_backward``
-        whose input is contiguous. The operator then copies all that it reads while it runs.
+        Before PyTorch 2.15, a backward that recomputes no convolution makes no such copies for a
+        ``convolution_backward`` whose input is contiguous. The operator then copies all that it reads
+        while it runs.
         """
         begun: dict[tuple[bool, fx.Node], int] = {}
         aten, called = torch.ops.aten, {n.target for n in self._backward}
         leaves = aten.convolution_backward.default in called
         leaves = leaves and aten.convolution.default not in called
+        # From 2.15 on, Inductor's `decide_layout_opt` counts `convolution_backward` as a convolution.
+        leaves = leaves and torch_compat.is_before("2.15")
         contiguous = self._contiguous() if leaves else set()
         computed: dict[fx.Node, int] = {}
         for moment, node in self.running():
@@ -96,7 +100,7 @@ class FusedWalk(StepWalk):
                 continue
             sizes = _weight_for_its_sizes(node)
             for a in (a for a in node.all_input_nodes if a is not sizes and self._is_copied(a)):
-                first = begun.setdefault((moment < self.boundary, a), moment)
+                first = begun.setdefault((moment < self.boundary, a), self._kernel_before(moment))
                 yield node, tensor_bytes(a.meta.get("val")), first, moment
             for a in filter(_is_reshaped, node.all_input_nodes):
                 at = self._end_of_kernel(computed[producer_of(a)])
@@ -118,6 +122,12 @@ class FusedWalk(StepWalk):
         ran = [*self._forward, *self._backward]
         later = enumerate(ran[moment + 1 :], moment)
         return next((m for m, n in later if not (may_fuse(n) or is_passed_on(n))), len(ran) - 1)
+
+    def _kernel_before(self, moment: int) -> int:
+        """Return the moment of the kernel right before an operator that never fuses, or the operator's own moment."""
+        ran = [*self._forward, *self._backward]
+        follows = moment != self.boundary and moment and may_fuse(ran[moment - 1])
+        return moment - 1 if follows else moment
 
     def _is_copied(self, node: fx.Node) -> bool:
         """Return whether convolutions read a channels-last copy of a node's value.
@@ -173,7 +183,9 @@ class FusedWalk(StepWalk):
         last = {key: max(map(kernels.last, found)) for key, found in readers.items() if found}
         nbytes = self.sizes.nbytes
         in_registers = {*made} - {key for key, _ in written} - there
-        stays = {*self.inputs, *self.outputs, *kept, *in_registers}
+        # Inductor marks a result as written in place by a scatter, and lets no other result overwrite it.
+        scattered = {key for key, (node, _) in made.items() if is_scatter(node.target)}
+        stays = {*self.inputs, *self.outputs, *kept, *in_registers, *scattered}
         writing = {node for _, node in written}
         # For each output node of a kernel, the inputs that the result may overwrite, by size, because a result can
         # only overwrite an input of equal size.

@@ -293,9 +293,9 @@ def backend(
             under the plan with the least peak. Under a `remat.Saved` budget, the step then runs
             under the plan with the fewest saved bytes.
         exact_branches: whether Inductor rounds every 16-bit result as eager PyTorch does, in graphs
-            that branch on such results, as a router of experts does. If False, the numbers of
-            forward, and hence its branches, may depend on the budget. Backward takes forward's
-            branches in any case.
+            that branch on such results, as a router of experts does. From PyTorch 2.15 on, Inductor
+            then rounds numbers in the code too. If False, the numbers of forward, and hence its
+            branches, may depend on the budget. Backward takes forward's branches in any case.
         check: ``"recomputed"``, for debugging: forward also saves each value that backward computes
             again, and backward compares the two bit for bit. A branch value that differs raises a
             `remat.errors.RecomputeError`; other differences are logged. The budget is not met.

@@ -319,6 +319,7 @@ def rounded_as_in_eager(graph: fx.Graph) -> Iterator[None]:
     By default, a kernel keeps a 16-bit result in 32 bits until the result is written to memory. What
     is written depends on what is saved, so the numbers of forward would depend on the budget.
     Tracing marks nodes for this setting, but only the traced graph shows whether it is needed.
+    From PyTorch 2.15 on, Inductor also rounds numbers in the code, which eager PyTorch does not.
     """
     for node in graph.nodes:
         values = (n.meta.get("val") for n in (node, *node.all_input_nodes))

@@ -326,6 +326,7 @@ def test_a_recurrent_backward_without_gradients_of_weights() -> None:
     assert flops(aten._cudnn_rnn_backward.default, *args, result=out) == operations
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")
 def test_a_projected_state() -> None:
     x, h, c, out = weight(5, 2, 3), weight(2, 2), weight(2, 4), weight(2, 4)
     matrices = [weight(16, 3), weight(16, 2), out]

@@ -211,9 +211,11 @@ def near_fusions() -> bool:
     )
     begin = workarounds.GeneratedCode.__init__
 
+    steps = []  # a plan has modules as long as its step exists
+
     def generate(gm: fx.GraphModule, inputs: list[Any]) -> Any:
         """Plans by the peak of the generated code, whose kernels are not compiled: that takes the longest."""
-        compile_step(gm, inputs)
+        steps.append(compile_step(gm, inputs))
         return gm.forward
 
     all_of_them = workarounds.WORKAROUNDS

@@ -32,6 +32,7 @@ from remat.graph import ops
 from remat.graph.index import GraphIndex, index_graph
 from remat.graph.joint import JointGraph, output_node
 from remat.graph.policies import TAGGED_BY
+from remat.graph.replays import is_element
 from remat.graph.roles import Roles, classify
 from remat.graph.source import located
 from remat.graph.storages import leaves_of
@@ -52,18 +53,22 @@ _KINDS = {
     # Return one of the values that they compare. A comparison with the result asks which value that was.
     "selecting": "max min amax amin aminmax topk kthvalue median nanmedian mode sort cummax cummin "
     "linalg_vector_norm scatter_reduce index_reduce segment_reduce",
-    # Discontinuous functions whose result is a float.
-    "step": "sign sgn heaviside round floor ceil trunc fix frac fmod remainder floor_divide hardshrink",
-    # Tell finite numbers from others, which no rounding changes.
+    # Discontinuous functions whose result is a float. Backward of a step may need another step, such as the floor of a
+    # quotient for the gradient of a remainder; it is then a branch value, too.
+    "step": "round floor ceil trunc fix frac fmod remainder floor_divide histc",
+    # Discontinuous functions that derivatives of continuous functions use as masks. Factors of a matrix jump where
+    # singular values or eigenvalues are equal, and their signs are those of rounding errors.
+    "jump": "sign sgn heaviside hardshrink threshold copysign atan2 angle _linalg_svd _linalg_eigh linalg_eig",
+    # Tell finite numbers from others, which no rounding changes, but for float16, which overflows early.
     "finite check": "isnan isinf isfinite isposinf isneginf",
-    # Random operators that may read probabilities from a tensor.
-    "weighted draw": "multinomial bernoulli poisson binomial",
+    # Random operators that may read probabilities from a tensor, or that draw until a number is accepted.
+    "weighted draw": "multinomial bernoulli poisson binomial _standard_gamma _sample_dirichlet",
     # Continuous functions that PyTorch decomposes into comparisons, casts or steps. What these compare decides
     # between pieces that meet, such as x and 0.01 * x of a leaky ReLU. Names are without "_backward".
     "continuous": "leaky_relu elu celu selu softplus hardswish hardsigmoid hardtanh relu relu6 prelu "
     "_prelu_kernel rrelu_with_noise log_sigmoid_forward log_sigmoid softshrink smooth_l1_loss huber_loss "
     "nan_to_num logaddexp logaddexp2 logsumexp xlogy special_xlog1py special_entr logit clamp clamp_min "
-    "clamp_max binary_cross_entropy mish gelu silu _softmax _log_softmax _safe_softmax threshold "
+    "clamp_max binary_cross_entropy mish gelu silu _softmax _log_softmax _safe_softmax threshold_backward "
     "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d "
     "_upsample_nearest_exact2d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d "
     "upsample_trilinear3d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler_2d "
@@ -75,6 +80,12 @@ _KINDS = {
 #: Metadata key of the mark for `is_piece`.
 PIECE = "remat_piece_of_continuous"
 _NAMES = {kind: frozenset(names.split()) for kind, names in _KINDS.items()}
+_JUMPING = {
+    ("linalg_vector_norm", "ne"),
+    ("norm", "ne"),
+    ("grid_sampler_2d", "round"),
+    ("grid_sampler_3d", "round"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +121,10 @@ def keep_branches(
             compared value has such a tag, the comparison is kept instead.
     """
     graph = Branches(index, roles)
-    found, compared = set(graph.found), set[int]()
-    for i in graph.comparisons:
+    # What only backward needs runs in backward, so the values that it reads are kept instead.
+    late = {i for i in graph.found if not roles.required_forward[i]}
+    found, compared = set(graph.found - late), set[int]()
+    for i in (*graph.comparisons, *sorted(late)):
         sources = [j for j in graph.sources(i) if runs_again(j)]
         if any(map(is_tagged, sources)):
             found.add(i)
@@ -261,7 +274,13 @@ class Branches:
         if called := ops.subgraphs(node):  # a loop, a condition or a region
             return any(map(branches_of_forward, called)) and "attention" not in name
         if name in _NAMES["step"] or (name == "div" and node.kwargs.get("rounding_mode")):
+            return not _is_part_of_continuous(node)
+        if _jumps_by_option(node):
+            return needed
+        if name in _NAMES["jump"]:
             return needed and not _is_part_of_continuous(node)
+        if "max_pool" in name and self._reads_indices(i):
+            return True
         if not _has_discrete(value) or ops.ignores_content(node):
             return False
         if self._is_comparison(i) and not needed:
@@ -288,6 +307,8 @@ class Branches:
     def _checks_finite(self, i: int) -> bool:
         """Return whether a comparison tells finite numbers from others; rounding does not matter then."""
         node = self._index.nodes[i]
+        if self._overflows(i):
+            return False
         if ops.name_of(node.target) in _NAMES["finite check"]:
             return True
         if len(node.args) < 2:
@@ -295,12 +316,29 @@ class Branches:
         other = node.args[1]
         return other is node.args[0] or (isinstance(other, float) and not math.isfinite(other))
 
+    def _overflows(self, i: int) -> bool:
+        """Return whether a node reads float16, whose largest number a kernel may exceed."""
+        values = (self._index.values[j] for j in self._floats[i])
+        return any(
+            v.dtype is torch.float16 for value in values for v in leaves_of(value) if _is_float(v)
+        )
+
+    def _reads_indices(self, i: int) -> bool:
+        """Return whether forward needs the indices that a maximum pooling returns, as unpooling does."""
+        index = self._index
+        return any(
+            self._required[j] and is_element(index.nodes[j]) and _has_discrete(index.values[j])
+            for j in index.users[i]
+        )
+
     def _selects(self, j: int) -> bool:
         """Return whether a value is a maximum or the like, looking through exact operators."""
         while self._index.nodes[j].op == "call_function":
             node = self._index.nodes[j]
             # `max` of two tensors compares element by element, and its gradient has no quotient.
-            if ops.name_of(node.target) in _NAMES["selecting"] and len(self._floats[j]) == 1:
+            name = ops.name_of(node.target)
+            by_element = name in ("max", "min") and len(self._floats[j]) > 1
+            if name in _NAMES["selecting"] and not by_element:
                 return True
             if len(self._floats[j]) != 1 or not self.is_exact(j):
                 return False
@@ -312,8 +350,9 @@ class Branches:
         sources = [values[j] for j in self._index.inputs[i]][:1]
         if all(_is_lossless(source, value) for source in sources):
             return True
-        # Random numbers are drawn and cast in the kernel that reads them.
-        return any(_is_draw(self._index.nodes[j]) for j in self._index.inputs[i])
+        # Random numbers are drawn and cast in the kernel that compares them. What else reads them may save them rounded.
+        drawn = any(_is_draw(self._index.nodes[j]) for j in self._index.inputs[i])
+        return drawn and all(self._is_comparison(j) for j in self._index.users[i])
 
 
 def check_may_branch_again(node: fx.Node) -> None:
@@ -393,8 +432,20 @@ def is_piece(node: fx.Node) -> bool:
     whole = node.meta.get("original_aten")
     if whole is None or not _is_continuous(whole) or _is_continuous(node.target):
         return False
+    # Of these functions, one form jumps: a norm of order 0 counts, and a nearest sample is rounded to.
+    if (ops.name_of(whole), ops.name_of(node.target)) in _JUMPING:
+        return False
     return ops.name_of(node.target) in _NAMES["step"] or _has_discrete(node.meta.get("val"))
 
 
+def _jumps_by_option(node: fx.Node) -> bool:
+    """Return whether a node samples a grid at the nearest point, or counts by a norm of order 0."""
+    name, args = ops.name_of(node.target), node.args
+    if "grid_sampler" in name:
+        return bool(len(args) > 2 and args[2] == 1)
+    return bool(name in ("linalg_vector_norm", "norm") and len(args) > 1 and args[1] == 0)
+
+
 def _is_continuous(target: Any) -> bool:
-    return ops.name_of(target).removesuffix("_backward") in _NAMES["continuous"]
+    name = ops.name_of(target)
+    return bool(_NAMES["continuous"].intersection((name, name.removesuffix("_backward"))))

@@ -441,7 +441,7 @@ class _Rules:
             # a view, and for a call that writes to the memory it returns.
             insists = must_save(node) and must_recompute(index.nodes[owner])
             insists = insists or (is_element(node) and aliased_argument(node) is None)
-            insists = insists or (ops.is_mutating(node) and bool(index.users[i]))
+            insists = insists or (ops.is_mutating(node) and bool(index.users[i])) or i in self.kept
             return insists, storages.nbytes[owner] if insists and not storages.alive[owner] else 0
         if self._tags.get(i) is CheckpointPolicy.MUST_RECOMPUTE:
             # The tag is ignored if a second run would change the results.
@@ -451,7 +451,9 @@ class _Rules:
 
     def may_recompute(self, i: int) -> bool:
         """Return whether the node at position ``i`` may run again."""
-        return i not in self.kept and self._may_run_again(i)
+        # An element cannot be taken again of a tuple that is not computed again.
+        maker = self._index.position[maker_of(self._index.nodes[i])]
+        return i not in self.kept and maker not in self.kept and self._may_run_again(i)
 
     def _may_run_again(self, i: int) -> bool:
         """Return whether the node at position ``i`` may run again, apart from branch values."""

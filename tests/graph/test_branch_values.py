@@ -85,6 +85,44 @@ def only_largest(x: Tensor, w: Tensor) -> Tensor:
     return (z.exp() * (z == z.amax(-1, keepdim=True))).sum()
 
 
+def nearest(x: Tensor, w: Tensor) -> Tensor:
+    grid = (x @ w).tanh()[None].view(1, 4, 8, 2)
+    return (
+        F.grid_sample(w[None, None], grid, mode="nearest", align_corners=False) * grid[..., 0].exp()
+    ).sum()
+
+
+def sign_copied(x: Tensor, w: Tensor) -> Tensor:
+    return (torch.copysign(torch.ones(()), (x @ w).sin()) * (x @ w).exp()).sum()
+
+
+def over_threshold(x: Tensor, w: Tensor) -> Tensor:
+    return F.threshold((x @ w).sin(), 0.5, 20.0).exp().sum()
+
+
+def counted(x: Tensor, w: Tensor) -> Tensor:
+    z = (x @ w).sin()
+    return (torch.linalg.vector_norm(F.relu(z - 0.5), ord=0, dim=-1) * z.exp().sum(-1)).sum()
+
+
+def binned(x: Tensor, w: Tensor) -> Tensor:
+    z = (x @ w).sin()
+    return (torch.histc(z.detach(), 8, -1, 1) * z.exp()).sum()
+
+
+def gamma(x: Tensor, w: Tensor) -> Tensor:
+    return (torch._standard_gamma((x @ w).softmax(-1) * 30) * (x @ w).exp()).sum()
+
+
+def pooled_indices(x: Tensor, w: Tensor) -> Tensor:
+    y, at = F.max_pool2d((x @ w)[None].sin(), 2, return_indices=True)
+    return (w.flatten()[at] * y.exp()).sum()
+
+
+def factors(x: Tensor, w: Tensor) -> Tensor:
+    return torch.linalg.svd((x @ w).sin(), full_matrices=False)[0].exp().sum()
+
+
 #: Each program, with the operators of its branch values.
 BRANCHES: dict[Program, set[str]] = {
     top: {"topk"},
@@ -98,6 +136,18 @@ BRANCHES: dict[Program, set[str]] = {
     stepped: {"round"},
     only_largest: {"eq"},
     until_large: {"while_loop_stack_output"},
+    nearest: {"round", "grid_sampler_2d"},
+    sign_copied: {"copysign"},
+    over_threshold: {"le", "threshold"},
+    counted: {"ne", "linalg_vector_norm"},
+    binned: {"histc"},
+    gamma: {"_standard_gamma", "run_with_rng_state", "run_and_save_rng_state"},
+    pooled_indices: {
+        "max_pool2d_with_indices",
+        "_low_memory_max_pool_with_offsets",
+        "_low_memory_max_pool_offsets_to_indices",
+    },
+    factors: {"_linalg_svd"},
 }
 
 
@@ -193,6 +243,68 @@ def test_a_branch_value_is_saved_at_every_budget(program: Program, lower: str) -
         plan = remat.plan(joint, budget)
         assert not names & {*plan.recomputed}
         assert not names & {n.name for n in plan.backward.graph.nodes if n.op == "call_function"}
+
+
+class Routed(torch.autograd.Function):
+    """Gathers by the largest score, which its backward looks up again."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, table: Tensor) -> Tensor:
+        ctx.save_for_backward(scores, table)
+        return table.gather(1, scores.argmax(-1, keepdim=True))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        scores, table = ctx.saved_tensors
+        at = scores.topk(1, -1).indices
+        return torch.zeros_like(scores), torch.zeros_like(table).scatter(1, at, gradient)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_what_a_branch_of_backward_alone_reads_is_saved() -> None:
+    def routed(x: Tensor, w: Tensor, table: Tensor) -> Tensor:
+        z = (x @ w).sigmoid() * x * 0.37
+        return Routed.apply(z.softmax(-1), table).sum() + z.sin().square().mean()
+
+    torch._dynamo.reset()
+    sizes = (256, 32), (32, 32), (256, 32)
+    args = tuple(torch.rand(*size, requires_grad=True) for size in sizes)
+    joint = remat.capture(routed, args, lower="eager")
+    for budget in (0.5, 0, remat.Peak(0.3), remat.Peak(0)):
+        plan = remat.plan(joint, budget)
+        assert "_softmax" not in plan.recomputed
+
+
+@pytest.mark.parametrize("reduce", ["amax", "amin"])
+def test_a_value_compared_with_the_largest_of_its_group_is_saved(reduce: str) -> None:
+    def scattered(x: Tensor, w: Tensor) -> Tensor:
+        at = (torch.arange(8) % 4).expand(8, 8)
+        z = torch.zeros(8, 4).scatter_reduce(1, at, (x @ w).softmax(-1), reduce, include_self=False)
+        return z.exp().sum()
+
+    joint = captured(scattered, "eager")
+    assert operators(joint, kept(joint).compared) == {"_softmax", "scatter_reduce"}
+
+
+def test_checks_for_infinite_numbers_are_branches_of_float16_alone() -> None:
+    def checked(x: Tensor, w: Tensor) -> Tensor:
+        z = (x @ w).exp()
+        return (z * torch.isinf(z * 3000)).sum()
+
+    joint = captured(checked, "eager", torch.float16)
+    assert operators(joint, kept(joint).branches)
+    assert not kept(captured(checked, "eager")).branches
+
+
+def test_random_numbers_of_16_bits_that_are_read_beside_their_mask_are_saved_or_the_mask_is() -> (
+    None
+):
+    def drawn(x: Tensor, w: Tensor) -> Tensor:
+        r = torch.rand_like(x @ w)
+        return ((r < 0.3) * r.exp() * (x @ w)).sum()
+
+    joint = captured(drawn, "inductor", torch.bfloat16)
+    assert operators(joint, kept(joint).branches)
 
 
 @pytest.mark.parametrize("lower", LOWERINGS)

@@ -10,23 +10,20 @@ import click
 
 from remat.cli import params
 from remat.cli.commands import (
-    cost_option,
     device_option,
     json_option,
     lower_option,
     main,
     model_arguments,
     seq_option,
-    solver_option,
     takes_request,
-    time_limit_option,
     users_output,
-    value_options,
 )
 from remat.cli.errors import fail
 from remat.cli.models import called, check_not_hf, function_of, is_hf, load, takes_batch
 from remat.cli.progress import Progress
 from remat.errors import RematError
+from remat.options import ValueOptions
 
 if TYPE_CHECKING:
     from remat.planning.request import PlanRequest
@@ -112,15 +109,11 @@ def _optimizer(text: str) -> str:
     show_default=True,
     help="GB/s that a rank can send",
 )
-@cost_option
-@solver_option
+@takes_request("solver", "cost", "time_limit", *ValueOptions.__annotations__)
 @lower_option
 @device_option
 @seq_option
-@time_limit_option
-@value_options
 @json_option
-@takes_request
 def fit(
     model: str,
     overrides: tuple[str, ...],

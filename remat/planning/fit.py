@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
-from remat.arguments import COST, SOLVER, value_of
+from remat.arguments import COST, SOLVER, passes_on
 from remat.errors import BudgetError, PlanError, ProblemError, RematError, suppress_warnings
 from remat.graph.calling import read_call
 from remat.graph.capture import capture
@@ -17,17 +17,10 @@ from remat.graph.costs.auto import Auto
 from remat.graph.joint import JointGraph
 from remat.graph.lowering import Decision
 from remat.graph.text import parse_joint, print_joint
+from remat.options import CostOption, PlanOptions, SolverOption, ValueOptions
 from remat.planning.fit_table import Fit, FitRow
 from remat.planning.planner import Planner
-from remat.planning.request import (
-    BytesOption,
-    ChunkOption,
-    CostOption,
-    OffloadOption,
-    PlanRequest,
-    PoliciesOption,
-    SolverOption,
-)
+from remat.planning.request import PlanRequest
 from remat.planning.whole_step import Fitting, Rank, Training, other_bytes, parameters_of
 from remat.plugins.registry import registry
 from remat.running.jobs import AnyExecutor, check_executor, name_to_send, run_jobs
@@ -59,6 +52,7 @@ _PART = 50
 _WIDTH = 4
 
 
+@passes_on(ValueOptions.__annotations__, PlanOptions)
 def fit(
     model: Callable[..., Any],
     args: Any,
@@ -77,12 +71,9 @@ def fit(
     time_limit: float | None = None,
     lower: str = "inductor",
     device: str | torch.device | None = None,
-    offload: OffloadOption = None,
-    host_memory: BytesOption = None,
-    policies: PoliciesOption = None,
-    chunk: ChunkOption = None,
     executor: AnyExecutor = None,
     on_step: Callable[[str], None] | None = None,
+    **options: Unpack[ValueOptions],
 ) -> Fit:
     """Find the batch sizes at which a whole training step fits a device's memory; for each, the budget and the speed.
 
@@ -123,15 +114,13 @@ def fit(
         time_limit: as in `remat.plan`.
         lower: as in `remat.capture`. For ``"inductor"``, peaks are estimates for fused code.
         device: as in `remat.capture`.
-        offload: as in `remat.plan`, for one rank only. Saved values may then be offloaded if the step does
-            not fit otherwise.
-        host_memory: as in `remat.plan`.
-        policies: as in `remat.plan`.
-        chunk: as in `remat.plan`; ``"auto"`` takes the fastest number of chunks for each batch.
         executor: where to plan: any `concurrent.futures.Executor`, a number of processes, or None for this process.
             Listed batches, and the powers of two of ``"max"``, are planned in parallel. Steps are captured in this
             process. With an executor, solver and cost model must be given by name.
         on_step: called with a line of text before each stage.
+        options: options of `remat.options.PlanOptions` for the values of the step. ``offload`` is for one rank
+            only: saved values may then be offloaded if the step does not fit otherwise. ``chunk="auto"`` takes the
+            fastest number of chunks for each batch.
 
     Returns:
         A table with one row for each batch that was tried: whether the step fits, the budget to set, peak and speed.
@@ -144,8 +133,8 @@ def fit(
     """
     check_executor(executor)
     if executor is not None:
-        name_to_send(value_of(cost), "cost model")
-        name_to_send(value_of(solver), "solver")
+        name_to_send(cost, "cost model")
+        name_to_send(solver, "solver")
     made = read_args(args, kwargs)
     return fit_calls(
         lambda batch: (model, *made(batch)),
@@ -161,15 +150,7 @@ def fit(
             lower=lower,
             device=device,
         ),
-        PlanRequest.without_budget(
-            cost=cost,
-            solver=solver,
-            time_limit=time_limit,
-            offload=offload,
-            host_memory=host_memory,
-            policies=policies,
-            chunk=chunk,
-        ),
+        PlanRequest.without_budget(cost=cost, solver=solver, time_limit=time_limit, **options),
         executor=executor,
         on_step=on_step,
     )
@@ -228,7 +209,7 @@ def fit_calls(
         jobs = (
             _Job(
                 rank=rank,
-                request=request if here else request.to_text(),
+                request=request if here else request.to_options(),
                 batch=batch,
                 joint=joint if here else print_joint(joint, modules=True),
                 other_bytes=nbytes,
@@ -291,7 +272,7 @@ def _check(request: PlanRequest, training: Training) -> None:
     if training.fsdp and ranks == 1:
         raise ProblemError("fsdp shares the step among several ranks, and ranks is 1; say ranks=8")
     if ranks > 1:
-        request.refuse_offload("a step of several ranks")
+        request.check("no offloading", "a step of several ranks")
     if type(accumulate) is not int or accumulate < 1:
         raise ProblemError(
             f"accumulate is {accumulate!r}; expected the number of micro-batches in a step, 1 or more"
@@ -382,7 +363,7 @@ class _Job:
 
     Attributes:
         rank: the rank, with the bytes on it that depend on neither batch nor plan.
-        request: the options of planning; for a worker, as text from `PlanRequest.to_text`.
+        request: the options of planning; for a worker, as JSON values from `PlanRequest.to_options`.
         batch: the batch size.
         joint: the captured step; for a worker, as text.
         other_bytes: bytes of the step's inputs and buffers.
@@ -390,7 +371,7 @@ class _Job:
     """
 
     rank: Rank
-    request: PlanRequest | Mapping[str, str]
+    request: PlanRequest | Mapping[str, Any]
     batch: int
     joint: JointGraph | str
     other_bytes: int
@@ -408,7 +389,7 @@ def _answer(job: _Job, on_step: Callable[[str], None] = lambda _: None) -> Answe
     """
     rank, request, batch, joint = job.rank, job.request, job.batch, job.joint
     if not isinstance(request, PlanRequest):
-        request = PlanRequest.from_text(request)
+        request = PlanRequest.of(**request)
     if isinstance(joint, str):
         joint = parse_joint(joint)
     with suppress_warnings():  # these plans are only tried, so their warnings concern no user

@@ -92,7 +92,7 @@ class Frontier:
         """
         by = "saved" if by == "bytes" else by
         if by != "peak":
-            planner.request.refuse_offload("a frontier by what is saved")
+            planner.request.check("no offloading", "a frontier by what is saved")
         if by == "peak":
             found, bound = planner.frontier_by_peak()
         else:

@@ -312,7 +312,7 @@ class Planner(PeakPlanner):
         if budget.on_peak:
             return self.within_peak(budget)
         if not self.tagged:
-            self.request.refuse_unused_link(budget)
+            replace(self.request, budget=budget).check("nothing tagged")
         elif budget.nbytes is not None:
             # The graph problem counts tagged values as saved bytes, although every plan offloads them. So a first try
             # raises the budget by their bytes.

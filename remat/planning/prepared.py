@@ -249,7 +249,7 @@ class Prepared:
         """
         if is_auto(self.request.solver):
             return self.full
-        usual = replace(self.request.by(SOLVER.value), time_limit=None)
+        usual = replace(self.request.by(SOLVER), time_limit=None)
         return self._better_than_cut(partial(self.decided, self.choice(self.full_bytes), usual))
 
     def _better_than_cut(self, solved: Callable[[], Candidate]) -> Candidate:

@@ -29,6 +29,7 @@ SOLVER = DefaultText("auto")
 COST = DefaultText("auto")
 
 
+@functools.cache
 def documented(by: Callable[..., Any]) -> dict[str, str]:
     """Return the text on each argument or attribute that a docstring documents, by name, as the docstring has it."""
     return {m[1]: m[0] for m in _ENTRY.finditer(inspect.getdoc(by) or "")}

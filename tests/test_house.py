@@ -66,6 +66,7 @@ def test_an_entry_point_declares_no_option_again(door: Callable[..., Any]) -> No
         "planning/experiments.py",
         "planning/fit.py",
         "integrations/partitioner.py",
+        "integrations/backend.py",
     ],
 )
 def test_options_have_types(file: str) -> None:
@@ -75,7 +76,7 @@ def test_options_have_types(file: str) -> None:
         ast.unparse(k.annotation or ast.Constant("")) for k in given if k and k.arg == "options"
     }
     assert kinds
-    assert all(kind.startswith("Unpack[") for kind in kinds), kinds
+    assert all(kind == "object" or kind.startswith("Unpack[") for kind in kinds), kinds
 
 
 def test_a_command_takes_help_and_default_from_the_record() -> None:

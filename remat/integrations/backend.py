@@ -233,7 +233,7 @@ def backend(
     *,
     lower: str = "inductor",
     mode: str | None = None,
-    **options: Any,
+    **options: object,
 ) -> Backend:
     """Build a backend for ``torch.compile(model, backend=remat.backend(budget="40GiB"))``.
 

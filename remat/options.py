@@ -1,6 +1,6 @@
-"""The options of planning as users give them: names, types, defaults and documentation.
+"""The options of planning and of `remat.fit` as users give them: names, types, defaults and documentation.
 
-Each option is a field of `PlanOptions`. Entry points such as `remat.plan` take options as keywords, which the typed
+Each option is a field of `PlanOptions` or `Training`. Entry points such as `remat.plan` take options as keywords, which the typed
 dicts name. The commands have options of the same names. This file imports PyTorch for type checkers only.
 """
 
@@ -9,19 +9,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, Required, TypeAlias, TypedDict
 
 from remat.arguments import BUDGET, COST, SOLVER
 
 if TYPE_CHECKING:
+    import torch
+
     from remat.graph.costs import CostModel
     from remat.graph.costs.links import Link
     from remat.graph.policies import Policies
     from remat.passes.core.pipeline import Pipeline
     from remat.passes.joint.chunk_loss import ChunkLoss
     from remat.passes.packing.pairs import Pack, SavedTensorHooks, Unpack
+    from remat.running.optimizer import Make
     from remat.solvers.base import Solver
     from remat.units import AnyBudget
+
+
+#: Default rate in GB/s at which one rank sends: NVLink of an H100 in one direction, by the data sheet.
+LINK_GBPS = 450.0
 
 
 class JsonRecord(Protocol):
@@ -47,6 +54,25 @@ class ValueOptions(TypedDict, total=False):
     host_memory: str | int | None
     policies: PoliciesOption
     chunk: ChunkOption
+
+
+class TrainingOptions(TypedDict, total=False):
+    """The fields of `Training`."""
+
+    memory: Required[str | int]
+    margin: str | float
+    optimizer: str | Make
+    batches: str | int | Iterable[int]
+    accumulate: int
+    ranks: int
+    fsdp: bool
+    link_gbps: float
+    lower: str
+    device: str | torch.device | None
+
+
+class FitOptions(TrainingOptions, ValueOptions, total=False):
+    """Options of `remat.fit`."""
 
 
 class StepOptions(ValueOptions, total=False):
@@ -163,3 +189,41 @@ class PlanOptions:
     def given(self) -> tuple[str, ...]:
         """Names of the options that the user gave: those whose values are other objects than the defaults."""
         return tuple(f.name for f in fields(self) if getattr(self, f.name) is not f.default)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """How a model is trained, for `remat.fit`.
+
+    The first sentence about an option is also the help of the command's option.
+
+    Attributes:
+        memory: memory that a step may take on the device of one rank, with its unit: ``80GiB``. In Python, also a
+            number of bytes.
+        margin: part of the memory that the step must leave to the allocator, such as ``5%`` or 0.05.
+        optimizer: a class of ``torch.optim``, in upper or lower case, with arguments after a colon:
+            ``sgd:momentum=0.9``. In Python, also a callable that makes an optimizer from a list of parameters.
+        batches: batch sizes of one rank to try; ``max`` searches for the largest that fits. ``"max"`` tries powers of
+            two until one does not fit, then bisects between the last two powers. A largest batch below 100 is exact;
+            from 100 on, it may be up to 2 % too small.
+        accumulate: number of micro-batches whose gradients are summed before the optimizer steps; each batch size is
+            then that of one micro-batch. From the second micro-batch on, the summed gradients are alive during forward
+            and backward, too.
+        ranks: number of ranks that train together, by FSDP2 if ``fsdp`` is set, else by DDP.
+        fsdp: whether the ranks shard parameters, gradients and optimizer state, by FSDP2.
+        link_gbps: GB/s that a rank can send. Sending overlaps with computing, so only the longer of the two times
+            counts.
+        lower: as in `remat.capture`. For ``"inductor"``, peaks are estimates for fused code.
+        device: as in `remat.capture`.
+    """
+
+    memory: str | int
+    margin: str | float = 0.0
+    optimizer: str | Make = "adamw"
+    batches: str | int | Iterable[int] = "max"
+    accumulate: int = 1
+    ranks: int = 1
+    fsdp: bool = False
+    link_gbps: float = LINK_GBPS
+    lower: str = "inductor"
+    device: str | torch.device | None = None

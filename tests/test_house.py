@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ DOORS: dict[Callable[..., Any], Any] = {
     remat.plan: options.KeywordOptions,
     remat.frontier: options.StepOptions,
     remat.compare: options.StepOptions,
-    remat.fit: options.ValueOptions,
+    remat.fit: options.FitOptions,
     remat.partitioner: options.CompileOptions,
     remat.backend: options.CompileOptions,
     Partitioner.__init__: options.PlanOptionsDict,
@@ -41,10 +42,20 @@ def test_no_file_calls_locals() -> None:
     assert found == []
 
 
-def test_the_typed_dict_has_the_fields_of_the_record() -> None:
-    record = {field.name: field.type for field in fields(options.PlanOptions)}
-    names = options.PlanOptionsDict.__annotations__
-    assert {name: kind.__forward_arg__ for name, kind in names.items()} == record
+@pytest.mark.parametrize(
+    ("record", "keywords"),
+    [
+        (options.PlanOptions, options.PlanOptionsDict),
+        (options.Training, options.TrainingOptions),
+    ],
+)
+def test_a_typed_dict_has_the_fields_of_its_record(record: Any, keywords: Any) -> None:
+    types = {name: kind.__forward_arg__ for name, kind in keywords.__annotations__.items()}
+    types = {name: re.sub(r"^Required\[(.*)\]$", r"\1", kind) for name, kind in types.items()}
+    assert types == {field.name: field.type for field in fields(record)}
+
+
+def test_a_parsed_request_has_all_options_but_the_isolation_of_its_solver() -> None:
     assert set(NAMES) - {"isolation"} <= {field.name for field in fields(PlanRequest)}
 
 
@@ -79,11 +90,21 @@ def test_options_have_types(file: str) -> None:
     assert all(kind == "object" or kind.startswith("Unpack[") for kind in kinds), kinds
 
 
-def test_a_command_takes_help_and_default_from_the_record() -> None:
-    declared = {field.name: field.default for field in fields(options.PlanOptions)}
-    shown = {p.name: p for p in main.commands["plan"].params if p.name in declared}
-    assert shown.keys() == set(NAMES) - {"plan", "pipeline", "count_outputs", "isolation"}
+@pytest.mark.parametrize(
+    ("command", "record", "without"),
+    [
+        ("plan", options.PlanOptions, {"plan", "pipeline", "count_outputs", "isolation"}),
+        ("fit", options.Training, {"lower", "device"}),
+    ],
+)
+def test_a_command_takes_help_and_default_from_the_record(
+    command: str, record: Any, without: set[str]
+) -> None:
+    declared = {field.name: field for field in fields(record) if field.name not in without}
+    shown = {p.name: p for p in main.commands[command].params if p.name in declared}
+    assert shown.keys() == declared.keys()
+    words = " ".join(record.__doc__.replace("``", "").split())
     for name, param in shown.items():
-        assert param.default == declared[name], name
-        words = " ".join((options.PlanOptions.__doc__ or "").replace("``", "").split())
+        default = declared[name].default
+        assert param.required if default is MISSING else param.default == default, name
         assert f"{name}: {param.help}" in words  # type: ignore[attr-defined]

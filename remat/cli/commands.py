@@ -14,7 +14,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -209,28 +209,46 @@ def list_option(
     )
 
 
-#: Settings of click for options of planning whose name or type is another one in a command.
+#: Settings of `record_options` for options of planning.
 _CLICK: Mapping[str, Mapping[str, Any]] = {
     "solver": {"type": params.SOLVER},
-    "time_limit": {"type": params.SECONDS, "metavar": "SECONDS"},
+    "time_limit": {"type": params.SECONDS},
+    "hooks": {"metavar": "PAIR"},
+    "offload": {"metavar": "LINK"},
+    "host_memory": {"metavar": "BYTES"},
+    "chunk": {"metavar": "N|auto"},
     "policies": {"flag": "policy", "metavar": "PATTERN=VALUE", "multiple": True},
 }
 
 
 def plan_options(*names: str) -> Callable[..., Any]:
     """Return a decorator that adds options of planning to a command, as `PlanOptions` declares and documents them."""
-    return options(*(_plan_option(field) for field in fields(PlanOptions) if field.name in names))
+    return record_options(PlanOptions, {name: _CLICK.get(name, {}) for name in names})
 
 
-def _plan_option(field: Field[Any]) -> Callable[..., Any]:
+def record_options(record: type, settings: Mapping[str, Mapping[str, Any]]) -> Callable[..., Any]:
+    """Return a decorator that adds options to a command, as the fields of a record declare and document them.
+
+    Args:
+        record: the record, a dataclass.
+        settings: by name of each field to add, settings of click that differ from those of the field. ``flag`` is the
+            option's name without dashes.
+    """
+    declared = (field for field in fields(record) if field.name in settings)
+    return options(*(_option(record, field, settings[field.name]) for field in declared))
+
+
+def _option(record: type, field: Field[Any], more: Mapping[str, Any]) -> Callable[..., Any]:
     name, default = field.name.replace("_", "-"), field.default
     settings: dict[str, Any] = {"default": default, "show_default": default is not None}
+    if default is MISSING:
+        settings = {"required": True}
     if isinstance(default, bool):
         name = f"{name}/--no-{name}"
-    else:
+    elif "type" not in more:
         settings |= {"type": str, "metavar": name.upper()}
-    settings |= _CLICK.get(field.name, {})
-    text = " ".join(documented(PlanOptions).get(field.name, "").replace("``", "").split())
+    settings |= more
+    text = " ".join(documented(record).get(field.name, "").replace("``", "").split())
     sentence = text.partition(": ")[2].partition(". ")[0].rstrip(".")
     return click.option(f"--{settings.pop('flag', name)}", field.name, help=sentence, **settings)
 

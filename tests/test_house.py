@@ -108,3 +108,23 @@ def test_a_command_takes_help_and_default_from_the_record(
         default = declared[name].default
         assert param.required if default is MISSING else param.default == default, name
         assert f"{name}: {param.help}" in words  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Unset",
+        "refuse_auto_chunk",
+        "refuse_offload",
+        "refuse_unused_link",
+        "_refuse_beside_pipeline",
+    ],
+)
+def test_a_name_that_was_replaced_stays_away(name: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in sorted(ROOT.rglob("*.py"))
+        for line, text in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if re.search(rf"\b{name}\b", text)
+    ]
+    assert found == []

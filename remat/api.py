@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Unpack, overload
 
-from remat.arguments import BUDGET, COST, SOLVER
+from remat.arguments import BUDGET, COST, SOLVER, passes_on
 from remat.errors import ProblemError
+from remat.options import (
+    CostOption,
+    KeywordOptions,
+    PlanOptions,
+    SolverOption,
+    StepOptions,
+)
 from remat.plugins.registry import registry
 from remat.solvers.base import Solver
 from remat.solvers.instances import Instance
 from remat.solvers.problem import Problem, S
 from remat.solvers.run import run
+from remat.units import AnyBudget
 
 if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
@@ -19,17 +27,6 @@ if TYPE_CHECKING:
     from remat.planning.frontier import Frontier
     from remat.planning.plan import Plan
     from remat.planning.plans import PlanSet
-    from remat.planning.request import (
-        BudgetOption,
-        BytesOption,
-        ChunkOption,
-        CostOption,
-        HooksOption,
-        OffloadOption,
-        PoliciesOption,
-        SolverOption,
-    )
-    from remat.planning.saved_plans import SavedPlan
 
 
 def solve(
@@ -94,117 +91,43 @@ def knapsack_fn(
 @overload
 def plan(
     joint: JointGraph,
-    budget: BudgetOption = ...,
+    budget: AnyBudget = ...,
     solver: SolverOption = ...,
     cost: CostOption = ...,
     time_limit: float | None = ...,
-    *,
-    plan: SavedPlan | None = ...,
-    pipeline: str | Pipeline | None = ...,
-    count_outputs: bool = ...,
-    hooks: HooksOption = ...,
-    reread_inputs: bool = ...,
-    isolation: str | None = ...,
-    offload: OffloadOption = ...,
-    host_memory: BytesOption = ...,
-    policies: PoliciesOption = ...,
-    chunk: ChunkOption = ...,
+    **options: Unpack[KeywordOptions],
 ) -> Plan: ...
 @overload
 def plan(
     joint: Sequence[JointGraph],
-    budget: BudgetOption = ...,
+    budget: AnyBudget = ...,
     solver: SolverOption = ...,
     cost: CostOption = ...,
     time_limit: float | None = ...,
-    *,
-    plan: None = ...,
-    pipeline: None = ...,
-    count_outputs: bool = ...,
-    hooks: HooksOption = ...,
-    reread_inputs: bool = ...,
-    isolation: str | None = ...,
-    offload: OffloadOption = ...,
-    host_memory: BytesOption = ...,
-    policies: PoliciesOption = ...,
-    chunk: ChunkOption = ...,
+    **options: Unpack[KeywordOptions],
 ) -> PlanSet: ...
+@passes_on(KeywordOptions.__annotations__, PlanOptions)
 def plan(
     joint: JointGraph | Sequence[JointGraph],
-    budget: BudgetOption = BUDGET,
+    budget: AnyBudget = BUDGET,
     solver: SolverOption = SOLVER,
     cost: CostOption = COST,
     time_limit: float | None = None,
-    *,
-    plan: SavedPlan | None = None,
-    pipeline: str | Pipeline | None = None,
-    count_outputs: bool = False,
-    hooks: HooksOption = None,
-    reread_inputs: bool = True,
-    isolation: str | None = None,
-    offload: OffloadOption = None,
-    host_memory: BytesOption = None,
-    policies: PoliciesOption = None,
-    chunk: ChunkOption = None,
+    **options: Unpack[KeywordOptions],
 ) -> Plan | PlanSet:
     """Decide which values of one training step are saved for backward and which are recomputed.
 
     Args:
         joint: the captured step; it is not changed. A list of joint graphs, from ``remat.capture(…,
             fullgraph=False)`` of a model with graph breaks, is planned under one shared budget.
-        budget: a limit on the peak or on the saved bytes; see `remat.Peak` and `remat.Saved`. An
-            int above 1, text such as ``"40GiB"``, or ``Peak("40GiB")`` limits the peak of the step
-            in bytes. ``Peak(0.5)`` limits the peak by a ratio: 0 is the least peak found, and 1 is
-            the peak of the plan at budget 1. ``Saved("8GiB")``, or ``"saved:8GiB"``, limits the
-            bytes of saved activations. A number from 0 to 1, by default 1, limits the saved bytes
-            to this ratio of the bytes that the runtime-optimal partition saves. If a ratio allows
-            fewer bytes than any plan can save, the limit is the fewest bytes that a plan can save.
-            A `remat.Saved` budget below these fewest bytes raises an error. A plain ratio and
-            `remat.Saved` do not limit the peak. If a plan under such a budget does not lower the
-            peak, a `remat.PeakWarning` says so.
-        solver: the solver that decides. A solver of graph problems decides on the whole graph; any
-            other solver decides on knapsack problems, whose items are tensors of the graph. A named
-            solver decides alone. ``"auto"`` takes the best plan that several solvers propose.
-        cost: the cost model: ``"roofline"``, ``"roofline:a100"``, ``"flops"``, ``"unit"``, or the
-            name of a plugin's model.
-        time_limit: seconds for the solver; None: no time limit.
-        plan: a saved plan to apply to this graph instead of deciding again: a `Plan`, its JSON
-            text, or a path to the JSON file. A graph without a saved plan is planned under
-            ``budget`` if ``budget`` is given too; otherwise such a graph raises an error.
-        pipeline: passes to run instead of the default ones, as text or as a pipeline; see
-            `remat.default_pipeline`. The budget, the solver and the cost model are options of
-            these passes, so they cannot be given as arguments too.
-        count_outputs: whether forward's outputs that backward reads count as saved bytes; by
-            default they do not.
-        hooks: saved-tensor hooks that pack saved values after forward and unpack them in backward:
-            ``"bf16"``, ``"float8"``, ``"int8"``, ``"cpu-offload"``, functions ``(pack, unpack)``,
-            or `remat.SavedTensorHooks`. The decision counts bytes before packing, and
-            `Plan.saved_bytes` counts bytes after packing. A budget on the peak limits the peak of
-            the step with packed values.
-        reread_inputs: whether backward may read the inputs of the step again. If False, backward
-            reads only parameters, buffers, and inputs that eager autograd would have saved too.
-            Other inputs may then be overwritten between forward and backward, as in eager PyTorch,
-            and so may the outputs of the step. A saved plan records this option.
-        isolation: ``"process"``: run the solver in a separate process. None: run it in this
-            process.
-        offload: speed of the link to the host: bytes per second such as ``"25GB/s"``, or
-            ``"pcie4"``, ``"pcie5"``, ``"nvlink-c2c"``, or ``"measured"`` to time the link of the
-            current CUDA device. Under a budget on the peak, saved values may then be copied to
-            host memory. A value is copied if the copy costs less time than other means to meet the
-            budget. `Plan.offloaded` names the copied values. Values that the user's code or
-            ``policies`` tags for the host are copied even without ``offload``. Without ``offload``,
-            their copies are timed at the speed of ``"pcie4"``.
-        host_memory: bytes that copied values may take in host memory at one time, such as
-            ``"64GiB"``; None: no limit.
-        policies: a dict from patterns of module names to policies for the values of these modules,
-            such as ``{"*.self_attn": "save", "*.mlp": "recompute"}``. ``*`` matches dots too. The
-            other policies are ``"offload"`` and ``{"budget": remat.Saved("1GiB")}``. The last pattern
-            that matches a module decides. The plan follows the policies at every budget. A saved
-            plan records the policies.
-        chunk: number of chunks of tokens into which the final linear layer and the loss of a
-            language model are split, so that the logits are never alive as a whole. ``"auto"``
-            takes the cheapest of 1, 2, 4, 8 and 16 chunks within the budget on the peak. Gradients
-            may then differ by rounding from those of the unsplit step. None: do not split the loss.
+        budget: a limit on the peak or on the saved bytes: ``"40GiB"`` or ``Peak(0.5)`` limits the
+            peak, ``Saved("8GiB")`` or a ratio from 0 to 1 the saved bytes. `PlanOptions` has all
+            forms.
+        solver: the solver that decides, by name or as a `remat.Solver`. ``"auto"`` takes the best
+            plan that several solvers propose.
+        cost: the cost model, such as ``"roofline:a100"``.
+        time_limit: seconds for each call of the solver; None: no time limit.
+        options: the other options of `remat.options.PlanOptions`.
 
     Returns:
         A `Plan` for one joint graph; a `PlanSet` for a list of joint graphs.
@@ -219,20 +142,20 @@ def plan(
         ProblemError: an argument is invalid, or two arguments conflict.
         PassError: a pass of ``pipeline`` fails.
     """
-    options = dict(locals())  # the arguments only, since no local variable is set yet
     from remat.planning.plan_set import plan_graphs
     from remat.planning.planner import plan_graph
     from remat.planning.request import PlanRequest
 
-    del options["joint"]
-    request = PlanRequest.of(**options)
+    request = PlanRequest.of(
+        budget=budget, solver=solver, cost=cost, time_limit=time_limit, **options
+    )
     if isinstance(joint, (list, tuple)):
         return plan_graphs(joint, request)
     return plan_graph(joint, request)  # type: ignore[arg-type]  # other types are refused there
 
 
 def default_pipeline(
-    budget: BudgetOption = BUDGET,
+    budget: AnyBudget = BUDGET,
     solver: SolverOption = SOLVER,
     cost: CostOption = COST,
     time_limit: float | None = None,
@@ -257,6 +180,7 @@ def default_pipeline(
     ).as_pipeline()
 
 
+@passes_on(StepOptions.__annotations__, PlanOptions)
 def frontier(
     joint: JointGraph,
     solver: SolverOption = SOLVER,
@@ -264,12 +188,8 @@ def frontier(
     time_limit: float | None = None,
     *,
     by: str = "saved",
-    reread_inputs: bool = True,
-    offload: OffloadOption = None,
-    host_memory: BytesOption = None,
-    policies: PoliciesOption = None,
-    chunk: ChunkOption = None,
     on_step: Callable[[str], None] | None = None,
+    **options: Unpack[StepOptions],
 ) -> Frontier:
     """Compute the Pareto frontier of plans: the least recompute cost for every number of bytes.
 
@@ -281,13 +201,11 @@ def frontier(
         time_limit: seconds for the solver at each budget; None: no time limit.
         by: the bytes that the frontier trades against cost. ``"saved"``, or its alias ``"bytes"``:
             saved bytes. ``"peak"``: bytes of the step's peak.
-        reread_inputs: as in `plan`.
-        offload: as in `plan`, with ``by="peak"`` only. A frontier without offloading is computed
-            first. Offloading is then tried at some of its peaks, and below its lowest peak.
-        host_memory: as in `plan`.
-        policies: as in `plan`.
-        chunk: as in `plan`, but not ``"auto"``.
         on_step: called with a line of text before each stage of the computation.
+        options: options of `remat.options.PlanOptions` for the values of the step, but
+            ``chunk`` is not ``"auto"``. ``offload`` goes with ``by="peak"`` only: a frontier without
+            offloading is computed first. Offloading is then tried at some of its peaks, and below
+            its lowest peak.
 
     Raises:
         PlanError: the step has nothing to differentiate, or its checkpointing tags conflict.
@@ -301,17 +219,8 @@ def frontier(
 
     if by not in ("saved", "bytes", "peak"):
         raise ProblemError(f"by is {by!r}; expected 'saved' or 'peak'")
-    request = PlanRequest.without_budget(
-        solver=solver,
-        cost=cost,
-        time_limit=time_limit,
-        reread_inputs=reread_inputs,
-        offload=offload,
-        host_memory=host_memory,
-        policies=policies,
-        chunk=chunk,
-    )
-    request.refuse_auto_chunk("frontier")
+    request = PlanRequest.without_budget(solver=solver, cost=cost, time_limit=time_limit, **options)
+    request.check("no choice of chunks", "frontier")
     planner = Planner.of(joint, request, on_step=on_step)
     return Frontier.of(planner, by)
 

@@ -1,41 +1,82 @@
-"""Default arguments of public functions, and a conversion of list arguments."""
+"""Arguments of public functions: defaults, keywords that are passed on, and a conversion of list arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast
 
-from remat.errors import ProblemError
+from remat.errors import ProblemError, did_you_mean
 
-T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+#: The documentation of one argument, in a docstring without its indentation.
+_ENTRY = re.compile(r"^ {4}\**(\w+): .*(?:\n {8}.*)*", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Unset(Generic[T]):
-    """Default value of an argument, distinguishable from an equal value that the caller passes.
+class DefaultText(str):
+    """Text that is the default of an argument; it equals a text that the caller gives, but is another object."""
 
-    ``repr`` shows the plain value, so ``help(remat.plan)`` shows ``budget=1.0``.
 
-    Attributes:
-        value: the default value that the function uses.
-    """
-
-    value: T
-
-    def __repr__(self) -> str:
-        return repr(self.value)
+class DefaultRatio(float):
+    """Ratio that is the default of an argument; it equals a ratio that the caller gives, but is another object."""
 
 
 #: Default budget, solver and cost model of `remat.plan`, and of functions with the same arguments.
-BUDGET = Unset(1.0)
-SOLVER = Unset("auto")
-COST = Unset("auto")
+BUDGET = DefaultRatio(1.0)
+SOLVER = DefaultText("auto")
+COST = DefaultText("auto")
 
 
-def value_of(given: Any) -> Any:
-    """Return the value of an argument; for an `Unset` default, the value that it wraps."""
-    return given.value if isinstance(given, Unset) else given
+@functools.cache
+def documented(by: Callable[..., Any]) -> dict[str, str]:
+    """Return the text on each argument or attribute that a docstring documents, by name, as the docstring has it."""
+    return {m[1]: m[0] for m in _ENTRY.finditer(inspect.getdoc(by) or "")}
+
+
+def passes_on(
+    names: Iterable[str], to: Callable[..., Any], *, others: bool = False
+) -> Callable[[F], F]:
+    """Return a decorator for a function whose ``**options`` another callable declares and documents.
+
+    At run time, the function's signature and docstring show these options. A name that the function
+    does not take raises a `TypeError`, which suggests the nearest name.
+
+    Args:
+        names: names of the options that the function takes.
+        to: the callable that declares them, such as the class `PlanOptions`.
+        others: whether the function takes further names as ``**options``, which it checks itself.
+    """
+    texts, known = documented(to), inspect.signature(to).parameters
+    declared = [known[name].replace(kind=inspect.Parameter.KEYWORD_ONLY) for name in names]
+
+    def decorate(function: F) -> F:
+        own = inspect.signature(function)
+        *first, options = own.parameters.values()
+        shown = [*first, *declared]
+        taken = [p.name for p in shown]
+
+        @functools.wraps(function)
+        def checked(*args: Any, **given: Any) -> Any:
+            for name in given:
+                if name not in taken and not others:
+                    raise TypeError(
+                        f"{function.__name__}() got an unexpected keyword argument {name!r}"
+                        f"{did_you_mean(name, taken)}; expected one of {', '.join(taken)}"
+                    )
+            return function(*args, **given)
+
+        last = [options] if others else []
+        checked.__signature__ = own.replace(parameters=[*shown, *last])  # type: ignore[attr-defined]
+        entries = "".join(f"\n{texts[p.name]}" for p in declared if p.name in texts)
+        checked.__doc__ = _ENTRY.sub(
+            lambda m: m[0] + entries if m[1] == options.name else m[0],
+            inspect.getdoc(function) or "",
+        )
+        return cast("F", checked)
+
+    return decorate
 
 
 def as_list(name: str, value: Any, one: tuple[type, ...]) -> list[Any]:

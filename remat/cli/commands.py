@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import json
 import logging
 import os
@@ -15,11 +14,12 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from remat.arguments import documented
 from remat.cli import params
 from remat.cli.errors import (
     asks_for_json,
@@ -30,6 +30,7 @@ from remat.cli.errors import (
 )
 from remat.cli.progress import QUIET, Progress
 from remat.errors import CaptureError, PeakWarning, PlanError, RematError
+from remat.options import PlanOptions, StepOptions
 from remat.version import __version__
 
 if TYPE_CHECKING:
@@ -208,13 +209,48 @@ def list_option(
     )
 
 
-cost_option = click.option(
-    "--cost",
-    metavar="COST",
-    default="auto",
-    show_default=True,
-    help="cost model: see `remat costs`; roofline-fused:a100 names a device",
-)
+#: Settings of `record_options` for options of planning.
+_CLICK: Mapping[str, Mapping[str, Any]] = {
+    "solver": {"type": params.SOLVER},
+    "time_limit": {"type": params.SECONDS},
+    "hooks": {"metavar": "PAIR"},
+    "offload": {"metavar": "LINK"},
+    "host_memory": {"metavar": "BYTES"},
+    "chunk": {"metavar": "N|auto"},
+    "policies": {"flag": "policy", "metavar": "PATTERN=VALUE", "multiple": True},
+}
+
+
+def plan_options(*names: str) -> Callable[..., Any]:
+    """Return a decorator that adds options of planning to a command, as `PlanOptions` declares and documents them."""
+    return record_options(PlanOptions, {name: _CLICK.get(name, {}) for name in names})
+
+
+def record_options(record: type, settings: Mapping[str, Mapping[str, Any]]) -> Callable[..., Any]:
+    """Return a decorator that adds options to a command, as the fields of a record declare and document them.
+
+    Args:
+        record: the record, a dataclass.
+        settings: by name of each field to add, settings of click that differ from those of the field. ``flag`` is the
+            option's name without dashes.
+    """
+    declared = (field for field in fields(record) if field.name in settings)
+    return options(*(_option(record, field, settings[field.name]) for field in declared))
+
+
+def _option(record: type, field: Field[Any], more: Mapping[str, Any]) -> Callable[..., Any]:
+    name, default = field.name.replace("_", "-"), field.default
+    settings: dict[str, Any] = {"default": default, "show_default": default is not None}
+    if default is MISSING:
+        settings = {"required": True}
+    if isinstance(default, bool):
+        name = f"{name}/--no-{name}"
+    elif "type" not in more:
+        settings |= {"type": str, "metavar": name.upper()}
+    settings |= more
+    text = " ".join(documented(record).get(field.name, "").replace("``", "").split())
+    sentence = text.partition(": ")[2].partition(". ")[0].rstrip(".")
+    return click.option(f"--{settings.pop('flag', name)}", field.name, help=sentence, **settings)
 
 
 def _note_quiet(ctx: click.Context, _: click.Parameter, value: bool) -> None:
@@ -234,31 +270,6 @@ json_option = options(
         help="do not print progress on standard error",
     ),
 )
-budget_option = click.option(
-    "--budget",
-    metavar="BUDGET",
-    default="1",
-    show_default=True,
-    help="bytes of the step's peak (40GiB, 512MB), peak:0.5 (0: the least peak found, 1: the peak at budget 1), "
-    "saved:8GiB (bytes of saved activations), or a number from 0 to 1 (ratio of the saved activations)",
-)
-solver_option = click.option(
-    "--solver",
-    type=params.SOLVER,
-    metavar="SOLVER",
-    default="auto",
-    show_default=True,
-    help="the solver that chooses what is saved: a name from `remat solvers`, or module:Class",
-)
-reread_option = click.option(
-    "--no-reread-inputs",
-    "reread_inputs",
-    is_flag=True,
-    flag_value=False,
-    default=True,
-    help="inputs may be overwritten between forward and backward: backward reads no output again, and only those "
-    "inputs that are parameters or buffers, or that eager autograd would save too",
-)
 batch_option = click.option(
     "--batch",
     type=click.IntRange(min=1),
@@ -269,41 +280,6 @@ seq_option = click.option(
     type=click.IntRange(min=1),
     help="sequence length of an hf model in tokens [default: up to 512]",
 )
-#: Options that offload values, set policies for modules, and split the loss into chunks.
-value_options = options(
-    click.option(
-        "--offload",
-        metavar="LINK",
-        help="under a budget on the peak, saved values may be copied to the host's memory over a link of this speed: "
-        "25GB/s, pcie4, pcie5, nvlink-c2c, or measured",
-    ),
-    click.option(
-        "--host-memory",
-        metavar="BYTES",
-        help="bytes that offloaded values may take in the host's memory at one time: 64GiB",
-    ),
-    click.option(
-        "--policy",
-        "policies",
-        metavar="PATTERN=VALUE",
-        multiple=True,
-        help="save, recompute or offload the values of the modules whose names match a glob: '*.mlp=recompute'; may be "
-        "given several times, and the last pattern that matches a module decides",
-    ),
-    click.option(
-        "--chunk",
-        metavar="N|auto",
-        help="split the logits and the loss of a language model into this many chunks of tokens; auto takes the "
-        "cheapest of 1, 2, 4, 8 and 16 within the budget on the peak",
-    ),
-)
-time_limit_option = click.option(
-    "--time-limit",
-    type=params.SECONDS,
-    help="seconds for a solver on one problem [default: no time limit; solvers limit their work instead]",
-)
-
-
 lower_option = click.option(
     "--lower",
     type=click.Choice(["inductor", "eager"]),
@@ -323,44 +299,42 @@ model_arguments = options(
     click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1),
 )
 #: Arguments and options of all commands that capture a model.
-capture_options = options(model_arguments, cost_option, tracing_options, json_option)
-#: Arguments and options of all commands that plan a model.
-model_options = options(capture_options, time_limit_option, reread_option)
+capture_options = options(model_arguments, tracing_options, json_option)
+#: Names of the options of planning that all commands take if they plan a model.
+PLANNING = ("cost", "time_limit", *StepOptions.__annotations__)
 
 
-def takes_request(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a command so that it gets its planning options as one argument ``request``.
+def takes_request(*names: str) -> Callable[..., Any]:
+    """Return a decorator that adds options of planning to a command, and parses them to its argument ``request``.
 
-    The options are checked first, by `PlanRequest`. Apply this decorator directly above the function,
-    below the decorators of its options. If the option ``budget`` is missing or None, the request has
-    no budget (`PlanRequest.without_budget`).
+    If the command has no option ``budget``, or its value is None, the request has no budget
+    (`PlanRequest.without_budget`).
 
     Args:
-        command: a command function with an argument ``request``, a `PlanRequest`.
-
-    Returns:
-        A function that takes the options instead of ``request``.
+        names: names of the options to add. An option of planning that the command declares itself is parsed too.
     """
 
-    @functools.wraps(command)
-    def read(**options: Any) -> Any:
-        from remat.planning.request import PlanRequest
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def read(**options: Any) -> Any:
+            from remat.planning.request import PlanRequest
 
-        given = planning_options(options)
-        if given.get("budget") is None:
-            given.pop("budget", None)
-            return command(request=PlanRequest.without_budget(**given), **options)
-        return command(request=PlanRequest.of(**given), **options)
+            given = planning_options(options)
+            if given.get("budget") is None:
+                given.pop("budget", None)
+                return command(request=PlanRequest.without_budget(**given), **options)
+            return command(request=PlanRequest.of(**given), **options)
 
-    return read
+        decorated: Callable[..., Any] = plan_options(*names)(read)
+        return decorated
+
+    return decorate
 
 
 def planning_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Remove from a command's options those that `PlanRequest.of` takes, and return these as a dict."""
-    from remat.planning.request import PlanRequest
-
-    names = inspect.signature(PlanRequest.of).parameters
-    return {name: options.pop(name) for name in names if name in options}
+    """Remove the options of planning from a command's options, and return them as a dict."""
+    names = [field.name for field in fields(PlanOptions) if field.name in options]
+    return {name: options.pop(name) for name in names}
 
 
 @contextlib.contextmanager

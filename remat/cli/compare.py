@@ -10,12 +10,13 @@ import click
 
 from remat.cli import params
 from remat.cli.commands import (
+    PLANNING,
     capture_model,
+    capture_options,
     list_option,
     main,
-    model_options,
+    plan_options,
     planning_options,
-    value_options,
 )
 from remat.cli.errors import fail
 from remat.cli.progress import Progress
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 
 @main.command()
-@model_options
-@value_options
+@capture_options
+@plan_options(*PLANNING)
 @list_option(
     "solvers",
     "comma-separated solvers to compare; by default all that can run here. Unless --time-limit is given, those "

@@ -9,14 +9,12 @@ import click
 
 from remat.cli import params
 from remat.cli.commands import (
-    budget_option,
+    PLANNING,
     capture_model,
+    capture_options,
     echo_json,
     main,
-    model_options,
-    solver_option,
     takes_request,
-    value_options,
 )
 from remat.cli.progress import Progress
 from remat.errors import about
@@ -26,10 +24,8 @@ if TYPE_CHECKING:
 
 
 @main.command()
-@model_options
-@budget_option
-@solver_option
-@value_options
+@capture_options
+@takes_request("budget", "solver", *PLANNING)
 @click.option(
     "--html", type=params.OutputFile(".html", ".htm"), help="write an HTML page to explore the plan"
 )
@@ -52,7 +48,6 @@ if TYPE_CHECKING:
     metavar="FORMAT",
     help="format of the files of --export, whatever their names: memory-viewer, chrome, model-explorer, csv",
 )
-@takes_request
 def explain(
     model: str,
     overrides: tuple[str, ...],

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from remat.cli import params
 from remat.cli.commands import (
-    cost_option,
     device_option,
     json_option,
     lower_option,
     main,
     model_arguments,
+    record_options,
     seq_option,
-    solver_option,
     takes_request,
-    time_limit_option,
     users_output,
-    value_options,
 )
 from remat.cli.errors import fail
 from remat.cli.models import called, check_not_hf, function_of, is_hf, load, takes_batch
 from remat.cli.progress import Progress
 from remat.errors import RematError
+from remat.options import Training, ValueOptions
 
 if TYPE_CHECKING:
     from remat.planning.request import PlanRequest
@@ -53,74 +51,35 @@ def _optimizer(text: str) -> str:
     return read_optimizer(text)[0]
 
 
+#: Settings of `record_options` for the options of training.
+_TRAINING: Mapping[str, Mapping[str, Any]] = {
+    "memory": {"type": params.Checked("memory", "remat.planning.fit:read_memory", as_text=True)},
+    "margin": {"type": params.Checked("margin", "remat.planning.fit:read_margin")},
+    "optimizer": {"type": params.Checked("optimizer", _optimizer)},
+    "batches": {
+        "flag": "batch",
+        "type": params.Checked("batches", _batches),
+        "metavar": "BATCH,…|max",
+    },
+    "accumulate": {"type": click.IntRange(min=1)},
+    "ranks": {"type": click.IntRange(min=1)},
+    "fsdp": {},
+    "link_gbps": {
+        "flag": "link",
+        "type": click.FloatRange(min=0, min_open=True),
+        "metavar": "GB/s",
+    },
+}
+
+
 @main.command()
 @model_arguments
-@click.option(
-    "--memory",
-    type=params.Checked("memory", "remat.planning.fit:read_memory", as_text=True),
-    required=True,
-    help="memory that a step may take on one rank, with its unit: 80GiB",
-)
-@click.option(
-    "--optimizer",
-    type=params.Checked("optimizer", _optimizer),
-    default="adamw",
-    show_default=True,
-    help="a class of torch.optim, with arguments behind a colon: sgd:momentum=0.9",
-)
-@click.option(
-    "--batch",
-    "batches",
-    type=params.Checked("batches", _batches),
-    metavar="BATCH,…|max",
-    default="max",
-    show_default=True,
-    help="batch sizes of one rank to try; max: search for the largest that fits",
-)
-@click.option(
-    "--margin",
-    type=params.Checked("margin", "remat.planning.fit:read_margin"),
-    default="0%",
-    show_default=True,
-    help="part of the memory to leave to the allocator, such as 5%",
-)
-@click.option(
-    "--accumulate",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="number of micro-batches whose gradients are summed before the optimizer steps; --batch is then the size of "
-    "one micro-batch",
-)
-@click.option(
-    "--ranks",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="number of ranks that train together, with DDP",
-)
-@click.option(
-    "--fsdp",
-    is_flag=True,
-    help="shard parameters, gradients and optimizer state over the ranks, with FSDP2 instead of DDP",
-)
-@click.option(
-    "--link",
-    "link_gbps",
-    type=click.FloatRange(min=0, min_open=True),
-    default=450.0,
-    show_default=True,
-    help="GB/s that a rank can send",
-)
-@cost_option
-@solver_option
+@record_options(Training, _TRAINING)
+@takes_request("solver", "cost", "time_limit", *ValueOptions.__annotations__)
 @lower_option
 @device_option
 @seq_option
-@time_limit_option
-@value_options
 @json_option
-@takes_request
 def fit(
     model: str,
     overrides: tuple[str, ...],
@@ -139,7 +98,6 @@ def fit(
     tensor argument that it returns is taken to be the batch.
     """
     from remat.planning.fit import fit_calls
-    from remat.planning.whole_step import Training
 
     with Progress() as progress, users_output():
         progress.step(f"building {model}")

@@ -11,16 +11,14 @@ import click
 
 from remat.cli import params
 from remat.cli.commands import (
+    PLANNING,
     Captured,
     capture_model,
     capture_options,
     echo_json,
     list_option,
     main,
-    reread_option,
     takes_request,
-    time_limit_option,
-    value_options,
 )
 from remat.cli.errors import fail
 from remat.cli.progress import Progress
@@ -38,9 +36,7 @@ ROWS = 20
 
 @main.command()
 @capture_options
-@time_limit_option
-@reread_option
-@value_options
+@takes_request(*PLANNING)
 @list_option(
     "solvers",
     "comma-separated solvers; the command shows a frontier for each",
@@ -64,7 +60,6 @@ ROWS = 20
     type=params.PICTURE_FILE,
     help="draw the frontiers to this file, .svg or .png",
 )
-@takes_request
 def frontier(
     model: str,
     overrides: tuple[str, ...],

@@ -15,10 +15,8 @@ from remat.cli.commands import (
     echo_json,
     json_option,
     main,
-    reread_option,
-    solver_option,
+    plan_options,
     takes_request,
-    time_limit_option,
 )
 from remat.cli.progress import Progress
 from remat.errors import BudgetError, about
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 
 @main.command()
 @capture_options
-@reread_option
+@takes_request("cost", "reread_inputs")
 @click.option(
     "-o",
     "--output",
@@ -41,7 +39,6 @@ if TYPE_CHECKING:
     help="write to this file; if its name ends with .joint, it gets graph text, for `remat opt`",
 )
 @click.option("--name", help="name of the problem or graph [default: the file's name]")
-@takes_request
 def capture(
     model: str,
     overrides: tuple[str, ...],
@@ -94,13 +91,12 @@ def capture(
 
 @main.command()
 @click.argument("file", metavar="FILE", type=params.INPUT_FILE)
-@solver_option
+@plan_options("solver", "time_limit")
 @click.option(
     "--budget",
     metavar="BUDGET",
     help="limit in bytes, or as a ratio from 0 to 1 [default: the file's capacity, else 1]",
 )
-@time_limit_option
 @json_option
 def solve(
     file: Path, solver: str, budget: str | None, time_limit: float | None, as_json: bool
@@ -135,7 +131,7 @@ def solve(
         instance = load_instance(file)
         progress.step(f"solving {instance.name} with {decider.name}")
         if asked is None and instance.problem.capacity is None:
-            asked = Budget.parse(BUDGET.value)
+            asked = Budget.parse(BUDGET)
         solved = _solve(instance, decider, asked, time_limit)
     if as_json:
         echo_json(solved)

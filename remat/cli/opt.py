@@ -12,15 +12,12 @@ import click
 from remat.cli import params
 from remat.cli.commands import (
     Command,
-    budget_option,
     capture_model,
-    cost_option,
     echo_json,
     json_option,
     main,
+    plan_options,
     planning_options,
-    solver_option,
-    time_limit_option,
     tracing_options,
 )
 from remat.cli.progress import Progress
@@ -52,10 +49,7 @@ class _OptCommand(Command):
     help="the pipeline, for example 'fixpoint(dce,cse),min-cut,partition'; by default the pipeline of plans, "
     "with the four options below",
 )
-@budget_option
-@solver_option
-@cost_option
-@time_limit_option
+@plan_options("budget", "solver", "cost", "time_limit")
 @click.option(
     "-o",
     "--output",

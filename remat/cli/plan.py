@@ -9,13 +9,11 @@ import click
 
 from remat.cli import params
 from remat.cli.commands import (
-    budget_option,
+    PLANNING,
     capture_model,
+    capture_options,
     main,
-    model_options,
-    solver_option,
     takes_request,
-    value_options,
 )
 from remat.cli.progress import Progress
 from remat.files import write_file
@@ -29,20 +27,13 @@ ABOVE_AS_COMPILED = 4
 
 
 @main.command()
-@model_options
-@budget_option
-@solver_option
+@capture_options
+@takes_request("budget", "solver", "hooks", *PLANNING)
 @click.option(
     "--save",
     type=params.OutputFile(),
     help="write the plan to this file, to be reused with options={'plan': FILE}",
 )
-@click.option(
-    "--hooks",
-    metavar="PAIR",
-    help="pair of saved-tensor hooks that pack and unpack the saved values: bf16, float8, int8, cpu-offload",
-)
-@value_options
 @click.option(
     "--no-fullgraph",
     "fullgraph",
@@ -62,7 +53,6 @@ ABOVE_AS_COMPILED = 4
     type=params.PICTURE_FILE,
     help="draw the memory of the step without remat and under the plan to this file, .svg or .png",
 )
-@takes_request
 def plan(
     model: str,
     overrides: tuple[str, ...],

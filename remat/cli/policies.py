@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from remat.cli.commands import (
-    budget_option,
+    PLANNING,
     capture_model,
+    capture_options,
     echo_json,
     main,
-    model_options,
-    solver_option,
     takes_request,
-    value_options,
 )
 from remat.cli.progress import Progress
 
@@ -25,11 +23,8 @@ if TYPE_CHECKING:
 
 
 @main.command()
-@model_options
-@budget_option
-@solver_option
-@value_options
-@takes_request
+@capture_options
+@takes_request("budget", "solver", *PLANNING)
 def policies(
     model: str,
     overrides: tuple[str, ...],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,8 +76,9 @@ def replay(
     from remat.planning.request import PlanRequest
 
     try:
-        if passes is None and recorded.options:
-            plan_graph(joint, PlanRequest.from_text(recorded.options))
+        options = json.loads(recorded.options)
+        if passes is None and options:
+            plan_graph(joint, PlanRequest.of(**options))
             return None
         manager = passes or pipelines.PassManager.parse(recorded.pipeline)
         if recorded.path:

@@ -17,8 +17,8 @@ from remat.cli.commands import (
     list_option,
     main,
     model_arguments,
+    plan_options,
     seq_option,
-    time_limit_option,
 )
 from remat.cli.errors import fail
 from remat.cli.models import load, users_code
@@ -73,7 +73,7 @@ MODES = ("operator-level-cost-model", "operator-level-benchmark")
     show_default=True,
     help="a knapsack solver to decide within modules; auto: all best choices are computed",
 )
-@time_limit_option
+@plan_options("time_limit")
 @click.option(
     "--gap",
     type=click.FloatRange(0, 1, max_open=True),

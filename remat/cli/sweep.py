@@ -20,7 +20,7 @@ from remat.cli.commands import (
     list_option,
     lower_option,
     main,
-    time_limit_option,
+    plan_options,
 )
 from remat.cli.errors import fail
 from remat.cli.progress import Progress
@@ -67,7 +67,7 @@ class Named:
 @list_option("solvers", "comma-separated solvers", params.SOLVER, default="auto")
 @list_option("costs", "comma-separated cost models", default="auto")
 @lower_option
-@time_limit_option
+@plan_options("time_limit")
 @click.option(
     "--jobs",
     type=click.IntRange(1),

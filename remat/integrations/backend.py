@@ -7,18 +7,16 @@ the forward and backward graphs with Inductor, or runs them uncompiled.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import fx
 
 from remat import torch_compat
-from remat.arguments import BUDGET, COST, SOLVER
+from remat.arguments import BUDGET, COST, SOLVER, passes_on
 from remat.errors import BudgetWarning, ProblemError, RematError, did_you_mean, warn
 from remat.graph.capture import LOWERINGS
 from remat.graph.capture_errors import name_plain_failure
@@ -27,37 +25,29 @@ from remat.integrations.budget_loop import CompiledBudget, compile_within_budget
 from remat.integrations.compile_progress import CompileProgress
 from remat.integrations.partitioner import (
     Partitioner,
+    PartitionerOptions,
     StepPartition,
     code_of,
     name_of,
-    partitioner,
 )
 from remat.integrations.step_guards import at_declared_sizes
 from remat.integrations.step_wrapper import wrap_step
-from remat.passes.core.pipeline import Pipeline
-from remat.passes.ranks.agree_ranks import WAIT_S, AgreeRanks
+from remat.options import CostOption, SolverOption
+from remat.passes.ranks.agree_ranks import AgreeRanks
 from remat.planning.plan import Plan
 from remat.planning.planner import plan_graph
-from remat.planning.request import (
-    BudgetOption,
-    BytesOption,
-    ChunkOption,
-    CostOption,
-    HooksOption,
-    OffloadOption,
-    PlanRequest,
-    PoliciesOption,
-    SolverOption,
-)
-from remat.planning.saved_plans import SavedPlan
+from remat.planning.request import PlanRequest
+from remat.units import AnyBudget
 
 _LOCK = threading.Lock()
 #: Dict from the id of an options dict of ``torch.compile(backend="remat", options=…)`` to its backend. Dynamo passes
 #: the same options dict for each graph of a model. An entry lives as long as a step that its backend compiled.
 _BACKENDS: weakref.WeakValueDictionary[int, Backend] = weakref.WeakValueDictionary()
 
+#: Names of the options that `backend` passes on to `Partitioner`, beside those that it has itself.
+_KEYWORDS = (*PartitionerOptions.__annotations__, "exact_branches", "check")
 #: Names of remat's options; `Backend` passes all others to Inductor.
-OPTIONS = (*inspect.signature(partitioner).parameters, "lower", "exact_branches", "check")
+OPTIONS = ("budget", "solver", "cost", "time_limit", "lower", *_KEYWORDS)
 #: Inductor's setting for rounding every 16-bit result. If the user gives it, remat does not turn it on by itself.
 _ROUNDS = "emulate_precision_casts"
 #: Inductor's setting for reusing a buffer for a later result of the same size; remat switches the reuse off. Inductor
@@ -234,83 +224,40 @@ def compile_step(
     return known(gm, example_inputs)
 
 
+@passes_on(_KEYWORDS, Partitioner.__init__, others=True)
 def backend(
-    budget: BudgetOption = BUDGET,
+    budget: AnyBudget = BUDGET,
     solver: SolverOption = SOLVER,
     cost: CostOption = COST,
     time_limit: float | None = None,
     *,
-    plan: SavedPlan | None = None,
-    pipeline: str | Pipeline | None = None,
-    rank_wait_s: float | None = WAIT_S,
-    hooks: HooksOption = None,
-    reread_inputs: bool = True,
-    repro: str | Path | bool | None = None,
-    offload: OffloadOption = None,
-    host_memory: BytesOption = None,
-    policies: PoliciesOption = None,
-    chunk: ChunkOption = None,
-    strict: bool = False,
-    exact_branches: bool = True,
-    check: Literal["recomputed"] | None = None,
-    lower: Literal["inductor", "eager"] = "inductor",
+    lower: str = "inductor",
     mode: str | None = None,
-    **inductor: Any,
+    **options: object,
 ) -> Backend:
     """Build a backend for ``torch.compile(model, backend=remat.backend(budget="40GiB"))``.
 
     Args:
-        budget: a limit on the peak or on the saved bytes, such as ``"40GiB"``; see `remat.plan` for
-            all forms. If ``plan`` is given too, graphs without a saved plan are planned under this
-            budget.
+        budget: a limit on the peak or on the saved bytes, such as ``"40GiB"``; see
+            `remat.options.PlanOptions` for all forms. If ``plan`` is given too, graphs
+            without a saved plan are planned under this budget.
         solver: name of the solver that decides, or a `remat.Solver`; ``"auto"`` takes the best plan
             of several solvers.
-        cost: the cost model, such as ``"roofline:a100"``; see `remat.plan` for others.
-        time_limit: seconds for the solver; None: no time limit.
-        plan: saved plans to reuse: a `remat.Plan` or `remat.PlanSet`, its JSON text, or a path to
-            the JSON file. A graph without a saved plan raises an error unless ``budget`` is given.
-        pipeline: passes to run instead of the default ones, as text or as a pipeline; see
-            `remat.default_pipeline`.
-        rank_wait_s: seconds that the other ranks of a job wait for the decision of rank 0. None:
-            every rank decides alone.
-        hooks: saved-tensor hooks that pack saved values after forward and unpack them in backward,
-            such as ``"bf16"``; see `remat.plan` for others.
-        reread_inputs: whether backward may read the inputs of the step again. If False, backward
-            reads only parameters, buffers, and inputs that eager autograd would have saved too.
-        repro: the folder for a reproducer of an unexpected planning error. None: the folder that
-            the environment variable ``REMAT_REPRO_DIR`` names, else a temporary folder. False: no
-            reproducer.
-        offload: speed of the link to the host, such as ``"25GB/s"`` or ``"pcie4"``. Saved values may
-            then be copied to host memory; see `remat.plan`. None: the solver offloads no values.
-        host_memory: the most bytes that offloaded values may take in the host's memory at one time,
-            such as ``"64GiB"``; None: no limit.
-        policies: a dict from patterns of module names to policies for the values of these modules,
-            such as ``{"*.mlp": "recompute"}``; see `remat.plan`.
-        chunk: number of chunks of tokens into which the final linear layer and the loss of a language
-            model are split, or ``"auto"``; see `remat.plan`. None: do not split the loss.
-        strict: whether a recompilation raises an error if a budget in bytes cannot be met, as the
-            first compilation does. By default a recompilation warns instead, and the step runs
-            under the plan with the least peak. Under a `remat.Saved` budget, the step then runs
-            under the plan with the fewest saved bytes.
-        exact_branches: whether Inductor rounds every 16-bit result as eager PyTorch does, in graphs
-            that branch on such results, as a router of experts does. From PyTorch 2.15 on, Inductor
-            then rounds numbers in the code too. If False, the numbers of forward, and hence its
-            branches, may depend on the budget. Backward takes forward's branches in any case.
-        check: ``"recomputed"``, for debugging: forward also saves each value that backward computes
-            again, and backward compares the two bit for bit. A branch value that differs raises a
-            `remat.errors.RecomputeError`; other differences are logged. The budget is not met.
+        cost: the cost model, such as ``"roofline:a100"``.
+        time_limit: seconds for each call of the solver; None: no time limit.
         lower: ``"inductor"`` to compile the forward and backward graphs with Inductor; ``"eager"``
             to run them uncompiled.
         mode: a mode of Inductor, such as ``"max-autotune"``.
-        inductor: options of Inductor, as in `torch.compile`.
+        options: options of `remat.options.PlanOptions`, except ``count_outputs`` and ``isolation``;
+            options of `remat.integrations.partitioner.Partitioner`; and options of Inductor, as in
+            `torch.compile`.
 
     Raises:
         RematError: an option is invalid. This function raises the error, not the first
             compilation.
     """
-    given = dict(locals())  # the arguments only, since no local variable is set yet
-    del given["inductor"], given["mode"]
-    return Backend(given | inductor, mode)
+    planned = {"budget": budget, "solver": solver, "cost": cost, "time_limit": time_limit}
+    return Backend(planned | {"lower": lower} | options, mode)
 
 
 def _for_dynamo(error: RematError) -> Exception:

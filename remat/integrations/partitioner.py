@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import fx
 
 from remat import torch_compat
-from remat.arguments import BUDGET, COST, SOLVER
+from remat.arguments import BUDGET, COST, SOLVER, passes_on
 from remat.errors import BudgetError, BudgetWarning, ProblemError, Said, warn
 from remat.graph.collection import paused_collection
 from remat.graph.costs.auto import device_type_of, is_for_cpu
@@ -33,8 +33,14 @@ from remat.integrations.compile_progress import CompileProgress
 from remat.integrations.recompute_check import add_checks
 from remat.integrations.step_guards import Look, at_declared_sizes, guard_sizes
 from remat.integrations.step_tally import GraphMemory, StepTally, tally_of
+from remat.options import (
+    CompileOptions,
+    CostOption,
+    PlanOptions,
+    PlanOptionsDict,
+    SolverOption,
+)
 from remat.passes.core.base import Pass
-from remat.passes.core.pipeline import Pipeline
 from remat.passes.decide.policies import check_matched
 from remat.passes.hooks.saved_tensor_hooks import PackSaved
 from remat.passes.instruments.reproducer import folder_for, report
@@ -46,21 +52,10 @@ from remat.planning.pipelines import prepare, split, with_copies
 from remat.planning.plan import Plan
 from remat.planning.planner import Planner, plan_graph
 from remat.planning.plans import PlanSet
-from remat.planning.request import (
-    BudgetOption,
-    BytesOption,
-    ChunkOption,
-    CostOption,
-    HooksOption,
-    OffloadOption,
-    PlanRequest,
-    PoliciesOption,
-    SolverOption,
-)
-from remat.planning.saved_plans import SavedPlan
+from remat.planning.request import PlanRequest
 from remat.planning.search.search import Search
 from remat.plugins.identity import described, is_known_elsewhere, surroundings
-from remat.units import Budget, format_bytes
+from remat.units import AnyBudget, Budget, format_bytes
 from remat.version import __version__
 
 _LOG = logging.getLogger(__name__)
@@ -124,6 +119,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             object. None for a compilation by the backend, where `StepPartition` holds the plan.
     """
 
+    @passes_on(PlanOptionsDict.__annotations__, PlanOptions)
     def __init__(
         self,
         *,
@@ -133,21 +129,30 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         strict: bool = False,
         exact_branches: bool = True,
         check: str | None = None,
-        **options: Any,
+        **options: Unpack[PlanOptionsDict],
     ) -> None:
         """Parse and check the options.
 
         Args:
             lower: the lowering of the graphs, ``"inductor"`` or ``"eager"``.
-            rank_wait_s: seconds that the other ranks of a job wait for the decision of rank 0.
-                None: every rank decides alone.
-            repro: folder for reproducers of planning errors; None for the default folder, False for
-                no reproducers.
-            strict: whether a recompilation raises an error if a budget in bytes cannot be met, as
-                the first compilation does.
-            exact_branches: as in `remat.backend`.
-            check: as in `remat.backend`.
-            options: the other options of the function `partitioner`.
+            rank_wait_s: seconds that the other ranks of a job wait for the decision of rank 0. None:
+                every rank decides alone.
+            repro: the folder for a reproducer of an unexpected planning error. None: the folder that
+                the environment variable ``REMAT_REPRO_DIR`` names, else a temporary folder. False: no
+                reproducer.
+            strict: whether a recompilation raises an error if a budget in bytes cannot be met, as the
+                first compilation does. By default a recompilation warns instead, and the step runs
+                under the plan with the least peak. Under a `remat.Saved` budget, the step then runs
+                under the plan with the fewest saved bytes.
+            exact_branches: whether Inductor rounds every 16-bit result as eager PyTorch does, in graphs
+                that branch on such results, as a router of experts does. From PyTorch 2.15 on,
+                Inductor then rounds numbers in the code too. If False, the numbers of forward, and
+                hence its branches, may depend on the budget. Backward takes forward's branches in
+                any case.
+            check: ``"recomputed"``, for debugging: forward also saves each value that backward computes
+                again, and backward compares the two bit for bit. A branch value that differs raises a
+                `remat.errors.RecomputeError`; other differences are logged. The budget is not met.
+            options: options of `remat.options.PlanOptions`.
         """
         torch_compat.check_version()
         self.request = PlanRequest.of(**options)
@@ -244,7 +249,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         if request.pipeline is None:
             # Ranks share no plan that offloads values, and the rate of a measured link differs between them.
             request = replace(request, plan=None, offload=None)
-            options = request.to_text() | {"solver": request.solver.name}
+            options = request.to_options() | {"solver": request.solver.name}
         else:
             options = {
                 "pipeline": str(request.pipeline),
@@ -676,12 +681,11 @@ class StepPartition:
         with paused_collection():
             return self._plan_graph(joint, asked, agree)
 
-    def _described(self) -> tuple[str, dict[str, str], str]:
+    def _described(self) -> tuple[str, dict[str, Any], str]:
         """Return the pipeline and the options of the current planning, for a reproducer.
 
         Returns:
-            A triple: the pipeline as text, the arguments of `remat.plan` as text by name, and a
-            note. The pipeline is empty if no single pipeline repeats the decision. The note may be
+            A triple: the pipeline as text, the arguments of `remat.plan` by name, and a note. The pipeline is empty if no single pipeline repeats the decision. The note may be
             empty.
         """
         asked, note = self.asked, ""
@@ -689,7 +693,7 @@ class StepPartition:
             note = "It was split by a saved plan, whose decision is not in here."
         # Under a budget on the peak, planning compares many plans, which no single pipeline repeats.
         searched = asked.budget.on_peak and asked.plan is None
-        return "" if searched else str(asked.as_pipeline()), asked.to_text(), note
+        return "" if searched else str(asked.as_pipeline()), asked.to_options(), note
 
     def count_graph(self, made: Plan) -> None:
         """Record a graph as planned. Warn if several graphs each get the whole budget in bytes.
@@ -715,23 +719,21 @@ class StepPartition:
             )
 
 
+class PartitionerOptions(CompileOptions, total=False):
+    """Options that `remat.partitioner` takes by keyword."""
+
+    rank_wait_s: float | None
+    repro: str | Path | bool | None
+    strict: bool
+
+
+@passes_on(PartitionerOptions.__annotations__, Partitioner.__init__)
 def partitioner(
-    budget: BudgetOption = BUDGET,
+    budget: AnyBudget = BUDGET,
     solver: SolverOption = SOLVER,
     cost: CostOption = COST,
     time_limit: float | None = None,
-    *,
-    plan: SavedPlan | None = None,
-    pipeline: str | Pipeline | None = None,
-    rank_wait_s: float | None = WAIT_S,
-    hooks: HooksOption = None,
-    reread_inputs: bool = True,
-    repro: str | Path | bool | None = None,
-    offload: OffloadOption = None,
-    host_memory: BytesOption = None,
-    policies: PoliciesOption = None,
-    chunk: ChunkOption = None,
-    strict: bool = False,
+    **options: Unpack[PartitionerOptions],
 ) -> Partitioner:
     """Build a partitioner for AOTAutograd or Inductor.
 
@@ -743,23 +745,14 @@ def partitioner(
         solver: as in `remat.backend`.
         cost: as in `remat.backend`.
         time_limit: as in `remat.backend`.
-        plan: as in `remat.backend`.
-        pipeline: as in `remat.backend`.
-        rank_wait_s: as in `remat.backend`.
-        hooks: as in `remat.backend`.
-        reread_inputs: as in `remat.backend`.
-        repro: as in `remat.backend`.
-        offload: as in `remat.backend`.
-        host_memory: as in `remat.backend`.
-        policies: as in `remat.backend`.
-        chunk: as in `remat.backend`.
-        strict: as in `remat.backend`.
+        options: as in `remat.backend`, but not those of Inductor, nor ``lower``, ``exact_branches``
+            and ``check``.
 
     Raises:
         RematError: an option is invalid. This function raises the error, not the first
             compilation.
     """
-    return Partitioner(**locals())
+    return Partitioner(budget=budget, solver=solver, cost=cost, time_limit=time_limit, **options)
 
 
 def code_of(parameters: str) -> str:

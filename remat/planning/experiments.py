@@ -16,15 +16,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from torch import nn
 
-from remat.arguments import COST, as_list, value_of
+from remat.arguments import COST, as_list, passes_on
 from remat.errors import ProblemError, RematError
 from remat.graph.capture import capture
 from remat.graph.joint import JointGraph
 from remat.graph.text import parse_joint, print_joint
+from remat.options import CostOption, PlanOptions, StepOptions
 from remat.planning.context import GraphContext
 from remat.planning.experiment_table import (
     Comparison,
@@ -35,14 +36,7 @@ from remat.planning.experiment_table import (
 )
 from remat.planning.journal import opened
 from remat.planning.planner import Planner
-from remat.planning.request import (
-    BytesOption,
-    ChunkOption,
-    CostOption,
-    OffloadOption,
-    PlanRequest,
-    PoliciesOption,
-)
+from remat.planning.request import PlanRequest
 from remat.planning.search.search import Search
 from remat.plugins.registry import registry
 from remat.running.jobs import AnyExecutor, check_executor, name_to_send, run_jobs
@@ -55,6 +49,7 @@ Model = JointGraph | Callable[[], tuple[nn.Module, Sequence[Any], Mapping[str, A
 _OF_PLAN = ("capacity", "saved_bytes", "recompute_bound", "peak_bytes", "solve_s", "unit")
 
 
+@passes_on(StepOptions.__annotations__, PlanOptions)
 def compare(
     joint: JointGraph,
     solvers: str | Solver | Iterable[str | Solver] | None = None,
@@ -62,13 +57,9 @@ def compare(
     cost: CostOption = COST,
     time_limit: float | None = None,
     *,
-    reread_inputs: bool = True,
-    offload: OffloadOption = None,
-    host_memory: BytesOption = None,
-    policies: PoliciesOption = None,
-    chunk: ChunkOption = None,
     executor: AnyExecutor = None,
     on_row: Callable[[ExperimentRow], None] | None = None,
+    **options: Unpack[StepOptions],
 ) -> Comparison:
     """Plan one joint graph with several solvers at several budgets.
 
@@ -82,15 +73,12 @@ def compare(
         budgets: one budget or several, as in `remat.plan`.
         cost: cost model for all solvers.
         time_limit: seconds for each call of a solver; None: no limit.
-        reread_inputs: as in `remat.plan`.
-        offload: as in `remat.plan`, for all solvers. The budgets must then be budgets on the peak, unless values are
-            tagged for offloading.
-        host_memory: as in `remat.plan`, for all solvers.
-        policies: as in `remat.plan`, for all solvers.
-        chunk: as in `remat.plan`, for all solvers, but not ``"auto"``.
         executor: where to plan: any `concurrent.futures.Executor`, a number of processes, or None for this
             process. With an executor, give solvers and the cost model by name.
         on_row: called with each row as soon as its job has ended. The row's field ``best`` is not set yet.
+        options: options of `remat.options.PlanOptions` for the values of the step, for all solvers, but
+            ``chunk`` is not ``"auto"``. Beside ``offload``, the budgets must be budgets on the peak, unless values are
+            tagged for offloading.
 
     Returns:
         A table with one row for each budget and solver.
@@ -102,30 +90,21 @@ def compare(
     check_executor(executor)
     names = registry().solver_names() if solvers is None else solvers
     names = as_list("solvers", names, (str, Solver))
-    common: dict[str, Any] = {
-        "cost": value_of(cost),
-        "time_limit": time_limit,
-        "reread_inputs": reread_inputs,
-        "offload": offload,
-        "policies": policies,
-        "chunk": chunk,
-        "host_memory": host_memory,
-    }
+    common: dict[str, Any] = {"cost": cost, "time_limit": time_limit, **options}
     read = _budgets(budgets)
     requests = [PlanRequest.of(budget=budget, **common) for budget in read]
-    requests[0].refuse_auto_chunk("compare")
+    requests[0].check("no choice of chunks", "compare")
     _check_solvers(names)
     prepared = _Prepared(joint, requests[0])
     if not prepared.planner.context.tagged:
         for request in requests:
-            request.refuse_unused_link(request.budget)
+            request.check("nothing tagged")
     source: JointGraph | str = joint
     if executor is not None:
         source = print_joint(joint, modules=True)
         names = [name_to_send(name, "solver") for name in names]
-        common["cost"] = name_to_send(common["cost"], "cost model")
-        common["offload"] = None if requests[0].offload is None else str(requests[0].offload)
-        common["policies"] = str(requests[0].policies)
+        name = name_to_send(common["cost"], "cost model")
+        common = requests[0].to_options() | {"cost": name}
     token = uuid.uuid4().hex
     questions = [
         _Question(sweep=token, source=source, solver=name, options=common | {"budget": budget})

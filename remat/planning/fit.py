@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
-from remat.arguments import COST, SOLVER, value_of
+from remat.arguments import COST, SOLVER, passes_on
 from remat.errors import BudgetError, PlanError, ProblemError, RematError, suppress_warnings
 from remat.graph.calling import read_call
 from remat.graph.capture import capture
@@ -17,21 +17,22 @@ from remat.graph.costs.auto import Auto
 from remat.graph.joint import JointGraph
 from remat.graph.lowering import Decision
 from remat.graph.text import parse_joint, print_joint
+from remat.options import (
+    CostOption,
+    FitOptions,
+    PlanOptions,
+    SolverOption,
+    Training,
+    TrainingOptions,
+    ValueOptions,
+)
 from remat.planning.fit_table import Fit, FitRow
 from remat.planning.planner import Planner
-from remat.planning.request import (
-    BytesOption,
-    ChunkOption,
-    CostOption,
-    OffloadOption,
-    PlanRequest,
-    PoliciesOption,
-    SolverOption,
-)
-from remat.planning.whole_step import Rank, StepFit, Training, other_bytes, parameters_of
+from remat.planning.request import PlanRequest
+from remat.planning.whole_step import Rank, StepFit, other_bytes, parameters_of
 from remat.plugins.registry import registry
 from remat.running.jobs import AnyExecutor, check_executor, name_to_send, run_jobs
-from remat.running.optimizer import Make, optimizer_code, read_optimizer
+from remat.running.optimizer import optimizer_code, read_optimizer
 from remat.torch_compat import pytree
 from remat.units import parse_bytes
 
@@ -46,8 +47,6 @@ Answer = tuple[FitRow, tuple[Decision, ...]]
 #: Function that plans batches. It takes batch sizes, and decisions of other batch sizes to try. It returns a dict from
 #: batch size to result.
 Ask = Callable[[Sequence[int], Sequence[Decision]], Mapping[int, Answer]]
-#: Default rate in GB/s at which one rank sends: NVLink of an H100 in one direction, by the data sheet.
-LINK_GBPS = 450.0
 #: A number of fewer bytes is refused, because it probably lacks its unit.
 _LEAST_MEMORY = 1 << 16
 #: The largest batch that ``"max"`` tries.
@@ -59,30 +58,19 @@ _PART = 50
 _WIDTH = 4
 
 
+@passes_on(TrainingOptions.__annotations__, Training)
+@passes_on(ValueOptions.__annotations__, PlanOptions, others=True)
 def fit(
     model: Callable[..., Any],
     args: Any,
     kwargs: Mapping[str, Any] | None = None,
     *,
-    memory: str | int,
-    margin: str | float = 0.0,
-    optimizer: str | Make = "adamw",
-    batches: str | int | Iterable[int] = "max",
-    accumulate: int = 1,
-    ranks: int = 1,
-    fsdp: bool = False,
-    link_gbps: float = LINK_GBPS,
     cost: CostOption = COST,
     solver: SolverOption = SOLVER,
     time_limit: float | None = None,
-    lower: str = "inductor",
-    device: str | torch.device | None = None,
-    offload: OffloadOption = None,
-    host_memory: BytesOption = None,
-    policies: PoliciesOption = None,
-    chunk: ChunkOption = None,
     executor: AnyExecutor = None,
     on_step: Callable[[str], None] | None = None,
+    **options: Unpack[FitOptions],
 ) -> Fit:
     """Find the batch sizes at which a whole training step fits a device's memory; for each, the budget and the speed.
 
@@ -104,34 +92,17 @@ def fit(
             arguments, a dict of keyword arguments, a pair of both, or one tensor. Or the positional arguments
             themselves, if the first dimension of every tensor is the batch.
         kwargs: keyword arguments, if ``args`` is not a callable; their tensors have the batch first, too.
-        memory: memory of one rank's device: text with a unit, such as ``"80GiB"``, or bytes.
-        margin: part of the memory that the step must leave to the allocator, such as ``"5%"`` or 0.05.
-        optimizer: name of a class of `torch.optim`, in upper or lower case, with arguments after a colon
-            (``"sgd:momentum=0.9"``); or a callable that makes an optimizer from a list of parameters.
-        batches: batch sizes of one rank to try. ``"max"``: powers of two until one does not fit, then
-            bisection between the last two powers. A largest batch below 100 is exact; from 100 on, it may be up
-            to 2 % too small.
-        accumulate: number of micro-batches whose gradients are summed before the optimizer steps. Each size in
-            ``batches`` is the size of a micro-batch. From the second micro-batch on, the summed gradients are alive
-            during forward and backward, too.
-        ranks: number of ranks that train together: by FSDP2 if ``fsdp`` is set, else by DDP.
-        fsdp: whether the ranks shard parameters, gradients and optimizer state, by FSDP2.
-        link_gbps: GB/s that a rank sends. Sending overlaps with computing, so only the longer of the two times counts.
         cost: cost model whose unit is a time. Unless its device is a CPU, optimizers use their ``foreach``
             implementation by default, as in PyTorch on a GPU.
         solver: as in `remat.plan`.
         time_limit: as in `remat.plan`.
-        lower: as in `remat.capture`. For ``"inductor"``, peaks are estimates for fused code.
-        device: as in `remat.capture`.
-        offload: as in `remat.plan`, for one rank only. Saved values may then be offloaded if the step does
-            not fit otherwise.
-        host_memory: as in `remat.plan`.
-        policies: as in `remat.plan`.
-        chunk: as in `remat.plan`; ``"auto"`` takes the fastest number of chunks for each batch.
         executor: where to plan: any `concurrent.futures.Executor`, a number of processes, or None for this process.
             Listed batches, and the powers of two of ``"max"``, are planned in parallel. Steps are captured in this
             process. With an executor, solver and cost model must be given by name.
         on_step: called with a line of text before each stage.
+        options: options of `remat.options.Training`; and those of `remat.options.PlanOptions` for the values of the
+            step. ``offload`` is for one rank only: saved values may then be offloaded if the step does not fit
+            otherwise. ``chunk="auto"`` takes the fastest number of chunks for each batch.
 
     Returns:
         A table with one row for each batch that was tried: whether the step fits, the budget to set, peak and speed.
@@ -144,32 +115,15 @@ def fit(
     """
     check_executor(executor)
     if executor is not None:
-        name_to_send(value_of(cost), "cost model")
-        name_to_send(value_of(solver), "solver")
+        name_to_send(cost, "cost model")
+        name_to_send(solver, "solver")
     made = read_args(args, kwargs)
+    given: dict[str, Any] = {**options}
+    trained = {name: given.pop(name) for name in TrainingOptions.__annotations__ if name in given}
     return fit_calls(
         lambda batch: (model, *made(batch)),
-        Training(
-            memory=memory,
-            margin=margin,
-            optimizer=optimizer,
-            batches=batches,
-            accumulate=accumulate,
-            ranks=ranks,
-            fsdp=fsdp,
-            link_gbps=link_gbps,
-            lower=lower,
-            device=device,
-        ),
-        PlanRequest.without_budget(
-            cost=cost,
-            solver=solver,
-            time_limit=time_limit,
-            offload=offload,
-            host_memory=host_memory,
-            policies=policies,
-            chunk=chunk,
-        ),
+        Training(**trained),
+        PlanRequest.without_budget(cost=cost, solver=solver, time_limit=time_limit, **given),
         executor=executor,
         on_step=on_step,
     )
@@ -228,7 +182,7 @@ def fit_calls(
         jobs = (
             _Job(
                 rank=rank,
-                request=request if here else request.to_text(),
+                request=request if here else request.to_options(),
                 batch=batch,
                 joint=joint if here else print_joint(joint, modules=True),
                 other_bytes=nbytes,
@@ -291,7 +245,7 @@ def _check(request: PlanRequest, training: Training) -> None:
     if training.fsdp and ranks == 1:
         raise ProblemError("fsdp shares the step among several ranks, and ranks is 1; say ranks=8")
     if ranks > 1:
-        request.refuse_offload("a step of several ranks")
+        request.check("no offloading", "a step of several ranks")
     if type(accumulate) is not int or accumulate < 1:
         raise ProblemError(
             f"accumulate is {accumulate!r}; expected the number of micro-batches in a step, 1 or more"
@@ -382,7 +336,7 @@ class _Job:
 
     Attributes:
         rank: the rank, with the bytes on it that depend on neither batch nor plan.
-        request: the options of planning; for a worker, as text from `PlanRequest.to_text`.
+        request: the options of planning; for a worker, as JSON values from `PlanRequest.to_options`.
         batch: the batch size.
         joint: the captured step; for a worker, as text.
         other_bytes: bytes of the step's inputs and buffers.
@@ -390,7 +344,7 @@ class _Job:
     """
 
     rank: Rank
-    request: PlanRequest | Mapping[str, str]
+    request: PlanRequest | Mapping[str, Any]
     batch: int
     joint: JointGraph | str
     other_bytes: int
@@ -408,7 +362,7 @@ def _answer(job: _Job, on_step: Callable[[str], None] = lambda _: None) -> Answe
     """
     rank, request, batch, joint = job.rank, job.request, job.batch, job.joint
     if not isinstance(request, PlanRequest):
-        request = PlanRequest.from_text(request)
+        request = PlanRequest.of(**request)
     if isinstance(joint, str):
         joint = parse_joint(joint)
     with suppress_warnings():  # these plans are only tried, so their warnings concern no user

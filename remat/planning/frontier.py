@@ -94,7 +94,7 @@ class Frontier:
         by = "saved" if by == "bytes" else by
         context, search = planner.context, planner.search
         if by != "peak":
-            context.request.refuse_offload("a frontier by what is saved")
+            context.request.check("no offloading", "a frontier by what is saved")
         if by == "peak":
             found, bound = frontier_by_peak(search)
         else:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from torch import fx
 
-from remat.errors import BudgetError, PlanError, ProblemError
+from remat.errors import BudgetError, PlanError
 from remat.graph.joint import JointGraph, outputs_of, primals_of
 from remat.graph.liveness_of_graphs import PartitionedGraph, highest_of_graphs
 from remat.graph.storages import storage_bytes
@@ -54,12 +54,7 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
         ProblemError: the request has a saved plan, a pipeline or chunks of the loss, which are for a single graph; or
             an entry of ``joints`` is no joint graph.
     """
-    if request.plan is not None:
-        raise ProblemError("plan= applies one saved plan to one graph, got several graphs")
-    if request.pipeline is not None:
-        raise ProblemError("pipeline= runs on one graph, got several graphs")
-    if request.chunk is not None:
-        raise ProblemError("chunk= splits the loss of a step in one graph, got several graphs")
+    request.check("several graphs")
     if not joints:
         raise PlanError("there are no graphs to plan: remat.plan was given an empty list")
     for joint in joints:

@@ -369,7 +369,7 @@ class Planner:
             return replace(found, provenance=replace(found.provenance, elapsed_s=took))
         with_tagged, context = self.search.offloads.with_tagged, self.context
         if not context.tagged:
-            context.request.refuse_unused_link(budget)
+            replace(context.request, budget=budget).check("nothing tagged")
         elif budget.nbytes is not None:
             # The graph problem counts tagged values as saved bytes, although every plan offloads them. So a first try
             # raises the budget by their bytes.

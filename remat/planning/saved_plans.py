@@ -13,9 +13,22 @@ from remat.files import MAX_RECORD_BYTES, read_as, read_record
 from remat.graph.joint import JointGraph, operators_digest
 from remat.planning.plan import Plan
 from remat.planning.plans import PlanSet
+from remat.plugins.registry import registry
 
 #: A plan, or the plans of all graphs of a step: as an object, as JSON text, or as the path of a JSON file.
 SavedPlan = Plan | PlanSet | str | Path
+
+
+def read_known_plan(plan: SavedPlan) -> Plan | PlanSet:
+    """Read saved plans as `read_plan` does; raise an error if remat knows no cost model of the name that a plan has.
+
+    Raises:
+        ProblemError: this installation does not know the cost model of a plan.
+    """
+    saved = read_plan(plan)
+    for each in (saved,) if isinstance(saved, Plan) else saved:
+        registry().cost_model(each.cost)
+    return saved
 
 
 def read_plan(plan: SavedPlan) -> Plan | PlanSet:

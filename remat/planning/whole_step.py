@@ -21,6 +21,7 @@ from remat.graph.joint import JointGraph, primals_of, split_outputs
 from remat.graph.liveness import StepWalk, StorageKind, sums_of
 from remat.graph.lowering import Decision
 from remat.graph.storages import storage_bytes, storage_key
+from remat.options import Training
 from remat.passes.core.state import Costs
 from remat.planning.fit_table import FitRow
 from remat.planning.pipelines import modules_of, step_costs_of
@@ -29,7 +30,7 @@ from remat.planning.search.candidates import Candidate
 from remat.planning.search.measures import Measures
 from remat.planning.search.search import Search
 from remat.planning.sharding import Sharding, shard
-from remat.running.optimizer import Make, OptimizerUse, trace_optimizer
+from remat.running.optimizer import OptimizerUse, trace_optimizer
 from remat.solvers.graph_problem import evaluate
 from remat.torch_compat import pytree
 from remat.units import Budget, bytes_of_share, format_bytes
@@ -44,22 +45,6 @@ _FEW_RATIOS = (0.6, 0.3, 0.0)
 #: `_searched` divides the range of peaks into this number of parts: `_NODES` divided by the number of nodes of the
 #: graph, but at least the first and at most the second number of `_PEAKS`.
 _NODES, _PEAKS = 2_000, (2, 32)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
-    """How a model is trained: the arguments of `remat.fit` of the same names."""
-
-    memory: str | int
-    margin: str | float
-    optimizer: str | Make
-    batches: str | int | Iterable[int]
-    accumulate: int
-    ranks: int
-    fsdp: bool
-    link_gbps: float
-    lower: str
-    device: str | torch.device | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

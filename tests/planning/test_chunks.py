@@ -80,7 +80,7 @@ def test_what_is_no_number_of_chunks_is_refused(given: Any) -> None:
 def test_a_request_as_text() -> None:
     for chunk in (8, "auto"):
         request = PlanRequest.of(budget=remat.Peak(0.5), chunk=chunk)
-        assert PlanRequest.from_text(request.to_text()) == request
+        assert PlanRequest.of(**request.to_options()) == request
     assert [r.chunks for r in request.each_chunk()] == [1, 2, 4, 8, 16]
     assert remat.plan(joint_of(), chunk=1).saved == remat.plan(joint_of()).saved
     assert remat.plan(joint_of(), chunk="1").chunk == ""

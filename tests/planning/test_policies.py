@@ -496,7 +496,7 @@ def test_keys_of_caches_tell_policies_apart() -> None:
 
 def test_options_as_text() -> None:
     request = PlanRequest.of(policies={"*.mlp": "save", "head": "recompute"})
-    assert PlanRequest.from_text(request.to_text()).policies == request.policies
+    assert PlanRequest.of(**request.to_options()).policies == request.policies
     assert PlanRequest.of(policies=("*.mlp=save", "head=recompute")).policies == request.policies
     twice = PlanRequest.of(policies=("a=save", "b=save", "a=recompute")).policies
     assert str(twice) == '{"b": "save", "a": "recompute"}'

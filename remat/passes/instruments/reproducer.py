@@ -21,7 +21,7 @@ import tempfile
 import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -64,7 +64,7 @@ class Failure:
         graph: text of the joint graph.
         pipeline: text of the pipeline; empty if no single pipeline repeats the planning, such as
             under a budget on the peak.
-        options: arguments of `remat.plan` by name; empty if a pipeline was run without planning.
+        options: arguments of `remat.plan` by name, as JSON text; an empty dict if a pipeline was run without planning.
         path: names of the enclosing passes and of the failed pass; empty if no pass failed.
         error: the exception.
         instance: the problem that a solver failed on; None if no solver failed.
@@ -73,7 +73,7 @@ class Failure:
 
     graph: str
     pipeline: str = ""
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: str = "{}"
     path: tuple[str, ...] = ()
     error: BaseException
     instance: Instance | None = None
@@ -96,7 +96,7 @@ class Recorded:
 
     graph: Path
     pipeline: str
-    options: Mapping[str, str]
+    options: str
     path: tuple[str, ...]
     checks: str
     type: str
@@ -340,7 +340,7 @@ def report(
     error: Exception,
     joint: JointGraph,
     folder: Path | None,
-    describe: Callable[[], tuple[str, Mapping[str, str], str]],
+    describe: Callable[[], tuple[str, Mapping[str, Any], str]],
 ) -> None:
     """Write a reproducer if an error is unexpected, and append the folder's path to the message.
 
@@ -351,7 +351,8 @@ def report(
         error: the exception.
         joint: the graph that was being planned.
         folder: where to create the reproducer's folder; None: write no reproducer.
-        describe: returns the attributes ``pipeline``, ``options`` and ``note`` of the `Failure`.
+        describe: returns the attributes ``pipeline`` and ``note`` of the `Failure`, and between them the
+            options by name.
     """
     if folder is None or not is_unexpected(error):
         return
@@ -362,7 +363,7 @@ def report(
         return Failure(
             graph=print_joint(joint),
             pipeline=pipeline,
-            options=options,
+            options=json.dumps(dict(options), sort_keys=True),
             path=_path(error),
             error=error,
             instance=instance_of(error, State(joint=joint), options.get("cost", "")),
@@ -423,7 +424,7 @@ def files_of(failure: Failure, name: str) -> dict[str, str]:
         "type": type(error).__name__,
         "message": str(error),
         "pipeline": failure.pipeline,
-        "options": dict(failure.options),
+        "options": failure.options,
         "note": failure.note,
     }
     files = {
@@ -476,7 +477,7 @@ def _digest(failure: Failure) -> str:
     parts = (
         failure.graph,
         failure.pipeline,
-        json.dumps(dict(failure.options), sort_keys=True),
+        failure.options,
         type(failure.error).__name__,
         _plain(str(failure.error)),
     )

@@ -82,7 +82,7 @@ class SolverDecisions:
         context = self._context
         if not context.is_alone:
             return self.full
-        usual = replace(context.request.by(SOLVER.value), time_limit=None)
+        usual = replace(context.request.by(SOLVER), time_limit=None)
         limits = replace(context.limits, capacity=context.full_bytes)
         return self._better_than_cut(partial(self.within, limits, usual))
 

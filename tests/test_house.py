@@ -1,0 +1,130 @@
+"""What must not come back: options of planning that are declared twice, and entry points that pass their locals on."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import remat
+from remat import options
+from remat.cli.commands import main
+from remat.integrations.partitioner import Partitioner
+from remat.planning.request import PlanRequest
+
+ROOT = Path(remat.__file__).parent
+NAMES = [field.name for field in fields(options.PlanOptions)]
+#: Entry points, with the options that each takes beside its own arguments.
+DOORS: dict[Callable[..., Any], Any] = {
+    remat.plan: options.KeywordOptions,
+    remat.frontier: options.StepOptions,
+    remat.compare: options.StepOptions,
+    remat.fit: options.FitOptions,
+    remat.partitioner: options.CompileOptions,
+    remat.backend: options.CompileOptions,
+    Partitioner.__init__: options.PlanOptionsDict,
+}
+
+
+def test_no_file_calls_locals() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in sorted(ROOT.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "locals"
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("record", "keywords"),
+    [
+        (options.PlanOptions, options.PlanOptionsDict),
+        (options.Training, options.TrainingOptions),
+    ],
+)
+def test_a_typed_dict_has_the_fields_of_its_record(record: Any, keywords: Any) -> None:
+    types = {name: kind.__forward_arg__ for name, kind in keywords.__annotations__.items()}
+    types = {name: re.sub(r"^Required\[(.*)\]$", r"\1", kind) for name, kind in types.items()}
+    assert types == {field.name: field.type for field in fields(record)}
+
+
+def test_a_parsed_request_has_all_options_but_the_isolation_of_its_solver() -> None:
+    assert set(NAMES) - {"isolation"} <= {field.name for field in fields(PlanRequest)}
+
+
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__qualname__)
+def test_an_entry_point_declares_no_option_again(door: Callable[..., Any]) -> None:
+    """The options that may be given by position stand in the signature, and all others in the record alone."""
+    own = inspect.signature(inspect.unwrap(door)).parameters
+    taken = DOORS[door].__annotations__
+    assert own.keys().isdisjoint(taken)
+    assert own.keys() & set(NAMES) <= {"budget", "solver", "cost", "time_limit"}
+    assert taken.keys() <= inspect.signature(door).parameters.keys()
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "api.py",
+        "planning/request.py",
+        "planning/experiments.py",
+        "planning/fit.py",
+        "integrations/partitioner.py",
+        "integrations/backend.py",
+    ],
+)
+def test_options_have_types(file: str) -> None:
+    tree = ast.parse((ROOT / file).read_text("utf-8"))
+    given = [f.args.kwarg for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)]
+    kinds = {
+        ast.unparse(k.annotation or ast.Constant("")) for k in given if k and k.arg == "options"
+    }
+    assert kinds
+    assert all(kind == "object" or kind.startswith("Unpack[") for kind in kinds), kinds
+
+
+@pytest.mark.parametrize(
+    ("command", "record", "without"),
+    [
+        ("plan", options.PlanOptions, {"plan", "pipeline", "count_outputs", "isolation"}),
+        ("fit", options.Training, {"lower", "device"}),
+    ],
+)
+def test_a_command_takes_help_and_default_from_the_record(
+    command: str, record: Any, without: set[str]
+) -> None:
+    declared = {field.name: field for field in fields(record) if field.name not in without}
+    shown = {p.name: p for p in main.commands[command].params if p.name in declared}
+    assert shown.keys() == declared.keys()
+    words = " ".join(record.__doc__.replace("``", "").split())
+    for name, param in shown.items():
+        default = declared[name].default
+        assert param.required if default is MISSING else param.default == default, name
+        assert f"{name}: {param.help}" in words  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Unset",
+        "refuse_auto_chunk",
+        "refuse_offload",
+        "refuse_unused_link",
+        "_refuse_beside_pipeline",
+    ],
+)
+def test_a_name_that_was_replaced_stays_away(name: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in sorted(ROOT.rglob("*.py"))
+        for line, text in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if re.search(rf"\b{name}\b", text)
+    ]
+    assert found == []

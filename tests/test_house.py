@@ -1,4 +1,4 @@
-"""What must not come back: options of planning that are declared twice, and entry points that pass their locals on."""
+"""What must not come back: options that are declared twice, locals passed on, planners that inherit, searches beside the one."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import remat
 from remat import options
 from remat.cli.commands import main
 from remat.integrations.partitioner import Partitioner
+from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
 
 ROOT = Path(remat.__file__).parent
@@ -118,6 +119,15 @@ def test_a_command_takes_help_and_default_from_the_record(
         "refuse_offload",
         "refuse_unused_link",
         "_refuse_beside_pipeline",
+        "DecisionInfo",
+        "PeakPlanner",
+        "OffloadPlanner",
+        "FusedSearch",
+        "PeakFrontier",
+        "OrderSearch",
+        "PeakOfGraphs",
+        "_SetPlanner",
+        "Fitting",
     ],
 )
 def test_a_name_that_was_replaced_stays_away(name: str) -> None:
@@ -128,3 +138,44 @@ def test_a_name_that_was_replaced_stays_away(name: str) -> None:
         if re.search(rf"\b{name}\b", text)
     ]
     assert found == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "prepared",
+        "peak_planner",
+        "offload_planner",
+        "peak_search",
+        "peak_frontier",
+        "fused_peak",
+        "peak_of_graphs",
+        "order_search",
+    ],
+)
+def test_a_file_that_was_replaced_stays_away(name: str) -> None:
+    assert not list(ROOT.rglob(f"{name}.py"))
+
+
+def test_nothing_in_planning_inherits_from_planning() -> None:
+    trees = [
+        ast.parse(path.read_text("utf-8")) for path in sorted((ROOT / "planning").rglob("*.py"))
+    ]
+    classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    own = {node.name for node in classes}
+    heirs = [
+        f"{node.name}({ast.unparse(base)})"
+        for node in classes
+        for base in node.bases
+        if ast.unparse(base) in own
+    ]
+    assert heirs == []
+
+
+def test_a_planner_has_at_most_ten_methods_and_a_proposer_imports_no_planner() -> None:
+    methods = [
+        f for f in vars(Planner).values() if inspect.isfunction(f) or isinstance(f, classmethod)
+    ]
+    assert len(methods) <= 11, "ten methods, and how it is made"
+    for path in (ROOT / "planning" / "search").rglob("*.py"):
+        assert "planning.planner" not in path.read_text("utf-8"), path.name

@@ -27,7 +27,7 @@ from remat.planning.search.search import Search
 from remat.planning.search.several_graphs import SeveralGraphs
 from remat.units import Budget, format_bytes
 
-#: Most rounds of `_SetPlanner.within_bytes`. Each round distributes the bytes that the round before left unused.
+#: Most rounds of `SetPlanner.within_bytes`. Each round distributes the bytes that the round before left unused.
 ROUNDS = 4
 
 

@@ -15,6 +15,7 @@ from remat.errors import BudgetError, RefusalError
 from remat.graph import ops
 from remat.graph.lowering import Decision, SavedKind
 from remat.graph.replays import is_element, maker_of
+from remat.graph.step_lowering import LoweredStep
 from remat.graph.writes import written_by
 from remat.passes.split.arrangement import arrange
 from remat.planning.search.candidates import Candidate
@@ -49,7 +50,12 @@ class Orders:
     def __init__(self, schedules: Schedules) -> None:
         self._schedules, context = schedules, schedules.context
         self._state, self._lowered = context.state, context.lowered
-        self._problem, self.step = schedules.problem, schedules.step
+        self._problem = schedules.problem
+
+    @property
+    def step(self) -> LoweredStep:
+        """The step problem, and the map from its nodes to the joint graph."""
+        return self._schedules.step
 
     @cached_property
     def _free(self) -> ScheduleProblem:

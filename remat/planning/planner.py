@@ -459,10 +459,10 @@ class Planner:
         context, measures = self.context, self.search.measures
         peak_bytes, decided = None, self.search.offloads.with_tagged(decided)
         limits = decided.limits or replace(
-            context.limits,
-            capacity=max(context.full_bytes, decided.saved_bytes),
-            region_budget=context.region_budget,
+            context.limits, capacity=max(context.full_bytes, decided.saved_bytes)
         )
+        if budget.on_peak:
+            limits = replace(limits, region_budget=context.region_budget)
         how: dict[str, Any] = {"limits": limits, "provenance": decided.provenance}
         if agree is not None:
             state = replace(context.state, decision=decided.decision, **how)

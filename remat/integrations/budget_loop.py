@@ -512,7 +512,7 @@ class CompiledBudget:
         if budget.peak_bytes and self.peaks.get(self._chosen, 0) > budget.peak_bytes:
             self._seek_least()
             return self._within_peak(joint, request, agree)
-        made = planner.finish(found, budget, agree, peak_limit=limit)
+        made = planner.finish(found, budget, agree, peak_limit=limit, measure="estimated")
         if self.within is None:
             return made
         return replace(made, budget=str(asked), _asked=asked, peak_limit=0)

@@ -132,6 +132,7 @@ class Plan(Record):
             save, recompute or offload. Empty if none were requested.
         chunk: the pass that split the loss into chunks, such as ``chunk-loss(chunks=8)``; empty if the loss is
             whole.
+        search: under a budget on the peak, the candidates that were found, and why one was chosen, as text.
         remat: the version of remat that computed the figures. Empty if the figures depend on hooks on saved tensors, on
             outputs that count as saved, or on a user's pipeline: the figures of a saved plan are then not checked.
     """
@@ -182,6 +183,7 @@ class Plan(Record):
     peak_limit: int = 0
     policies: str = ""
     chunk: str = ""
+    search: str = ""
     remat: str = ""
     # Fields with an underscore are not written to files.
     _asked: Budget | None = None

@@ -39,6 +39,7 @@ def rows_of(plan: Plan) -> list[tuple[str, str]]:
         ("step", plan.before_after.step_text),
         ("without remat", WITHOUT_REMAT if plan.without_peak_bytes else ""),
         ("decided by", _decided_by(plan)),
+        ("searched", plan.search),
     ]
     return [(name, text) for name, text in rows if text]
 

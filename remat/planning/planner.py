@@ -70,6 +70,7 @@ from remat.planning.search.estimated import EstimatedSearch
 from remat.planning.search.measures import Measures, curve_of
 from remat.planning.search.search import Search
 from remat.plugins.registry import registry
+from remat.report.explanation import counted
 from remat.solvers.graph_problem import evaluate
 from remat.solvers.hull import Hull
 from remat.units import Budget, format_bytes
@@ -444,6 +445,7 @@ class Planner:
         agree: Pass | None = None,
         *,
         peak_limit: int | None = None,
+        measure: str = "simulated",
     ) -> Plan:
         """Build the plan of a decision.
 
@@ -452,14 +454,15 @@ class Planner:
             budget: the budget that the plan records.
             agree: a pass that may change the decision before the split; None: no such pass.
             peak_limit: the peak in bytes that a ratio of the peak stands for; None: computed here.
+            measure: the peak by which the decision was chosen: simulated or estimated.
         """
         context, measures = self.context, self.search.measures
         peak_bytes, decided = None, self.search.offloads.with_tagged(decided)
         limits = decided.limits or replace(
-            context.limits,
-            capacity=max(context.full_bytes, decided.saved_bytes),
-            region_budget=context.region_budget,
+            context.limits, capacity=max(context.full_bytes, decided.saved_bytes)
         )
+        if budget.on_peak:
+            limits = replace(limits, region_budget=context.region_budget)
         how: dict[str, Any] = {"limits": limits, "provenance": decided.provenance}
         if agree is not None:
             state = replace(context.state, decision=decided.decision, **how)
@@ -471,7 +474,7 @@ class Planner:
             done = split(replace(context.state, decision=decided.decision, **how))
         if peak_limit is None:
             peak_limit = 0 if budget.peak_share is None else self.limit_of(budget)
-        return finish(
+        made = finish(
             done,
             cost=context.request.cost,
             budget=budget,
@@ -483,6 +486,26 @@ class Planner:
             host_bytes=context.host_bytes,
             exposed_time=decided.exposed_time,
             peak_limit=peak_limit,
+        )
+        limit = budget.peak_bytes or peak_limit
+        return replace(made, search=self._described(decided, limit, measure) if limit else "")
+
+    def _described(self, decided: Candidate, limit: int, measure: str) -> str:
+        """Say which candidates were found, and why one was chosen.
+
+        Args:
+            decided: the candidate that was chosen.
+            limit: the limit on the peak, in bytes.
+            measure: the peak that counted: simulated or estimated.
+        """
+        made, peaks = self.search.decisions.proposed, self.search.measures
+        each = ", ".join(f"{count} {how}" for how, count in made.most_common())
+        how = decided.provenance.proposer or "the runtime-optimal cut"
+        peak = peaks.estimated(decided) if measure == "estimated" else peaks.simulated(decided)
+        why = "cheapest within" if peak <= limit else "lowest peak found, above"
+        return (
+            f"{counted(made.total(), 'candidate')}, {each}; chosen: {how}, the {why} {format_bytes(limit)} by the "
+            f"{measure} peak"
         )
 
 

@@ -272,3 +272,15 @@ def test_a_search_that_finds_nothing_is_repeated_with_lower_limits(
         return plan.recompute_cost
 
     assert cost_if_it_fails(always=False) < cost_if_it_fails(always=True)
+
+
+def test_explain_tells_which_candidates_were_found_and_why_one_was_chosen(
+    joint: remat.JointGraph,
+) -> None:
+    plan = remat.plan(joint, remat.Peak(0.3))
+    text = plan.explain()
+    assert re.search(
+        r"searched +\d+ candidates, .*\d+ by prices.*; chosen: .*, the cheapest within", text
+    )
+    assert remat.Plan.from_json(plan.to_json()).search == plan.search
+    assert not remat.plan(joint, 0.3).search, "a solver decides alone within saved bytes"

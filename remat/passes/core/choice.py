@@ -34,7 +34,7 @@ class Provenance:
     Attributes:
         solver: name of the solver that found the decision; ``min-cut`` if a minimum cut is the
             decision.
-        proposer: the part of a search that proposed the decision; empty without a search.
+        proposer: how a search found the decision, such as ``by prices``; empty without a search.
         items: number of nodes of the graph problem that the solver solved; 0 if no solver ran. The
             graph problem states in integers which nodes may be saved or recomputed, and at which
             cost.

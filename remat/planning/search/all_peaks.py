@@ -64,7 +64,7 @@ def frontier_by_peak(search: Search) -> tuple[list[Candidate], tuple[tuple[int, 
         found = pool.pareto()
     context.on_step("proving bounds")
     line = line_of_bounds(schedules, bound, cuts)
-    made = [decisions.informed(f) for f in found]
+    made = [decisions.informed(f, "" if f.schedule else "mixed") for f in found]
     if len(found) * len(context.state.index) <= SIMULATED:
         made = [_simulated(search, d) for d in made]
     if runs <= search.effort.small:

@@ -221,7 +221,9 @@ class Search:
         start = replace(self.least_peak, schedule=None)
         found = orders.solved(request.solver, start, peak_bytes, request.time_limit)
         may = found and self.context.may_save(found)
-        return self.decisions.informed(found) if found and may else None
+        if not (found and may):
+            return None
+        return self.decisions.informed(found, "scheduled by the solver")
 
     def _none_within(self, asked: str, possible: int, *, infeasible: bool = False) -> BudgetError:
         """Return the error for a limit on the peak within which no plan was found.

@@ -57,11 +57,12 @@ def state(joint: remat.JointGraph) -> State:
 def cost_at(state: State, share: float, solver: str, cost: str = "roofline") -> int:
     model = registry().cost_model(cost)
     deciding = SolveGraph(solver=registry().solver(solver), budget=Budget(share=share), cost=model)
-    found, choice = deciding.decide(state, deciding.limits(state))
+    limits = deciding.limits(state)
+    found, provenance = deciding.decide(state, limits)
     done = evaluate(state.lowered(model).problem, found.saved)
     assert (done.recompute_cost, done.saved_bytes) == (found.cost, found.saved_bytes)
-    assert done.saved_bytes <= (choice.capacity or 0)
-    assert choice.recompute_bound <= done.recompute_cost
+    assert done.saved_bytes <= (limits.capacity or 0)
+    assert provenance.recompute_bound <= done.recompute_cost
     return done.recompute_cost
 
 
@@ -118,10 +119,11 @@ def test_knapsack_solvers_decide_graphs_in_one_way(
     asked = registry().solver(solver)
     options = {"solver": asked, "budget": Budget(share=share), "cost": Roofline()}
     passes = Knapsack(**options), SolveGraph(**options)  # type: ignore[arg-type]
-    (by_pass, choice), (by_graph, same) = (p.decide(state, p.limits(state)) for p in passes)
+    limits, same = (p.limits(state) for p in passes)
+    by_pass, by_graph = (p.decide(state, limits)[0] for p in passes)
     assert by_pass.saved == by_graph.saved
-    assert choice.capacity == same.capacity
-    problem = state.lowered(Roofline()).problem.within(choice.capacity)
+    assert limits == same
+    problem = state.lowered(Roofline()).problem.within(limits.capacity or 0)
     bare = run(asked, problem)
     assert evaluate(problem, by_pass.saved).recompute_cost <= bare.cost, "what is known only helps"
     row, other = remat.compare(joint, (solver,), (share, 0.1), cost="roofline").rows

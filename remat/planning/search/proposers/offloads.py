@@ -345,7 +345,9 @@ class Offloads:
         )
         decision = replace(ordered or self.lowered.decision(found.saved), offloads=())
         wanted = Candidate.of(self.lowered, decision, found.cost - found.exposed)
-        return self._carried_out(self._decisions.informed(wanted), offloads, peak_bytes)
+        return self._carried_out(
+            self._decisions.informed(wanted, "with offloads"), offloads, peak_bytes
+        )
 
     def _fitting(self, host_bytes: int, saved: Container[str]) -> list[Tagged]:
         """Return the tagged values among the saved ones that fit into the host's memory together.

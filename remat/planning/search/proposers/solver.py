@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property, partial
@@ -16,6 +17,9 @@ from remat.planning.search.pool import CandidatePool, Limits, Measure
 from remat.solvers.pareto import pareto
 from remat.units import format_bytes
 
+#: How a decision of the solver within a number of saved bytes was found.
+BY_SOLVER = "of the solver"
+
 
 class SolverDecisions:
     """The decisions of the request's solver on one graph, at any limits on saved bytes.
@@ -26,12 +30,16 @@ class SolverDecisions:
     Args:
         context: the prepared graph.
         measures: peaks of its candidates.
+
+    Attributes:
+        proposed: how many candidates of the graph were found in each way.
     """
 
     def __init__(self, context: GraphContext, measures: Measures) -> None:
         self._context, self._measures = context, measures
         self._deciding = context.request.deciding()
         self._at: dict[int, Candidate] = {}
+        self.proposed: Counter[str] = Counter()
 
     def at(self, capacity: int) -> Candidate:
         """Return the solver's decision that saves at most ``capacity`` bytes, cached.
@@ -40,7 +48,10 @@ class SolverDecisions:
         """
         if capacity not in self._at:
             self._context.on_step(f"deciding at {format_bytes(capacity)}")
-            self._at[capacity] = self.within(replace(self._context.limits, capacity=capacity))
+            made = self.within(replace(self._context.limits, capacity=capacity))
+            made = replace(made, provenance=replace(made.provenance, proposer=BY_SOLVER))
+            self._at[capacity] = made
+            self.proposed[BY_SOLVER] += 1
         return self._at[capacity]
 
     def within(self, limits: SavedLimits, request: PlanRequest | None = None) -> Candidate:
@@ -180,16 +191,23 @@ class SolverDecisions:
         pool.add(*self.bisected(low, high, int(limits.peak_bytes), 6, limits.measure))
         return pool.cheapest(limits)
 
-    def informed(self, found: Candidate) -> Candidate:
+    def informed(self, found: Candidate, proposer: str = "") -> Candidate:
         """Return a copy of a candidate that a search by peak found, with its provenance.
 
         The record gets the solver, the number of nodes, and the solver's seconds for all cached decisions.
+
+        Args:
+            found: the candidate.
+            proposer: how it was found; empty: by node orders if it has a schedule, else by prices.
         """
+        proposer = proposer or ("by node orders" if found.schedule is not None else "by prices")
+        self.proposed[proposer] += 1
         # The search starts from the cached decisions. So their time counts, and the search is deterministic only if
         # each of them is.
         asked = [d.provenance for d in self._at.values()]
         how = replace(
             found.provenance,
+            proposer=proposer,
             solver=self._deciding.asked().name,
             items=len(self._context.lowered.problem),
             elapsed_s=sum(p.elapsed_s for p in asked),

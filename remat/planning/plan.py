@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch import fx
 
@@ -27,14 +27,11 @@ from remat.planning.plan_text import offload_lines, rows_of
 from remat.report.before_after import BeforeAfter
 from remat.report.by_module import Use, policy_lines, uses
 from remat.report.explanation import explain
-from remat.report.explorer import explore
+from remat.report.explorer import Plans, explore
 from remat.report.exports import export
 from remat.report.step_view import StepView, view_step
 from remat.solvers.graph_problem import GraphProblem
 from remat.units import Budget, format_bytes, format_cost
-
-if TYPE_CHECKING:
-    from remat.planning.frontier import Frontier
 
 #: Fields that hold numbers: bytes and counts, which are below 2**63 as in `GraphProblem`, then costs and seconds.
 #: `check_figures` refuses a negative, huge or undefined number, as an edited file may have.
@@ -485,7 +482,7 @@ class Plan(Record):
         without = None if compiled else self._without
         return view_step(self, without, as_compiled=compiled)
 
-    def explore(self, path: str | Path, *, frontier: Frontier | None = None) -> None:
+    def explore(self, path: str | Path, *, frontier: Plans | None = None) -> None:
         """Write an HTML page that shows the step; see `remat.report.explorer.explore`.
 
         Args:

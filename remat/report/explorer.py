@@ -6,7 +6,7 @@ import json
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from remat.errors import PeakWarning, PlanError
 from remat.files import write_file
@@ -15,7 +15,6 @@ from remat.report.page_data import Curve, Page, Stop
 from remat.units import format_bytes, format_cost
 
 if TYPE_CHECKING:
-    from remat.planning.frontier import Frontier
     from remat.planning.plan import Plan
 
 #: Largest number of points of a frontier for which the slider has a plan.
@@ -31,11 +30,30 @@ def figures_of(plan: Plan) -> dict[str, Any]:
     return {k: v for k, v in json.loads(plan.to_json()).items() if k not in _NAMES}
 
 
+class Plans(Protocol):
+    """Plans over all budgets, as a frontier holds them; see `remat.planning.frontier.Frontier`."""
+
+    @property
+    def by(self) -> str: ...
+    @property
+    def unit(self) -> str: ...
+    @property
+    def points(self) -> Sequence[Any]: ...
+    @property
+    def bound(self) -> Sequence[tuple[int, int]]: ...
+    def bytes_of(self, point: Any) -> int: ...
+    def knee(self) -> Any: ...
+    def thinned(self, rows: int) -> list[Any]: ...
+    def plan(self, point: Any) -> Plan: ...
+    def check_same(self, plan: Plan) -> None: ...
+    def to_json(self) -> str: ...
+
+
 def explore(
     plan: Plan,
     path: str | Path,
     *,
-    frontier: Frontier | None = None,
+    frontier: Plans | None = None,
     title: str = "",
     on_step: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
@@ -81,7 +99,7 @@ def explore(
     return figures
 
 
-def _along(frontier: Frontier, plan: Plan, on_step: Callable[[str], None] | None) -> list[Plan]:
+def _along(frontier: Plans, plan: Plan, on_step: Callable[[str], None] | None) -> list[Plan]:
     """Return plans at some points of a frontier together with the given plan, fewest bytes first.
 
     A plan of the frontier is left out if it saves, recomputes and offloads the same values as the given plan.
@@ -113,7 +131,7 @@ def _added(plan: Plan) -> int:
     return plan.recompute_cost + plan.before_after.exposed_time
 
 
-def _knee(frontier: Frontier, plans: Sequence[Plan]) -> int:
+def _knee(frontier: Plans, plans: Sequence[Plan]) -> int:
     """Return the position in ``plans`` of the plan nearest to a frontier's knee, by bytes and then by cost."""
     knee = frontier.knee()
     nbytes, cost = frontier.bytes_of(knee), knee.recompute_cost
@@ -123,7 +141,7 @@ def _knee(frontier: Frontier, plans: Sequence[Plan]) -> int:
     )
 
 
-def _curve(frontier: Frontier, plans: Sequence[Plan]) -> Curve:
+def _curve(frontier: Plans, plans: Sequence[Plan]) -> Curve:
     """Return a frontier as the curve that a page draws, with a text for each point."""
     points = [
         (
@@ -146,7 +164,7 @@ def _curve(frontier: Frontier, plans: Sequence[Plan]) -> Curve:
     )
 
 
-def _stop(plan: Plan, asked: bool, frontier: Frontier | None) -> Stop:
+def _stop(plan: Plan, asked: bool, frontier: Plans | None) -> Stop:
     """Return a plan as a stop of the page's slider.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -81,6 +82,9 @@ def test_other_values_that_differ_are_logged_with_the_largest_difference(
     (first, *_) = (r.message for r in caplog.records if "recomputed otherwise" in r.message)
     assert "by up to" in first
     assert "test_recompute_check.py" in first
+    (verdict,) = (r.message for r in caplog.records if "bit for bit" in r.message)
+    assert re.match(r"\d+ of \d+ recomputed values are forward's", verdict)
+    assert "No branch value differs" in verdict
 
 
 @pytest.mark.parametrize("budget", ["peak:0.5", "1GiB"])

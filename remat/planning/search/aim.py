@@ -24,7 +24,6 @@ def aim(
     start: int,
     rounds: int,
     last: Candidate | None = None,
-    near: float = NEAR,
 ) -> Iterator[Candidate]:
     """Yield candidates whose measured peak approaches a wanted peak.
 
@@ -38,7 +37,6 @@ def aim(
         start: the first limit.
         rounds: maximum number of candidates.
         last: a candidate that is known already.
-        near: the search ends with a candidate that leaves at most this fraction of ``wanted``.
     """
     limit = start
     # `low`: the highest limit whose candidate was within `wanted`; `high`: the lowest one whose candidate was not.
@@ -53,7 +51,7 @@ def aim(
             last is not None and found.decision == last.decision,
             found,
         )
-        if 0 <= room <= near * wanted or (room > 0 and not found.cost):
+        if 0 <= room <= NEAR * wanted or (room > 0 and not found.cost):
             return
         if room < 0:
             # A search within this candidate's peak may find the candidate again.

@@ -37,7 +37,7 @@ from remat.units import Budget, bytes_of_share, format_bytes
 
 #: Maximum number of searches of `_close_in`.
 _SEARCHES = 3
-#: Searches of `_near_peak` in other node orders: maximum number from the least estimated peak, maximum number near the wanted
+#: Searches of `aim` in other node orders: maximum number from the least estimated peak, maximum number near the wanted
 #: peak, maximum number in a row without a cheaper candidate, and edits of each search as a fraction of the usual number.
 _FROM_LEAST, _ORDERED, _IDLE, _ORDERED_SHARE = 2, 5, 3, 0.17
 #: Maximum number of searches near the least estimated peak, each of which starts from the last one's result.
@@ -59,7 +59,7 @@ _PERHAPS = 1.05
 #: A decision with node orders of its own must cost less than others by at least the step's cost divided by this number.
 #: Its layers are less alike, so Inductor compiles more kernels: 40 instead of 26 for a Llama of four layers.
 _ALIKE = 500
-#: `_near_peak` searches node orders from a candidate whose estimated peak is at most this number times the wanted peak.
+#: `aim` searches node orders from a candidate whose estimated peak is at most this number times the wanted peak.
 _ABOVE = 1.02
 #: After each search without a candidate within the wanted peak, `_search_orders` lowers its limit by the wanted peak
 #: divided by this number.
@@ -79,13 +79,13 @@ class EstimatedSearch:
     Attributes:
         search: the search for candidates by simulated peak.
         found: all candidates so far.
+        limit: the peak in bytes that a ratio stands for; None until it is computed.
     """
 
     def __init__(self, search: Search, most: int = 0) -> None:
         self.search, self._context = search, search.context
         self._expected, self._most = search.measures.estimated, most
         self.found = CandidatePool()
-        #: The peak in bytes that the budget's ratio stands for; None until it is computed.
         self.limit: int | None = None
 
     def moved(self, search: Search) -> EstimatedSearch:
@@ -154,8 +154,8 @@ class EstimatedSearch:
             last: whether the caller will compile no decision after this one.
 
         Returns:
-            The candidate. The lower bound on the cost in its provenance is 0, because none is proven. `limit` is then
-            the peak in bytes that the budget stands for.
+            The candidate. The lower bound on the cost in its provenance is 0, because none is proven. Under a
+            ratio, `limit` is then the peak in bytes that the ratio stands for.
 
         Raises:
             BudgetError: the budget is in bytes, and parameters and inputs alone exceed it.
@@ -164,8 +164,8 @@ class EstimatedSearch:
         known, context = compiled or {}, self._context
         in_bytes, offloads = budget.peak_bytes is not None, context.request.offload is not None
         limit = budget.peak_bytes if in_bytes else self.limit
-        # The last decision under a budget in bytes is the one with the least estimated peak. `_near_peak` looks only
-        # for decisions near the budget, so it would not find that decision.
+        # The last decision under a budget in bytes is the one with the least estimated peak. `aim` looks only for
+        # decisions near the budget, so it would not find that decision.
         near = not offloads and not (last and in_bytes)
         found, margin, full = False, 0, self.full
         if in_bytes and limit and not known and limit < self._expected(full) <= _PERHAPS * limit:
@@ -181,14 +181,13 @@ class EstimatedSearch:
             least, most = self._explore()
             if limit is None:
                 limit = least + bytes_of_share(budget.peak_share or 0.0, max(0, most - least))
+                self.limit = limit
             margin = max(excess, min(limit // _MARGIN, limit - least))
-            self.limit = limit
             if near:
                 self.aim(limit - margin, known)
             elif offloads:
                 self.aim_offloading(limit - margin)
         assert limit is not None
-        self.limit = limit
         return _unproven(_best(self, known, budget, limit, margin, last))
 
     @property

@@ -66,7 +66,9 @@ class Measures:
         done = self._splits.pop(found.decision, None)
         if done is None:
             with suppress_warnings():  # the candidate may never become a plan
-                done = self.split(found)
+                done = split(
+                    replace(self._state, decision=found.decision, provenance=found.provenance)
+                )
         # Removed above and inserted again, so that the dict is in order of last use.
         self._splits[found.decision] = done
         while len(self._splits) > max(2, _SPLIT_NODES // len(self._state.index)):
@@ -78,10 +80,6 @@ class Measures:
         done = self.split_of(found)
         del self._splits[found.decision]
         return done
-
-    def split(self, found: Candidate) -> State:
-        """Return the graph split by a candidate into forward and backward; the result is not cached."""
-        return split(replace(self._state, decision=found.decision, provenance=found.provenance))
 
     def adopt(self, other: Measures) -> None:
         """Copy the peaks of an equal graph."""

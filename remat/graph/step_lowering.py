@@ -76,9 +76,10 @@ class LoweredStep:
     def least_peak(self) -> int:
         """Lower bound on the peak of every schedule, in bytes.
 
-        Generator states and copies of inputs count 0 bytes, because a schedule may omit them.
+        Generator states and copies of inputs count 0 bytes, because a schedule may omit them. So do tangents if backward
+        runs no node, because they do not exist in forward.
         """
-        optional = set(self.optional)
+        optional = {*self.optional, *self.problem.at_start}
         sizes = enumerate(self.problem.size)
         size = tuple(0 if i in optional else nbytes for i, nbytes in sizes)
         return least_peak(replace(self.problem, size=size))[0]

@@ -197,7 +197,9 @@ class SetPlanner:
                 f"host_memory is {format_bytes(request.host_memory)} ({request.host_memory} bytes), and the values of "
                 f"{len(planners)} graphs that must be offloaded take {format_bytes(away)}; raise it to {away}, or tag fewer"
             )
-        plans = [p.finish(d, request.budget) for p, d in zip(planners, decided, strict=True)]
+        # A ratio of the peak stands for bytes of the whole step, so it limits no graph alone.
+        each = zip(planners, decided, strict=True)
+        plans = [p.finish(d, request.budget, peak_limit=0) for p, d in each]
         partitioned = [
             PartitionedGraph(
                 joint=p.context.state.joint, forward=plan.forward, backward=plan.backward

@@ -65,3 +65,17 @@ def test_a_backward_that_runs_nothing_has_no_boundary() -> None:
     plan = remat.plan(joint, remat.Peak(0.5))
     assert plan.recompute_cost == 0
     assert not [n for n in plan.backward.graph.nodes if n.op == "call_function"]
+
+
+def test_tangents_do_not_raise_the_bound_of_forward() -> None:
+    """Backward returns a view of the tangent and runs nothing; forward peaks while it sorts."""
+
+    def step(weight: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return weight.sum(0), x.sort().values
+
+    inputs = torch.randn(2, 2, requires_grad=True), torch.randn(2)
+    joint = remat.capture(step, inputs, lower="eager")
+    search = Planner.of(joint, PlanRequest.of(cost="unit")).search
+    assert search.schedules.least_possible <= search.least_found
+    plan = remat.plan(joint, remat.Peak(search.least_found), cost="unit")
+    assert plan.peak_bytes == search.least_found

@@ -178,6 +178,7 @@ def test_equal_graphs_take_their_plans_in_turn() -> None:
 def test_a_plan_set_tells_its_peak(tied) -> None:
     joints = tied[2]
     plans = remat.plan(joints, budget=remat.Peak(0.5))
+    assert not any(plan.peak_limit for plan in plans), "a ratio stands for bytes of the whole step"
     assert "peak of the step" in plans.explain()
     assert "(budget peak 0.5)" in plans.explain()
     same = remat.PlanSet.from_json(plans.to_json())

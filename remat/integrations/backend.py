@@ -32,6 +32,7 @@ from remat.integrations.partitioner import (
 )
 from remat.integrations.step_guards import at_declared_sizes
 from remat.integrations.step_wrapper import wrap_step
+from remat.integrations.workarounds import layouts_of_tangents
 from remat.options import CostOption, SolverOption
 from remat.passes.ranks.agree_ranks import AgreeRanks
 from remat.planning.plan import Plan
@@ -148,6 +149,7 @@ class Backend:
         with (
             CompileProgress(name_of(gm)) as step.progress,
             at_declared_sizes(example_inputs, in_bytes=partition.in_bytes),
+            torch_compat.functorch_config.patch(layouts_of_tangents(gm.graph)),
         ):
             try:
                 if lower == "eager":

@@ -271,6 +271,17 @@ def allow_keeping_the_graph() -> bool:
     return False
 
 
+def layouts_of_tangents() -> bool:
+    """A tangent is copied into the layout of an output whose elements share memory."""
+    found = []
+    for backend in ("eager", "aot_eager"):
+        x = torch.arange(1.0, 7.0).reshape(3, 2).requires_grad_()
+        out = torch.compile(lambda x: (x * x).unfold(0, 2, 1), backend=backend)(x)
+        (out * torch.arange(8.0).reshape(2, 2, 2)).sum().backward()
+        found.append(x.grad)
+    return not torch.equal(*found)
+
+
 FAULTS: tuple[Callable[[], bool], ...] = (
     planned_layouts_of_draws,
     traced_layouts_of_strided,
@@ -282,6 +293,7 @@ FAULTS: tuple[Callable[[], bool], ...] = (
     near_fusions,
     masks_to_bytes,
     allow_keeping_the_graph,
+    layouts_of_tangents,
 )
 #: Wrong tails were seen once, on one processor, and not found again. Which operators are moved past one another depends
 #: on all of a graph, and no small one is known in which draws are.

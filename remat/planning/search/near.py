@@ -1,0 +1,64 @@
+"""Step problems by a measure: their peaks are the measured ones plus a constant, for schedules near a candidate.
+
+Searches compute the simulated peak of each schedule. At each node, the unfused graphs hold more bytes than the fused
+code, and the difference is similar for similar plans. So a search near one candidate takes the differences of this
+candidate: its step problem makes each node's run take more bytes, so that its peaks are estimates plus a constant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from remat.graph.copying import run_of
+from remat.graph.fused_liveness import FusedWalk
+from remat.graph.liveness import StepWalk
+from remat.passes.core.state import State
+from remat.planning.pipelines import modules_of
+from remat.planning.search.effort import Effort
+from remat.planning.search.proposers.orders import Orders
+from remat.planning.search.proposers.prices import PriceSearch
+from remat.planning.search.schedules import Schedules
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """The searches of one step problem.
+
+    Attributes:
+        prices: the search by prices, in the node order of the passes.
+        orders: the search over node orders.
+        offset: the bytes by which a peak in the step problem exceeds the measured peak.
+    """
+
+    prices: PriceSearch
+    orders: Orders
+    offset: int = 0
+
+    @classmethod
+    def of(cls, schedules: Schedules, effort: Effort, offset: int = 0) -> Near:
+        """Return the searches of a step problem."""
+        return cls(PriceSearch(schedules, effort), Orders(schedules), offset)
+
+
+def near_fused(done: State, schedules: Schedules, effort: Effort) -> Near:
+    """Return searches by the estimated peaks of fused code, for schedules near one candidate.
+
+    Args:
+        done: the graph split by the candidate, whose differences between unfused graphs and fused code count.
+        schedules: the decisions of the graph, with its step problem.
+        effort: limits on the work of one search.
+
+    Returns:
+        The searches; the offset is the largest of these differences.
+    """
+    graphs = (*modules_of(done), done.joint.num_fwd_outputs, done.joint.memories)
+    fused, unfused = FusedWalk(*graphs), StepWalk(*graphs)
+    both = list(zip(unfused.alive(), fused.alive(), strict=True))
+    # By name of a node, the fewest bytes by which fused code holds less when the node runs.
+    less: dict[str, int] = {}
+    for moment, node in unfused.running():
+        name, (more, fewer) = run_of(node), both[moment]
+        less[name] = min(more - fewer, less.get(name, more))
+    most = max([0, *less.values()])
+    step = schedules.step.with_extra({name: most - n for name, n in less.items()})
+    return Near.of(Schedules(schedules.context, step), effort, most)

@@ -1,0 +1,111 @@
+"""Propose decisions to start from: vertices of the hull, and decisions between two vertices that are near a peak.
+
+The *hull* is the lower convex hull of recompute cost over saved bytes; see `remat.planning.context.GraphContext`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from remat.planning.context import VERTICES, GraphContext
+from remat.planning.search.proposers.solver import SolverDecisions
+from remat.planning.search.schedules import Schedules
+from remat.solvers.lagrangian import Lagrangian
+from remat.solvers.run import run
+
+#: Number of limits on saved bytes that are tried to find the largest limit whose decision is within a peak.
+CLOSING = 3
+
+
+class Starts:
+    """Decisions of one prepared graph to start a search from.
+
+    Args:
+        context: the prepared graph.
+        decisions: decisions of the solver.
+        schedules: the decisions of the graph, by the peaks of their schedules.
+    """
+
+    def __init__(
+        self, context: GraphContext, decisions: SolverDecisions, schedules: Schedules
+    ) -> None:
+        self._context, self._decisions, self._schedules = context, decisions, schedules
+
+    def within(self, peak_bytes: int) -> list[tuple[int, ...]]:
+        """Return the decisions from which each search within a peak starts, each as its saved nodes."""
+        decisions, context = self._decisions, self._context
+        found = decisions.allowed_cheapest, decisions.allowed_full, context.runtime_optimal
+        cuts = (saved for _, saved in context.cuts(VERTICES))
+        return [*(d.saved for d in found), *self._closing_in(peak_bytes), *cuts]
+
+    def between(self, peak_bytes: int) -> tuple[int, int]:
+        """Return two limits on saved bytes: of the last vertex within a peak, and of the vertex after it.
+
+        The first is the least bytes of any plan if no vertex is within the peak; the second is the bytes of budget 1 if
+        no vertex follows.
+        """
+        below, above = _around(self._ends(), peak_bytes)
+        low = below[0] if below else self._context.least_bytes
+        return low, above[0] if above and above[0] > low else self._context.full_bytes
+
+    def _ends(self) -> list[tuple[int, int]]:
+        """Return about `VERTICES` vertices of the hull, each as its saved bytes and its schedule's peak in bytes."""
+        cuts = self._context.cuts(VERTICES)
+        return [(nbytes, self._schedules.tried(saved).peak_bytes) for nbytes, saved in cuts]
+
+    def _near(self, capacity: int) -> tuple[int, ...]:
+        """Return the saved nodes of a good decision within ``capacity`` saved bytes, without a proof of optimality."""
+        # The decision is only a start of a search.
+        return run(Lagrangian(work=0), self._context.lowered.problem.within(capacity)).saved
+
+    def _closing_in(self, peak_bytes: int) -> Iterator[tuple[int, ...]]:
+        """Yield decisions at limits on saved bytes that approach the largest limit whose decision is within a peak.
+
+        The limits lie between the last vertex of the hull within the peak and the next vertex. False position (regula
+        falsi) and bisection propose them in turn. If no vertex is within the peak, a few intervals beside the vertex
+        with the least peak are halved first.
+
+        Args:
+            peak_bytes: limit on the peak, in bytes.
+
+        Yields:
+            The saved nodes of a decision.
+        """
+        tried, ends = self._schedules.tried, self._ends()
+        # Between two vertices that are far apart, decisions may have lower peaks than at both.
+        for _ in range(2 * CLOSING):
+            lowest = min(range(len(ends)), key=lambda i: ends[i][1])
+            if ends[lowest][1] <= peak_bytes or len(ends) < 2:
+                break
+            beside = [i for i in (lowest - 1, lowest) if 0 <= i < len(ends) - 1]
+            at = max(beside, key=lambda i: ends[i + 1][0] - ends[i][0])
+            capacity = (ends[at][0] + ends[at + 1][0]) // 2
+            saved = self._near(capacity)
+            yield saved
+            ends.insert(at + 1, (capacity, tried(saved).peak_bytes))
+        low, high = _around(ends, peak_bytes)
+        if low is None or high is None:
+            return
+        for turn in range(CLOSING):
+            if high[0] - low[0] <= max(1, low[0] // 500):
+                return
+            share = (peak_bytes - low[1]) / max(1, high[1] - low[1]) if turn % 2 == 0 else 0.5
+            # The ratio is clamped, because false position may otherwise stay at one end of the interval.
+            capacity = low[0] + int(min(max(share, 0.05), 0.95) * (high[0] - low[0]))
+            saved = self._near(capacity)
+            yield saved
+            peak = tried(saved).peak_bytes
+            low, high = ((capacity, peak), high) if peak <= peak_bytes else (low, (capacity, peak))
+
+
+def _around(
+    ends: list[tuple[int, int]], peak_bytes: int
+) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
+    """Return the last pair whose peak is within ``peak_bytes``, and the pair after it; None for a missing pair.
+
+    Args:
+        ends: pairs of saved bytes and peak bytes, fewest saved bytes first.
+        peak_bytes: limit on the peak, in bytes.
+    """
+    last = max((k for k, (_, peak) in enumerate(ends) if peak <= peak_bytes), default=-1)
+    return ends[last] if last >= 0 else None, ends[last + 1] if ends[last + 1 :] else None

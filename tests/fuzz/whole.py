@@ -151,9 +151,8 @@ def expect(step: Step) -> Expected | None:
             SEEN["sizes that eager PyTorch refuses"] += 1
     backend = "aot_eager" if step.lower == "eager" else "inductor"
     try:
-        with functorch_config.patch(
-            cse=False
-        ):  # It merges calls of custom operators that count or draw.
+        # CSE merges calls of custom operators that count or draw; `layouts_of_tangents` says why of the other setting.
+        with functorch_config.patch(cse=False, guess_tangent_strides_as_outputs=False):
             found, _ = compile_and_run(step, tuple(eager), backend=backend)
     except Exception as error:
         SEEN[f"steps refused by {backend}: {type(error).__name__}"] += 1

@@ -1,0 +1,398 @@
+"""The choice of a candidate to compile, from the estimated peaks of all and the compiled peaks of some.
+
+A candidate has up to three peaks. The *simulated* peak is that of the unfused graphs. The *estimated* peak is computed
+from the same graphs for the fused code (`remat.graph.fused_liveness`). The *compiled* peak is that of the code that
+Inductor made; it replaces the estimate once the candidate was compiled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from remat.errors import BudgetError
+from remat.graph.joint import JointGraph, Role, role_of
+from remat.graph.lowering import Decision
+from remat.graph.storages import Sizes
+from remat.planning.context import VERTICES
+from remat.planning.plan_text import learned_text
+from remat.planning.search.aim import aim
+from remat.planning.search.candidates import Candidate
+from remat.planning.search.effort import ESTIMATED
+from remat.planning.search.pool import CandidatePool, Limits
+from remat.planning.search.search import Search
+from remat.units import Budget, bytes_of_share, format_bytes
+
+#: Neighbouring limits from `without_gaps` differ by at most the largest limit divided by this number.
+_GAP = 16
+#: How often `_explore` halves the two intervals beside the best limit on saved bytes, see `beside_least`.
+_HALVINGS = 2
+#: Maximum number of searches of `_offloading`.
+_OFFLOADED = 5
+#: Compiled peaks are far above a limit if they exceed the limit by more than the limit divided by this number.
+_FAR = 10
+#: An estimated peak must be below the budget by the budget divided by this number; see `CompiledSearch.within`.
+_MARGIN = 50
+#: If the estimated peak of budget 1 is above the budget, but at most this number times the budget, its step is compiled
+#: first.
+_PERHAPS = 1.05
+
+
+class CompiledSearch:
+    """Candidates of one graph under a budget on the peak of fused code, some of which were compiled.
+
+    A choice after a compilation is among the candidates found before and new ones.
+
+    Args:
+        search: the search for candidates; its pool holds all of them.
+        most: least number of bytes that ratio 1 stands for: the estimated peak of the step without chunks.
+
+    Attributes:
+        search: the search for candidates.
+        limit: the peak in bytes that a ratio stands for; None until it is computed.
+    """
+
+    def __init__(self, search: Search, most: int = 0) -> None:
+        self.search, self._context = search, search.context
+        self._expected, self._most = search.measures.estimated, most
+        self.limit: int | None = None
+
+    def moved(self, search: Search) -> CompiledSearch:
+        """Return a search on another trace of the step; each compilation traces it anew.
+
+        If graphs and options are equal, the returned search keeps the candidates found so far. Else it starts without
+        candidates.
+        """
+        new = CompiledSearch(search, self._most)
+        if search.adopt(self.search):
+            new.limit = self.limit
+        return new
+
+    def within(
+        self,
+        budget: Budget,
+        *,
+        excess: int = 0,
+        compiled: Mapping[Decision, int] | None = None,
+        last: bool = False,
+    ) -> Candidate:
+        """Search for decisions, and choose the cheapest one whose peak is within a budget.
+
+        The peak of a decision is its compiled peak if it was compiled, else its estimated peak. An estimate may
+        be wrong, so the caller compiles the decision, and calls again with the compiled peak in ``compiled``. The
+        decision for budget 1 saves no more than the runtime-optimal partition (the minimum cut that recomputes only
+        cheap operators).
+
+        Most estimates are off by less than 2 %. So an estimated peak counts as within the budget if it is at least 2 %
+        below the budget, or near the least one; most steps then need no second plan. There are two exceptions before
+        any compilation. Under a budget in bytes, the decision for budget 1 is chosen if its estimate is above the
+        budget by at most 5 %. And a decision with an estimate up to the budget is chosen if it costs no more than
+        budget 1, if it costs at most half of the cheapest decision that counts, or if none counts.
+
+        A decision with node orders of its own compiles more slowly. So it is chosen only if it costs less than those
+        in the node order of the passes by at least 0.2 % of the step's cost.
+
+        If no decision is within the budget, the first of these that exists is chosen:
+
+        1. After a compilation, the decision for budget 1, if it was not compiled and its estimated peak is below
+           every compiled peak.
+        2. Of the decisions that were not compiled, the one with the least estimated peak. After a compilation
+           and under a budget in bytes, only decisions with estimated peaks within the budget count here.
+        3. The decision with the least peak.
+
+        ``last`` is set for the last decision that the caller compiles. Two further rules then come before those
+        above; they choose among the decisions that were not compiled. If all compiled peaks exceed the budget by more
+        than a tenth, estimates say little about the step, so saved bytes count instead. Under a budget in bytes:
+
+        1. If all compiled peaks exceed the budget by more than a tenth: of the decisions with estimated peaks within
+           the budget, the one that saves the fewest bytes.
+        2. The decision with the least estimated peak, at any cost.
+
+        Under a ratio:
+
+        1. The decision for budget 1, if its estimated peak is below every compiled peak.
+        2. If no decision is within the budget and all compiled peaks exceed the budget by more than a tenth: of the
+           decisions with estimated peaks up to the lowest compiled peak, the one that saves the fewest bytes.
+
+        Args:
+            budget: a budget on the peak, in bytes or as a ratio.
+            excess: number of bytes by which an estimated peak must be below the budget, if these are more than 2 % of
+                the budget.
+            compiled: the compiled peak in bytes of each compiled decision; None: nothing was compiled yet.
+            last: whether the caller will compile no decision after this one.
+
+        Returns:
+            The candidate. The lower bound on the cost in its provenance is 0, because none is proven. Under a
+            ratio, `limit` is then the peak in bytes that the ratio stands for.
+
+        Raises:
+            BudgetError: the budget is in bytes, and parameters and inputs alone exceed it.
+        """
+        _refuse_less_than_inputs(self, budget)
+        known, context = compiled or {}, self._context
+        in_bytes, offloads = budget.peak_bytes is not None, context.request.offload is not None
+        limit = budget.peak_bytes if in_bytes else self.limit
+        # The last decision under a budget in bytes is the one with the least estimated peak. `_aim` looks only for
+        # decisions near the budget, so it would not find that decision.
+        near = not offloads and not (last and in_bytes)
+        found, margin, full = False, 0, self.full
+        if in_bytes and limit and not known and limit < self._expected(full) <= _PERHAPS * limit:
+            # The estimate may be too high. Only the compiled step shows whether it fits without further recomputation.
+            self.search.pool.add(full)
+            return _unproven(full)
+        if limit is not None:
+            margin = max(excess, limit // _MARGIN)
+            if near and known.keys() <= {full.decision}:  # no search was made yet
+                self.try_around(self._vertices, limit - margin)
+            found = near and self._aim(limit - margin, known)
+        if not found:
+            least, most = self._explore()
+            if limit is None:
+                limit = least + bytes_of_share(budget.peak_share or 0.0, max(0, most - least))
+                self.limit = limit
+            margin = max(excess, min(limit // _MARGIN, limit - least))
+            if near:
+                self._aim(limit - margin, known)
+            elif offloads:
+                self._offloading(limit - margin)
+        assert limit is not None
+        return _unproven(_best(self, known, budget, limit, margin, last))
+
+    @property
+    def full(self) -> Candidate:
+        """The decision for budget 1, with its tagged values offloaded."""
+        return self.search.offloads.with_tagged(self.search.decisions.allowed_full)
+
+    @property
+    def _vertices(self) -> list[int]:
+        """Saved bytes of about `VERTICES` vertices of the hull that the user's code allows."""
+        most = self._context.most_saved
+        return [n for n, _ in self._context.cuts(VERTICES) if most is None or n <= most]
+
+    def _explore(self) -> tuple[int, int]:
+        """Add candidates to `found`, with peaks from the least peak up to the peak of the decision for budget 1.
+
+        Returns:
+            The two estimated peaks, in bytes, that the ratios 0 and 1 stand for: the least one of all candidates, and
+            that of the decision for budget 1. If the number of chunks of the loss was chosen, ratio 1 stands for at
+            least the estimated peak of the step without chunks.
+        """
+        search = self.search
+        at = self.try_saved(without_gaps(self._vertices))
+        for _ in range(_HALVINGS):
+            at |= self.try_saved(beside_least(at))
+        search.add(search.decisions.allowed_full)
+        most = self._expected(search.offloads.with_tagged(search.decisions.full))
+        if self._context.is_alone:
+            search.add(search.least_peak)
+        else:
+            self._lower()
+        return self._expected(search.lowest_by(self._expected)), max(most, self._most)
+
+    def _lower(self) -> None:
+        """Search for decisions with estimated peaks below those of all candidates, and add them to the pool."""
+        context, search = self._context, self.search
+        starts = [saved for _, saved in context.cuts(4 * VERTICES)]
+        for _ in range(ESTIMATED.lowest):
+            best = search.lowest_by(self._expected)
+            near = search.near(self._expected, best)
+            search.add(*map(search.decisions.informed, search.lowest(near, [best.saved, *starts])))
+            if search.lowest_by(self._expected) is best:
+                return
+
+    def try_saved(self, capacities: Sequence[int]) -> dict[int, int]:
+        """Add the decision at each limit on saved bytes to the pool.
+
+        Returns a dict from each limit to the estimated peak of its decision, both in bytes.
+        """
+        found = {nbytes: self.search.decisions.at(nbytes) for nbytes in capacities}
+        self.search.add(*found.values())
+        with_tagged = self.search.offloads.with_tagged
+        return {nbytes: self._expected(with_tagged(d)) for nbytes, d in found.items()}
+
+    def try_around(self, capacities: Sequence[int], wanted: int) -> None:
+        """Find the largest limit on saved bytes whose decision has an estimated peak of at most ``wanted``.
+
+        The limits are bisected. If none that is tried is within ``wanted``, all are tried from the largest one down,
+        because peaks do not always rise with saved bytes. The decision at each limit that is tried is added to the pool.
+
+        Args:
+            capacities: the limits on saved bytes, in any order.
+            wanted: the highest estimated peak, in bytes.
+        """
+        asked = sorted(capacities)
+        low, high = 0, len(asked) - 1
+        while low <= high:
+            middle = (low + high) // 2
+            (peak,) = self.try_saved([asked[middle]]).values()
+            low, high = (middle + 1, high) if peak <= wanted else (low, middle - 1)
+        if not self.search.pool.cheapest(self._limits(wanted)):
+            for nbytes in reversed(without_gaps(asked)):
+                if self.try_saved([nbytes])[nbytes] <= wanted:
+                    break
+
+    def _limits(self, wanted: int, known: Mapping[Decision, int] | None = None) -> Limits:
+        """Return the limits of a candidate whose estimated peak is at most ``wanted``, without those in ``known``."""
+        return replace(self.search.limits(wanted, self._expected), without=known or ())
+
+    def _aim(self, wanted: int, known: Mapping[Decision, int]) -> bool:
+        """Search for decisions with estimated peaks just within ``wanted``, and add them to the pool.
+
+        Args:
+            wanted: the estimated peak to stay within, in bytes.
+            known: the compiled peak, in bytes, of each decision that was compiled.
+
+        Returns:
+            Whether a decision that was not compiled has an estimated peak within ``wanted``.
+        """
+        search, limits = self.search, self._limits(wanted, known)
+        search.add(search.decisions.allowed_full)
+        if wanted < input_bytes(self._context.state.joint):  # nor has any estimate
+            return False
+        search.propose(limits)
+        return search.pool.cheapest(limits, _cost) is not None
+
+    def _offloading(self, wanted: int) -> None:
+        """Search for decisions near an estimated peak that may offload values, and add them to the pool.
+
+        Each search has a limit on the simulated peak. The first limit is ``wanted`` plus the difference of the two peaks
+        for the decision with the least simulated peak and no offloads. At an infeasible limit, the least peak without
+        offloads is the limit.
+
+        Args:
+            wanted: the estimated peak to stay within, in bytes.
+        """
+        search = self.search
+        least = search.least_found
+        lowest = search.within_peak(least, least=least, offload=False)
+        search.pool.add(lowest)
+        feasible = search.measures.simulated(lowest)
+
+        def ask(peak_bytes: int) -> Candidate:
+            try:
+                return search.within_peak(peak_bytes)
+            except BudgetError:
+                return search.within_peak(feasible)
+
+        start = wanted + feasible - self._expected(lowest)
+        search.pool.add(*aim(ask, self._expected, wanted, start=start, rounds=_OFFLOADED))
+
+
+def _cost(found: Candidate) -> int:
+    return found.cost
+
+
+def _unproven(found: Candidate) -> Candidate:
+    """Return a copy of a candidate without a bound: none is proven for peaks of fused code."""
+    return replace(found, provenance=replace(found.provenance, recompute_bound=0))
+
+
+def without_gaps(vertices: Sequence[int]) -> list[int]:
+    """Return limits on saved bytes to try: the given ones and, in large intervals between them, evenly spaced ones.
+
+    Args:
+        vertices: the given limits, in bytes: saved bytes at vertices of `GraphContext.hull`.
+    """
+    found, most = set(vertices), max(1, max(vertices) // _GAP)
+    for a, b in pairwise(sorted(vertices)):
+        parts = -(-(b - a) // most)
+        found |= {a + (b - a) * k // parts for k in range(1, parts)}
+    return sorted(found)
+
+
+def beside_least(at: Mapping[int, int]) -> list[int]:
+    """Return new limits on saved bytes to try: the midpoints between the best limit and its two neighbours.
+
+    The best limit is the one whose decision has the least estimated peak.
+
+    Args:
+        at: for each limit on saved bytes that was tried, the estimated peak of its decision in bytes.
+    """
+    asked = sorted(at)
+    k = min(range(len(asked)), key=lambda i: at[asked[i]])
+    return [(a + b) // 2 for a, b in pairwise(asked[max(0, k - 1) : k + 2])]
+
+
+def input_bytes(joint: JointGraph) -> int:
+    """Return the bytes of a captured step's parameters, buffers and inputs, which are alive throughout the step."""
+    inputs = [n for n in joint.graph.find_nodes(op="placeholder") if role_of(n) is Role.PRIMAL]
+    return sum(Sizes(joint.memories).of_all(inputs).values())
+
+
+def _refuse_less_than_inputs(search: CompiledSearch, budget: Budget) -> None:
+    """Raise a BudgetError if a budget on the peak is in bytes and below the bytes of parameters and inputs.
+
+    The message names the least estimated peak, so the error costs one search.
+    """
+    given = input_bytes(search.search.context.state.joint)
+    if budget.peak_bytes is not None and budget.peak_bytes < given:
+        least, _ = search._explore()
+        raise BudgetError(
+            f"budget is a peak of {format_bytes(budget.peak_bytes)} ({budget.peak_bytes} bytes), which is infeasible: "
+            f"parameters and inputs alone take {format_bytes(given)} ({given} bytes). The least peak of any plan found is "
+            f"about {format_bytes(least)} ({least} bytes), estimated under Inductor; budget=remat.Peak(0.0) runs that plan"
+            + learned_text(search.search.context.state.index.nodes)
+        )
+
+
+def _best(
+    search: CompiledSearch,
+    known: Mapping[Decision, int],
+    budget: Budget,
+    limit: int,
+    margin: int,
+    last: bool,
+) -> Candidate:
+    """Choose one of the candidates found, by the rules of `CompiledSearch.within`.
+
+    Args:
+        search: the search, which holds the candidates.
+        known: the compiled peak in bytes of each compiled decision.
+        budget: the requested budget.
+        limit: the peak in bytes that the budget stands for.
+        margin: number of bytes by which an estimated peak must be below ``limit`` to count as within the budget.
+        last: whether the caller will compile no decision after this one.
+    """
+    pool, full, expected = search.search.pool, search.full, search.search.measures.estimated
+    more = int(ESTIMATED.negligible * search.search.context.step_cost)
+    lowest = min(known.values(), default=0)
+
+    def taken(found: Candidate) -> int:
+        return known.get(found.decision, expected(found))
+
+    def costs(found: Candidate) -> tuple[int, int]:
+        return found.cost + more * (found.schedule is not None), taken(found)
+
+    new = CandidatePool(pool.within(Limits(without=known)))
+    unlike = CandidatePool()
+    if last and lowest > limit + limit // _FAR:
+        # Estimates say little about this step, so prefer the decision that differs most from compiled ones.
+        below = limit if budget.peak_bytes else lowest
+        unlike.add(*new.within(Limits(peak_bytes=below, measure=expected)))
+    if last and budget.peak_bytes and not unlike and (least := new.cheapest(rank=expected)):
+        return least
+    fits = CandidatePool(new.within(Limits(peak_bytes=limit - margin, measure=expected)))
+    if not known:
+        # A plan that may have to be replaced is worth it if it costs half of one that most likely fits.
+        sure = fits.cheapest(rank=_cost)
+        most = max(full.cost, sure.cost / 2) if sure else math.inf
+        maybe = new.within(Limits(peak_bytes=limit, cost=most, measure=expected))
+        fits = CandidatePool(maybe) if maybe else fits
+    fits.add(*(d for d in pool if known.get(d.decision, limit + 1) <= limit))
+    if known and (last or not fits) and full.decision not in known and expected(full) < lowest:
+        fits = CandidatePool(d for d in new if d.decision == full.decision) or fits
+    if unlike and (budget.peak_bytes or not fits):
+        found = unlike.cheapest(rank=lambda d: d.saved_bytes)
+    elif fits:
+        found = fits.cheapest(rank=costs)
+    elif known and budget.peak_bytes:
+        # Compiling a decision takes long, so a decision whose estimate exceeds the budget is not chosen.
+        likely = new.cheapest(Limits(peak_bytes=limit, measure=expected), taken)
+        compiled = (d for d in pool if d.decision in known)
+        found = likely or CandidatePool(compiled).cheapest(rank=taken) or new.cheapest(rank=taken)
+    else:
+        found = new.cheapest(rank=taken) or pool.cheapest(rank=taken)
+    assert found is not None, "the search has found candidates"
+    return found

@@ -48,7 +48,7 @@ from remat.planning.plan import Plan
 from remat.planning.plan_text import learned_text
 from remat.planning.planner import Planner, plan_graph
 from remat.planning.request import PlanRequest
-from remat.planning.search.estimated import EstimatedSearch, input_bytes
+from remat.planning.search.compiled import CompiledSearch, input_bytes
 from remat.units import Budget, format_apart, format_bytes
 
 _LOG = logging.getLogger(__name__)
@@ -447,7 +447,7 @@ class CompiledBudget:
     over: int = 0
     times: int = 0
     _before: int = 0  # replans before the first plan for the least peak
-    search: EstimatedSearch | None = None
+    search: CompiledSearch | None = None
 
     @property
     def key(self) -> str:

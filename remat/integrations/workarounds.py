@@ -83,7 +83,7 @@ def layouts_of_tangents(graph: fx.Graph) -> dict[str, Any]:
 
 def _overlaps_itself(value: torch.Tensor) -> bool:
     """Return whether two elements of a strided tensor may share memory."""
-    if value.layout != torch.strided or torch_compat.is_traceable_wrapper_subclass(value):
+    if value.layout != torch.strided or type(value) not in (torch.Tensor, torch_compat.FakeTensor):
         return False
     end = 0
     for stride, size in sorted(

@@ -66,7 +66,7 @@ from remat.planning.pipelines import (
 from remat.planning.plan import Plan
 from remat.planning.request import PlanRequest
 from remat.planning.search.candidates import Candidate
-from remat.planning.search.estimated import EstimatedSearch
+from remat.planning.search.compiled import CompiledSearch
 from remat.planning.search.measures import Measures, curve_of
 from remat.planning.search.search import Search
 from remat.plugins.registry import registry
@@ -335,7 +335,7 @@ class Planner:
                 best, least = (planner, cost) if cost < least else (best, least)
         return best
 
-    def estimated(self, before: EstimatedSearch | None = None) -> EstimatedSearch:
+    def estimated(self, before: CompiledSearch | None = None) -> CompiledSearch:
         """Return the search by estimated peak.
 
         Args:
@@ -345,7 +345,7 @@ class Planner:
             return before.moved(self.search)
         # If the number of chunks was chosen, ratio 1 stands for the step without chunks.
         most = 0 if self._ends is None else self.baseline.expected_bytes
-        return EstimatedSearch(self.search, most)
+        return CompiledSearch(self.search, most)
 
     def limit_of(self, budget: Budget) -> int:
         """Return the peak in bytes that a budget on the peak stands for."""

@@ -26,8 +26,10 @@ from remat.passes.core.state import Costs
 from remat.planning.fit_table import FitRow
 from remat.planning.pipelines import modules_of, step_costs_of
 from remat.planning.planner import Planner
+from remat.planning.search.aim import aim
 from remat.planning.search.candidates import Candidate
 from remat.planning.search.measures import Measures
+from remat.planning.search.pool import CandidatePool, Limits
 from remat.planning.search.search import Search
 from remat.planning.sharding import Sharding, shard
 from remat.running.optimizer import OptimizerUse, trace_optimizer
@@ -363,10 +365,13 @@ class StepFit:
         Args:
             others: decisions of other batch sizes.
         """
-        aimed = self._aimed()
-        known = [aimed] if aimed else [*self._taken_over(others)] or self._searched()
-        fits = filter(self._fits, (*known, *map(self._at, _FEW_RATIOS)))
-        best = min(fits, key=lambda d: (d.cost, self._peak(d)), default=None)
+        limits = Limits(peak_bytes=self.rank.memory_bytes, measure=self._peak)
+        pool = CandidatePool(self._aimed())
+        for more in (self._taken_over(others), self._searched()):
+            if pool.cheapest(limits) is None:
+                pool.add(*more)
+        pool.add(*map(self._at, _FEW_RATIOS))
+        best = pool.cheapest(limits, lambda d: (d.cost, self._peak(d)))
         if best is None:
             return None
         bound = (
@@ -376,26 +381,24 @@ class StepFit:
         )
         return best, Budget(peak_bytes=bound)
 
-    def _aimed(self) -> Candidate | None:
-        """Search for a decision whose peak fits the memory; return None if none was found.
+    def _aimed(self) -> Iterator[Candidate]:
+        """Yield decisions with peaks on the rank that approach its memory.
 
-        Each search has a limit on the simulated peak. The peak on the rank differs from the simulated peak, by similar
-        bytes for similar plans. So if a result exceeds the memory, the next limit is lower by at least this excess.
+        Each search has a limit on the simulated peak, which differs from the peak on the rank by similar bytes for
+        similar plans.
         """
-        planner = self.planner
-        off = self._peak(self._full) - self._beside - planner.search.measures.simulated(self._full)
-        aim = self.rank.memory_bytes - self._beside - off
-        for turn in range(_SEARCHES):
+        planner, memory_bytes = self.planner, self.rank.memory_bytes
+
+        def ask(peak_bytes: int) -> Candidate | None:
             try:
-                decided = planner.decide(Budget(peak_bytes=aim))
+                return planner.decide(Budget(peak_bytes=peak_bytes))
             except BudgetError:
                 return None
-            over = self._peak(decided) - self.rank.memory_bytes
-            if over <= 0:
-                return decided
-            # Each further miss lowers the limit by a multiple of the excess, because only a few searches are made.
-            aim = min(aim, planner.search.measures.simulated(decided)) - (1 + turn) * over
-        return None
+
+        start = (
+            memory_bytes - self._peak(self._full) + planner.search.measures.simulated(self._full)
+        )
+        return aim(ask, self._peak, memory_bytes, start=start, rounds=_SEARCHES)
 
     def _searched(self) -> Iterator[Candidate]:
         """Yield decisions that do not depend on the bytes of the rank's memory, so that other batches can try them.
@@ -411,7 +414,7 @@ class StepFit:
         least, most = _PEAKS
         count = min(most, max(least, _NODES // len(search.context.state.index)))
         for k in range(1, count):
-            found = peaks.searched(low + (high - low) * k // count)
+            found = peaks.searched(peaks.limits(low + (high - low) * k // count))
             if found is not None:
                 yield with_tagged(found)
 

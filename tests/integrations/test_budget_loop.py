@@ -15,7 +15,7 @@ from remat.errors import BudgetError, BudgetWarning
 from remat.integrations.budget_loop import CompiledBudget, warn_of_saved
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
-from remat.planning.search.estimated import EstimatedSearch
+from remat.planning.search.compiled import CompiledSearch
 from remat.units import format_bytes
 
 
@@ -172,7 +172,7 @@ def test_a_peak_below_parameters_and_inputs_is_refused_before_anything_is_compil
     request = PlanRequest.of(budget=remat.Peak(0.0))
     planner = Planner.of(joint.copy(), request)
     assert int(least[1]) == planner.search.measures.estimated(
-        EstimatedSearch(planner.search).within(request.budget)
+        CompiledSearch(planner.search).within(request.budget)
     )
     assert "budget=remat.Peak(0.0) runs that plan" in str(caught.value)
 

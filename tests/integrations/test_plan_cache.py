@@ -26,7 +26,7 @@ from remat.integrations.partitioner import Partitioner, StepPartition
 from remat.integrations.plan_cache import CachedPlan, traces_of
 from remat.integrations.workarounds import GeneratedCode
 from remat.passes.packing.pairs import HooksWarning
-from remat.planning.search.estimated import EstimatedSearch
+from remat.planning.search.compiled import CompiledSearch
 from remat.plugins import identity
 
 # Importing Inductor imports a deprecated corner of torch.jit.
@@ -151,17 +151,17 @@ def test_a_step_whose_share_of_the_peak_was_not_held_is_planned_again_by_all(
 ) -> None:
     """As if the first plan took a byte too much: who finds its step in the cache does not take it for the answer."""
     planned = []
-    search = EstimatedSearch.within
+    search = CompiledSearch.within
 
-    def searched(self: EstimatedSearch, *args: Any, **kwargs: Any) -> Any:
-        planned.append(len(self.found))
+    def searched(self: CompiledSearch, *args: Any, **kwargs: Any) -> Any:
+        planned.append(len(self.search.pool))
         return search(self, *args, **kwargs)
 
     def taken(self: CompiledBudget, made: remat.Plan, request: Any) -> tuple[int, int]:
         over = self._limit and not self.times
         return (made.predicted_peak_bytes + 1, made.predicted_peak_bytes) if over else (0, 0)
 
-    monkeypatch.setattr(EstimatedSearch, "within", searched)
+    monkeypatch.setattr(CompiledSearch, "within", searched)
     monkeypatch.setattr(CompiledBudget, "_taken", taken)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh())

@@ -73,7 +73,7 @@ def test_no_decision_and_no_schedule_lies_below(name: str, lower: Any) -> None:
         bound = bounds.bound(tried.peak_bytes, moments)
         assert bound <= tried.cost
         wanted = (tried.peak_bytes + search.least_possible) // 2
-        found = planner.search.orders.within(tried, wanted)[0]
+        found = planner.search.simulated.orders.within(tried, wanted)[0]
         bound = bounds.bound(found.peak_bytes, moments)
         assert bound <= found.cost
         positive += bound > 0
@@ -107,7 +107,7 @@ def test_the_order_that_was_searched_is_the_one_that_runs(name: str, lower: Any)
         done = evaluate_schedule(search.step.problem, sequence, boundary)
         tried = search.tried(saved)
         assert done.peak_bytes == tried.peak_bytes
-        found = planner.search.orders.within(tried, int(done.peak_bytes * 0.95))[0]
+        found = planner.search.simulated.orders.within(tried, int(done.peak_bytes * 0.95))[0]
         assert found.decision.is_ordered
         ordered = planner.search.decisions.informed(found)
         assert planner.search.measures.simulated(ordered) <= found.peak_bytes

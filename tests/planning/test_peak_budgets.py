@@ -17,6 +17,8 @@ from remat.errors import BudgetError
 from remat.planning.frontier import Frontier
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
+from remat.planning.search.candidates import Candidate
+from remat.planning.search.pool import Limits
 from remat.planning.search.search import Search
 from remat.solvers.lagrangian import Lagrangian
 from remat.units import Budget
@@ -257,16 +259,16 @@ def test_a_search_that_finds_nothing_is_repeated_with_lower_limits(
     joint: remat.JointGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Searches of U-Nets find nothing within some limits, although they find schedules within lower ones."""
-    search = Search.searched
+    search = Search.close_in
     least, full = (remat.plan(joint, remat.Peak(share)).peak_bytes for share in (0.0, 1.0))
     limit = (least + full) // 2
 
     def cost_if_it_fails(*, always: bool) -> int:
-        def failing(self: Search, peak_bytes: int, *starts: Any, **limits: Any) -> Any:
-            fails = always or peak_bytes == limit
-            return None if fails else search(self, peak_bytes, *starts, **limits)
+        def failing(self: Search, limits: Limits, *starts: Candidate) -> None:
+            if not (always or limits.peak_bytes == limit):
+                search(self, limits, *starts)
 
-        monkeypatch.setattr(Search, "searched", failing)
+        monkeypatch.setattr(Search, "close_in", failing)
         plan = remat.plan(joint, limit)
         assert plan.peak_bytes <= limit
         return plan.recompute_cost

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from remat.planning.search.candidates import Candidate
-from remat.planning.search.pool import Measure
+from remat.planning.search.pool import Measure, T
 
 #: A limit that is too high falls by at least the wanted peak divided by this number.
 _LOWERED = 1000
@@ -17,14 +16,14 @@ NEAR = 0.005
 
 
 def aim(
-    ask: Callable[[int], Candidate | None],
+    ask: Callable[[int], T | None],
     measure: Measure,
     wanted: int,
     *,
     start: int,
     rounds: int,
-    last: Candidate | None = None,
-) -> Iterator[Candidate]:
+    last: T | None = None,
+) -> Iterator[T]:
     """Yield candidates whose measured peak approaches a wanted peak.
 
     The limits at which candidates are asked for, and the peaks that are measured, differ by similar bytes for similar
@@ -41,11 +40,13 @@ def aim(
     limit = start
     # `low`: the highest limit whose candidate was within `wanted`; `high`: the lowest one whose candidate was not.
     low, high = 0, math.inf
-    for _ in range(rounds):
+    for turn in range(rounds):
         found = ask(limit)
         if found is None:
             return
         yield found
+        if turn == rounds - 1:
+            return  # measuring takes time
         room, same, last = (
             wanted - measure(found),
             last is not None and found.decision == last.decision,
@@ -55,8 +56,9 @@ def aim(
             return
         if room < 0:
             # A search within this candidate's peak may find the candidate again.
-            high = min(high, limit, max(low + 1, found.peak_bytes))
-            moved = min(limit + min(room, -(wanted // _LOWERED)), found.peak_bytes - 1)
+            reached = found.peak_bytes or limit
+            high = min(high, limit, max(low + 1, reached))
+            moved = min(limit + min(room, -(wanted // _LOWERED)), reached - 1)
         else:
             low, moved = max(low, limit), limit + room
         if high - low <= wanted // _CLOSE:

@@ -55,12 +55,13 @@ def frontier_by_peak(search: Search) -> tuple[list[Candidate], tuple[tuple[int, 
     others = decisions.full.saved, context.runtime_optimal.saved
     found = Mixtures(schedules).find([*cuts, *others], context.on_step)
     runs = len(schedules.step.problem.runnable)
-    ordered = runs <= search.effort.few and search.orders.is_possible
+    orders = search.simulated.orders
+    ordered = runs <= search.effort.few and orders.is_possible
     if ordered:
         pool = CandidatePool(found)
         for tried in found[:: max(1, len(found) // _ORDERED)]:
             context.on_step("searching orders")
-            pool.add(*search.orders.within(tried, tried.peak_bytes)[:1])
+            pool.add(*orders.within(tried, tried.peak_bytes)[:1])
         found = pool.pareto()
     context.on_step("proving bounds")
     line = line_of_bounds(schedules, bound, cuts)
@@ -97,7 +98,7 @@ def _down_to_least(search: Search, found: Sequence[Candidate], *, ordered: bool)
     if first and room > 0 and ordered:
         search.context.on_step("searching orders down to the least peak")
         for k in range(1, _TO_LEAST):
-            orders = search.orders.within(first, least + room * k // _TO_LEAST)
+            orders = search.simulated.orders.within(first, least + room * k // _TO_LEAST)
             made += [_simulated(search, search.decisions.informed(d)) for d in orders]
     return [*made, lowest]
 
@@ -114,7 +115,7 @@ def _above(
         line: vertices (peak bytes, cost) of a line below which no decision lies, lowest peak first.
         found: the candidates.
     """
-    pool = CandidatePool()
+    pool = CandidatePool[Candidate]()
     for before in found:
         d = search.offloads.with_tagged(before)
         d = d if d is before else _simulated(search, d)

@@ -82,6 +82,11 @@ class Candidate:
         return self.ordered or self.lowered.decision(self.saved)
 
     @property
+    def key(self) -> Decision | tuple[int, ...]:
+        """What tells the decision from others of the same graph."""
+        return self.ordered or self.saved
+
+    @property
     def host_bytes(self) -> int:
         """Bytes of the offloaded values."""
         return sum(value.nbytes for value in self.decision.offloads)

@@ -29,8 +29,9 @@ from remat.units import Budget, bytes_of_share, format_bytes
 _GAP = 16
 #: How often `_explore` halves the two intervals beside the best limit on saved bytes, see `beside_least`.
 _HALVINGS = 2
-#: Maximum number of searches of `_offloading`.
-_OFFLOADED = 5
+#: Maximum number of searches of `_offloading`. Their first limit is below the least simulated peak by at most this peak
+#: divided by the second number.
+_OFFLOADED, _STEPS = 5, 150
 #: Compiled peaks are far above a limit if they exceed the limit by more than the limit divided by this number.
 _FAR = 10
 #: An estimated peak must be below the budget by the budget divided by this number; see `CompiledSearch.within`.
@@ -258,8 +259,8 @@ class CompiledSearch:
         """Search for decisions near an estimated peak that may offload values, and add them to the pool.
 
         Each search has a limit on the simulated peak. The first limit is ``wanted`` plus the difference of the two peaks
-        for the decision with the least simulated peak and no offloads. At an infeasible limit, the least peak without
-        offloads is the limit.
+        for the decision with the least simulated peak and no offloads, but not far below that peak, where limits may be
+        infeasible.
 
         Args:
             wanted: the estimated peak to stay within, in bytes.
@@ -269,14 +270,15 @@ class CompiledSearch:
         lowest = search.within_peak(least, least=least, offload=False)
         search.pool.add(lowest)
         feasible = search.measures.simulated(lowest)
+        step = feasible // _STEPS
+        start = max(wanted + feasible - self._expected(lowest), feasible - step)
 
         def ask(peak_bytes: int) -> Candidate:
             try:
                 return search.within_peak(peak_bytes)
-            except BudgetError:
-                return search.within_peak(feasible)
+            except BudgetError:  # even with offloads
+                return search.within_peak(feasible + step)
 
-        start = wanted + feasible - self._expected(lowest)
         search.pool.add(*aim(ask, self._expected, wanted, start=start, rounds=_OFFLOADED))
 
 
@@ -366,7 +368,7 @@ def _best(
         return found.cost + more * (found.schedule is not None), taken(found)
 
     new = CandidatePool(pool.within(Limits(without=known)))
-    unlike = CandidatePool()
+    unlike = CandidatePool[Candidate]()
     if last and lowest > limit + limit // _FAR:
         # Estimates say little about this step, so prefer the decision that differs most from compiled ones.
         below = limit if budget.peak_bytes else lowest

@@ -3,21 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
-from remat.graph.lowering import Decision
-from remat.planning.search.candidates import Candidate
 from remat.solvers.pareto import pareto
 
+
+class Found(Protocol):
+    """What a pool chooses among: a candidate of one graph, or one candidate for each graph of a step.
+
+    Attributes:
+        cost: recompute cost plus exposed transfer time.
+        saved_bytes: bytes of the saved values.
+        peak_bytes: peak that the search counted, in bytes; 0 if unknown.
+        key: equal for equal decisions that the search can make again.
+        decision: the decision in full.
+    """
+
+    @property
+    def cost(self) -> int: ...
+    @property
+    def saved_bytes(self) -> int: ...
+    @property
+    def peak_bytes(self) -> int: ...
+    @property
+    def key(self) -> Hashable: ...
+    @property
+    def decision(self) -> Hashable: ...
+
+
+T = TypeVar("T", bound=Found)
 #: A function that returns a peak of a candidate in bytes.
-Measure = Callable[[Candidate], int]
+Measure = Callable[[Any], int]
 #: A sort key of candidates; the least is the best.
-Rank = Callable[[Candidate], Any]
+Rank = Callable[[Any], Any]
 
 
-def scheduled_peak(candidate: Candidate) -> int:
+def scheduled_peak(candidate: Found) -> int:
     """Return the peak of a candidate's schedule, the cheapest measure."""
     return candidate.peak_bytes
 
@@ -38,7 +61,7 @@ class Limits:
     saved_bytes: int | None = None
     cost: float = math.inf
     measure: Measure = scheduled_peak
-    without: Container[Decision] = ()
+    without: Container[Any] = ()
 
     def at(self, moment: int) -> float:
         """Return the most bytes that may be alive at a program point; at -1, the most bytes that may be saved."""
@@ -46,7 +69,7 @@ class Limits:
             return self.peak_bytes
         return math.inf if self.saved_bytes is None else self.saved_bytes
 
-    def excess(self, found: Candidate) -> float:
+    def excess(self, found: Found) -> float:
         """Return the bytes by which a candidate exceeds peak and saved bytes, summed; 0 if it is within both."""
         over = max(0, self.measure(found) - self.peak_bytes)
         return (
@@ -55,7 +78,7 @@ class Limits:
             else over + max(0, found.saved_bytes - self.saved_bytes)
         )
 
-    def allow(self, found: Candidate) -> bool:
+    def allow(self, found: Found) -> bool:
         """Return whether a candidate is within the limits."""
         # What costs nothing to test comes first: a measure may have to split the graph.
         return (
@@ -65,47 +88,47 @@ class Limits:
             and (self.peak_bytes == math.inf or self.measure(found) <= self.peak_bytes)
         )
 
-    def rank(self, found: Candidate) -> tuple[float, int]:
+    def rank(self, found: Found) -> tuple[float, int]:
         """Return a sort key that is least for the best candidate: (excess bytes, cost)."""
         return self.excess(found), found.cost
 
 
-def by_cost(found: Candidate) -> tuple[int, int, int]:
+def by_cost(found: Found) -> tuple[int, int, int]:
     """Return the sort key (cost, peak of the schedule, saved bytes)."""
     return found.cost, found.peak_bytes, found.saved_bytes
 
 
-class CandidatePool:
-    """Candidates of one graph.
+class CandidatePool(Generic[T]):
+    """Candidates of one graph, or of all graphs of a step.
 
     Args:
         found: the first candidates.
     """
 
-    def __init__(self, found: Iterable[Candidate] = ()) -> None:
-        self._found: dict[Any, Candidate] = {}
+    def __init__(self, found: Iterable[T] = ()) -> None:
+        self._found: dict[Hashable, T] = {}
         self.add(*found)
 
-    def __iter__(self) -> Iterator[Candidate]:
+    def __iter__(self) -> Iterator[T]:
         return iter(self._found.values())
 
     def __len__(self) -> int:
         return len(self._found)
 
-    def add(self, *found: Candidate) -> None:
+    def add(self, *found: T) -> None:
         """Add candidates; a decision that the pool has stays as it is."""
         for one in found:
-            self._found.setdefault(one.ordered or one.saved, one)
+            self._found.setdefault(one.key, one)
 
-    def known(self, saved: tuple[int, ...]) -> Candidate | None:
+    def known(self, saved: tuple[int, ...]) -> T | None:
         """Return the candidate in the passes' order that saves these nodes of the graph problem; None if unknown."""
         return self._found.get(saved)
 
-    def within(self, limits: Limits) -> list[Candidate]:
+    def within(self, limits: Limits) -> list[T]:
         """Return the candidates within limits, in the order in which they were added."""
         return [d for d in self if limits.allow(d)]
 
-    def cheapest(self, limits: Limits = Limits(), rank: Rank = by_cost) -> Candidate | None:
+    def cheapest(self, limits: Limits = Limits(), rank: Rank = by_cost) -> T | None:
         """Return the best candidate within limits; None if there is none.
 
         Args:
@@ -115,6 +138,6 @@ class CandidatePool:
         # Best first, because a measure may have to split the graph.
         return next(filter(limits.allow, sorted(self, key=rank)), None)
 
-    def pareto(self, measure: Measure = scheduled_peak) -> list[Candidate]:
+    def pareto(self, measure: Measure = scheduled_peak) -> list[T]:
         """Return the Pareto-optimal candidates by (peak, cost), lowest peak first."""
         return pareto(self, lambda d: (measure(d), d.cost))

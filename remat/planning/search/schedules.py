@@ -43,7 +43,7 @@ class Schedules:
         self._state, self._lowered = context.state, context.lowered
         self.problem: GraphProblem = context.lowered.problem
         self.is_given = step is not None
-        self.seen = CandidatePool()
+        self.seen = CandidatePool[Candidate]()
         self._always = always_saved(self.problem)
         self._uses: dict[frozenset[int], tuple[list[int], list[int], list[int]]] = {}
 

@@ -1,7 +1,13 @@
-"""The search for candidates of one graph within a peak."""
+"""The search for candidates of one graph within a peak, by any measure of the peak.
+
+Every search goes the same way. Proposers are asked at a limit on the peak of their step problem; the candidates join one
+pool; a measure says what their peaks are; `aim` corrects the limit by the difference; the pool chooses. The simulated
+peak is that of the step problem, so one round suffices. Other peaks differ, by similar bytes for similar candidates.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -9,27 +15,19 @@ from functools import cached_property
 from remat.errors import BudgetError
 from remat.planning.context import VERTICES, GraphContext
 from remat.planning.plan_text import learned_text
+from remat.planning.search.aim import aim
 from remat.planning.search.bound import PeakBounds, bound_with_offloads
 from remat.planning.search.candidates import Candidate
-from remat.planning.search.effort import DEFAULT, Effort
+from remat.planning.search.effort import DEFAULT, ESTIMATED, SIMULATED, Effort, Rounds
 from remat.planning.search.measures import Measures
-from remat.planning.search.pool import CandidatePool, Limits
+from remat.planning.search.near import Near, near_fused
+from remat.planning.search.pool import CandidatePool, Limits, Measure
+from remat.planning.search.proposers.hull import CLOSING, Starts
 from remat.planning.search.proposers.offloads import Offloads
-from remat.planning.search.proposers.orders import Orders
-from remat.planning.search.proposers.prices import PriceSearch
 from remat.planning.search.proposers.solver import SolverDecisions
 from remat.planning.search.schedules import Schedules
-from remat.solvers.lagrangian import Lagrangian
-from remat.solvers.run import run
 from remat.units import Budget, bytes_of_share, format_bytes
 
-#: Number of limits on saved bytes that are tried to find the largest limit whose decision is within a peak.
-CLOSING = 3
-#: If the peak of the cheapest candidate is below this fraction of the limit, the solver is asked for decisions, too.
-_SLACK = 0.97
-#: A search that finds no decision within a limit is repeated with lower limits: these fractions of the limit, or the
-#: first one alone if the graph has more than ``Effort.small`` nodes. A lower limit leads the search past other decisions.
-_LOWER_LIMITS = (0.98, 0.99, 0.97, 0.95)
 #: Text for error messages: why no budget lowers the peak further, and what else lowers it.
 _UNSHRUNK = (
     "Weights, gradients and what one operator needs at once do not shrink with the budget: raise it, or make the "
@@ -49,12 +47,16 @@ class Search:
         effort: limits on the work of each search.
         measures: peaks of the candidates.
         decisions: decisions of the solver at limits on saved bytes.
+        pool: all candidates that were found.
+        asked: how often each proposer was asked for candidates within a peak.
     """
 
     def __init__(self, context: GraphContext, effort: Effort = DEFAULT) -> None:
         self.context, self.effort = context, effort
         self.measures = Measures(context.state, context.on_step)
         self.decisions = SolverDecisions(context, self.measures)
+        self.pool = CandidatePool[Candidate]()
+        self.asked: Counter[str] = Counter()
 
     @cached_property
     def schedules(self) -> Schedules:
@@ -62,14 +64,14 @@ class Search:
         return Schedules(self.context)
 
     @cached_property
-    def orders(self) -> Orders:
-        """The search over node orders and recomputations."""
-        return Orders(self.schedules)
+    def simulated(self) -> Near:
+        """The searches of the graph's own step problem, whose peaks are simulated peaks."""
+        return Near.of(self.schedules, self.effort)
 
     @cached_property
-    def prices(self) -> PriceSearch:
-        """The search by prices of memory."""
-        return PriceSearch(self.schedules, self.effort)
+    def starts(self) -> Starts:
+        """Decisions that searches within a peak start from."""
+        return Starts(self.context, self.decisions, self.schedules)
 
     @cached_property
     def bounds(self) -> PeakBounds:
@@ -79,7 +81,8 @@ class Search:
     @cached_property
     def offloads(self) -> Offloads:
         """The search for values to offload."""
-        return Offloads(self.context, self.measures, self.decisions, self.prices, self.orders)
+        near = self.simulated
+        return Offloads(self.context, self.measures, self.decisions, near.prices, near.orders)
 
     def adopt(self, other: Search) -> bool:
         """Copy what a search on another trace of the graph has decided and measured.
@@ -87,22 +90,32 @@ class Search:
         Nothing is copied unless both have equal graphs, and equal options except the budget.
 
         Returns:
-            Whether decisions and peaks were copied.
+            Whether decisions, peaks and candidates were copied.
         """
         if not self.context.like(other.context):
             return False
         self.decisions.adopt(other.decisions)
         self.measures.adopt(other.measures)
+        self.pool.add(*(replace(d, lowered=self.context.lowered) for d in other.pool))
         return True
 
-    def limits(self, peak_bytes: int) -> Limits:
-        """Return the limits of a candidate whose simulated peak is within ``peak_bytes``."""
+    def add(self, *found: Candidate) -> None:
+        """Add candidates that the user's code allows to the pool, with their tagged values offloaded."""
+        allowed = filter(self.context.may_save, found)
+        self.pool.add(*map(self.offloads.with_tagged, allowed))
+
+    def limits(self, peak_bytes: int, measure: Measure | None = None) -> Limits:
+        """Return the limits of a candidate whose peak is within ``peak_bytes``, by the simulated peak or a given measure."""
         return Limits(
             peak_bytes=peak_bytes,
             saved_bytes=self.context.most_saved,
-            measure=self.measures.simulated,
+            measure=measure or self.measures.simulated,
         )
 
+    def _rounds(self, measure: Measure) -> Rounds:
+        return SIMULATED if measure == self.measures.simulated else ESTIMATED
+
+    # ---- within a simulated peak --------------------------------------------------------------------
     def within_peak(
         self, peak_bytes: int, *, least: int | None = None, offload: bool = True
     ) -> Candidate:
@@ -117,10 +130,9 @@ class Search:
         Raises:
             BudgetError: no candidate was found within the limit; the message names the least peak that was found.
         """
-        offloads = self.offloads
         if not (offload and self.context.may_offload):
-            return offloads.with_tagged(self._within(peak_bytes, least))
-        without: Candidate | None = None
+            return self._within(peak_bytes, least)
+        offloads, without = self.offloads, None
         try:
             without = self._within(peak_bytes, least)
         except BudgetError:
@@ -140,8 +152,9 @@ class Search:
 
     def _within(self, peak_bytes: int, least: int | None) -> Candidate:
         """Return the cheapest candidate found within a peak, without offloads; arguments as in `within_peak`."""
-        context, cheapest = self.context, self.decisions.allowed_cheapest
-        if self.measures.simulated(cheapest) <= peak_bytes:
+        context, limits = self.context, self.limits(peak_bytes)
+        cheapest = self.offloads.with_tagged(self.decisions.allowed_cheapest)
+        if limits.allow(cheapest):
             return cheapest
         asked = f"budget is a peak of {format_bytes(peak_bytes)} ({peak_bytes} bytes)"
         # Hooks may pack saved values into fewer bytes, so the bound on the peak does not hold with hooks.
@@ -149,81 +162,205 @@ class Search:
         if peak_bytes < possible:
             raise self._none_within(asked, possible, infeasible=True)
         context.on_step(f"searching within a peak of {format_bytes(peak_bytes)}")
-        simulated = self.measures.simulated
-        best = self._proposed(peak_bytes, least).cheapest(
-            rank=lambda d: (d.cost, simulated(d), d.saved_bytes)
+        self.propose(limits)
+        if not context.is_alone and not context.request.hooks:
+            self._widen(limits, least)
+        best = self.pool.cheapest(
+            limits, lambda d: (d.cost, self.measures.simulated(d), d.saved_bytes)
         )
         if best is None:
             raise self._none_within(asked, possible)
         return self._bounded(best, peak_bytes)
 
-    def _proposed(self, peak_bytes: int, least: int | None) -> CandidatePool:
-        """Return candidates within a peak, from several proposers. Arguments as in `within_peak`."""
-        context, decisions = self.context, self.decisions
-        limits = self.limits(peak_bytes)
-        found = CandidatePool()
+    def _widen(self, limits: Limits, least: int | None) -> None:
+        """Add candidates that the search within a simulated peak misses, each where it may be cheaper.
 
-        def add(*more: Candidate | None) -> None:
-            found.add(*(d for d in more if d is not None and limits.allow(d)))
-
-        if context.is_alone:
-            add(decisions.swept(limits), self.scheduled(peak_bytes, self.orders))
-            return found
-        add(self.searched(peak_bytes), decisions.allowed_full)
-        if least is not None:
-            add(self.least_peak)
-        if context.request.hooks or not len(found):
-            # Hooks pack saved values, so the peaks of the search differ from those of the step.
-            add(self.least_peak, decisions.swept(limits))
-            if cheapest := found.cheapest():
-                add(self.searched(peak_bytes, cheapest))
-            if not context.request.hooks:
-                small = len(context.state.index) <= self.effort.small
-                aims = (int(p * peak_bytes) for p in _LOWER_LIMITS[: None if small else 1])
-                add(*(self.searched(a) for a in aims if a >= self.schedules.least_possible))
-            return found
-        best = found.cheapest()
-        assert best is not None
+        Args:
+            limits: the limits.
+            least: as in `within_peak`.
+        """
+        best, peak_bytes = self.pool.cheapest(limits, _cost), int(limits.peak_bytes)
+        if best is None:
+            return
         if least is not None and least < peak_bytes:
             lowest = self.schedules.tried(self.least_peak.saved)
             if self.bounds.bound(least, self.schedules.highest(lowest)) <= best.cost:
                 # The search that ratio 0 makes, which may be cheaper.
-                add(self.searched(least))
-        best = found.cheapest() or best
-        if best.cost and self.measures.simulated(best) < _SLACK * peak_bytes:
+                self.close_in(replace(limits, peak_bytes=least))
+                best = self.pool.cheapest(limits, _cost) or best
+        if best.cost and limits.measure(best) < self.effort.slack * peak_bytes:
             # On some large graphs, the search ends far below the limit, and a decision of the solver is cheaper.
-            below, above = _around(self._ends(), peak_bytes)
-            low = below[0] if below else context.least_bytes
-            high = above[0] if above and above[0] > low else context.full_bytes
-            add(*decisions.bisected(low, high, peak_bytes, CLOSING, limits.measure))
-        return found
+            low, high = self.starts.between(peak_bytes)
+            self.add(*self.decisions.bisected(low, high, peak_bytes, CLOSING, limits.measure))
 
-    def _ends(self) -> list[tuple[int, int]]:
-        """Return about `VERTICES` vertices of the hull, each as its saved bytes and its schedule's peak in bytes."""
-        cuts = self.context.cuts(VERTICES)
-        return [(nbytes, self.schedules.tried(saved).peak_bytes) for nbytes, saved in cuts]
+    # ---- within a peak by any measure ---------------------------------------------------------------
+    def propose(self, limits: Limits) -> None:
+        """Ask the proposers for candidates within limits, and add all candidates to the pool.
 
-    def scheduled(self, peak_bytes: int, orders: Orders) -> Candidate | None:
-        """Ask the user's solver for a schedule within a peak of a step problem; return it as a candidate.
+        If the user named another solver than ``auto``, only this solver's decisions are added. If nothing is found
+        within a simulated peak, the least peak is searched, and slightly lower limits lead past other decisions.
+        """
+        context, decisions = self.context, self.decisions
+        self.add(decisions.allowed_full)
+        if context.is_alone:
+            self.add(*decisions.swept(limits))
+            if "schedule" in context.request.solver.solves and not context.request.hooks:
+                self._scheduled(limits)
+            return
+        self.close_in(limits)
+        exact = self._rounds(limits.measure) is SIMULATED
+        if not exact or not (context.request.hooks or self.pool.cheapest(limits, _cost) is None):
+            return
+        # With hooks, which pack saved values, the peaks of the search differ from those of the step.
+        self.add(self.least_peak, *decisions.swept(limits))
+        if cheapest := self.pool.cheapest(limits, _cost):
+            self.close_in(limits, cheapest)
+        if not context.request.hooks:
+            small = len(context.state.index) <= self.effort.small
+            for part in self.effort.lower[: None if small else 1]:
+                lower = int(part * limits.peak_bytes)
+                if lower >= self.schedules.least_possible:
+                    self.close_in(replace(limits, peak_bytes=lower))
+
+    def searched(self, limits: Limits, *starts: Candidate) -> Candidate | None:
+        """Search within limits by the simulated peak; return the cheapest candidate of the pool, None if there is none.
 
         Args:
-            peak_bytes: limit on the peak in that step problem, in bytes.
-            orders: holds the step problem that the solver gets.
-
-        Returns:
-            The candidate, whose peak may exceed the limit. None if the solver does not solve step problems, finds no
-            schedule, or its schedule saves more bytes than the user's code allows.
+            limits: the limits.
+            starts: candidates to start from, in addition to those of `Starts.within`.
         """
-        request = self.context.request
-        if "schedule" not in request.solver.solves or request.hooks:
-            return None
-        self.context.on_step(f"asking '{request.solver.name}' for a schedule")
-        start = replace(self.least_peak, schedule=None)
-        found = orders.solved(request.solver, start, peak_bytes, request.time_limit)
-        may = found and self.context.may_save(found)
-        if not (found and may):
-            return None
-        return self.decisions.informed(found, "scheduled by the solver")
+        self.close_in(limits, *starts)
+        best = self.pool.cheapest(limits, _cost)
+        return None if best is None else self._bounded(best, int(limits.peak_bytes))
+
+    def close_in(self, limits: Limits, *starts: Candidate) -> None:
+        """Search by prices of memory, then by node orders, until a measured peak is just within its limit.
+
+        Node orders are not searched if a candidate within the limits costs next to nothing.
+
+        Args:
+            limits: the limits, with the measure.
+            starts: candidates to start from, in addition to those that each search starts from.
+        """
+        last, rounds = self._by_prices(limits, starts), self._rounds(limits.measure)
+        negligible = int(rounds.negligible * self.context.step_cost)
+        if self.context.request.hooks or self.pool.cheapest(replace(limits, cost=negligible)):
+            return
+        for start, searches in self._ordered_from(limits, last):
+            self._by_orders(limits, start, searches)
+
+    def _by_prices(self, limits: Limits, starts: Iterable[Candidate]) -> Candidate:
+        """Search in the node order of the passes; add each candidate, and return the last one."""
+        wanted, exact = int(limits.peak_bytes), self._rounds(limits.measure) is SIMULATED
+        last = None if exact else self.nearest(limits)
+        near = self.near(limits.measure, last)
+        seeds = [s.saved for s in starts]
+        seeds += (
+            self.starts.within(wanted) if exact else [d.saved for d in self.pool if not d.ordered]
+        )
+
+        def ask(peak_bytes: int) -> Candidate:
+            self.asked["by prices"] += 1
+            within = Limits(peak_bytes=peak_bytes, saved_bytes=limits.saved_bytes)
+            return self.decisions.informed(
+                near.prices.within(within, seeds, orders=near.orders.is_possible)
+            )
+
+        rounds, start = self._rounds(limits.measure).prices, wanted + near.offset
+        for found in aim(ask, limits.measure, wanted, start=start, rounds=rounds, last=last):
+            self.add(found)
+            last = found
+        assert last is not None, "there is at least one round"
+        return last
+
+    def _ordered_from(self, limits: Limits, last: Candidate) -> Iterator[tuple[Candidate, int]]:
+        """Yield the candidates that searches over node orders start from, each with its number of searches.
+
+        By the simulated peak: the result of the search by prices. By another measure: the candidate with the least peak,
+        and one of low cost whose peak may slightly exceed the limit. The two lead to different local optima.
+        """
+        rounds = self._rounds(limits.measure)
+        if not rounds.from_least:
+            yield last, rounds.orders
+            return
+        least = self.lowest_by(limits.measure)
+        yield least, rounds.from_least
+        above = replace(limits, peak_bytes=rounds.above * limits.peak_bytes)
+        start = self.pool.cheapest(above, _cost) or self.nearest(limits)
+        if start is not least:
+            yield start, rounds.orders
+
+    def _by_orders(self, limits: Limits, start: Candidate, searches: int) -> None:
+        """Search node orders for cheaper candidates within limits, and add them to the pool.
+
+        The first search starts from ``start``; each later one from the cheapest candidate near the limit that these
+        searches found. Its limit is corrected by the mean difference between the peaks in the step problem and the
+        measured peaks of these candidates. The limit falls with each search in a row that finds nothing within it.
+
+        Args:
+            limits: the limits, with the measure.
+            start: the candidate that the first search starts from.
+            searches: maximum number of searches.
+        """
+        context, rounds, wanted = self.context, self._rounds(limits.measure), int(limits.peak_bytes)
+        near = self.near(limits.measure, start)
+        own, offset, offsets = CandidatePool([start]), near.offset, list[int]()
+        above = replace(limits, peak_bytes=rounds.above * wanted)
+        misses = idle = 0
+        least = self.pool.cheapest(limits, _cost) if searches > 1 else None
+        for turn in range(searches):
+            self.asked["by node orders"] += 1
+            seen = {d.decision for d in self.pool}
+            limit = wanted + offset - misses * int(rounds.lowered * wanted)
+            made = filter(context.may_save, near.orders.within(start, limit, share=rounds.share))
+            new = [d for d in made if d.decision not in seen and d.schedule != start.schedule]
+            own.add(*new)
+            informed = [self.offloads.with_tagged(self.decisions.informed(d)) for d in new]
+            self.pool.add(*informed)
+            if turn == searches - 1:
+                return
+            reached = [*map(limits.measure, informed)]
+            offsets += [d.peak_bytes - peak for d, peak in zip(new, reached, strict=True)]
+            before, least = least, self.pool.cheapest(limits, _cost)
+            better = least is not None and (before is None or least.cost < before.cost)
+            idle = 0 if better else idle + 1
+            misses = 0 if any(peak <= wanted for peak in reached) else misses + 1
+            if (least is not None and not least.cost) or idle == rounds.idle:
+                return
+            offset = sum(offsets) // len(offsets) if offsets else offset
+            start = own.cheapest(above, _cost) or CandidatePool(new).cheapest(rank=_cost) or start
+
+    def near(self, measure: Measure, candidate: Candidate | None) -> Near:
+        """Return searches whose peaks are those of a measure plus a constant, for schedules near that of a candidate."""
+        if candidate is None or self._rounds(measure) is SIMULATED:
+            return self.simulated
+        return near_fused(self.measures.split_of(candidate), self.schedules, self.effort)
+
+    def nearest(self, limits: Limits) -> Candidate:
+        """Return the candidate of the pool whose measured peak is nearest to a limit."""
+        best = self.pool.cheapest(rank=lambda d: abs(limits.measure(d) - limits.peak_bytes))
+        assert best is not None, "there are candidates"
+        return best
+
+    def lowest_by(self, measure: Measure) -> Candidate:
+        """Return the candidate of the pool with the least measured peak."""
+        best = self.pool.cheapest(rank=measure)
+        assert best is not None, "there are candidates"
+        return best
+
+    def _scheduled(self, limits: Limits) -> None:
+        """Ask the user's solver for a schedule within a peak, and add the schedule to the pool.
+
+        Nothing is added if the solver finds no schedule.
+        """
+        context, request = self.context, self.context.request
+        context.on_step(f"asking '{request.solver.name}' for a schedule")
+        exact = self._rounds(limits.measure) is SIMULATED
+        start = replace(self.least_peak, schedule=None) if exact else self.nearest(limits)
+        near = self.near(limits.measure, start)
+        limit = int(limits.peak_bytes) + near.offset
+        if found := near.orders.solved(request.solver, start, limit, request.time_limit):
+            self.add(self.decisions.informed(found, "scheduled by the solver"))
 
     def _none_within(self, asked: str, possible: int, *, infeasible: bool = False) -> BudgetError:
         """Return the error for a limit on the peak within which no plan was found.
@@ -287,32 +424,25 @@ class Search:
         if context.is_alone:
             found.add(*decisions.on_frontier())
         else:
-            starts = [*(saved for _, saved in context.cuts(4 * VERTICES)), *self._starts(0)]
+            seeds = [*(saved for _, saved in context.cuts(4 * VERTICES)), *self.starts.within(0)]
+            # With hooks, which pack saved values, the lowest peak of the search may not be that of the step. Therefore,
+            # decisions at several limits on saved bytes compete, too.
             if context.request.hooks:
-                # The search counts the bytes of values before packing, so its lowest peak may not be the lowest one
-                # with hooks. Therefore, decisions at several limits on saved bytes compete, too.
-                lowest = [
-                    self._by_prices(Limits(peak_bytes=0, saved_bytes=context.most_saved), starts)
-                ]
                 found.add(*decisions.on_frontier())
-            else:
-                lowest = self.lowest(self.prices, self.orders, starts)
-            found.add(*map(decisions.informed, lowest))
+            found.add(*map(decisions.informed, self.lowest(self.simulated, seeds)))
+        self.add(*found)
         simulated = self.measures.simulated
         allowed = Limits(saved_bytes=context.most_saved)
         best = found.cheapest(allowed, lambda d: (simulated(d), d.cost))
         assert best is not None, "the decision at budget 1 is allowed"
         return best
 
-    def lowest(
-        self, prices: PriceSearch, orders: Orders, starts: Iterable[Iterable[int]]
-    ) -> list[Candidate]:
-        """Search for the candidate with the least peak.
+    def lowest(self, near: Near, seeds: Iterable[Iterable[int]]) -> list[Candidate]:
+        """Search for the candidate with the least peak in a step problem.
 
         Args:
-            prices: the search by prices.
-            orders: the search over node orders of the same step problem.
-            starts: decisions to start from, each as its saved nodes of the graph problem; at least one.
+            near: the searches of the step problem.
+            seeds: decisions to start from, each as its saved nodes of the graph problem; at least one.
 
         Returns:
             One or two candidates. First, the best one in the node order of the passes. Second, if one was found, the
@@ -320,37 +450,11 @@ class Search:
         """
         # No schedule has a peak of 0 bytes, so under this limit the search returns the lowest peaks that it reaches.
         limits = Limits(peak_bytes=0, saved_bytes=self.context.most_saved)
-        reached = CandidatePool(prices.reached(limits, starts))
-        best, lower = reached.cheapest(rank=limits.rank), orders.lowest(reached)
-        return [d for d in (best, lower) if d is not None]
-
-    def searched(
-        self, peak_bytes: int, *starts: Candidate, capacity: int | None = None
-    ) -> Candidate | None:
-        """Search for a candidate whose peak is within a limit: first by prices of memory, then by other node orders.
-
-        Args:
-            peak_bytes: limit on the peak, in bytes.
-            starts: candidates to start from, in addition to those of `_starts`.
-            capacity: most bytes that the candidate may save; None: no such limit.
-
-        Returns:
-            The cheapest candidate found within the limits; None if none was found.
-        """
-        allowed = [c for c in (capacity, self.context.most_saved) if c is not None]
-        most = min(allowed, default=None)
-        saved = [*(s.saved for s in starts), *self._starts(peak_bytes)]
-        tried = self._by_prices(Limits(peak_bytes=peak_bytes, saved_bytes=most), saved)
-        found = CandidatePool([self.decisions.informed(tried)])
+        reached = CandidatePool(near.prices.reached(limits, seeds))
+        best, lower = reached.cheapest(rank=limits.rank), None
         if not self.context.request.hooks:
-            found.add(*map(self.decisions.informed, self.orders.within(tried, peak_bytes)))
-        limits = replace(self.limits(peak_bytes), saved_bytes=most)
-        best = found.cheapest(limits, lambda d: d.cost)
-        return None if best is None else self._bounded(best, peak_bytes)
-
-    def _by_prices(self, limits: Limits, starts: Iterable[Iterable[int]]) -> Candidate:
-        """Search by prices; see `PriceSearch.within`."""
-        return self.prices.within(limits, starts, orders=self.orders.is_possible)
+            lower = near.orders.lowest(reached)
+        return [d for d in (best, lower) if d is not None]
 
     def _bounded(self, found: Candidate, peak_bytes: int) -> Candidate:
         """Return a copy of a candidate with a lower bound in its provenance.
@@ -365,66 +469,6 @@ class Search:
             bound = self.bounds.bound(peak_bytes, self.schedules.highest(tried))
         return replace(found, provenance=replace(found.provenance, recompute_bound=bound))
 
-    def _starts(self, peak_bytes: int) -> list[tuple[int, ...]]:
-        """Return the decisions from which each search within a peak starts, each as its saved nodes."""
-        decisions = self.decisions
-        found = decisions.allowed_cheapest, decisions.allowed_full, self.context.runtime_optimal
-        cuts = (saved for _, saved in self.context.cuts(VERTICES))
-        return [*(d.saved for d in found), *self._closing_in(peak_bytes), *cuts]
 
-    def _near(self, capacity: int) -> tuple[int, ...]:
-        """Return the saved nodes of a good decision within ``capacity`` saved bytes, without a proof of optimality."""
-        # The decision is only a start of a search.
-        return run(Lagrangian(work=0), self.context.lowered.problem.within(capacity)).saved
-
-    def _closing_in(self, peak_bytes: int) -> Iterator[tuple[int, ...]]:
-        """Yield decisions at limits on saved bytes that approach the largest limit whose decision is within a peak.
-
-        The limits lie between the last vertex of the hull within the peak and the next vertex. False position (regula
-        falsi) and bisection propose them in turn. If no vertex is within the peak, a few intervals beside the vertex
-        with the least peak are halved first.
-
-        Args:
-            peak_bytes: limit on the peak, in bytes.
-
-        Yields:
-            The saved nodes of a decision.
-        """
-        tried, ends = self.schedules.tried, self._ends()
-        # Between two vertices that are far apart, decisions may have lower peaks than at both.
-        for _ in range(2 * CLOSING):
-            lowest = min(range(len(ends)), key=lambda i: ends[i][1])
-            if ends[lowest][1] <= peak_bytes or len(ends) < 2:
-                break
-            beside = [i for i in (lowest - 1, lowest) if 0 <= i < len(ends) - 1]
-            at = max(beside, key=lambda i: ends[i + 1][0] - ends[i][0])
-            capacity = (ends[at][0] + ends[at + 1][0]) // 2
-            saved = self._near(capacity)
-            yield saved
-            ends.insert(at + 1, (capacity, tried(saved).peak_bytes))
-        low, high = _around(ends, peak_bytes)
-        if low is None or high is None:
-            return
-        for turn in range(CLOSING):
-            if high[0] - low[0] <= max(1, low[0] // 500):
-                return
-            share = (peak_bytes - low[1]) / max(1, high[1] - low[1]) if turn % 2 == 0 else 0.5
-            # The ratio is clamped, because false position may otherwise stay at one end of the interval.
-            capacity = low[0] + int(min(max(share, 0.05), 0.95) * (high[0] - low[0]))
-            saved = self._near(capacity)
-            yield saved
-            peak = tried(saved).peak_bytes
-            low, high = ((capacity, peak), high) if peak <= peak_bytes else (low, (capacity, peak))
-
-
-def _around(
-    ends: list[tuple[int, int]], peak_bytes: int
-) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
-    """Return the last pair whose peak is within ``peak_bytes``, and the pair after it; None for a missing pair.
-
-    Args:
-        ends: pairs of saved bytes and peak bytes, fewest saved bytes first.
-        peak_bytes: limit on the peak, in bytes.
-    """
-    last = max((k for k, (_, peak) in enumerate(ends) if peak <= peak_bytes), default=-1)
-    return ends[last] if last >= 0 else None, ends[last + 1] if ends[last + 1 :] else None
+def _cost(found: Candidate) -> int:
+    return found.cost

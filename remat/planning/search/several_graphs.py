@@ -6,16 +6,18 @@ decisions of all graphs together: one decision per graph, each of which says whi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from remat.errors import BudgetError
 from remat.graph.liveness_of_graphs import PartitionedGraph, highest_of_graphs
 from remat.graph.lowering import Decision
 from remat.planning.pipelines import modules_of
+from remat.planning.search.aim import aim
 from remat.planning.search.all_peaks import frontier_by_peak
 from remat.planning.search.candidates import Candidate, Choice, combine
+from remat.planning.search.pool import CandidatePool, Limits
 from remat.planning.search.search import Search
 from remat.units import Budget, bytes_of_share, format_bytes
 
@@ -27,6 +29,30 @@ _ROUNDS = 8
 _LOW = 6
 #: `_searched` searches for cheaper decisions of at most this number of graphs, those of highest cost.
 _SEARCHED = 8
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Together:
+    """One candidate for each graph of a step.
+
+    Attributes:
+        each: the candidates, in the order in which the graphs run forward.
+        cost: the cost that they add to all runs of their graphs.
+        saved_bytes: bytes that all runs save together, without what graphs pass to one another.
+        peak_bytes: 0, because only the split graphs tell the peak of the step.
+    """
+
+    each: tuple[Candidate, ...]
+    cost: int
+    saved_bytes: int
+    peak_bytes: int = 0
+
+    @property
+    def key(self) -> tuple[Decision, ...]:
+        """The decisions of all graphs."""
+        return tuple(d.decision for d in self.each)
+
+    decision = key
 
 
 class SeveralGraphs:
@@ -58,10 +84,8 @@ class SeveralGraphs:
         Raises:
             BudgetError: no such decisions were found; the message names the least peak that was found.
         """
-        peak_bytes, cheapest = (
-            budget.peak_bytes,
-            [s.decisions.allowed_cheapest for s in self._searches],
-        )
+        peak_bytes = budget.peak_bytes
+        cheapest = [s.decisions.allowed_cheapest for s in self._searches]
         # These decisions cost least, so they are the result if they are within the peak. If values are tagged for
         # offloading, others may be cheaper, because operators may wait for copies.
         tagged = any(s.context.tagged for s in self._searches)
@@ -74,23 +98,30 @@ class SeveralGraphs:
             # `_lowest` starts from estimated peaks, so the decisions for budget 1 may have a lower peak.
             least = min(least, most)
             peak_bytes = least + bytes_of_share(budget.peak_share or 0.0, most - least)
-        best = self._chosen(peak_bytes)
-        known = [*([best] if best else []), self._searched(lowest, least), full]
-        fits = [d for d in known if max(self.highest(d)) <= peak_bytes]
+        limits = Limits(peak_bytes=peak_bytes, measure=lambda one: max(self.highest(one.each)))
+        pool = CandidatePool(self._chosen(limits))
+        pool.add(*map(self._together, (self._searched(lowest, least), full)))
+        best = pool.cheapest(limits)
         offloads = all(s.context.request.offload is not None for s in self._searches)
-        if not fits and offloads:
-            fits = [d for d in (self._lowered_by_offloads(lowest, peak_bytes),) if d]
-        if not fits:
+        if best is None and offloads and (low := self._lowered_by_offloads(lowest, peak_bytes)):
+            best = self._together(low)
+        if best is None:
             raise BudgetError(
                 f"budget is a peak of {format_bytes(peak_bytes)} ({peak_bytes} bytes), and no plans of these "
                 f"{len(full)} graphs were found within it: the least peak of any found is "
                 f"{format_bytes(least)} ({least} bytes): weights, gradients and what one operator needs at "
                 "once do not shrink with the budget. Raise the budget, or make the model or the batch smaller"
             )
-        best = self._searched(min(fits, key=self.cost), peak_bytes)
-        if not offloads:
-            return best
-        return self._with_offloads(best, peak_bytes)
+        found = self._searched([*best.each], peak_bytes)
+        return self._with_offloads(found, peak_bytes) if offloads else found
+
+    def _together(self, decided: Sequence[Candidate]) -> Together:
+        """Return one candidate for each graph as a candidate of the whole step."""
+        return Together(
+            each=tuple(decided),
+            cost=self.cost(decided),
+            saved_bytes=sum(r * d.saved_bytes for r, d in zip(self.runs, decided, strict=True)),
+        )
 
     def _split(self, k: int, decided: Candidate) -> PartitionedGraph:
         """Return the graph at index ``k``, split by a decision into forward and backward; cached."""
@@ -184,22 +215,20 @@ class SeveralGraphs:
                 break
         return chosen
 
-    def _chosen(self, peak_bytes: int) -> list[Candidate] | None:
-        """Return the cheapest decisions found within a peak, one per graph; None if none were found."""
-        aim = peak_bytes
-        for _ in range(_ROUNDS):
+    def _chosen(self, limits: Limits) -> Iterator[Together]:
+        """Yield cheap decisions, one per graph, with which the peak of the step approaches a limit.
+
+        The peak of a choice is an estimate, so the limit on the estimate is corrected.
+        """
+
+        def ask(peak_bytes: int) -> Together | None:
             found = self._choices(
-                lambda so_far, peak, cost: so_far + cost if peak <= aim else None  # noqa: B023
+                lambda so_far, peak, cost: so_far + cost if peak <= peak_bytes else None
             )
-            if not found:
-                return None
-            decided = [*min(found, key=lambda choice: choice[1])[2]]
-            over = max(self.highest(decided)) - peak_bytes
-            if over <= 0:
-                return decided
-            # The estimated peak was at most `aim`, so it was too low by at least `over`.
-            aim -= over
-        return None
+            return self._together(found[-1][2]) if found else None  # the last one costs least
+
+        peak = int(limits.peak_bytes)
+        return aim(ask, limits.measure, peak, start=peak, rounds=_ROUNDS)
 
     def _with_offloads(self, chosen: list[Candidate], peak_bytes: int) -> list[Candidate]:
         """Offload values in each graph if that makes the graph's decision cheaper, and the step stays within the peak.
@@ -282,8 +311,9 @@ class SeveralGraphs:
             # Values that this graph saves are alive while later graphs run. So the free bytes during later graphs limit
             # the bytes that this graph may save.
             capacity = chosen[k].saved_bytes + min(room[k + 1 :], default=search.context.full_bytes)
-            within = search.measures.simulated(chosen[k]) + room[k]
-            found = search.searched(within, chosen[k], capacity=capacity)
+            limits = search.limits(search.measures.simulated(chosen[k]) + room[k])
+            most = min(capacity, capacity if limits.saved_bytes is None else limits.saved_bytes)
+            found = search.searched(replace(limits, saved_bytes=most), chosen[k])
             if found is not None and found.cost < chosen[k].cost:
                 other = [*chosen[:k], found, *chosen[k + 1 :]]
                 chosen = other if max(self.highest(other)) <= peak_bytes else chosen

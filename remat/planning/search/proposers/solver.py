@@ -169,8 +169,8 @@ class SolverDecisions:
             yield decided
             low, high = (middle, high) if measure(decided) <= peak_bytes else (low, middle)
 
-    def swept(self, limits: Limits) -> Candidate | None:
-        """Decide at several limits on saved bytes; return the cheapest decision within ``limits``, None if there is none."""
+    def swept(self, limits: Limits) -> Iterator[Candidate]:
+        """Yield decisions at several limits on saved bytes, the highest first, and then near the cheapest within ``limits``."""
         context = self._context
         capacities = context.capacities(context.most_saved)
         first = self.allowed_full if context.is_alone else context.runtime_optimal
@@ -182,14 +182,13 @@ class SolverDecisions:
             if best and context.hull.edge(c).bound(c) >= best.cost:
                 break
             pool.add(self.at(c))
+        yield from pool
         best = pool.cheapest(limits)
-        if best is None:
-            return None
-        # A limit between the best one and the next higher one may give a better decision.
-        low = best.saved_bytes
-        high = min((c for c in capacities if c > low), default=low)
-        pool.add(*self.bisected(low, high, int(limits.peak_bytes), 6, limits.measure))
-        return pool.cheapest(limits)
+        if best is not None:
+            # A limit between the best one and the next higher one may give a better decision.
+            low = best.saved_bytes
+            high = min((c for c in capacities if c > low), default=low)
+            yield from self.bisected(low, high, int(limits.peak_bytes), 6, limits.measure)
 
     def informed(self, found: Candidate, proposer: str = "") -> Candidate:
         """Return a copy of a candidate that a search by peak found, with its provenance.

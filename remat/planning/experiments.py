@@ -37,6 +37,7 @@ from remat.planning.experiment_table import (
 from remat.planning.journal import opened
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
+from remat.planning.search.candidates import Candidate
 from remat.planning.search.search import Search
 from remat.plugins.registry import registry
 from remat.running.jobs import AnyExecutor, check_executor, name_to_send, run_jobs
@@ -107,13 +108,15 @@ def compare(
         common = requests[0].to_options() | {"cost": name}
     token = uuid.uuid4().hex
     questions = [
-        _Question(sweep=token, source=source, solver=name, options=common | {"budget": budget})
-        for budget in read
+        _Question(sweep=token, source=source, solver=name, options=common, budgets=ladder)
+        for ladder in _ladders(read)
         for name in names
     ]
     # Without an executor, the jobs run in this thread, and reuse the step that was prepared above.
     _NEWEST.step = (token, ""), joint, {str(common["cost"]): prepared}
-    rows = _ask(questions, executor, on_row or (lambda _: None))
+    made = _ask(questions, executor, on_row or (lambda _: None))
+    rank = {budget: k for k, budget in enumerate(read)}
+    rows = sorted(made, key=lambda row: rank[row.budget])
     planner = prepared.planner
     return Comparison(
         graph=joint.name,
@@ -192,18 +195,22 @@ def sweep(
             source=source,
             lower=lower,
             solver=solver,
-            options={"cost": cost, "time_limit": time_limit, "budget": budget},
+            options={"cost": cost, "time_limit": time_limit},
+            budgets=ladder,
         )
         for name, source in [(n, _source(n, m, executor)) for n, m in models.items()]
         for cost in dict.fromkeys(priced)
-        for budget in dict.fromkeys(read)
+        for ladder in _ladders(dict.fromkeys(read))
         for solver in dict.fromkeys(names)
     ]
     path = None if output is None else checked_path(output)
     with opened(path) as journal:
-        asked = [q for q in wanted if q.row().key not in journal.known]
+        missing = {
+            q: tuple(b for b in q.budgets if q.row(b).key not in journal.known) for q in wanted
+        }
+        asked = [replace(q, budgets=budgets) for q, budgets in missing.items() if budgets]
         if on_start is not None:
-            on_start(Counter(q.model for q in asked))
+            on_start(Counter(q.model for q in asked for _ in q.budgets))
 
         def note(row: ExperimentRow) -> None:
             journal.add(row)
@@ -211,7 +218,7 @@ def sweep(
                 on_row(row)
 
         _ask(asked, executor, note)
-        keys = [q.row().key for q in wanted]
+        keys = [q.row(budget).key for q in wanted for budget in q.budgets]
         others = [row for key, row in journal.known.items() if key not in set(keys)]
         found = Sweep(rows=tuple(mark_best(journal.known[key] for key in keys)))
         if path is not None:  # rows of earlier calls stay in the file
@@ -223,6 +230,17 @@ def _budgets(budgets: AnyBudget | Sequence[AnyBudget]) -> list[str]:
     """Check budgets, and return them as text that `Budget.parse` reads."""
     given = as_list("budgets", budgets, (str, int, float, Fraction, Budget, Peak, Saved))
     return [str(Budget.parse(budget)) for budget in given]
+
+
+def _ladders(budgets: Iterable[str]) -> list[tuple[str, ...]]:
+    """Group budgets into those that one job plans: all budgets on the peak together, and each other one alone."""
+    peaks, alone = [], []
+    for budget in budgets:
+        if Budget.parse(budget).on_peak:
+            peaks.append(budget)
+        else:
+            alone.append((budget,))
+    return [*([tuple(peaks)] if peaks else []), *alone]
 
 
 def _check_solvers(names: Iterable[str | Solver]) -> None:
@@ -285,9 +303,9 @@ def _source(name: str, model: Any, executor: AnyExecutor) -> JointGraph | str | 
 # One row, where it is answered ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Question:
-    """One job: plan one model under one cost model, at one budget, by one solver.
+    """One job: plan one model under one cost model, by one solver, at one budget or within several peaks.
 
     Attributes:
         sweep: random token of the call of `compare` or `sweep` that the job belongs to. A worker reuses a
@@ -297,7 +315,8 @@ class _Question:
         source: a captured step, its text, or a function that returns (model, args, kwargs).
         lower: the lowering for the model, if ``source`` is a function.
         solver: the solver, by name or as an instance.
-        options: cost model, budget and the other arguments of `PlanRequest.of`, without the solver.
+        options: cost model and the other arguments of `PlanRequest.of`, without solver and budget.
+        budgets: the budgets, as text.
     """
 
     sweep: str
@@ -307,11 +326,13 @@ class _Question:
     lower: str = ""
     solver: str | Solver
     options: Mapping[str, Any]
+    budgets: tuple[str, ...]
 
-    def row(self, **figures: Any) -> ExperimentRow:
-        """Build the job's row.
+    def row(self, budget: str, **figures: Any) -> ExperimentRow:
+        """Build the row of a budget.
 
         Args:
+            budget: the budget.
             figures: values of the columns that planning fills: the plan's figures, or ``reason`` if there is no plan.
         """
         return ExperimentRow(
@@ -319,9 +340,13 @@ class _Question:
             of=self.of,
             cost=str(self.options["cost"]),
             solver=self.solver if isinstance(self.solver, str) else self.solver.name,
-            budget=self.options["budget"],
+            budget=budget,
             **figures,
         )
+
+    def failed(self, reason: str) -> list[ExperimentRow]:
+        """Build the rows of a job that failed."""
+        return [self.row(budget, reason=reason) for budget in self.budgets]
 
 
 class _Prepared:
@@ -331,8 +356,11 @@ class _Prepared:
         self.planner = Planner.of(joint, request)
         self._requests: dict[str, PlanRequest] = {}
 
-    def figures(self, question: _Question) -> dict[str, Any]:
-        """Run a job; return the values of its row by column name: the plan's figures, or ``reason`` without a plan."""
+    def rows(self, question: _Question) -> list[ExperimentRow]:
+        """Run a job; return a row for each budget, with the plan's figures, or ``reason`` without a plan.
+
+        Budgets on the peak are a ladder: each larger one chooses among the candidates of the smaller ones, too.
+        """
         planner = self.planner
         context, baseline = planner.context, planner.baseline
         step_cost = context.step_cost
@@ -342,27 +370,50 @@ class _Prepared:
             "without_peak_bytes": baseline.peak_bytes if known else None,
             "without_step_cost": step_cost + baseline.recompute_cost if known else None,
         }
-        budget = Budget.parse(question.options["budget"])
+        request = replace(self._request(question.solver), budget=Budget.parse(question.budgets[0]))
+        own = GraphContext(context.state, request, fingerprint=context.fingerprint)
+        # All rows share the figures of the step without remat, so that no row's time includes computing them.
+        alone = Planner(Search(own), baseline=baseline)
+        found: dict[str, Candidate] = {}
+        took: dict[str, float] = {}
+        failed: dict[str, str] = {}
         # A ratio of the peak depends on the least peak that a solver finds. So the ratio is converted to bytes once,
         # and all solvers get the same limit.
-        limit = Budget(peak_bytes=planner.limit_of(budget)) if budget.on_peak else budget
-        start = time.perf_counter()
-        try:
-            request = replace(self._request(question.solver), budget=budget)
-            own = GraphContext(context.state, request, fingerprint=context.fingerprint)
-            # All rows share the figures of the step without remat, so that no row's time includes computing them.
-            alone = Planner(Search(own), baseline=baseline)
-            plan = alone.finish(alone.decide(limit), budget, peak_limit=0)
-        except RematError as error:
-            return figures | {"reason": str(error)}
-        return {
-            **figures,
-            **{name: getattr(plan, name) for name in _OF_PLAN},
-            "decided_by": plan.solver,
-            "recompute_cost": plan.recompute_cost + plan.exposed_time,
-            "plan_s": time.perf_counter() - start,
-            "more": plan.before_after.more,
+        asked = {text: Budget.parse(text) for text in question.budgets}
+        limits = {
+            text: Budget(peak_bytes=planner.limit_of(b)) if b.on_peak else b
+            for text, b in asked.items()
         }
+        for text in sorted(asked, key=lambda text: limits[text].peak_bytes or 0):
+            start = time.perf_counter()
+            try:
+                found[text] = alone.decide(limits[text])
+            except RematError as error:
+                failed[text] = str(error)
+            took[text] = time.perf_counter() - start
+        if len(found) > 1:
+            peaks = {text: limits[text].peak_bytes or 0 for text in found}
+            settled = alone.search.settled({peaks[text]: d for text, d in found.items()})
+            found = {text: settled[peak] for text, peak in peaks.items()}
+        rows = []
+        for text, budget in asked.items():
+            start = time.perf_counter()
+            try:
+                plan = alone.finish(found[text], budget, peak_limit=0) if text in found else None
+            except RematError as error:
+                plan, failed[text] = None, str(error)
+            if plan is None:
+                rows.append(question.row(text, **figures, reason=failed[text]))
+                continue
+            made = {
+                **{name: getattr(plan, name) for name in _OF_PLAN},
+                "decided_by": plan.solver,
+                "recompute_cost": plan.recompute_cost + plan.exposed_time,
+                "plan_s": took[text] + time.perf_counter() - start,
+                "more": plan.before_after.more,
+            }
+            rows.append(question.row(text, **figures, **made))
+        return rows
 
     def _request(self, solver: str | Solver) -> PlanRequest:
         """Return the step's request with the given solver; each solver is created only once."""
@@ -398,34 +449,35 @@ def _ask(
         executor: where to plan, as in `compare`.
         on_row: called with each row as soon as its job has ended.
     """
-    rows: dict[int, ExperimentRow] = {}
+    rows: dict[int, list[ExperimentRow]] = {}
 
-    def note(k: int, row: ExperimentRow) -> None:
-        rows[k] = row
-        on_row(row)
+    def note(k: int, made: list[ExperimentRow]) -> None:
+        rows[k] = made
+        for row in made:
+            on_row(row)
 
     def died(k: int, why: str) -> None:
-        note(k, questions[k].row(reason=why))
+        note(k, questions[k].failed(why))
 
     try:
         run_jobs(answer, questions, executor, note, died)
     finally:
         # Otherwise the graph would stay in memory until this thread ends.
         _NEWEST.step = None
-    return [rows[k] for k in range(len(questions))]
+    return [row for k in range(len(questions)) for row in rows[k]]
 
 
-def answer(question: _Question) -> ExperimentRow:
-    """Plan one job, and return the figures of the plan as a row.
+def answer(question: _Question) -> list[ExperimentRow]:
+    """Plan one job, and return the figures of its plans as rows.
 
     A worker of the executor runs this function. If planning fails, the row's ``reason`` is the
     error's message.
     """
     try:
-        return question.row(**_prepared(question).figures(question))
-    except (Exception, SystemExit) as error:  # an error of the user's code concerns this row only
+        return _prepared(question).rows(question)
+    except (Exception, SystemExit) as error:  # an error of the user's code concerns this job only
         reason = str(error) if isinstance(error, RematError) else f"{type(error).__name__}: {error}"
-        return question.row(reason=reason)
+        return question.failed(reason)
 
 
 def _prepared(question: _Question) -> _Prepared:
@@ -436,7 +488,9 @@ def _prepared(question: _Question) -> _Prepared:
         _NEWEST.step = of, _captured(question), {}
     _, joint, prepared = _NEWEST.step
     if cost not in prepared:
-        prepared[cost] = _Prepared(joint, PlanRequest.of(**question.options))
+        prepared[cost] = _Prepared(
+            joint, PlanRequest.of(**{**question.options, "budget": question.budgets[0]})
+        )
     return prepared[cost]
 
 

@@ -8,7 +8,7 @@ peak is that of the step problem, so one round suffices. Other peaks differ, by 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 
@@ -165,12 +165,30 @@ class Search:
         self.propose(limits)
         if not context.is_alone and not context.request.hooks:
             self._widen(limits, least)
-        best = self.pool.cheapest(
-            limits, lambda d: (d.cost, self.measures.simulated(d), d.saved_bytes)
-        )
+        best = self.pool.cheapest(limits, self._by_cost)
         if best is None:
             raise self._none_within(asked, possible)
         return self._bounded(best, peak_bytes)
+
+    def settled(self, found: Mapping[int, Candidate]) -> dict[int, Candidate]:
+        """Choose again for each limit of a ladder, among the candidates of all limits.
+
+        So no larger limit costs more than a smaller one, and no smaller one has the higher peak.
+
+        Args:
+            found: by limit on the simulated peak in bytes, the candidate that was found within it.
+        """
+        pool = CandidatePool([*found.values(), *self.pool])
+        chosen = {}
+        for peak_bytes, before in found.items():
+            best = pool.cheapest(self.limits(peak_bytes), self._by_cost)
+            same = best is None or best.decision == before.decision
+            chosen[peak_bytes] = before if same or best is None else self._bounded(best, peak_bytes)
+        return chosen
+
+    def _by_cost(self, found: Candidate) -> tuple[int, int, int]:
+        """Return the sort key (cost, simulated peak, saved bytes)."""
+        return found.cost, self.measures.simulated(found), found.saved_bytes
 
     def _widen(self, limits: Limits, least: int | None) -> None:
         """Add candidates that the search within a simulated peak misses, each where it may be cheaper.

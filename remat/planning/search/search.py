@@ -21,7 +21,7 @@ from remat.planning.search.candidates import Candidate
 from remat.planning.search.effort import DEFAULT, ESTIMATED, SIMULATED, Effort, Rounds
 from remat.planning.search.measures import Measures
 from remat.planning.search.near import Near, near_fused
-from remat.planning.search.pool import CandidatePool, Limits, Measure
+from remat.planning.search.pool import CandidatePool, Limits, Measure, scheduled_peak
 from remat.planning.search.proposers.hull import CLOSING, Starts
 from remat.planning.search.proposers.offloads import Offloads
 from remat.planning.search.proposers.solver import SolverDecisions
@@ -321,12 +321,16 @@ class Search:
             searches: maximum number of searches.
         """
         context, rounds, wanted = self.context, self._rounds(limits.measure), int(limits.peak_bytes)
-        near = self.near(limits.measure, start)
-        own, offset, offsets = CandidatePool([start]), near.offset, list[int]()
-        above = replace(limits, peak_bytes=rounds.above * wanted)
-        misses = idle = 0
-        least = self.pool.cheapest(limits, _cost) if searches > 1 else None
-        for turn in range(searches):
+        near, own = self.near(limits.measure, start), CandidatePool([start])
+        exact = rounds is SIMULATED
+        # The simulated peak is that of the schedule, which is known already.
+        counted, among = (
+            (replace(limits, measure=scheduled_peak), own) if exact else (limits, self.pool)
+        )
+        above = replace(counted, peak_bytes=rounds.above * wanted)
+        offset, offsets, misses, idle = near.offset, list[int](), 0, 0
+        least = among.cheapest(counted, _cost)
+        for _ in range(searches):
             self.asked["by node orders"] += 1
             seen = {d.decision for d in self.pool}
             limit = wanted + offset - misses * int(rounds.lowered * wanted)
@@ -335,11 +339,9 @@ class Search:
             own.add(*new)
             informed = [self.offloads.with_tagged(self.decisions.informed(d)) for d in new]
             self.pool.add(*informed)
-            if turn == searches - 1:
-                return
-            reached = [*map(limits.measure, informed)]
+            reached = [*map(counted.measure, new if exact else informed)]
             offsets += [d.peak_bytes - peak for d, peak in zip(new, reached, strict=True)]
-            before, least = least, self.pool.cheapest(limits, _cost)
+            before, least = least, among.cheapest(counted, _cost)
             better = least is not None and (before is None or least.cost < before.cost)
             idle = 0 if better else idle + 1
             misses = 0 if any(peak <= wanted for peak in reached) else misses + 1

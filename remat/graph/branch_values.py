@@ -32,7 +32,7 @@ from remat.graph import ops
 from remat.graph.index import GraphIndex, index_graph
 from remat.graph.joint import JointGraph, output_node
 from remat.graph.policies import TAGGED_BY
-from remat.graph.replays import is_element
+from remat.graph.replays import is_element, maker_of
 from remat.graph.roles import Roles, classify
 from remat.graph.source import located
 from remat.graph.storages import leaves_of
@@ -364,7 +364,7 @@ def check_may_branch_again(node: fx.Node) -> None:
     is_own = node.meta.get("recompute") is CheckpointPolicy.MUST_RECOMPUTE
     if is_own and TAGGED_BY not in node.meta:
         raise PlanError(
-            f"'{node.name}' is tagged MUST_RECOMPUTE, but {node.target} returns a branch value, such as an index or "
+            f"'{node.name}' is tagged MUST_RECOMPUTE, but {maker_of(node).target} returns a branch value, such as an index or "
             "the result of a comparison, of numbers that a second run may round otherwise. Backward would then "
             "take another branch than forward did. Let the policy answer MUST_SAVE or PREFER_RECOMPUTE for it (remat saves it then), "
             f"or MUST_SAVE for what it reads\n  {located(node)}"

@@ -418,7 +418,8 @@ class _Rules:
             is_tagged=lambda i: self._tags.get(i) is CheckpointPolicy.MUST_RECOMPUTE,
         )
         for i in sorted(self.kept.branches):
-            check_may_branch_again(index.nodes[i])
+            for node in (index.nodes[i], *filter(is_element, index.nodes[i].users)):
+                check_may_branch_again(node)
 
     def may_save(self, i: int) -> tuple[bool, int]:
         """Return whether the node at position ``i`` may be saved, and how many bytes saving takes."""

@@ -378,6 +378,20 @@ def test_must_recompute_on_a_branch_value_is_refused_with_operator_and_line() ->
     assert "z.argmax(-1)" in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["sort", "getitem", "getitem_1"])
+def test_must_recompute_on_an_element_beside_a_branch_value_is_refused(name: str) -> None:
+    def ranked(x: Tensor) -> Tensor:
+        return x.sin().sort(0).values.exp()
+
+    joint = remat.capture(ranked, (torch.randn(4, 4, requires_grad=True),), lower="eager")
+    node = next(node for node in joint.graph.nodes if node.name == name)
+    node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+    with pytest.raises(
+        PlanError, match=rf"'{name}' is tagged .*aten.sort.default returns a branch"
+    ):
+        remat.plan(joint, 0)
+
+
 def test_a_checkpointed_region_saves_its_branch_values() -> None:
     plan = remat.plan(captured(tagging(CheckpointPolicy.PREFER_RECOMPUTE), "eager"), 0)
     assert "argmax" in plan.saved

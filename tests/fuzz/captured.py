@@ -89,7 +89,6 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", remat.PeakWarning)
         # AOTAutograd looks at .grad of inputs that are no leaves.
-        warnings.filterwarnings("ignore", message="Using a target size")
         warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor")
         # Dynamo makes an instance of every custom function.
         warnings.filterwarnings("ignore", message=r".*Function'> should not be instantiated")

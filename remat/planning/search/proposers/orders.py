@@ -32,8 +32,9 @@ from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
 MOVES_PER_RUN, MOST_MOVES = 3_000, 1_000_000
 #: Schedules with more runs get fewer edits, because each edit takes longer.
 _MANY_RUNS = 25_000
-#: Maximum number of rounds of `lowest`, and the number of edits in each search as a ratio of the usual number.
-_LOWER, _LOWER_SHARE = 3, 0.33
+#: Maximum number of rounds of `lowest`, and the edits that each search tries: the second number times the runs of the
+#: schedule, but at most the third number.
+_LOWER, _LOWER_MOVES, _MOST_LOWER_MOVES = 3, 350, 333_000
 
 
 class Orders:
@@ -176,7 +177,8 @@ class Orders:
             for sequence, boundary in todo:
                 high = evaluate_schedule(self.step.problem, sequence, boundary).peak_bytes
                 aim = (low + high) // 2
-                better = self.improved(sequence, boundary, aim, share=_LOWER_SHARE)
+                moves = min(_MOST_LOWER_MOVES, _LOWER_MOVES * len(sequence))
+                better = self.improved(sequence, boundary, aim, moves=moves)
                 decided = next(
                     filter(None, (self._decided(*schedule) for schedule in better)), None
                 )
@@ -196,6 +198,7 @@ class Orders:
         copies: Sequence[Copy] = (),
         *,
         share: float = 1.0,
+        moves: int | None = None,
     ) -> list[tuple[Sequence[int], int]]:
         """Search for the cheapest schedule within a peak; if none is found, for the schedule with the lowest peak.
 
@@ -205,6 +208,7 @@ class Orders:
             peak_bytes: limit on the peak, in bytes.
             copies: offloaded values. Each is off the device between two positions in ``sequence``.
             share: number of edits of the schedule to try, as a ratio of the usual number.
+            moves: number of edits to try; None: as ``share`` says.
 
         Returns:
             The given schedule and those found. Schedules within the limit come first, cheapest first; the others
@@ -223,9 +227,9 @@ class Orders:
             for c in copies
         ]
         changed = with_copies(problem, start, boundary, copied)
-        moves = min(MOST_MOVES, MOVES_PER_RUN * len(start))
-        moves = int(share * moves * min(1.0, _MANY_RUNS / max(1, len(start))) ** 2)
-        better = improve(compiled, changed.problem, changed.sequence, changed.boundary, moves=moves)
+        usual = share * min(MOST_MOVES, MOVES_PER_RUN * len(start)) if moves is None else moves
+        tried = int(usual * min(1.0, _MANY_RUNS / max(1, len(start))) ** 2)
+        better = improve(compiled, changed.problem, changed.sequence, changed.boundary, moves=tried)
         return [changed.invert(*schedule) for schedule in better]
 
     def _runs_once(self, sequence: Sequence[int]) -> list[int]:

@@ -408,12 +408,14 @@ TABLES: dict[str, Callable[[Records], str]] = {
             "graph": lambda row: row["workload"].partition("_w")[0].partition(" ")[0],
             "nodes": "{nodes}",
             "peak": "{budget:g}",
-            "best published": "{published:g} %",
+            "best published": lambda row: (
+                "–" if row["published"] is None else f"{row['published']:g} %"
+            ),
             "remat": lambda row: (
                 "none found" if row["increase"] is None else f"{row['increase']:.2f} %"
             ),
         },
-        shown=lambda row: row["published"] is not None,
+        "auto",
     ),
     "frontier": frontier,
     "knapsacks": lines(

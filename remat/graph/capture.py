@@ -28,6 +28,7 @@ from remat.graph.fakes_of_models import as_fakes
 from remat.graph.joint import JointGraph, Role, Turn, role_of
 from remat.graph.regions import is_region, split_region
 from remat.graph.storages import tensors_of
+from remat.graph.tangents import layouts_of_tangents
 
 LOWERINGS = ("inductor", "eager")
 
@@ -254,15 +255,17 @@ class _Backend:
             )
 
     def _compiled(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        layouts = torch_compat.functorch_config.patch(layouts_of_tangents(module.graph))
         if self._lower == "inductor":
             patches = {
                 "custom_partitioner_fn": _partitioner_of(self._take),
                 # A cache hit would skip the partitioner, and no joint graph would be recorded.
                 "force_disable_caches": True,
             }
-            compiled: Any = torch_compat.compile_fx(
-                module, inputs, inner_compile=self._run_as_it_is, config_patches=patches
-            )
+            with layouts:
+                compiled: Any = torch_compat.compile_fx(
+                    module, inputs, inner_compile=self._run_as_it_is, config_patches=patches
+                )
             return compiled  # type: ignore[no-any-return]
         backend = torch_compat.aot_autograd(
             fw_compiler=self._run_as_it_is,
@@ -270,7 +273,8 @@ class _Backend:
             partition_fn=self._take,
             keep_inference_input_mutations=True,
         )
-        return backend(module, inputs)
+        with layouts:
+            return backend(module, inputs)
 
     def _take(
         self,

@@ -21,6 +21,7 @@ from remat.errors import BudgetWarning, ProblemError, RematError, did_you_mean, 
 from remat.graph.capture import LOWERINGS
 from remat.graph.capture_errors import name_plain_failure
 from remat.graph.joint import JointGraph, copy_module
+from remat.graph.tangents import layouts_of_tangents
 from remat.integrations.budget_loop import CompiledBudget, compile_within_budget
 from remat.integrations.compile_progress import CompileProgress
 from remat.integrations.partitioner import (
@@ -32,7 +33,6 @@ from remat.integrations.partitioner import (
 )
 from remat.integrations.step_guards import at_declared_sizes
 from remat.integrations.step_wrapper import wrap_step
-from remat.integrations.workarounds import layouts_of_tangents
 from remat.options import CostOption, SolverOption
 from remat.passes.ranks.agree_ranks import AgreeRanks
 from remat.planning.plan import Plan

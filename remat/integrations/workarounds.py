@@ -66,36 +66,6 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: A
         return torch_compat.compile_fx_inner(gm, example_inputs, **kwargs)
 
 
-def layouts_of_tangents(graph: fx.Graph) -> dict[str, Any]:
-    """Return settings of AOTAutograd with which tangents of outputs that overlap themselves keep their values.
-
-    AOTAutograd copies each tangent into the layout of its output. If elements of the output share memory, as after
-    `torch.Tensor.unfold`, so do those of the copy. AOTAutograd asks PyTorch whether they do, which is not always known.
-
-    Args:
-        graph: the graph from Dynamo.
-    """
-    leaves = torch_compat.pytree.tree_leaves([n.args for n in graph.find_nodes(op="output")])
-    outputs = (n.meta.get("example_value") for n in leaves if isinstance(n, fx.Node))
-    overlap = any(isinstance(o, torch.Tensor) and _overlaps_itself(o) for o in outputs)
-    return {"guess_tangent_strides_as_outputs": False} if overlap else {}
-
-
-def _overlaps_itself(value: torch.Tensor) -> bool:
-    """Return whether two elements of a strided tensor may share memory."""
-    if value.layout != torch.strided or type(value) not in (torch.Tensor, torch_compat.FakeTensor):
-        return False
-    end = 0
-    for stride, size in sorted(
-        (hint(st), hint(n)) for n, st in zip(value.shape, value.stride(), strict=True)
-    ):
-        if size > 1:
-            if stride <= end:
-                return True
-            end += stride * (size - 1)
-    return False
-
-
 @contextlib.contextmanager
 def planned_layouts_of_draws(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
     """Make each operator that repeats a random draw get its inputs in the traced memory layout.

@@ -26,16 +26,12 @@ from remat.planning.offload_costs import Tagged, Times, tagged_values
 from remat.planning.pipelines import count_workspaces, prepare, step_costs_of
 from remat.planning.request import PlanRequest
 from remat.planning.search.candidates import Candidate
+from remat.planning.search.effort import DEFAULT
 from remat.solvers.auto import is_auto
 from remat.solvers.graph_problem import evaluate
 from remat.solvers.hull import Hull
 from remat.units import Budget
 
-#: A frontier (see `GraphContext`) is decided at the ends of this number of equal intervals of saved bytes, and at vertices
-#: of the hull.
-STEPS = 24
-#: Maximum number of vertices of the hull among the limits on saved bytes at which a frontier is decided.
-VERTICES = 16
 #: Error of modelled times as a fraction of the step's time: the figure ``error_of_step`` of the benchmark ``step``, the
 #: root mean square over 54 compiled plans, under `roofline-fused`.
 COST_ERROR = 0.025
@@ -270,8 +266,8 @@ class GraphContext:
         """
         vertices = [v.saved_bytes for v in self.hull.vertices]
         least, full = vertices[0], max(vertices[-1], self.full_bytes)
-        limits = {least + (full - least) * i // STEPS for i in range(STEPS + 1)}
-        limits.update(vertices[:: max(1, -(-len(vertices) // VERTICES))])
+        limits = {least + (full - least) * i // DEFAULT.steps for i in range(DEFAULT.steps + 1)}
+        limits.update(vertices[:: max(1, -(-len(vertices) // DEFAULT.vertices))])
         return sorted(c for c in limits if most is None or c <= most)
 
     # ---- the host's memory --------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from remat.options import (
 from remat.planning.fit_table import Fit, FitRow
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
+from remat.planning.search.effort import DEFAULT
 from remat.planning.whole_step import Rank, StepFit, other_bytes, parameters_of
 from remat.plugins.registry import registry
 from remat.running.jobs import AnyExecutor, check_executor, name_to_send, run_jobs
@@ -51,11 +52,6 @@ Ask = Callable[[Sequence[int], Sequence[Decision]], Mapping[int, Answer]]
 _LEAST_MEMORY = 1 << 16
 #: The largest batch that ``"max"`` tries.
 _MOST = 1 << 20
-#: The search of ``"max"`` bisects between a batch that fits and a larger one that does not. It ends when the two differ
-#: by at most 1, or by at most the smaller one divided by this number.
-_PART = 50
-#: Number of doubled batches (1, 2, 4, …) planned at the same time by an executor that is not a number of processes.
-_WIDTH = 4
 
 
 @passes_on(TrainingOptions.__annotations__, Training)
@@ -208,7 +204,9 @@ def fit_calls(
 
     # In this process, doubled batches are planned one by one, because results beyond the first batch that does not fit
     # are not used.
-    width = executor if isinstance(executor, int) else 1 if executor is None else _WIDTH
+    width = (
+        executor if isinstance(executor, int) else 1 if executor is None else DEFAULT.fitting.width
+    )
     rows = rows_of(listed, ask) if listed else rows_up_to_most(ask, width)
     return Fit(
         model=called,
@@ -323,7 +321,7 @@ def rows_up_to_most(ask: Ask, width: int) -> dict[int, FitRow]:
         if not fits(high):
             break
         low, high = high, 2 * high
-    while high <= _MOST and high - low > max(1, low // _PART):
+    while high <= _MOST and high - low > max(1, low // DEFAULT.fitting.part):
         middle = (low + high) // 2
         answers |= ask([middle], [*decisions])
         low, high = (middle, high) if fits(middle) else (low, middle)

@@ -23,12 +23,10 @@ from remat.planning.planner import Planner
 from remat.planning.plans import PlanSet
 from remat.planning.request import PlanRequest
 from remat.planning.search.candidates import Candidate, combine
+from remat.planning.search.effort import DEFAULT
 from remat.planning.search.search import Search
 from remat.planning.search.several_graphs import SeveralGraphs
 from remat.units import Budget, format_bytes
-
-#: Most rounds of `SetPlanner.within_bytes`. Each round distributes the bytes that the round before left unused.
-ROUNDS = 4
 
 
 def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
@@ -130,7 +128,7 @@ class SetPlanner:
             best = with_own(s.decisions.full for s in free)
         if cheapest and not is_budget_1:
             best = with_own(s.decisions.at(c) for s, c in zip(free, most, strict=True))
-        for _ in range(0 if cheapest or is_budget_1 or not free else ROUNDS):
+        for _ in range(0 if cheapest or is_budget_1 or not free else DEFAULT.several.shared):
             shares = _shares(free, runs, room - reserve)
             if shares is None:
                 break

@@ -28,6 +28,7 @@ from remat.planning.pipelines import modules_of, step_costs_of
 from remat.planning.planner import Planner
 from remat.planning.search.aim import aim
 from remat.planning.search.candidates import Candidate
+from remat.planning.search.effort import DEFAULT
 from remat.planning.search.measures import Measures
 from remat.planning.search.pool import CandidatePool, Limits
 from remat.planning.search.search import Search
@@ -36,17 +37,6 @@ from remat.running.optimizer import OptimizerUse, trace_optimizer
 from remat.solvers.graph_problem import evaluate
 from remat.torch_compat import pytree
 from remat.units import Budget, bytes_of_share, format_bytes
-
-#: Maximum number of searches of `_aimed`. One search may not suffice, because it has a limit on the simulated peak, and
-#: the peak of the fused step differs.
-_SEARCHES = 4
-#: Ratios of saved bytes to try if several ranks train, highest first.
-_RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0)
-#: Ratios of saved bytes whose decisions are candidates for every memory limit.
-_FEW_RATIOS = (0.6, 0.3, 0.0)
-#: `_searched` divides the range of peaks into this number of parts: `_NODES` divided by the number of nodes of the
-#: graph, but at least the first and at most the second number of `_PEAKS`.
-_NODES, _PEAKS = 2_000, (2, 32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,7 +348,7 @@ class StepFit:
     def _within_peak(self, others: Sequence[Decision]) -> tuple[Candidate, Budget] | None:
         """Return the cheapest decision found whose peak fits, with the budget to set for it; None if none fits.
 
-        Candidates are the decisions at the ratios `_FEW_RATIOS`, and the result of `_aimed`. If `_aimed` finds no
+        Candidates are the decisions at the ratios `Fitting.few_ratios`, and the result of `_aimed`. If `_aimed` finds no
         decision, those of other batch sizes that are valid for this step are candidates instead. If none is valid,
         the decisions of `_searched` are.
 
@@ -370,7 +360,7 @@ class StepFit:
         for more in (self._taken_over(others), self._searched()):
             if pool.cheapest(limits) is None:
                 pool.add(*more)
-        pool.add(*map(self._at, _FEW_RATIOS))
+        pool.add(*map(self._at, DEFAULT.fitting.few_ratios))
         best = pool.cheapest(limits, lambda d: (d.cost, self._peak(d)))
         if best is None:
             return None
@@ -398,7 +388,7 @@ class StepFit:
         start = (
             memory_bytes - self._peak(self._full) + planner.search.measures.simulated(self._full)
         )
-        return aim(ask, self._peak, memory_bytes, start=start, rounds=_SEARCHES)
+        return aim(ask, self._peak, memory_bytes, start=start, rounds=DEFAULT.fitting.searches)
 
     def _searched(self) -> Iterator[Candidate]:
         """Yield decisions that do not depend on the bytes of the rank's memory, so that other batches can try them.
@@ -411,8 +401,7 @@ class StepFit:
         peaks = Search(search.context)
         yield with_tagged(peaks.least_peak)
         low, high = peaks.least_found, search.measures.simulated(full)
-        least, most = _PEAKS
-        count = min(most, max(least, _NODES // len(search.context.state.index)))
+        count = DEFAULT.fitting.peaks(len(search.context.state.index))
         for k in range(1, count):
             found = peaks.searched(peaks.limits(low + (high - low) * k // count))
             if found is not None:
@@ -450,10 +439,10 @@ class StepFit:
         def fits(ratio: float) -> bool:
             return self._fits(self._at(ratio))
 
-        low = next(filter(fits, _RATIOS), None)
+        low = next(filter(fits, DEFAULT.fitting.ratios), None)
         if low is None:
             return None
-        high = (1.0, *_RATIOS)[_RATIOS.index(low)]
+        high = (1.0, *DEFAULT.fitting.ratios)[DEFAULT.fitting.ratios.index(low)]
         for _ in range(3):
             middle = round((low + high) / 2, 3)
             low, high = (middle, high) if fits(middle) else (low, middle)

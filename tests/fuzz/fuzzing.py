@@ -84,6 +84,7 @@ def run_portion(
         warnings.filterwarnings("ignore", message=r"torch\.searchsorted")
         # At another size, the two parts of a chunk may differ by one row.
         warnings.filterwarnings("ignore", message="Using a target size")
+        warnings.filterwarnings("ignore", message=r"var(_mean)?\(\): degrees of freedom")
         for drawn, examples in (
             (cases(), programs - traced - whole),
             (cases(dynamo=True), traced),

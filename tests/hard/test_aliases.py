@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import remat
 from tests.hard.steps import check, pair
 
 T = torch.Tensor
@@ -57,6 +58,15 @@ PROGRAMS: list[Callable[..., Any]] = [
     constants,
     of_windows,
 ]
+
+
+def test_saved_plans_fit_steps_with_windows() -> None:
+    program, inputs = of_windows, pair()
+    plan = remat.plan(remat.capture(program, inputs, lower="eager"), 0.5)
+    torch._dynamo.reset()
+    step = torch.compile(program, backend="remat", options={"lower": "eager", "plan": plan})
+    step(*inputs)
+    assert remat.plans()[-1].saved == plan.saved
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)

@@ -306,7 +306,8 @@ def test_cuts_alone_are_mixed_and_filled_where_a_step_is_too_large_for_orders(
     for point in found.points:
         plan = found.plan(point)
         assert (plan.peak_bytes, plan.recompute_cost) == (point.peak_bytes, point.recompute_cost)
-    monkeypatch.setattr("remat.planning.search.all_peaks.SIMULATED", 0)
+    unsimulated = replace(DEFAULT, few=0, all_peaks=replace(DEFAULT.all_peaks, simulated=0))
+    monkeypatch.setattr(Search.__init__, "__defaults__", (unsimulated,))
     unsplit = remat.frontier(joint, by="peak")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", remat.PeakWarning)

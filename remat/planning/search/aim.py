@@ -5,14 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
+from remat.planning.search.effort import DEFAULT
 from remat.planning.search.pool import Measure, T
-
-#: A limit that is too high falls by at least the wanted peak divided by this number.
-_LOWERED = 1000
-#: `aim` stops if two limits, one too low and one too high, differ by at most the wanted peak divided by this number.
-_CLOSE = 500
-#: `aim` stops if a candidate is below the wanted peak by at most this fraction of it.
-NEAR = 0.005
 
 
 def aim(
@@ -52,16 +46,16 @@ def aim(
             last is not None and found.decision == last.decision,
             found,
         )
-        if 0 <= room <= NEAR * wanted or (room > 0 and not found.cost):
+        if 0 <= room <= DEFAULT.aiming.near * wanted or (room > 0 and not found.cost):
             return
         if room < 0:
             # A search within this candidate's peak may find the candidate again.
             reached = found.peak_bytes or limit
             high = min(high, limit, max(low + 1, reached))
-            moved = min(limit + min(room, -(wanted // _LOWERED)), reached - 1)
+            moved = min(limit + min(room, -(wanted // DEFAULT.aiming.lowered)), reached - 1)
         else:
             low, moved = max(low, limit), limit + room
-        if high - low <= wanted // _CLOSE:
+        if high - low <= wanted // DEFAULT.aiming.close:
             return
         # Peaks jump where operators stop fusing. So a limit that is not between `low` and `high` is replaced by their
         # midpoint.

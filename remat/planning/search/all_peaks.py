@@ -13,17 +13,6 @@ from remat.planning.search.proposers.mix import Mixtures
 from remat.planning.search.schedules import Schedules
 from remat.planning.search.search import Search
 
-#: About how many vertices of the hull a frontier by peak starts from.
-MOST_CUTS = 40
-#: If the plans of a frontier have at most this many nodes together, each plan is split and its peak is simulated.
-SIMULATED = 400_000
-#: The range from the least peak to the frontier's lowest peak is divided into this number of parts. Node orders are
-#: searched at the peaks between the parts, and from about the second number of points of the frontier.
-_TO_LEAST, _ORDERED = 6, 8
-#: Offloading is tried at about the first number of a frontier's peaks, and at some lower peaks. For the latter, the
-#: range from the least possible peak to the frontier's lowest peak is divided into the second number of parts.
-_OFFLOADED, _BELOW = 12, 4
-
 
 def frontier_by_peak(search: Search) -> tuple[list[Candidate], tuple[tuple[int, int], ...]]:
     """Return the Pareto-optimal candidates by (peak, cost), and a proven lower bound on the cost at each peak.
@@ -47,7 +36,7 @@ def frontier_by_peak(search: Search) -> tuple[list[Candidate], tuple[tuple[int, 
     )
     # Schedules of its own: what a search within one peak has tried does not change the frontier.
     schedules = Schedules(context, search.schedules.step)
-    cuts = [saved for _, saved in context.cuts(MOST_CUTS)]
+    cuts = [saved for _, saved in context.cuts(search.effort.all_peaks.starts)]
     if context.is_alone:
         own = [_simulated(search, d) for d in (decisions.allowed_full, *decisions.on_frontier())]
         line = line_of_bounds(schedules, bound, cuts)
@@ -59,14 +48,14 @@ def frontier_by_peak(search: Search) -> tuple[list[Candidate], tuple[tuple[int, 
     ordered = runs <= search.effort.few and orders.is_possible
     if ordered:
         pool = CandidatePool(found)
-        for tried in found[:: max(1, len(found) // _ORDERED)]:
+        for tried in found[:: max(1, len(found) // search.effort.all_peaks.ordered)]:
             context.on_step("searching orders")
             pool.add(*orders.within(tried, tried.peak_bytes)[:1])
         found = pool.pareto()
     context.on_step("proving bounds")
     line = line_of_bounds(schedules, bound, cuts)
     made = [decisions.informed(f, "" if f.schedule else "mixed") for f in found]
-    if len(found) * len(context.state.index) <= SIMULATED:
+    if len(found) * len(context.state.index) <= search.effort.all_peaks.simulated:
         made = [_simulated(search, d) for d in made]
     if runs <= search.effort.small:
         made += _down_to_least(search, found, ordered=ordered)
@@ -97,8 +86,10 @@ def _down_to_least(search: Search, found: Sequence[Candidate], *, ordered: bool)
     room = found[0].peak_bytes - least
     if first and room > 0 and ordered:
         search.context.on_step("searching orders down to the least peak")
-        for k in range(1, _TO_LEAST):
-            orders = search.simulated.orders.within(first, least + room * k // _TO_LEAST)
+        for k in range(1, search.effort.all_peaks.to_least):
+            orders = search.simulated.orders.within(
+                first, least + room * k // search.effort.all_peaks.to_least
+            )
             made += [_simulated(search, search.decisions.informed(d)) for d in orders]
     return [*made, lowest]
 
@@ -134,11 +125,14 @@ def _cheaper_with_offloads(
         found: the candidates of the frontier, without offloads, lowest peak first.
         least_possible: lower bound on the peak of every schedule, in bytes.
     """
-    thin = found[:: max(1, len(found) // _OFFLOADED)]
+    thin = found[:: max(1, len(found) // search.effort.all_peaks.offloaded)]
     wanted: list[tuple[int, Candidate | None]] = [(d.peak_bytes, d) for d in thin]
     lowest = found[0].peak_bytes
     room = lowest - least_possible
-    wanted += [(lowest - room * k // _BELOW, None) for k in range(1, _BELOW)]
+    wanted += [
+        (lowest - room * k // search.effort.all_peaks.below, None)
+        for k in range(1, search.effort.all_peaks.below)
+    ]
     made = []
     for peak, without in wanted:
         d = search.offloads.with_offloads(peak, without)

@@ -22,13 +22,11 @@ from remat.graph.lowering import SavedKind
 from remat.graph.storages import Sizes
 from remat.passes.core.state import State
 from remat.planning.context import GraphContext
+from remat.planning.search.effort import DEFAULT
 from remat.planning.search.schedules import Schedules
 from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.hull import Hull
 from remat.solvers.pareto import pareto
-
-#: Number of intervals between the peaks at which bounds are computed.
-_STEPS = 64
 
 
 class PeakBounds:
@@ -168,7 +166,7 @@ def line_of_bounds(
     best = pareto(map(schedules.tried, starts), lambda t: (t.peak_bytes, t.cost))
     low, high = schedules.least_possible, best[-1].peak_bytes
     moments = [m for t in (best[0], best[len(best) // 2]) for m in schedules.highest(t)]
-    peaks = sorted({low + (high - low) * k // _STEPS for k in range(_STEPS + 1)})
+    peaks = sorted({low + (high - low) * k // DEFAULT.bounds for k in range(DEFAULT.bounds + 1)})
     costs = accumulate((bound(p, moments) for p in peaks), min)
     line: dict[int, int] = {}
     for cost, step in groupby(zip(peaks, costs, strict=True), key=itemgetter(1)):

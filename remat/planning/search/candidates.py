@@ -12,10 +12,9 @@ from typing import Any, Self
 
 from remat.graph.lowering import Decision, Lowered
 from remat.passes.core.choice import Provenance, SavedLimits
+from remat.planning.search.effort import DEFAULT
 from remat.solvers.pareto import pareto
 
-#: About how many choices `combine` keeps after each graph. Further choices would be nearly equal to these.
-_CHOICES = 2_000
 _UNKNOWN = Provenance()
 
 
@@ -123,7 +122,7 @@ def combine(
             if (figures := extend(k, saved, score, candidate)) is not None
         )
         best = pareto(more, lambda choice: choice[:2])
-        every = max(1, len(best) // _CHOICES)
+        every = max(1, len(best) // DEFAULT.several.choices)
         # The last choice has the best score, so thinning must keep it.
         best = [*best[::every], *(best[-1:] if every > 1 else [])]
     return best

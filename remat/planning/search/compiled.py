@@ -16,29 +16,13 @@ from remat.errors import BudgetError
 from remat.graph.joint import JointGraph, Role, role_of
 from remat.graph.lowering import Decision
 from remat.graph.storages import Sizes
-from remat.planning.context import VERTICES
 from remat.planning.plan_text import learned_text
 from remat.planning.search.aim import aim
 from remat.planning.search.candidates import Candidate
-from remat.planning.search.effort import ESTIMATED
+from remat.planning.search.effort import DEFAULT, ESTIMATED
 from remat.planning.search.pool import CandidatePool, Limits
 from remat.planning.search.search import Search
 from remat.units import Budget, bytes_of_share, format_bytes
-
-#: Neighbouring limits from `without_gaps` differ by at most the largest limit divided by this number.
-_GAP = 16
-#: How often `_explore` halves the two intervals beside the best limit on saved bytes, see `beside_least`.
-_HALVINGS = 2
-#: Maximum number of searches of `_offloading`. Their first limit is below the least simulated peak by at most this peak
-#: divided by the second number.
-_OFFLOADED, _STEPS = 5, 150
-#: Compiled peaks are far above a limit if they exceed the limit by more than the limit divided by this number.
-_FAR = 10
-#: An estimated peak must be below the budget by the budget divided by this number; see `CompiledSearch.within`.
-_MARGIN = 50
-#: If the estimated peak of budget 1 is above the budget, but at most this number times the budget, its step is compiled
-#: first.
-_PERHAPS = 1.05
 
 
 class CompiledSearch:
@@ -139,12 +123,17 @@ class CompiledSearch:
         # decisions near the budget, so it would not find that decision.
         near = not offloads and not (last and in_bytes)
         found, margin, full = False, 0, self.full
-        if in_bytes and limit and not known and limit < self._expected(full) <= _PERHAPS * limit:
+        if (
+            in_bytes
+            and limit
+            and not known
+            and limit < self._expected(full) <= DEFAULT.compiling.perhaps * limit
+        ):
             # The estimate may be too high. Only the compiled step shows whether it fits without further recomputation.
             self.search.pool.add(full)
             return _unproven(full)
         if limit is not None:
-            margin = max(excess, limit // _MARGIN)
+            margin = max(excess, limit // DEFAULT.compiling.margin)
             if near and known.keys() <= {full.decision}:  # no search was made yet
                 self.try_around(self._vertices, limit - margin)
             found = near and self._aim(limit - margin, known)
@@ -153,7 +142,7 @@ class CompiledSearch:
             if limit is None:
                 limit = least + bytes_of_share(budget.peak_share or 0.0, max(0, most - least))
                 self.limit = limit
-            margin = max(excess, min(limit // _MARGIN, limit - least))
+            margin = max(excess, min(limit // DEFAULT.compiling.margin, limit - least))
             if near:
                 self._aim(limit - margin, known)
             elif offloads:
@@ -168,9 +157,9 @@ class CompiledSearch:
 
     @property
     def _vertices(self) -> list[int]:
-        """Saved bytes of about `VERTICES` vertices of the hull that the user's code allows."""
+        """Saved bytes of about `Effort.vertices` vertices of the hull that the user's code allows."""
         most = self._context.most_saved
-        return [n for n, _ in self._context.cuts(VERTICES) if most is None or n <= most]
+        return [n for n, _ in self._context.cuts(DEFAULT.vertices) if most is None or n <= most]
 
     def _explore(self) -> tuple[int, int]:
         """Add candidates to `found`, with peaks from the least peak up to the peak of the decision for budget 1.
@@ -182,7 +171,7 @@ class CompiledSearch:
         """
         search = self.search
         at = self.try_saved(without_gaps(self._vertices))
-        for _ in range(_HALVINGS):
+        for _ in range(DEFAULT.compiling.halvings):
             at |= self.try_saved(beside_least(at))
         search.add(search.decisions.allowed_full)
         most = self._expected(search.offloads.with_tagged(search.decisions.full))
@@ -195,7 +184,7 @@ class CompiledSearch:
     def _lower(self) -> None:
         """Search for decisions with estimated peaks below those of all candidates, and add them to the pool."""
         context, search = self._context, self.search
-        starts = [saved for _, saved in context.cuts(4 * VERTICES)]
+        starts = [saved for _, saved in context.cuts(4 * DEFAULT.vertices)]
         for _ in range(ESTIMATED.lowest):
             best = search.lowest_by(self._expected)
             near = search.near(self._expected, best)
@@ -270,7 +259,7 @@ class CompiledSearch:
         lowest = search.within_peak(least, least=least, offload=False)
         search.pool.add(lowest)
         feasible = search.measures.simulated(lowest)
-        step = feasible // _STEPS
+        step = feasible // DEFAULT.offloading.steps
         start = max(wanted + feasible - self._expected(lowest), feasible - step)
 
         def ask(peak_bytes: int) -> Candidate:
@@ -279,7 +268,9 @@ class CompiledSearch:
             except BudgetError:  # even with offloads
                 return search.within_peak(feasible + step)
 
-        search.pool.add(*aim(ask, self._expected, wanted, start=start, rounds=_OFFLOADED))
+        search.pool.add(
+            *aim(ask, self._expected, wanted, start=start, rounds=DEFAULT.offloading.aimed)
+        )
 
 
 def _cost(found: Candidate) -> int:
@@ -297,7 +288,7 @@ def without_gaps(vertices: Sequence[int]) -> list[int]:
     Args:
         vertices: the given limits, in bytes: saved bytes at vertices of `GraphContext.hull`.
     """
-    found, most = set(vertices), max(1, max(vertices) // _GAP)
+    found, most = set(vertices), max(1, max(vertices) // DEFAULT.compiling.gap)
     for a, b in pairwise(sorted(vertices)):
         parts = -(-(b - a) // most)
         found |= {a + (b - a) * k // parts for k in range(1, parts)}
@@ -369,7 +360,7 @@ def _best(
 
     new = CandidatePool(pool.within(Limits(without=known)))
     unlike = CandidatePool[Candidate]()
-    if last and lowest > limit + limit // _FAR:
+    if last and lowest > limit + limit // DEFAULT.compiling.far:
         # Estimates say little about this step, so prefer the decision that differs most from compiled ones.
         below = limit if budget.peak_bytes else lowest
         unlike.add(*new.within(Limits(peak_bytes=below, measure=expected)))

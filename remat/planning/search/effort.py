@@ -1,4 +1,4 @@
-"""How much work a search may take: one record of numbers, with the benchmark that set each."""
+"""How much work planning may take: one record of numbers, with the benchmark that set each."""
 
 from __future__ import annotations
 
@@ -41,6 +41,178 @@ ESTIMATED = Rounds(prices=3, orders=5, from_least=2, share=0.17, negligible=0.00
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Edits:
+    """How many edits of a schedule a search over node orders tries (benchmark ``peak-plans``).
+
+    Attributes:
+        per_run: usual number of edits for each run of the schedule.
+        most: most edits of one search.
+        many: runs above which a search gets fewer edits, because each takes longer.
+        lower: most rounds of a search for the least peak.
+        lower_per_run: edits for each run in such a round. More do not lead to lower peaks, over eight nets.
+        lower_most: most edits of such a round.
+    """
+
+    per_run: int = 3_000
+    most: int = 1_000_000
+    many: int = 25_000
+    lower: int = 3
+    lower_per_run: int = 350
+    lower_most: int = 333_000
+
+    def usual(self, runs: int, share: float) -> float:
+        """Return a ratio of the usual number of edits of a schedule with so many runs."""
+        return share * min(self.most, self.per_run * runs)
+
+    def least(self, runs: int) -> int:
+        """Return the edits that one round of a search for the least peak tries."""
+        return min(self.lower_most, self.lower_per_run * runs)
+
+    def tried(self, edits: float, runs: int) -> int:
+        """Return how many of the edits are tried on a schedule with so many runs."""
+        return int(edits * min(1.0, self.many / max(1, runs)) ** 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllPeaks:
+    """How a frontier by peak is searched (benchmark ``frontier``).
+
+    Attributes:
+        starts: about how many vertices of the hull it starts from.
+        simulated: most nodes of all its plans together, up to which each plan is simulated.
+        to_least: parts of the range from the least peak to the lowest one found, between which node orders are searched.
+        ordered: about how many points node orders are searched from.
+        offloaded: about how many peaks offloading is tried at.
+        below: parts of the range from the least possible peak, between which offloading is tried.
+        peaks: peaks for which prices are adjusted.
+        cuts: most cuts for each of them.
+        parts: parts of the range of peaks at which mixtures and additions aim.
+        work: evaluations of additions, times the nodes of the graph.
+        least: evaluations of additions on a graph of any size.
+    """
+
+    starts: int = 40
+    simulated: int = 400_000
+    to_least: int = 6
+    ordered: int = 8
+    offloaded: int = 12
+    below: int = 4
+    peaks: int = 16
+    cuts: int = 4
+    parts: int = 24
+    work: int = 800_000
+    least: int = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offloading:
+    """How values to offload are searched (benchmark ``offloading``).
+
+    Attributes:
+        small: a value is left out if its bytes times this number are fewer than the bytes of all values.
+        rounds: most rounds; after a round that fails, the next aims at a peak that is lower by the excess.
+        starts: about how many vertices of the hull a search starts from.
+        share: edits of a search over node orders, as a ratio of the usual number, if a decision without offloads is known.
+        above: searches start from decisions above the peak by these ratios of the bytes that the link sends in forward.
+        reordered: decisions for which node orders are searched.
+        placed: choices of a round that may be rejected after the split.
+        aimed: searches near an estimated peak.
+        steps: the first of them is below the least simulated peak by at most this part of it.
+    """
+
+    small: int = 5_000
+    rounds: int = 4
+    starts: int = 4
+    share: float = 0.5
+    above: tuple[float, ...] = (0.9, 0.6)
+    reordered: int = 2
+    placed: int = 3
+    aimed: int = 5
+    steps: int = 150
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Several:
+    """How several graphs of one step are searched.
+
+    Attributes:
+        rounds: most rounds of a loop towards a peak of the step.
+        low: decisions tried for the graph in which the step peaks.
+        searched: graphs whose decisions are searched further, those of highest cost.
+        shared: most rounds that distribute saved bytes over the graphs.
+        choices: about how many choices are kept after each graph; further ones are nearly equal.
+    """
+
+    rounds: int = 8
+    low: int = 6
+    searched: int = 8
+    choices: int = 2_000
+    shared: int = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiling:
+    """How a candidate to compile is chosen (benchmark ``compiled-peaks``).
+
+    Attributes:
+        gap: neighbouring limits on saved bytes differ by at most this part of the largest one.
+        halvings: how often the two intervals beside the best limit are halved.
+        far: compiled peaks are far above a limit if they exceed it by more than this part of it.
+        margin: an estimated peak counts as within a budget if it is below it by this part of it.
+        perhaps: budget 1 is compiled first if its estimated peak is at most this multiple of the budget.
+    """
+
+    gap: int = 16
+    halvings: int = 2
+    far: int = 10
+    margin: int = 50
+    perhaps: float = 1.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitting:
+    """How a step is fitted into a rank's memory (benchmark ``fit``).
+
+    Attributes:
+        searches: most searches that aim at the memory.
+        ratios: ratios of saved bytes to try if several ranks train, highest first.
+        few_ratios: ratios whose decisions are candidates for every memory.
+        nodes: nodes of a graph, divided by which the parts of the range of peaks are counted for other batch sizes.
+        parts: the fewest and the most of these parts.
+        part: batch sizes are told apart down to this part of them.
+        width: batch sizes that an executor without a number of processes tries at once.
+    """
+
+    searches: int = 4
+    ratios: tuple[float, ...] = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0)
+    few_ratios: tuple[float, ...] = (0.6, 0.3, 0.0)
+    nodes: int = 2_000
+    parts: tuple[int, int] = (2, 32)
+    part: int = 50
+    width: int = 4
+
+    def peaks(self, nodes: int) -> int:
+        """Return into how many parts the range of peaks of a graph is divided."""
+        least, most = self.parts
+        return min(most, max(least, self.nodes // nodes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aiming:
+    """When `remat.planning.search.aim` ends (benchmark ``compiled-peaks``).
+
+    Attributes:
+        lowered: a limit that is too high falls by at least this part of the wanted peak.
+        close: two limits, one too low and one too high, are close if they differ by this part of it.
+        near: a peak is near enough if it is below the wanted one by this ratio of it.
+    """
+
+    lowered: int = 1_000
+    close: int = 500
+    near: float = 0.005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
     """Numbers that limit the work of a search. The benchmark ``peak-plans`` set all of them, unless noted.
 
@@ -55,6 +227,19 @@ class Effort:
         few: runs of a step up to which node orders are searched all along a frontier (benchmark ``frontier``).
         small: runs of a step up to which a frontier includes the least peak (benchmark ``frontier``).
         slack: if the peak of the cheapest candidate is below this ratio of the limit, the solver is asked, too.
+        closing: limits on saved bytes that are tried to find the largest one whose decision is within a peak.
+        vertices: about how many vertices of the hull a search starts from.
+        steps: equal intervals of saved bytes at whose ends a frontier by saved bytes is decided.
+        stretches: parts of backward from each of which one node gives a lower bound.
+        bounds: intervals between the peaks at which a line of lower bounds is computed.
+        split: nodes of all split graphs that stay cached.
+        edits: edits of schedules.
+        all_peaks: a frontier by peak.
+        offloading: values to offload.
+        several: several graphs of one step.
+        compiling: candidates to compile.
+        fitting: a step in a rank's memory.
+        aiming: the loop that aims at a peak.
         lower: a search that finds nothing within a limit is repeated at these ratios of the limit, or at the first one
             alone if the graph has more than ``small`` nodes. A lower limit leads the search past other decisions.
     """
@@ -69,6 +254,19 @@ class Effort:
     few: int = 1_000
     small: int = 2_000
     slack: float = 0.97
+    closing: int = 3
+    vertices: int = 16
+    steps: int = 24
+    stretches: int = 12
+    bounds: int = 64
+    split: int = 20_000
+    edits: Edits = Edits()
+    all_peaks: AllPeaks = AllPeaks()
+    offloading: Offloading = Offloading()
+    several: Several = Several()
+    compiling: Compiling = Compiling()
+    fitting: Fitting = Fitting()
+    aiming: Aiming = Aiming()
     lower: tuple[float, ...] = (0.98, 0.99, 0.97, 0.95)
 
     def evaluations(self, nodes: int) -> int:

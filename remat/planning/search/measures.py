@@ -12,10 +12,8 @@ from remat.graph.lowering import Decision
 from remat.passes.core.state import State
 from remat.planning.pipelines import modules_of, split
 from remat.planning.search.candidates import Candidate
+from remat.planning.search.effort import DEFAULT
 from remat.units import format_bytes
-
-#: Split graphs stay cached as long as they have at most this many nodes together. Two stay cached in any case.
-_SPLIT_NODES = 20_000
 
 
 def curve_of(state: State) -> MemoryCurve:
@@ -71,7 +69,7 @@ class Measures:
                 )
         # Removed above and inserted again, so that the dict is in order of last use.
         self._splits[found.decision] = done
-        while len(self._splits) > max(2, _SPLIT_NODES // len(self._state.index)):
+        while len(self._splits) > max(2, DEFAULT.split // len(self._state.index)):
             del self._splits[next(iter(self._splits))]
         return done
 

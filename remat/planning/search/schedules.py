@@ -11,14 +11,13 @@ from remat.graph.lowering import SavedKind
 from remat.graph.step_lowering import LoweredStep, lower_step
 from remat.planning.context import GraphContext
 from remat.planning.search.candidates import Candidate
+from remat.planning.search.effort import DEFAULT
 from remat.planning.search.pool import CandidatePool
 from remat.solvers.graph_problem import GraphProblem, always_saved, evaluate
 from remat.solvers.schedule_problem import ScheduleEvaluator
 
 #: Key of saved bytes among prices and bytes alive. All other keys are program points: positions in the joint graph.
 SAVED = -1
-#: Most parts into which `highest` divides backward.
-_STRETCHES = 12
 
 
 class Schedules:
@@ -192,7 +191,7 @@ class Schedules:
         return found
 
     def highest(self, tried: Candidate) -> tuple[int, ...]:
-        """Divide backward into at most `_STRETCHES` parts; return, for each part, the node with most bytes alive.
+        """Divide backward into at most `Effort.stretches` parts; return, for each part, the node with most bytes alive.
 
         Args:
             tried: a candidate that the method `tried` returned, so that its bytes alive are known.
@@ -202,7 +201,7 @@ class Schedules:
         """
         late = self._state.roles.tangent_closure
         runs = [m for m in tried.alive if 0 <= m < len(late) and late[m]]
-        length = max(1, -(-len(runs) // _STRETCHES))
+        length = max(1, -(-len(runs) // DEFAULT.stretches))
         stretches = (runs[i : i + length] for i in range(0, len(runs), length))
         return tuple(max(stretch, key=lambda m: tried.alive[m]) for stretch in stretches)
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from remat.errors import BudgetError
-from remat.planning.context import VERTICES, GraphContext
+from remat.planning.context import GraphContext
 from remat.planning.plan_text import learned_text
 from remat.planning.search.aim import aim
 from remat.planning.search.bound import PeakBounds, bound_with_offloads
@@ -22,7 +22,7 @@ from remat.planning.search.effort import DEFAULT, ESTIMATED, SIMULATED, Effort, 
 from remat.planning.search.measures import Measures
 from remat.planning.search.near import Near, near_fused
 from remat.planning.search.pool import CandidatePool, Limits, Measure, scheduled_peak
-from remat.planning.search.proposers.hull import CLOSING, Starts
+from remat.planning.search.proposers.hull import Starts
 from remat.planning.search.proposers.offloads import Offloads
 from remat.planning.search.proposers.solver import SolverDecisions
 from remat.planning.search.schedules import Schedules
@@ -209,7 +209,9 @@ class Search:
         if best.cost and limits.measure(best) < self.effort.slack * peak_bytes:
             # On some large graphs, the search ends far below the limit, and a decision of the solver is cheaper.
             low, high = self.starts.between(peak_bytes)
-            self.add(*self.decisions.bisected(low, high, peak_bytes, CLOSING, limits.measure))
+            self.add(
+                *self.decisions.bisected(low, high, peak_bytes, self.effort.closing, limits.measure)
+            )
 
     # ---- within a peak by any measure ---------------------------------------------------------------
     def propose(self, limits: Limits) -> None:
@@ -444,7 +446,10 @@ class Search:
         if context.is_alone:
             found.add(*decisions.on_frontier())
         else:
-            seeds = [*(saved for _, saved in context.cuts(4 * VERTICES)), *self.starts.within(0)]
+            seeds = [
+                *(saved for _, saved in context.cuts(4 * self.effort.vertices)),
+                *self.starts.within(0),
+            ]
             # With hooks, which pack saved values, the lowest peak of the search may not be that of the step. Therefore,
             # decisions at several limits on saved bytes compete, too.
             if context.request.hooks:

@@ -17,18 +17,10 @@ from remat.planning.pipelines import modules_of
 from remat.planning.search.aim import aim
 from remat.planning.search.all_peaks import frontier_by_peak
 from remat.planning.search.candidates import Candidate, Choice, combine
+from remat.planning.search.effort import DEFAULT
 from remat.planning.search.pool import CandidatePool, Limits
 from remat.planning.search.search import Search
 from remat.units import Budget, bytes_of_share, format_bytes
-
-#: Most rounds of a loop that lowers the peak of the step. Peaks in the loop may be estimates, so one round may not
-#: suffice.
-_ROUNDS = 8
-#: Number of decisions that `_lowest` tries for the graph in which the step peaks: those with the lowest peaks of this
-#: graph alone.
-_LOW = 6
-#: `_searched` searches for cheaper decisions of at most this number of graphs, those of highest cost.
-_SEARCHED = 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -203,11 +195,13 @@ class SeveralGraphs:
         The search starts from `_least`, and tries other decisions for the graph during which the step peaks.
         """
         chosen = [*self._least[2]]
-        for _ in range(_ROUNDS):
+        for _ in range(DEFAULT.several.rounds):
             highest = self.highest(chosen)
             peak, before = max(highest), chosen
             k = highest.index(peak)
-            for option in sorted(self._options[k], key=lambda o: o.peak_bytes)[:_LOW]:
+            for option in sorted(self._options[k], key=lambda o: o.peak_bytes)[
+                : DEFAULT.several.low
+            ]:
                 other = [*chosen[:k], option, *chosen[k + 1 :]]
                 if max(self.highest(other)) < peak:
                     chosen, peak = other, max(self.highest(other))
@@ -228,7 +222,7 @@ class SeveralGraphs:
             return self._together(found[-1][2]) if found else None  # the last one costs least
 
         peak = int(limits.peak_bytes)
-        return aim(ask, limits.measure, peak, start=peak, rounds=_ROUNDS)
+        return aim(ask, limits.measure, peak, start=peak, rounds=DEFAULT.several.rounds)
 
     def _with_offloads(self, chosen: list[Candidate], peak_bytes: int) -> list[Candidate]:
         """Offload values in each graph if that makes the graph's decision cheaper, and the step stays within the peak.
@@ -268,7 +262,7 @@ class SeveralGraphs:
             chosen: one candidate for each graph.
             peak_bytes: limit on the peak of the whole step, in bytes.
         """
-        for _ in range(_ROUNDS):
+        for _ in range(DEFAULT.several.rounds):
             highest = self.highest(chosen)
             over = max(highest) - peak_bytes
             if over <= 0:
@@ -302,7 +296,7 @@ class SeveralGraphs:
             One candidate for each graph.
         """
         dearest = sorted(range(len(chosen)), key=lambda k: (-self.runs[k] * chosen[k].cost, k))
-        for k in dearest[:_SEARCHED]:
+        for k in dearest[: DEFAULT.several.searched]:
             alone = self._searches[k].context.is_alone  # a named solver decides alone
             if alone or not chosen[k].cost or chosen[k].decision.offloads:
                 continue

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from remat.planning.context import VERTICES, GraphContext
+from remat.planning.context import GraphContext
+from remat.planning.search.effort import DEFAULT
 from remat.planning.search.proposers.solver import SolverDecisions
 from remat.planning.search.schedules import Schedules
 from remat.solvers.lagrangian import Lagrangian
 from remat.solvers.run import run
-
-#: Number of limits on saved bytes that are tried to find the largest limit whose decision is within a peak.
-CLOSING = 3
 
 
 class Starts:
@@ -35,7 +33,7 @@ class Starts:
         """Return the decisions from which each search within a peak starts, each as its saved nodes."""
         decisions, context = self._decisions, self._context
         found = decisions.allowed_cheapest, decisions.allowed_full, context.runtime_optimal
-        cuts = (saved for _, saved in context.cuts(VERTICES))
+        cuts = (saved for _, saved in context.cuts(DEFAULT.vertices))
         return [*(d.saved for d in found), *self._closing_in(peak_bytes), *cuts]
 
     def between(self, peak_bytes: int) -> tuple[int, int]:
@@ -49,8 +47,8 @@ class Starts:
         return low, above[0] if above and above[0] > low else self._context.full_bytes
 
     def _ends(self) -> list[tuple[int, int]]:
-        """Return about `VERTICES` vertices of the hull, each as its saved bytes and its schedule's peak in bytes."""
-        cuts = self._context.cuts(VERTICES)
+        """Return about `Effort.vertices` vertices of the hull, each as its saved bytes and its schedule's peak in bytes."""
+        cuts = self._context.cuts(DEFAULT.vertices)
         return [(nbytes, self._schedules.tried(saved).peak_bytes) for nbytes, saved in cuts]
 
     def _near(self, capacity: int) -> tuple[int, ...]:
@@ -73,7 +71,7 @@ class Starts:
         """
         tried, ends = self._schedules.tried, self._ends()
         # Between two vertices that are far apart, decisions may have lower peaks than at both.
-        for _ in range(2 * CLOSING):
+        for _ in range(2 * DEFAULT.closing):
             lowest = min(range(len(ends)), key=lambda i: ends[i][1])
             if ends[lowest][1] <= peak_bytes or len(ends) < 2:
                 break
@@ -86,7 +84,7 @@ class Starts:
         low, high = _around(ends, peak_bytes)
         if low is None or high is None:
             return
-        for turn in range(CLOSING):
+        for turn in range(DEFAULT.closing):
             if high[0] - low[0] <= max(1, low[0] // 500):
                 return
             share = (peak_bytes - low[1]) / max(1, high[1] - low[1]) if turn % 2 == 0 else 0.5

@@ -16,19 +16,12 @@ from itertools import pairwise
 import numpy as np
 
 from remat.planning.search.candidates import Candidate
+from remat.planning.search.effort import DEFAULT
 from remat.planning.search.pool import Limits
 from remat.planning.search.proposers.cuts import Cuts, Prices
 from remat.planning.search.schedules import Schedules
 from remat.solvers.graph_problem import worth_saving
 from remat.solvers.pareto import lower_hull
-
-#: Number of peaks for which prices are adjusted, and maximum number of cuts for each peak.
-_PEAKS, _CUTS = 16, 4
-#: The range of the frontier's peaks is divided into this number of parts. `_mix` and `_add` aim at peaks that are one
-#: part apart.
-_PARTS = 24
-#: `_add` makes at most this many evaluations: the first number divided by the graph's nodes, but at least the second.
-_WORK, _LEAST = 800_000, 24
 
 
 def by_peak(found: Candidate) -> tuple[int, int]:
@@ -47,6 +40,7 @@ class Mixtures:
         self._schedules, self.problem = schedules, schedules.problem
         self._seen, self.tried = schedules.seen, schedules.tried
         self._nodes = len(schedules.context.state.index)
+        self._effort = DEFAULT.all_peaks
 
     def find(
         self, starts: Iterable[Iterable[int]], on_step: Callable[[str], None]
@@ -60,7 +54,7 @@ class Mixtures:
         on_step("scheduling cuts")
         for start in starts:
             self.tried(start)
-        self._follow(self._peaks(_PEAKS))
+        self._follow(self._peaks(self._effort.peaks))
         on_step("mixing cuts")
         self._mix()
         on_step("adding what has room")
@@ -83,7 +77,7 @@ class Mixtures:
         """
         cuts, prices = Cuts(self._schedules), Prices()
         for peak_bytes in reversed(peaks):
-            for _ in range(_CUTS):
+            for _ in range(self._effort.cuts):
                 found = cuts.at(prices)
                 cheapest = self._seen.cheapest(Limits(peak_bytes=peak_bytes))
                 assert cheapest is not None, "`_peaks` begins with the peak of a candidate"
@@ -99,7 +93,7 @@ class Mixtures:
         A mixture takes one candidate's choices up to a node, and the other candidate's choices after this node.
         """
         best, size = lower_hull(self._seen.pareto(), by_peak), self.problem.size
-        part = max(1, (best[-1].peak_bytes - best[0].peak_bytes) // _PARTS)
+        part = max(1, (best[-1].peak_bytes - best[0].peak_bytes) // self._effort.parts)
         for low, high in pairwise(best):
             parts = round((high.peak_bytes - low.peak_bytes) / part)
             differ = sorted({*low.saved} ^ {*high.saved})
@@ -117,8 +111,11 @@ class Mixtures:
 
         The peaks are those of the Pareto-optimal candidates, and evenly spaced ones.
         """
-        left = len(self._seen) + max(_LEAST, _WORK // max(1, self._nodes))
-        targets = {*self._peaks(_PARTS), *(t.peak_bytes for t in self._seen.pareto()[:-1])}
+        left = len(self._seen) + max(self._effort.least, self._effort.work // max(1, self._nodes))
+        targets = {
+            *self._peaks(self._effort.parts),
+            *(t.peak_bytes for t in self._seen.pareto()[:-1]),
+        }
         # In this order, the first targets already cover the whole range, in case the evaluations run out.
         for peak_bytes in _spread(sorted(targets)):
             tried = self._seen.cheapest(Limits(peak_bytes=peak_bytes))

@@ -19,6 +19,7 @@ from remat.planning.offload_copies import Copies
 from remat.planning.offload_costs import Tagged, why_kept
 from remat.planning.pipelines import SPLIT, PassManager
 from remat.planning.search.candidates import Candidate
+from remat.planning.search.effort import DEFAULT
 from remat.planning.search.measures import Measures
 from remat.planning.search.pool import Limits
 from remat.planning.search.proposers.orders import Orders
@@ -28,23 +29,6 @@ from remat.solvers.offload_prices import Lives
 from remat.solvers.offload_problem import OffloadChoice, OffloadProblem
 from remat.solvers.offload_search import OffloadSearch
 from remat.units import format_bytes
-
-#: A value is not offloaded if its bytes times this number are fewer than the bytes of all values together.
-_SMALL = 5_000
-#: Maximum number of rounds of `with_offloads`. After a round that fails, values that cannot be offloaded are left out.
-#: The next round aims at a lower peak: the difference is the excess of the failed round.
-_TURNS = 4
-#: About how many vertices of the hull (see `GraphContext`) a search starts from.
-_CUTS = 4
-#: If a decision without offloads is known, a search over node orders tries this fraction of the usual number of edits.
-_ORDER_SHARE = 0.5
-#: `_from_above` starts from decisions whose peak is above the limit by up to these fractions of the bytes that the
-#: link can send during forward.
-_ABOVE = (0.9, 0.6)
-#: Number of decisions with offloads for which node orders are searched.
-_REORDERED = 2
-#: A round ends when this number of its choices were rejected: after the split, they exceed the peak or cost too much.
-_PLACED = 3
 
 
 class Offloads:
@@ -106,7 +90,7 @@ class Offloads:
             return without
         self._context.on_step("searching for values to offload")
         aimed = peak_bytes
-        for _ in range(_TURNS):
+        for _ in range(DEFAULT.offloading.rounds):
             most, excess = math.inf if without is None else without.cost, []
             for choice, decision in self._candidates(aimed, without):
                 if not choice.offloaded or choice.over or choice.cost >= most:
@@ -117,7 +101,7 @@ class Offloads:
                     if not over and decided.cost < most:
                         return decided
                 excess.append(over)
-                if len(excess) == _PLACED:
+                if len(excess) == DEFAULT.offloading.placed:
                     break
             # The split graphs may need more memory than the search assumed, so the next round aims lower. If no choice
             # was tried, the aim becomes 0, which ends the loop.
@@ -146,7 +130,9 @@ class Offloads:
                 continue
             if lowered.kind[i] is not SavedKind.VALUE or storages.owner[position] != position:
                 continue
-            if name not in always and (self.request.offload is None or nbytes * _SMALL < total):
+            if name not in always and (
+                self.request.offload is None or nbytes * DEFAULT.offloading.small < total
+            ):
                 continue
             # Offloading must free exactly the bytes that saving the value takes.
             if not why_kept(state, lowered, i) and problem.size[at] == nbytes:
@@ -180,7 +166,9 @@ class Offloads:
         )
         begun = [self._best(search, without), *self._from_above(search)]
         begun.sort(key=lambda c: c.rank)
-        candidates = [self._reordered(search, c, without) for c in begun[:_REORDERED]]
+        candidates = [
+            self._reordered(search, c, without) for c in begun[: DEFAULT.offloading.reordered]
+        ]
         candidates += [(c, None) for c in begun if all(c is not other for other, _ in candidates)]
         return sorted(candidates, key=lambda pair: pair[0].rank)
 
@@ -197,7 +185,7 @@ class Offloads:
         ]
         if without is not None and not without.decision.is_ordered:
             saved.append(without.saved)
-        saved += [cut for _, cut in self._context.cuts(_CUTS)]
+        saved += [cut for _, cut in self._context.cuts(DEFAULT.offloading.starts)]
         return search.best(saved)
 
     def _from_above(self, search: OffloadSearch) -> Iterator[OffloadChoice]:
@@ -210,7 +198,7 @@ class Offloads:
         """
         seen, peak_bytes = set[tuple[int, ...]](), search.capacity
         room = self.request.link.bytes_in(self._context.forward_time)
-        for share in _ABOVE:
+        for share in DEFAULT.offloading.above:
             above = int(share * room)
             limits = Limits(peak_bytes=peak_bytes + above)
             higher = self._schedules.seen.cheapest(limits)
@@ -257,7 +245,7 @@ class Offloads:
             starts.append(search.on(choice.saved, *without.schedule, choice.offloaded))
         for start in starts:
             for other, decision in self._orders_from(
-                search, start, _ORDER_SHARE if without else 1.0
+                search, start, DEFAULT.offloading.share if without else 1.0
             ):
                 if other.rank < best[0].rank:
                     best = other, decision

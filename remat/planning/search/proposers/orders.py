@@ -19,6 +19,7 @@ from remat.graph.step_lowering import LoweredStep
 from remat.graph.writes import written_by
 from remat.passes.split.arrangement import arrange
 from remat.planning.search.candidates import Candidate
+from remat.planning.search.effort import DEFAULT
 from remat.planning.search.schedules import Schedules
 from remat.solvers.annealing import improve
 from remat.solvers.base import Solver
@@ -26,15 +27,6 @@ from remat.solvers.copies import Copy, with_copies
 from remat.solvers.kernel import kernel
 from remat.solvers.run import run
 from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
-
-#: The usual number of edits that one annealing search tries: the first number times the runs of the schedule, but at
-#: most the second number.
-MOVES_PER_RUN, MOST_MOVES = 3_000, 1_000_000
-#: Schedules with more runs get fewer edits, because each edit takes longer.
-_MANY_RUNS = 25_000
-#: Maximum number of rounds of `lowest`, and the edits that each search tries: the second number times the runs of the
-#: schedule, but at most the third number.
-_LOWER, _LOWER_MOVES, _MOST_LOWER_MOVES = 3, 350, 333_000
 
 
 class Orders:
@@ -172,12 +164,12 @@ class Orders:
         best: Candidate | None = None
         low = 0
         todo = [*map(self._schedules.start, starts)]
-        for _ in range(_LOWER):
+        for _ in range(DEFAULT.edits.lower):
             found: Candidate | None = None
             for sequence, boundary in todo:
                 high = evaluate_schedule(self.step.problem, sequence, boundary).peak_bytes
                 aim = (low + high) // 2
-                moves = min(_MOST_LOWER_MOVES, _LOWER_MOVES * len(sequence))
+                moves = DEFAULT.edits.least(len(sequence))
                 better = self.improved(sequence, boundary, aim, moves=moves)
                 decided = next(
                     filter(None, (self._decided(*schedule) for schedule in better)), None
@@ -227,8 +219,9 @@ class Orders:
             for c in copies
         ]
         changed = with_copies(problem, start, boundary, copied)
-        usual = share * min(MOST_MOVES, MOVES_PER_RUN * len(start)) if moves is None else moves
-        tried = int(usual * min(1.0, _MANY_RUNS / max(1, len(start))) ** 2)
+        edits = DEFAULT.edits
+        usual = edits.usual(len(start), share) if moves is None else moves
+        tried = edits.tried(usual, len(start))
         better = improve(compiled, changed.problem, changed.sequence, changed.boundary, moves=tried)
         return [changed.invert(*schedule) for schedule in better]
 

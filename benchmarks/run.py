@@ -26,6 +26,7 @@ PLACES = {
     "quality": ("plan-quality", "flops", "hand-written"),
     "partition": ("partition", "compile-time"),
     "frozen": ("frozen",),
+    "ladders": ("ladders",),
     "step": ("step",),
     "default": ("default",),
     "memory": ("peak", "compiled-memory", "fit", "hooks"),

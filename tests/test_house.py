@@ -127,7 +127,9 @@ def test_a_command_takes_help_and_default_from_the_record(
         "OrderSearch",
         "PeakOfGraphs",
         "_SetPlanner",
+        "EstimatedSearch",
         "Fitting",
+        "_search_near",
     ],
 )
 def test_a_name_that_was_replaced_stays_away(name: str) -> None:
@@ -151,6 +153,7 @@ def test_a_name_that_was_replaced_stays_away(name: str) -> None:
         "fused_peak",
         "peak_of_graphs",
         "order_search",
+        "estimated",
     ],
 )
 def test_a_file_that_was_replaced_stays_away(name: str) -> None:
@@ -179,3 +182,36 @@ def test_a_planner_has_at_most_ten_methods_and_a_proposer_imports_no_planner() -
     assert len(methods) <= 11, "ten methods, and how it is made"
     for path in (ROOT / "planning" / "search").rglob("*.py"):
         assert "planning.planner" not in path.read_text("utf-8"), path.name
+
+
+def test_only_a_pool_takes_the_least_of_candidates() -> None:
+    """`min` with a key that reads a cost or a peak; what is no candidate is listed."""
+    others = {"least_found"}  # of searches, to choose among numbers of chunks
+    found = []
+    for path in sorted((ROOT / "planning").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "min":
+                keys = [ast.unparse(k.value) for k in node.keywords if k.arg == "key"]
+                read = {a for key in keys for a in re.findall(r"\.(\w+)", key)} - others
+                if read & {"cost", "peak_bytes", "saved_bytes"}:
+                    found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert found == []
+
+
+def is_number(value: ast.expr | None) -> bool:
+    """Whether an expression is a number, or a tuple of numbers."""
+    if isinstance(value, ast.Tuple):
+        return bool(value.elts) and all(map(is_number, value.elts))
+    if isinstance(value, ast.BinOp):
+        return is_number(value.left) and is_number(value.right)
+    return isinstance(value, ast.Constant) and type(value.value) in (int, float)
+
+
+def test_numbers_that_limit_planning_stand_in_effort() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {ast.unparse(node)}"
+        for path in sorted((ROOT / "planning").rglob("*.py"))
+        for node in ast.parse(path.read_text("utf-8")).body
+        if isinstance(node, ast.Assign | ast.AnnAssign) and is_number(node.value)
+    ]
+    assert len(found) <= 15, found

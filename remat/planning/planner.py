@@ -500,12 +500,14 @@ class Planner:
         """
         made, peaks = self.search.decisions.proposed, self.search.measures
         each = ", ".join(f"{count} {how}" for how, count in made.most_common())
+        asked = self.search.asked
+        rounds = " and ".join(f"{counted(count, 'round')} {how}" for how, count in asked.items())
         how = decided.provenance.proposer or "the runtime-optimal cut"
         peak = peaks.estimated(decided) if measure == "estimated" else peaks.simulated(decided)
         why = "cheapest within" if peak <= limit else "lowest peak found, above"
         return (
-            f"{counted(made.total(), 'candidate')}, {each}; chosen: {how}, the {why} {format_bytes(limit)} by the "
-            f"{measure} peak"
+            f"{counted(made.total(), 'candidate')}, {each}; {rounds or 'no round of searching'}; chosen: {how}, the {why} "
+            f"{format_bytes(limit)} by the {measure} peak"
         )
 
 

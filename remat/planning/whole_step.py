@@ -348,7 +348,7 @@ class StepFit:
     def _within_peak(self, others: Sequence[Decision]) -> tuple[Candidate, Budget] | None:
         """Return the cheapest decision found whose peak fits, with the budget to set for it; None if none fits.
 
-        Candidates are the decisions at the ratios `Fitting.few_ratios`, and the result of `_aimed`. If `_aimed` finds no
+        Candidates are the decisions at the ratios `FitEffort.few_ratios`, and the result of `_aimed`. If `_aimed` finds no
         decision, those of other batch sizes that are valid for this step are candidates instead. If none is valid,
         the decisions of `_searched` are.
 

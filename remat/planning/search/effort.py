@@ -170,7 +170,7 @@ class Compiling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fitting:
+class FitEffort:
     """How a step is fitted into a rank's memory (benchmark ``fit``).
 
     Attributes:
@@ -265,7 +265,7 @@ class Effort:
     offloading: Offloading = Offloading()
     several: Several = Several()
     compiling: Compiling = Compiling()
-    fitting: Fitting = Fitting()
+    fitting: FitEffort = FitEffort()
     aiming: Aiming = Aiming()
     lower: tuple[float, ...] = (0.98, 0.99, 0.97, 0.95)
 

@@ -185,8 +185,7 @@ class SeveralGraphs:
     @cached_property
     def _least(self) -> Choice:
         """The choice with the least estimated peak of the step and, if several have it, the fewest saved bytes."""
-        found = self._choices(lambda so_far, peak, _: max(so_far, peak))
-        return min(found, key=lambda choice: (choice[1], choice[0]))
+        return self._choices(lambda so_far, peak, _: max(so_far, peak))[-1]
 
     @cached_property
     def _lowest(self) -> list[Candidate]:

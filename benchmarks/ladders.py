@@ -1,0 +1,67 @@
+"""Plans within eight peaks of one step: together in one ladder, and each by a call of its own.
+
+``ladders``: eight shares of the range from the least peak to that of budget 1, planned together by `remat.compare` and each alone by
+`remat.plan`. ``dearer`` and ``out_of_order`` count larger budgets of the ladder that cost more than the one before, or whose plan
+has the lower peak. ``alone`` is the largest ratio of a separate plan's cost to that of the ladder. ``near_least`` is the cost within
+0.5 % above the least peak, divided by that of the cheapest plan known there, of the ladder and of the frontier. ``gap`` is the
+geometric mean of costs divided by their proven bounds, for the budgets from a quarter to three quarters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import remat
+from benchmarks.experiment import Case, Experiment, Row, grid, timed
+from benchmarks.figures import above, geometric_mean, ratio_of
+from benchmarks.plans import COST
+from benchmarks.workloads import ZOO, captured
+
+SHARES = tuple(remat.Peak(k / 8) for k in range(8))
+NETS = (*(f"{name}-small" for name in ZOO), "resnet-50", "unet", "random-skips")
+
+
+def measure_ladders(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
+    joint = captured(name, "eager")
+    for case in cases:
+        seconds, _, compared = timed(lambda: remat.compare(joint, "auto", SHARES, COST))
+        rows = compared.rows
+        alone = [remat.plan(joint, share, cost=COST).recompute_cost for share in SHARES]
+        limit = int(1.005 * rows[0].peak_bytes)
+        points = remat.frontier(joint, by="peak", cost=COST).points
+        near = remat.plan(joint, limit, cost=COST).recompute_cost
+        known = min(r.recompute_cost for r in (*rows, *points) if r.peak_bytes <= limit)
+        gaps = [ratio_of(r.recompute_cost, r.recompute_bound) for r in rows[2:7]]
+        yield case.row(
+            dearer=sum(b.recompute_cost > a.recompute_cost for a, b in pairwise(rows)),
+            out_of_order=sum(b.peak_bytes < a.peak_bytes for a, b in pairwise(rows)),
+            alone=max(ratio_of(a, r.recompute_cost) for a, r in zip(alone, rows, strict=True)),
+            near_least=ratio_of(near, min(near, known)),
+            gap=geometric_mean(gaps),
+            worst_gap=max(gaps),
+            seconds=seconds,
+        )
+
+
+def summarise_ladders(rows: list[Row]) -> Row:
+    return {
+        "dearer": sum(row["dearer"] for row in rows),
+        "out_of_order": sum(row["out_of_order"] for row in rows),
+        **{f"worst_{key}": max(row[key] for row in rows) for key in ("alone", "near_least")},
+        "mean_gap": geometric_mean(row["gap"] for row in rows),
+    }
+
+
+EXPERIMENTS = {
+    "ladders": Experiment(
+        about="plans within eight peaks, together and alone",
+        cases=grid(NETS, sides=("ladder",)),
+        quick=grid(NETS[:1], sides=("ladder",)),
+        measure=measure_ladders,
+        summarise=summarise_ladders,
+        missed=lambda summary: above(
+            summary, {"dearer": 0, "out_of_order": 0, "worst_alone": 1.005, "worst_near_least": 1.1}
+        ),
+    ),
+}

@@ -77,7 +77,7 @@ def test_a_compiled_step_has_the_gradients_of_eager_and_the_simulated_peak() -> 
 def test_inductor_compiles_copies_and_the_allocator_finds_the_known_peak() -> None:
     model = Blocks(depth=1)
     torch.compiler.reset()
-    options = {"budget": remat.Peak(0.8), **OPTIONS, "cost": "roofline-fused:epyc"}
+    options = {"budget": remat.Peak(0.9), **OPTIONS, "cost": "roofline-fused:epyc"}
     compiled = torch.compile(model, backend="remat", options=options)
     got, wanted = gradients(model, compiled), gradients(model, model)
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)

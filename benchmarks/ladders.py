@@ -4,7 +4,8 @@
 `remat.plan`. ``dearer`` and ``out_of_order`` count larger budgets of the ladder that cost more than the one before, or whose plan
 has the lower peak. ``alone`` is the largest ratio of a separate plan's cost to that of the ladder. ``near_least`` is the cost within
 0.5 % above the least peak, divided by that of the cheapest plan known there, of the ladder and of the frontier. ``gap`` is the
-geometric mean of costs divided by their proven bounds, for the budgets from a quarter to three quarters.
+geometric mean of costs divided by their proven bounds, for the budgets from a quarter to three quarters; ``unproven`` counts those
+whose bound is 0.
 """
 
 from __future__ import annotations
@@ -32,14 +33,16 @@ def measure_ladders(name: str, cases: Sequence[Case], quick: bool) -> Iterator[R
         points = remat.frontier(joint, by="peak", cost=COST).points
         near = remat.plan(joint, limit, cost=COST).recompute_cost
         known = min(r.recompute_cost for r in (*rows, *points) if r.peak_bytes <= limit)
-        gaps = [ratio_of(r.recompute_cost, r.recompute_bound) for r in rows[2:7]]
+        proven = [r for r in rows[2:7] if r.recompute_bound]
+        gaps = [ratio_of(r.recompute_cost, r.recompute_bound) for r in proven]
         yield case.row(
             dearer=sum(b.recompute_cost > a.recompute_cost for a, b in pairwise(rows)),
             out_of_order=sum(b.peak_bytes < a.peak_bytes for a, b in pairwise(rows)),
             alone=max(ratio_of(a, r.recompute_cost) for a, r in zip(alone, rows, strict=True)),
             near_least=ratio_of(near, min(near, known)),
-            gap=geometric_mean(gaps),
-            worst_gap=max(gaps),
+            unproven=5 - len(proven),
+            gap=geometric_mean(gaps) if gaps else None,
+            worst_gap=max(gaps, default=None),
             seconds=seconds,
         )
 
@@ -49,7 +52,7 @@ def summarise_ladders(rows: list[Row]) -> Row:
         "dearer": sum(row["dearer"] for row in rows),
         "out_of_order": sum(row["out_of_order"] for row in rows),
         **{f"worst_{key}": max(row[key] for row in rows) for key in ("alone", "near_least")},
-        "mean_gap": geometric_mean(row["gap"] for row in rows),
+        "mean_gap": geometric_mean(row["gap"] for row in rows if row["gap"]),
     }
 
 

@@ -110,7 +110,9 @@ def compile_within_budget(
                 tried.append((taken, step.made, compiled, code))
             if not again:
                 break
-            step.stage(f"compiling again: the peak is {format_bytes(known.over)} above its budget")
+            step.stage(
+                f"compiling again: the step takes {format_bytes(known.over)} more than its budget"
+            )
     finally:
         known.search = None
     share = step.options.request.budget.peak_share
@@ -420,7 +422,7 @@ class CompiledBudget:
 
     Attributes:
         excess: safety margin in bytes by which the estimated peak must be below the budget. It is
-            the compiled peak minus the estimated peak, and at least twice the last margin.
+            five quarters of the compiled peak minus the estimated peak, and at least twice the last margin.
         tighter: a smaller budget on saved bytes to plan under instead of the given one. None before
             the first replan, and under a budget on the peak.
         peaks: dict from each decision (what a plan saves, and in which order nodes run) whose

@@ -153,7 +153,10 @@ def check_applied(plan: Plan, made: Plan, request: PlanRequest) -> None:
             figures += [("recompute_cost", "recompute_cost"), ("step_cost", "step_cost")]
         for name, figure in figures:
             claimed, found = getattr(plan, name), getattr(made, figure)
-            if claimed != found:
+            # What one graph hands to another may be a view. Its whole storage counts where the step was captured, and
+            # its own bytes alone where Inductor compiles the graph.
+            is_view = request.of_several and figure == "peak_bytes" and claimed > found
+            if claimed != found and not is_view:
                 fault = f"{name} is {claimed} in it, and {found} in the step that it makes"
                 raise edited(plan, fault)
         # The recorded peak cannot be below the peak of the storages alone, without workspaces, which is equal on every

@@ -92,7 +92,7 @@ def compare(
     names = registry().solver_names() if solvers is None else solvers
     names = as_list("solvers", names, (str, Solver))
     common: dict[str, Any] = {"cost": cost, "time_limit": time_limit, **options}
-    read = _budgets(budgets)
+    read = list(dict.fromkeys(_budgets(budgets)))
     requests = [PlanRequest.of(budget=budget, **common) for budget in read]
     requests[0].check("no choice of chunks", "compare")
     _check_solvers(names)
@@ -145,6 +145,8 @@ def sweep(
     """Plan every model at every budget with every solver under every cost model.
 
     A combination that fails gets a row with the reason.
+
+    Budgets on the peak are planned together, so that no larger one costs more. Rows of earlier calls stay as they are.
 
     With ``output``, each row is written to ``OUTPUT.partial`` as soon as its job has ended. Another call with the same
     output, after a crash or with more budgets, reuses the rows of that file and of ``OUTPUT``. Files of another format
@@ -205,6 +207,7 @@ def sweep(
     ]
     path = None if output is None else checked_path(output)
     with opened(path) as journal:
+        groups = [*dict.fromkeys((q.model, q.options["cost"]) for q in wanted)]
         missing = {
             q: tuple(b for b in q.budgets if q.row(b).key not in journal.known) for q in wanted
         }
@@ -218,7 +221,12 @@ def sweep(
                 on_row(row)
 
         _ask(asked, executor, note)
-        keys = [q.row(budget).key for q in wanted for budget in q.budgets]
+        asked_for = [(q, budget) for q in wanted for budget in q.budgets]
+        order = [*dict.fromkeys(read)]
+        # By model and cost model, then by budget in the given order, then by solver.
+        asked_for.sort(key=lambda pair: order.index(pair[1]))
+        asked_for.sort(key=lambda pair: groups.index((pair[0].model, pair[0].options["cost"])))
+        keys = [q.row(budget).key for q, budget in asked_for]
         others = [row for key, row in journal.known.items() if key not in set(keys)]
         found = Sweep(rows=tuple(mark_best(journal.known[key] for key in keys)))
         if path is not None:  # rows of earlier calls stay in the file

@@ -197,7 +197,7 @@ class SetPlanner:
             )
         # A ratio of the peak stands for bytes of the whole step, so it limits no graph alone.
         each = zip(planners, decided, strict=True)
-        plans = [p.finish(d, request.budget, peak_limit=0) for p, d in each]
+        plans = [replace(p.finish(d, request.budget, peak_limit=0), search="") for p, d in each]
         partitioned = [
             PartitionedGraph(
                 joint=p.context.state.joint, forward=plan.forward, backward=plan.backward

@@ -331,7 +331,7 @@ class Planner:
                 continue
             with contextlib.suppress(BudgetError):
                 found = planner.decide(budget)
-                cost = context.step_cost + found.cost + found.exposed_time
+                cost = context.step_cost + found.cost
                 best, least = (planner, cost) if cost < least else (best, least)
         return best
 

@@ -64,3 +64,22 @@ def test_rows_of_a_budget_share_the_highest_bound() -> None:
         for solver, bound in zip(("greedy", "dp", "auto"), bounds, strict=True)
     ]
     assert [r.recompute_bound for r in mark_best(rows)] == [7, 7, 7, 9, 9, 9]
+
+
+def test_budgets_on_the_peak_are_a_ladder_in_the_given_order(joint: remat.JointGraph) -> None:
+    budgets = [remat.Peak(0.7), 0.5, remat.Peak(0.2), remat.Peak(0.7), remat.Peak(0.4)]
+    rows = remat.compare(joint, ["greedy", "auto"], budgets).rows
+    assert [(row.budget, row.solver) for row in rows] == [
+        (budget, solver)
+        for budget in ("peak:0.7", "0.5", "peak:0.2", "peak:0.4")
+        for solver in ("greedy", "auto")
+    ]
+    for solver in ("greedy", "auto"):
+        ladder = sorted(
+            (row for row in rows if row.solver == solver and row.budget.startswith("peak")),
+            key=lambda row: row.budget,
+        )
+        assert [r.recompute_cost for r in ladder] == sorted(
+            (r.recompute_cost for r in ladder), reverse=True
+        )
+        assert [r.peak_bytes for r in ladder] == sorted(r.peak_bytes for r in ladder)

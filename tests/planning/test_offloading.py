@@ -280,3 +280,27 @@ def test_copies_of_a_gpu_come_back_as_they_were() -> None:
     back = WAIT_COPIED(RELOAD(host, x.device), host)
     assert host.is_pinned()
     assert torch.equal(back, x)
+
+
+def test_tagged_values_are_offloaded_within_an_estimated_peak() -> None:
+    """All candidates offload the tagged values, and a search by prices still has decisions to start from."""
+    torch.compiler.reset()
+    model = Blocks(depth=2)
+    options = {
+        "budget": remat.Peak(0.5),
+        "policies": {"*": "offload"},
+        "cost": "roofline-fused:epyc",
+    }
+    compiled = torch.compile(model, backend="remat", options=options)
+    got, wanted = gradients(model, compiled), gradients(model, model)
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+    assert remat.plans()[-1].offloads
+
+
+def test_bounds_of_a_ladder_hold_for_plans_that_offload() -> None:
+    joint, options = blocks(depth=2), {**OPTIONS, "offload": "2GB/s"}
+    points = remat.frontier(joint, by="peak", **options).points
+    peaks = [p.peak_bytes for p in points[:: max(1, len(points) // 4)]]
+    for row in remat.compare(joint, "auto", [*map(remat.Peak, map(str, peaks))], **options).rows:
+        within = [p.recompute_cost for p in points if p.peak_bytes <= (row.peak_bytes or 0)]
+        assert (row.recompute_bound or 0) <= min([row.recompute_cost or 0, *within])

@@ -288,3 +288,15 @@ def test_explain_tells_which_candidates_were_found_and_why_one_was_chosen(
     )
     assert remat.Plan.from_json(plan.to_json()).search == plan.search
     assert not remat.plan(joint, 0.3).search, "a solver decides alone within saved bytes"
+
+
+def test_ratio_0_costs_no_more_than_its_bytes() -> None:
+    torch.manual_seed(0)
+    blocks = (
+        m
+        for _ in range(3)
+        for m in (nn.Linear(32, 128), nn.GELU(), nn.LayerNorm(128), nn.Linear(128, 32))
+    )
+    joint = remat.capture(nn.Sequential(*blocks), (torch.randn(256, 32),), lower="eager")
+    least = remat.plan(joint, remat.Peak(0.0))
+    assert least.recompute_cost <= remat.plan(joint, least.peak_bytes).recompute_cost * 1.005

@@ -428,3 +428,20 @@ def test_room_for_the_cheapest_plans_is_no_reason_to_wait_for_copies() -> None:
     joints = remat.capture(step, args, fullgraph=False, lower="eager")
     plans = remat.plan(joints, "1GiB", cost="roofline:h100")
     assert sum(p.recompute_cost + p.exposed_time for p in plans) == 0
+
+
+def test_a_saved_plan_fits_a_graph_that_gets_part_of_a_tensor() -> None:
+    """At capture, the whole storage of the part counts; where Inductor compiles the graph, its own bytes alone do."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        left, right = x.chunk(2, 1)
+        torch._dynamo.graph_break()
+        return torch.relu(left.cos()) @ left.mT + right.sum()
+
+    x = torch.randn(16, 10, requires_grad=True)
+    plans = remat.plan(remat.capture(step, (x,), fullgraph=False, run=True), remat.Saved("1MiB"))
+    torch._dynamo.reset()
+    run = torch.compile(step, backend="remat", options={"plan": plans})
+    (found,) = torch.autograd.grad(run(x).sum(), x)
+    (wanted,) = torch.autograd.grad(step(x).sum(), x)
+    torch.testing.assert_close(found, wanted)

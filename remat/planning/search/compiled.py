@@ -20,7 +20,7 @@ from remat.planning.plan_text import learned_text
 from remat.planning.search.aim import aim
 from remat.planning.search.candidates import Candidate
 from remat.planning.search.effort import DEFAULT, ESTIMATED
-from remat.planning.search.pool import CandidatePool, Limits
+from remat.planning.search.pool import CandidatePool, Limits, cost_of
 from remat.planning.search.search import Search
 from remat.units import Budget, bytes_of_share, format_bytes
 
@@ -162,7 +162,7 @@ class CompiledSearch:
         return [n for n, _ in self._context.cuts(DEFAULT.vertices) if most is None or n <= most]
 
     def _explore(self) -> tuple[int, int]:
-        """Add candidates to `found`, with peaks from the least peak up to the peak of the decision for budget 1.
+        """Add candidates to the pool, with peaks from the least peak up to the peak of the decision for budget 1.
 
         Returns:
             The two estimated peaks, in bytes, that the ratios 0 and 1 stand for: the least one of all candidates, and
@@ -242,7 +242,7 @@ class CompiledSearch:
         if wanted < input_bytes(self._context.state.joint):  # nor has any estimate
             return False
         search.propose(limits)
-        return search.pool.cheapest(limits, _cost) is not None
+        return search.pool.cheapest(limits, cost_of) is not None
 
     def _offloading(self, wanted: int) -> None:
         """Search for decisions near an estimated peak that may offload values, and add them to the pool.
@@ -271,10 +271,6 @@ class CompiledSearch:
         search.pool.add(
             *aim(ask, self._expected, wanted, start=start, rounds=DEFAULT.offloading.aimed)
         )
-
-
-def _cost(found: Candidate) -> int:
-    return found.cost
 
 
 def _unproven(found: Candidate) -> Candidate:
@@ -356,7 +352,9 @@ def _best(
         return known.get(found.decision, expected(found))
 
     def costs(found: Candidate) -> tuple[int, int]:
-        return found.cost + more * (found.schedule is not None), taken(found)
+        return found.cost + more * (found.schedule is not None or found.decision.is_ordered), taken(
+            found
+        )
 
     new = CandidatePool(pool.within(Limits(without=known)))
     unlike = CandidatePool[Candidate]()
@@ -369,7 +367,7 @@ def _best(
     fits = CandidatePool(new.within(Limits(peak_bytes=limit - margin, measure=expected)))
     if not known:
         # A plan that may have to be replaced is worth it if it costs half of one that most likely fits.
-        sure = fits.cheapest(rank=_cost)
+        sure = fits.cheapest(rank=cost_of)
         most = max(full.cost, sure.cost / 2) if sure else math.inf
         maybe = new.within(Limits(peak_bytes=limit, cost=most, measure=expected))
         fits = CandidatePool(maybe) if maybe else fits

@@ -1,4 +1,4 @@
-"""The pool of candidates, which alone chooses among them."""
+"""The pool of candidates, which chooses among those that a search has found."""
 
 from __future__ import annotations
 
@@ -91,6 +91,11 @@ class Limits:
     def rank(self, found: Found) -> tuple[float, int]:
         """Return a sort key that is least for the best candidate: (excess bytes, cost)."""
         return self.excess(found), found.cost
+
+
+def cost_of(found: Found) -> int:
+    """Return the cost of a candidate, a sort key by which the first of equally cheap ones is the best."""
+    return found.cost
 
 
 def by_cost(found: Found) -> tuple[int, int, int]:

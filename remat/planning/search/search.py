@@ -1,4 +1,4 @@
-"""The search for candidates of one graph within a peak, by any measure of the peak.
+"""The search for candidates of one graph within a peak, simulated or estimated.
 
 Every search goes the same way. Proposers are asked at a limit on the peak of their step problem; the candidates join one
 pool; a measure says what their peaks are; `aim` corrects the limit by the difference; the pool chooses. The simulated
@@ -21,7 +21,7 @@ from remat.planning.search.candidates import Candidate
 from remat.planning.search.effort import DEFAULT, ESTIMATED, SIMULATED, Effort, Rounds
 from remat.planning.search.measures import Measures
 from remat.planning.search.near import Near, near_fused
-from remat.planning.search.pool import CandidatePool, Limits, Measure, scheduled_peak
+from remat.planning.search.pool import CandidatePool, Limits, Measure, cost_of, scheduled_peak
 from remat.planning.search.proposers.hull import Starts
 from remat.planning.search.proposers.offloads import Offloads
 from remat.planning.search.proposers.solver import SolverDecisions
@@ -48,7 +48,7 @@ class Search:
         measures: peaks of the candidates.
         decisions: decisions of the solver at limits on saved bytes.
         pool: all candidates that were found.
-        asked: how often each proposer was asked for candidates within a peak.
+        asked: how often prices and node orders were searched.
     """
 
     def __init__(self, context: GraphContext, effort: Effort = DEFAULT) -> None:
@@ -130,25 +130,20 @@ class Search:
         Raises:
             BudgetError: no candidate was found within the limit; the message names the least peak that was found.
         """
-        if not (offload and self.context.may_offload):
-            return self._within(peak_bytes, least)
         offloads, without = self.offloads, None
+        may_offload = offload and self.context.may_offload
         try:
-            without = self._within(peak_bytes, least)
+            found = without = self._within(peak_bytes, least)
         except BudgetError:
             # Offloading cannot go below this bound.
-            possible = peak_bytes >= self.schedules.least_possible
-            found = offloads.with_offloads(peak_bytes, None) if possible else None
-            if found is None:
+            possible = may_offload and peak_bytes >= self.schedules.least_possible
+            lowered = offloads.with_offloads(peak_bytes, None) if possible else None
+            if lowered is None:
                 raise
-        else:
+            found = lowered
+        if may_offload and without is not None:
             found = offloads.with_offloads(peak_bytes, without) or without
-        found = offloads.with_tagged(found)
-        tried = self.schedules.tried(found.saved)
-        bound = bound_with_offloads(
-            self.context, self.bounds, peak_bytes, self.schedules.highest(tried)
-        )
-        return replace(found, provenance=replace(found.provenance, recompute_bound=bound))
+        return self._bounded(offloads.with_tagged(found), peak_bytes)
 
     def _within(self, peak_bytes: int, least: int | None) -> Candidate:
         """Return the cheapest candidate found within a peak, without offloads; arguments as in `within_peak`."""
@@ -168,7 +163,7 @@ class Search:
         best = self.pool.cheapest(limits, self._by_cost)
         if best is None:
             raise self._none_within(asked, possible)
-        return self._bounded(best, peak_bytes)
+        return best
 
     def settled(self, found: Mapping[int, Candidate]) -> dict[int, Candidate]:
         """Choose again for each limit of a ladder, among the candidates of all limits.
@@ -197,7 +192,7 @@ class Search:
             limits: the limits.
             least: as in `within_peak`.
         """
-        best, peak_bytes = self.pool.cheapest(limits, _cost), int(limits.peak_bytes)
+        best, peak_bytes = self.pool.cheapest(limits, cost_of), int(limits.peak_bytes)
         if best is None:
             return
         if least is not None and least < peak_bytes:
@@ -205,7 +200,7 @@ class Search:
             if self.bounds.bound(least, self.schedules.highest(lowest)) <= best.cost:
                 # The search that ratio 0 makes, which may be cheaper.
                 self.close_in(replace(limits, peak_bytes=least))
-                best = self.pool.cheapest(limits, _cost) or best
+                best = self.pool.cheapest(limits, cost_of) or best
         if best.cost and limits.measure(best) < self.effort.slack * peak_bytes:
             # On some large graphs, the search ends far below the limit, and a decision of the solver is cheaper.
             low, high = self.starts.between(peak_bytes)
@@ -229,11 +224,11 @@ class Search:
             return
         self.close_in(limits)
         exact = self._rounds(limits.measure) is SIMULATED
-        if not exact or not (context.request.hooks or self.pool.cheapest(limits, _cost) is None):
+        if not exact or not (context.request.hooks or self.pool.cheapest(limits, cost_of) is None):
             return
         # With hooks, which pack saved values, the peaks of the search differ from those of the step.
         self.add(self.least_peak, *decisions.swept(limits))
-        if cheapest := self.pool.cheapest(limits, _cost):
+        if cheapest := self.pool.cheapest(limits, cost_of):
             self.close_in(limits, cheapest)
         if not context.request.hooks:
             small = len(context.state.index) <= self.effort.small
@@ -250,7 +245,7 @@ class Search:
             starts: candidates to start from, in addition to those of `Starts.within`.
         """
         self.close_in(limits, *starts)
-        best = self.pool.cheapest(limits, _cost)
+        best = self.pool.cheapest(limits, cost_of)
         return None if best is None else self._bounded(best, int(limits.peak_bytes))
 
     def close_in(self, limits: Limits, *starts: Candidate) -> None:
@@ -274,10 +269,14 @@ class Search:
         wanted, exact = int(limits.peak_bytes), self._rounds(limits.measure) is SIMULATED
         last = None if exact else self.nearest(limits)
         near = self.near(limits.measure, last)
-        seeds = [s.saved for s in starts]
-        seeds += (
-            self.starts.within(wanted) if exact else [d.saved for d in self.pool if not d.ordered]
-        )
+        # A search goes on from what is known within its limits, such as the result for a smaller budget.
+        best = self.pool.cheapest(limits, cost_of) if exact else None
+        known = [] if best is None else [best]
+        if not exact:
+            known = [d for d in self.pool if not d.decision.is_ordered]
+        seeds = [d.saved for d in (*starts, *known)]
+        if exact or not seeds:
+            seeds += self.starts.within(wanted)
 
         def ask(peak_bytes: int) -> Candidate:
             self.asked["by prices"] += 1
@@ -296,17 +295,21 @@ class Search:
     def _ordered_from(self, limits: Limits, last: Candidate) -> Iterator[tuple[Candidate, int]]:
         """Yield the candidates that searches over node orders start from, each with its number of searches.
 
-        By the simulated peak: the result of the search by prices. By another measure: the candidate with the least peak,
+        By the simulated peak: the result of the search by prices, and what was known within the limits before if that
+        result is not. By another measure: the candidate with the least peak,
         and one of low cost whose peak may slightly exceed the limit. The two lead to different local optima.
         """
         rounds = self._rounds(limits.measure)
         if not rounds.from_least:
+            best = self.pool.cheapest(limits, cost_of)
             yield last, rounds.orders
+            if best is not None and best.schedule and last.peak_bytes > limits.peak_bytes:
+                yield best, rounds.orders
             return
         least = self.lowest_by(limits.measure)
         yield least, rounds.from_least
         above = replace(limits, peak_bytes=rounds.above * limits.peak_bytes)
-        start = self.pool.cheapest(above, _cost) or self.nearest(limits)
+        start = self.pool.cheapest(above, cost_of) or self.nearest(limits)
         if start is not least:
             yield start, rounds.orders
 
@@ -331,7 +334,7 @@ class Search:
         )
         above = replace(counted, peak_bytes=rounds.above * wanted)
         offset, offsets, misses, idle = near.offset, list[int](), 0, 0
-        least = among.cheapest(counted, _cost)
+        least = among.cheapest(counted, cost_of)
         for _ in range(searches):
             self.asked["by node orders"] += 1
             seen = {d.decision for d in self.pool}
@@ -343,14 +346,16 @@ class Search:
             self.pool.add(*informed)
             reached = [*map(counted.measure, new if exact else informed)]
             offsets += [d.peak_bytes - peak for d, peak in zip(new, reached, strict=True)]
-            before, least = least, among.cheapest(counted, _cost)
+            before, least = least, among.cheapest(counted, cost_of)
             better = least is not None and (before is None or least.cost < before.cost)
             idle = 0 if better else idle + 1
             misses = 0 if any(peak <= wanted for peak in reached) else misses + 1
             if (least is not None and not least.cost) or idle == rounds.idle:
                 return
             offset = sum(offsets) // len(offsets) if offsets else offset
-            start = own.cheapest(above, _cost) or CandidatePool(new).cheapest(rank=_cost) or start
+            start = (
+                own.cheapest(above, cost_of) or CandidatePool(new).cheapest(rank=cost_of) or start
+            )
 
     def near(self, measure: Measure, candidate: Candidate | None) -> Near:
         """Return searches whose peaks are those of a measure plus a constant, for schedules near that of a candidate."""
@@ -484,16 +489,18 @@ class Search:
     def _bounded(self, found: Candidate, peak_bytes: int) -> Candidate:
         """Return a copy of a candidate with a lower bound in its provenance.
 
-        No decision whose peak is at most ``peak_bytes`` costs less than the bound. With hooks on saved tensors, the
-        bound is 0, because hooks may change the bytes of saved values.
+        No decision whose peak is at most ``peak_bytes`` costs less than the bound, not even one with offloads if values
+        may be offloaded. With hooks on saved tensors, the bound is 0, because hooks may change the bytes of saved values.
+        The cheapest decision keeps its own bound.
         """
+        if found.decision == self.decisions.allowed_cheapest.decision:
+            return found
         # The bound that `found` has may hold for a limit on saved bytes, so it does not hold for a peak.
-        bound = 0
-        if not self.context.request.hooks:
-            tried = self.schedules.tried(found.saved)
-            bound = self.bounds.bound(peak_bytes, self.schedules.highest(tried))
+        context, bound = self.context, 0
+        if not context.request.hooks:
+            moments = self.schedules.highest(self.schedules.tried(found.saved))
+            if context.may_offload:
+                bound = bound_with_offloads(context, self.bounds, peak_bytes, moments)
+            else:
+                bound = self.bounds.bound(peak_bytes, moments)
         return replace(found, provenance=replace(found.provenance, recompute_bound=bound))
-
-
-def _cost(found: Candidate) -> int:
-    return found.cost

@@ -76,7 +76,7 @@ class Offloads:
         ]
 
     def with_offloads(self, peak_bytes: int, without: Candidate | None) -> Candidate | None:
-        """Return the cheapest decision found within a simulated peak, with or without offloads.
+        """Return the first decision with offloads found within a simulated peak that is cheaper than one without.
 
         Args:
             peak_bytes: limit on the peak of the device's memory, in bytes.

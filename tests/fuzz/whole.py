@@ -234,7 +234,8 @@ def run_under(step: Step, options: dict[str, Any], expected: Expected) -> list[r
     for plan in plans:
         if not isinstance(budget, remat.Peak):  # A peak bounds no saved bytes.
             assert plan.saved_bytes <= plan.capacity, f"{plan.saved_bytes} of {plan.capacity}"
-        if plan.peak_limit and not warned:  # as compiled it is held nearly, to 5 %
+        # As compiled, a ratio is held nearly, to 5 %. It stands for bytes at the sizes of tracing, which the data may change.
+        if plan.peak_limit and not warned and not plan.learns_sizes:
             assert plan.peak_bytes <= plan.peak_limit * (1.05 if step.lower == "inductor" else 1)
     return list(plans)
 

@@ -188,7 +188,11 @@ class CompiledSearch:
         for _ in range(ESTIMATED.lowest):
             best = search.lowest_by(self._expected)
             near = search.near(self._expected, best)
-            search.add(*map(search.decisions.informed, search.lowest(near, [best.saved, *starts])))
+            search.add(
+                *map(
+                    search.decisions.informed, search.lowest(near, [best.saved, *starts], ESTIMATED)
+                )
+            )
             if search.lowest_by(self._expected) is best:
                 return
 

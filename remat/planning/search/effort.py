@@ -19,6 +19,8 @@ class Rounds:
         lowered: after each miss, the limit of such a search falls by this ratio of the wanted peak.
         negligible: other node orders are searched if no candidate costs at most this ratio of the step's cost.
         lowest: searches for the least peak, each from the result of the one before.
+        lower: edits for each run of the schedule in one round of such a search. Of the simulated peak, more edits do not
+            lead to lower ones, over eight nets; of the estimated peak of a ResNet, they do.
     """
 
     prices: int = 1
@@ -30,6 +32,7 @@ class Rounds:
     lowered: float = 0.01
     negligible: float = 0.0
     lowest: int = 1
+    lower: int = 350
 
 
 #: By the simulated peak, which is that of the step problem (benchmark ``peak-plans``).
@@ -37,7 +40,9 @@ SIMULATED = Rounds()
 #: By the estimated peak of fused code (benchmark ``compiled-peaks``). A candidate with node orders of its own must cost
 #: less than others by `Rounds.negligible`: its layers are less alike, so Inductor compiles more kernels, such as 40
 #: instead of 26 for a Llama of four layers.
-ESTIMATED = Rounds(prices=3, orders=5, from_least=2, share=0.17, negligible=0.002, lowest=2)
+ESTIMATED = Rounds(
+    prices=3, orders=5, from_least=2, share=0.17, negligible=0.002, lowest=2, lower=990
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +54,6 @@ class Edits:
         most: most edits of one search.
         many: runs above which a search gets fewer edits, because each takes longer.
         lower: most rounds of a search for the least peak.
-        lower_per_run: edits for each run in such a round. More do not lead to lower peaks, over eight nets.
         lower_most: most edits of such a round.
     """
 
@@ -57,16 +61,15 @@ class Edits:
     most: int = 1_000_000
     many: int = 25_000
     lower: int = 3
-    lower_per_run: int = 350
     lower_most: int = 333_000
 
     def usual(self, runs: int, share: float) -> float:
         """Return a ratio of the usual number of edits of a schedule with so many runs."""
         return share * min(self.most, self.per_run * runs)
 
-    def least(self, runs: int) -> int:
+    def least(self, runs: int, per_run: int) -> int:
         """Return the edits that one round of a search for the least peak tries."""
-        return min(self.lower_most, self.lower_per_run * runs)
+        return min(self.lower_most, per_run * runs)
 
     def tried(self, edits: float, runs: int) -> int:
         """Return how many of the edits are tried on a schedule with so many runs."""

@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from remat.solvers.pareto import pareto
 
 
-class Found(Protocol):
+class Scored(Protocol):
     """What a pool chooses among: a candidate of one graph, or one candidate for each graph of a step.
 
     Attributes:
@@ -33,14 +33,14 @@ class Found(Protocol):
     def decision(self) -> Hashable: ...
 
 
-T = TypeVar("T", bound=Found)
+T = TypeVar("T", bound=Scored)
 #: A function that returns a peak of a candidate in bytes.
 Measure = Callable[[Any], int]
 #: A sort key of candidates; the least is the best.
 Rank = Callable[[Any], Any]
 
 
-def scheduled_peak(candidate: Found) -> int:
+def scheduled_peak(candidate: Scored) -> int:
     """Return the peak of a candidate's schedule, the cheapest measure."""
     return candidate.peak_bytes
 
@@ -69,7 +69,7 @@ class Limits:
             return self.peak_bytes
         return math.inf if self.saved_bytes is None else self.saved_bytes
 
-    def excess(self, found: Found) -> float:
+    def excess(self, found: Scored) -> float:
         """Return the bytes by which a candidate exceeds peak and saved bytes, summed; 0 if it is within both."""
         over = max(0, self.measure(found) - self.peak_bytes)
         return (
@@ -78,7 +78,7 @@ class Limits:
             else over + max(0, found.saved_bytes - self.saved_bytes)
         )
 
-    def allow(self, found: Found) -> bool:
+    def allow(self, found: Scored) -> bool:
         """Return whether a candidate is within the limits."""
         # What costs nothing to test comes first: a measure may have to split the graph.
         return (
@@ -88,17 +88,17 @@ class Limits:
             and (self.peak_bytes == math.inf or self.measure(found) <= self.peak_bytes)
         )
 
-    def rank(self, found: Found) -> tuple[float, int]:
+    def rank(self, found: Scored) -> tuple[float, int]:
         """Return a sort key that is least for the best candidate: (excess bytes, cost)."""
         return self.excess(found), found.cost
 
 
-def cost_of(found: Found) -> int:
+def cost_of(found: Scored) -> int:
     """Return the cost of a candidate, a sort key by which the first of equally cheap ones is the best."""
     return found.cost
 
 
-def by_cost(found: Found) -> tuple[int, int, int]:
+def by_cost(found: Scored) -> tuple[int, int, int]:
     """Return the sort key (cost, peak of the schedule, saved bytes)."""
     return found.cost, found.peak_bytes, found.saved_bytes
 

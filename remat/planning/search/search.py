@@ -467,12 +467,15 @@ class Search:
         assert best is not None, "the decision at budget 1 is allowed"
         return best
 
-    def lowest(self, near: Near, seeds: Iterable[Iterable[int]]) -> list[Candidate]:
+    def lowest(
+        self, near: Near, seeds: Iterable[Iterable[int]], rounds: Rounds = SIMULATED
+    ) -> list[Candidate]:
         """Search for the candidate with the least peak in a step problem.
 
         Args:
             near: the searches of the step problem.
             seeds: decisions to start from, each as its saved nodes of the graph problem; at least one.
+            rounds: says how many edits a search over node orders tries.
 
         Returns:
             One or two candidates. First, the best one in the node order of the passes. Second, if one was found, the
@@ -483,7 +486,7 @@ class Search:
         reached = CandidatePool(near.prices.reached(limits, seeds))
         best, lower = reached.cheapest(rank=limits.rank), None
         if not self.context.request.hooks:
-            lower = near.orders.lowest(reached)
+            lower = near.orders.lowest(reached, rounds.lower)
         return [d for d in (best, lower) if d is not None]
 
     def _bounded(self, found: Candidate, peak_bytes: int) -> Candidate:

@@ -152,11 +152,12 @@ class Orders:
         how = replace(made.provenance, deterministic=found.deterministic)
         return replace(made, provenance=how)
 
-    def lowest(self, starts: Iterable[Candidate]) -> Candidate | None:
+    def lowest(self, starts: Iterable[Candidate], per_run: int) -> Candidate | None:
         """Search for the schedule with the least peak: first from each start, then again from the best schedule found.
 
         Args:
             starts: the candidates whose schedules are edited.
+            per_run: edits that each search tries for each run of a schedule.
 
         Returns:
             The schedule as a candidate; None if no schedule was found that can be executed.
@@ -169,7 +170,7 @@ class Orders:
             for sequence, boundary in todo:
                 high = evaluate_schedule(self.step.problem, sequence, boundary).peak_bytes
                 aim = (low + high) // 2
-                moves = DEFAULT.edits.least(len(sequence))
+                moves = DEFAULT.edits.least(len(sequence), per_run)
                 better = self.improved(sequence, boundary, aim, moves=moves)
                 decided = next(
                     filter(None, (self._decided(*schedule) for schedule in better)), None

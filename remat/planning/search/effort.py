@@ -61,7 +61,7 @@ class Edits:
     most: int = 1_000_000
     many: int = 25_000
     lower: int = 3
-    lower_most: int = 333_000
+    lower_most: int = 330_000
 
     def usual(self, runs: int, share: float) -> float:
         """Return a ratio of the usual number of edits of a schedule with so many runs."""

@@ -182,7 +182,8 @@ class _Backend:
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         before = len(self._sink)
-        compiled = self._compiled(module, inputs)
+        with torch_compat.functorch_config.patch(layouts_of_tangents(module.graph)):
+            compiled = self._compiled(module, inputs)
         if self._stop or len(self._sink) == before:
             return compiled
         return self._record_inputs(compiled, len(self._sink) - 1)
@@ -255,17 +256,15 @@ class _Backend:
             )
 
     def _compiled(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        layouts = torch_compat.functorch_config.patch(layouts_of_tangents(module.graph))
         if self._lower == "inductor":
             patches = {
                 "custom_partitioner_fn": _partitioner_of(self._take),
                 # A cache hit would skip the partitioner, and no joint graph would be recorded.
                 "force_disable_caches": True,
             }
-            with layouts:
-                compiled: Any = torch_compat.compile_fx(
-                    module, inputs, inner_compile=self._run_as_it_is, config_patches=patches
-                )
+            compiled: Any = torch_compat.compile_fx(
+                module, inputs, inner_compile=self._run_as_it_is, config_patches=patches
+            )
             return compiled  # type: ignore[no-any-return]
         backend = torch_compat.aot_autograd(
             fw_compiler=self._run_as_it_is,
@@ -273,8 +272,7 @@ class _Backend:
             partition_fn=self._take,
             keep_inference_input_mutations=True,
         )
-        with layouts:
-            return backend(module, inputs)
+        return backend(module, inputs)
 
     def _take(
         self,

@@ -60,7 +60,7 @@ def fingerprint_of(joint: JointGraph) -> str:
 class Baseline:
     """Figures of the step without remat, to compare plans with.
 
-    "Without remat" means under the default solver's plan for budget 1, without hooks on saved tensors.
+    The step without remat runs under the plan of the default solver for budget 1, without hooks on saved tensors.
 
     Attributes:
         peak_bytes: simulated peak of the step; 0 if unknown.

@@ -207,7 +207,7 @@ def sweep(
     ]
     path = None if output is None else checked_path(output)
     with opened(path) as journal:
-        groups = [*dict.fromkeys((q.model, q.options["cost"]) for q in wanted)]
+        groups = [*dict.fromkeys(map(_group, wanted))]
         missing = {
             q: tuple(b for b in q.budgets if q.row(b).key not in journal.known) for q in wanted
         }
@@ -221,12 +221,12 @@ def sweep(
                 on_row(row)
 
         _ask(asked, executor, note)
-        asked_for = [(q, budget) for q in wanted for budget in q.budgets]
-        order = [*dict.fromkeys(read)]
         # By model and cost model, then by budget in the given order, then by solver.
-        asked_for.sort(key=lambda pair: order.index(pair[1]))
-        asked_for.sort(key=lambda pair: groups.index((pair[0].model, pair[0].options["cost"])))
-        keys = [q.row(budget).key for q, budget in asked_for]
+        pairs = sorted(
+            ((q, budget) for q in wanted for budget in q.budgets),
+            key=lambda pair: (groups.index(_group(pair[0])), read.index(pair[1])),
+        )
+        keys = [q.row(budget).key for q, budget in pairs]
         others = [row for key, row in journal.known.items() if key not in set(keys)]
         found = Sweep(rows=tuple(mark_best(journal.known[key] for key in keys)))
         if path is not None:  # rows of earlier calls stay in the file
@@ -249,6 +249,11 @@ def _ladders(budgets: Iterable[str]) -> list[tuple[str, ...]]:
         else:
             alone.append((budget,))
     return [*([tuple(peaks)] if peaks else []), *alone]
+
+
+def _group(question: _Question) -> tuple[str, Any]:
+    """Return model and cost model of a job, whose rows stand together in a table."""
+    return question.model, question.options["cost"]
 
 
 def _check_solvers(names: Iterable[str | Solver]) -> None:
@@ -401,8 +406,8 @@ class _Prepared:
             took[text] = time.perf_counter() - start
         if len(found) > 1:
             peaks = {text: limits[text].peak_bytes or 0 for text in found}
-            settled = alone.search.settled({peaks[text]: d for text, d in found.items()})
-            found = {text: settled[peak] for text, peak in peaks.items()}
+            chosen = alone.search.choose_again({peaks[text]: d for text, d in found.items()})
+            found = {text: chosen[peak] for text, peak in peaks.items()}
         rows = []
         for text, budget in asked.items():
             start = time.perf_counter()

@@ -500,8 +500,8 @@ class Planner:
         """
         made, peaks = self.search.decisions.proposed, self.search.measures
         each = ", ".join(f"{count} {how}" for how, count in made.most_common())
-        asked = self.search.asked
-        rounds = " and ".join(f"{counted(count, 'round')} {how}" for how, count in asked.items())
+        run = self.search.rounds_run
+        rounds = " and ".join(f"{counted(count, 'round')} {how}" for how, count in run.items())
         how = decided.provenance.proposer or "the runtime-optimal cut"
         peak = peaks.estimated(decided) if measure == "estimated" else peaks.simulated(decided)
         why = "cheapest within" if peak <= limit else "lowest peak found, above"

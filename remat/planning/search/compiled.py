@@ -356,9 +356,8 @@ def _best(
         return known.get(found.decision, expected(found))
 
     def costs(found: Candidate) -> tuple[int, int]:
-        return found.cost + more * (found.schedule is not None or found.decision.is_ordered), taken(
-            found
-        )
+        has_own_order = found.schedule is not None or found.decision.is_ordered
+        return found.cost + more * has_own_order, taken(found)
 
     new = CandidatePool(pool.within(Limits(without=known)))
     unlike = CandidatePool[Candidate]()

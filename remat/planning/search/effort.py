@@ -17,7 +17,7 @@ class Rounds:
         idle: searches in other node orders in a row that find nothing cheaper, before they end.
         above: such a search starts from a candidate of at most this multiple of the wanted peak.
         lowered: after each miss, the limit of such a search falls by this ratio of the wanted peak.
-        negligible: other node orders are searched if no candidate costs at most this ratio of the step's cost.
+        negligible: other node orders are searched unless a candidate costs at most this ratio of the step's cost.
         lowest: searches for the least peak, each from the result of the one before.
         lower: edits for each run of the schedule in one round of such a search. Of the simulated peak, more edits do not
             lead to lower ones, over eight nets; of the estimated peak of a ResNet, they do.
@@ -182,7 +182,7 @@ class FitEffort:
         few_ratios: ratios whose decisions are candidates for every memory.
         nodes: nodes of a graph, divided by which the parts of the range of peaks are counted for other batch sizes.
         parts: the fewest and the most of these parts.
-        part: batch sizes are told apart down to this part of them.
+        part: the search for the largest batch ends if two batch sizes differ by at most this part.
         width: batch sizes that an executor without a number of processes tries at once.
     """
 

@@ -2,7 +2,7 @@
 
 Every search goes the same way. Proposers are asked at a limit on the peak of their step problem; the candidates join one
 pool; a measure says what their peaks are; `aim` corrects the limit by the difference; the pool chooses. The simulated
-peak is that of the step problem, so one round suffices. Other peaks differ, by similar bytes for similar candidates.
+peak is that of the step problem, so one round suffices. Estimated peaks differ, by similar bytes for similar candidates.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Search:
         measures: peaks of the candidates.
         decisions: decisions of the solver at limits on saved bytes.
         pool: all candidates that were found.
-        asked: how often prices and node orders were searched.
+        rounds_run: how often prices and node orders were searched.
     """
 
     def __init__(self, context: GraphContext, effort: Effort = DEFAULT) -> None:
@@ -56,7 +56,7 @@ class Search:
         self.measures = Measures(context.state, context.on_step)
         self.decisions = SolverDecisions(context, self.measures)
         self.pool = CandidatePool[Candidate]()
-        self.asked: Counter[str] = Counter()
+        self.rounds_run: Counter[str] = Counter()
 
     @cached_property
     def schedules(self) -> Schedules:
@@ -165,7 +165,7 @@ class Search:
             raise self._none_within(asked, possible)
         return best
 
-    def settled(self, found: Mapping[int, Candidate]) -> dict[int, Candidate]:
+    def choose_again(self, found: Mapping[int, Candidate]) -> dict[int, Candidate]:
         """Choose again for each limit of a ladder, among the candidates of all limits.
 
         So no larger limit costs more than a smaller one, and no smaller one has the higher peak.
@@ -208,7 +208,7 @@ class Search:
                 *self.decisions.bisected(low, high, peak_bytes, self.effort.closing, limits.measure)
             )
 
-    # ---- within a peak by any measure ---------------------------------------------------------------
+    # ---- within a simulated or an estimated peak -----------------------------------------------------
     def propose(self, limits: Limits) -> None:
         """Ask the proposers for candidates within limits, and add all candidates to the pool.
 
@@ -279,7 +279,7 @@ class Search:
             seeds += self.starts.within(wanted)
 
         def ask(peak_bytes: int) -> Candidate:
-            self.asked["by prices"] += 1
+            self.rounds_run["by prices"] += 1
             within = Limits(peak_bytes=peak_bytes, saved_bytes=limits.saved_bytes)
             return self.decisions.informed(
                 near.prices.within(within, seeds, orders=near.orders.is_possible)
@@ -295,9 +295,9 @@ class Search:
     def _ordered_from(self, limits: Limits, last: Candidate) -> Iterator[tuple[Candidate, int]]:
         """Yield the candidates that searches over node orders start from, each with its number of searches.
 
-        By the simulated peak: the result of the search by prices, and what was known within the limits before if that
-        result is not. By another measure: the candidate with the least peak,
-        and one of low cost whose peak may slightly exceed the limit. The two lead to different local optima.
+        By the simulated peak: the result of the search by prices. If this result exceeds the peak, the cheapest
+        candidate within the limits follows. By the estimated peak: the candidate with the least peak, and one of low
+        cost whose peak may slightly exceed the limit. The two lead to different local optima.
         """
         rounds = self._rounds(limits.measure)
         if not rounds.from_least:
@@ -336,7 +336,7 @@ class Search:
         offset, offsets, misses, idle = near.offset, list[int](), 0, 0
         least = among.cheapest(counted, cost_of)
         for _ in range(searches):
-            self.asked["by node orders"] += 1
+            self.rounds_run["by node orders"] += 1
             seen = {d.decision for d in self.pool}
             limit = wanted + offset - misses * int(rounds.lowered * wanted)
             made = filter(context.may_save, near.orders.within(start, limit, share=rounds.share))
@@ -381,7 +381,7 @@ class Search:
         Nothing is added if the solver finds no schedule.
         """
         context, request = self.context, self.context.request
-        context.on_step(f"asking '{request.solver.name}' for a schedule")
+        context.on_step(f"searching for a schedule by '{request.solver.name}'")
         exact = self._rounds(limits.measure) is SIMULATED
         start = replace(self.least_peak, schedule=None) if exact else self.nearest(limits)
         near = self.near(limits.measure, start)

@@ -18,6 +18,7 @@ from remat.cli.commands import main
 from remat.integrations.partitioner import Partitioner
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
+from remat.planning.search import proposals
 
 ROOT = Path(remat.__file__).parent
 NAMES = [field.name for field in fields(options.PlanOptions)]
@@ -215,3 +216,15 @@ def test_numbers_that_limit_planning_stand_in_effort() -> None:
         if isinstance(node, ast.Assign | ast.AnnAssign) and is_number(node.value)
     ]
     assert len(found) <= 15, found
+
+
+def test_each_proposer_is_listed() -> None:
+    found = [
+        f
+        for name, f in vars(proposals).items()
+        if not name.startswith("_")
+        and inspect.isgeneratorfunction(f)
+        and f.__module__ == proposals.__name__
+    ]
+    assert found == [*proposals.PROPOSERS]
+    assert all([*inspect.signature(f).parameters] == ["search", "limits", "seeds"] for f in found)

@@ -53,7 +53,7 @@ from remat.planning.plan import Plan
 from remat.planning.planner import Planner, plan_graph
 from remat.planning.plans import PlanSet
 from remat.planning.request import PlanRequest
-from remat.planning.search.search import Search
+from remat.planning.search.proposals import search_of
 from remat.plugins.identity import described, is_known_elsewhere, surroundings
 from remat.units import AnyBudget, Budget, format_bytes
 from remat.version import __version__
@@ -850,7 +850,7 @@ def _plan_standalone(joint: JointGraph, request: PlanRequest, agree: Pass | None
         context = planner.context
         state = with_copies(context.state, copied)
         again = GraphContext(state, context.request, fingerprint=context.fingerprint)
-        planner = Planner(Search(again))
+        planner = Planner(search_of(again))
         decided = planner.decide(request.budget)
     return replace(planner.plan(decided, agree), copied_outputs=copied)
 

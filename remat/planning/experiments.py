@@ -38,7 +38,7 @@ from remat.planning.journal import opened
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
 from remat.planning.search.candidates import Candidate
-from remat.planning.search.search import Search
+from remat.planning.search.proposals import search_of
 from remat.plugins.registry import registry
 from remat.running.jobs import AnyExecutor, check_executor, name_to_send, run_jobs
 from remat.solvers.base import Solver
@@ -386,7 +386,7 @@ class _Prepared:
         request = replace(self._request(question.solver), budget=Budget.parse(question.budgets[0]))
         own = GraphContext(context.state, request, fingerprint=context.fingerprint)
         # All rows share the figures of the step without remat, so that no row's time includes computing them.
-        alone = Planner(Search(own), baseline=baseline)
+        alone = Planner(search_of(own), baseline=baseline)
         found: dict[str, Candidate] = {}
         took: dict[str, float] = {}
         failed: dict[str, str] = {}

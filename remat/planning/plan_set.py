@@ -24,6 +24,7 @@ from remat.planning.plans import PlanSet
 from remat.planning.request import PlanRequest
 from remat.planning.search.candidates import Candidate, combine
 from remat.planning.search.effort import DEFAULT
+from remat.planning.search.proposals import search_of
 from remat.planning.search.search import Search
 from remat.planning.search.several_graphs import SeveralGraphs
 from remat.units import Budget, format_bytes
@@ -77,11 +78,11 @@ class SetPlanner:
         self._request, self._passed = request, _Passed(joints)
         contexts = [GraphContext.of(joint, request) for joint in joints]
         self._runs = [joint.runs for joint in joints]
-        searches = [*map(Search, contexts)]
+        searches = [*map(search_of, contexts)]
         if request.host_memory is not None:
             parts = self._parts_of_host(searches, request.host_memory)
             contexts = [c.with_host(n) for c, n in zip(contexts, parts, strict=True)]
-            searches = [*map(Search, contexts)]
+            searches = [*map(search_of, contexts)]
         self._planners, self._graphs = [*map(Planner, searches)], SeveralGraphs(searches)
 
     def within_bytes(self) -> PlanSet:

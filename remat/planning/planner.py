@@ -68,6 +68,7 @@ from remat.planning.request import PlanRequest
 from remat.planning.search.candidates import Candidate
 from remat.planning.search.compiled import CompiledSearch
 from remat.planning.search.measures import Measures, curve_of
+from remat.planning.search.proposals import search_of
 from remat.planning.search.search import Search
 from remat.plugins.registry import registry
 from remat.report.explanation import counted
@@ -295,7 +296,7 @@ class Planner:
             PlanError: the loss cannot be split into the given number of chunks.
         """
         if request.chunk != "auto":
-            return cls(Search(GraphContext.of(joint, request, **options)))
+            return cls(search_of(GraphContext.of(joint, request, **options)))
         made: list[GraphContext] = []
         try:
             for each in request.each_chunk():
@@ -304,7 +305,7 @@ class Planner:
             if not made:
                 raise
             warn(f"'{joint.name}' is planned without chunks: {error}", BudgetWarning)
-        searches, ends = [*map(Search, made)], None
+        searches, ends = [*map(search_of, made)], None
         whole = searches[0]
         if request.budget.peak_share is not None:
             full = whole.measures.simulated(whole.decisions.allowed_full)
@@ -364,8 +365,7 @@ class Planner:
         """
         if budget.on_peak:
             started, limit = time.perf_counter(), self.limit_of(budget)
-            least = None if budget.peak_share is None else self.search.least_found
-            found = self.search.within_peak(limit, least=least)
+            found = self.search.within_peak(limit)
             took = time.perf_counter() - started
             return replace(found, provenance=replace(found.provenance, elapsed_s=took))
         with_tagged, context = self.search.offloads.with_tagged, self.context
@@ -406,7 +406,7 @@ class Planner:
             count_workspaces(plain, context.request.cost)
             request = replace(context.request, policies=Policies(), chunk=None)
             whole = GraphContext(plain, request, fingerprint=context.fingerprint)
-            return Planner(Search(whole)).baseline
+            return Planner(search_of(whole)).baseline
         try:
             full = search.decisions.without_remat
         except RematError:

@@ -31,7 +31,7 @@ from remat.planning.search.candidates import Candidate
 from remat.planning.search.effort import DEFAULT
 from remat.planning.search.measures import Measures
 from remat.planning.search.pool import CandidatePool, Limits
-from remat.planning.search.search import Search
+from remat.planning.search.proposals import search_of
 from remat.planning.sharding import Sharding, shard
 from remat.running.optimizer import OptimizerUse, trace_optimizer
 from remat.solvers.graph_problem import evaluate
@@ -398,7 +398,7 @@ class StepFit:
         search = self.planner.search
         with_tagged, full = search.offloads.with_tagged, search.decisions.full
         # A new search does not start from decisions that `_aimed` found, which depend on the memory.
-        peaks = Search(search.context)
+        peaks = search_of(search.context)
         yield with_tagged(peaks.least_peak)
         low, high = peaks.least_found, search.measures.simulated(full)
         count = DEFAULT.fitting.peaks(len(search.context.state.index))

@@ -14,7 +14,7 @@ from remat.planning.search import compiled
 from remat.planning.search.candidates import Candidate
 from remat.planning.search.compiled import CompiledSearch, beside_least, without_gaps
 from remat.planning.search.pool import CandidatePool
-from remat.planning.search.search import Search
+from remat.planning.search.proposals import at_more_saved_bytes, search_of
 from remat.units import Budget
 from tests.planning.test_peak_bound import Blocks
 
@@ -28,7 +28,7 @@ def planner() -> Planner:
 
 def anew(planner: Planner) -> CompiledSearch:
     """A search of the planner's graph that has found nothing yet."""
-    return CompiledSearch(Search(planner.context))
+    return CompiledSearch(search_of(planner.context))
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,9 @@ def test_solvers_are_asked_where_a_search_ends_far_below_the_peak(
     planner = Planner.of(joint, PlanRequest.of(budget=remat.Peak(0.5), cost="flops"))
     swept = [planner.search.decisions.at(planner.context.full_bytes * k // 8) for k in range(9)]
     poor = min(swept, key=planner.search.measures.simulated)
-    monkeypatch.setattr(planner.search, "close_in", lambda *_: planner.search.add(poor))
+    monkeypatch.setattr(
+        planner.search, "_proposers", (lambda *_: iter([poor]), at_more_saved_bytes)
+    )
     peak = planner.search.measures.simulated(planner.search.decisions.full) * 99 // 100
     assert planner.search.measures.simulated(poor) < 0.9 * peak
     found = planner.decide(Budget(peak_bytes=peak))

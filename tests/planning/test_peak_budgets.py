@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,9 +18,11 @@ from remat.errors import BudgetError
 from remat.planning.frontier import Frontier
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
+from remat.planning.search import proposals
 from remat.planning.search.candidates import Candidate
 from remat.planning.search.pool import Limits
-from remat.planning.search.search import Search
+from remat.planning.search.proposals import PROPOSERS
+from remat.planning.search.search import Proposer, Search
 from remat.solvers.lagrangian import Lagrangian
 from remat.units import Budget
 from tests.graphs import joint_of
@@ -259,16 +262,25 @@ def test_a_search_that_finds_nothing_is_repeated_with_lower_limits(
     joint: remat.JointGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Searches of U-Nets find nothing within some limits, although they find schedules within lower ones."""
-    search = Search.close_in
+    prices, orders = proposals.by_prices, proposals.by_node_orders
     least, full = (remat.plan(joint, remat.Peak(share)).peak_bytes for share in (0.0, 1.0))
     limit = (least + full) // 2
 
     def cost_if_it_fails(*, always: bool) -> int:
-        def failing(self: Search, limits: Limits, *starts: Candidate) -> None:
-            if not (always or limits.peak_bytes == limit):
-                search(self, limits, *starts)
+        def failing(proposer: Proposer) -> Proposer:
+            def propose(
+                search: Search, limits: Limits, seeds: Sequence[Candidate]
+            ) -> Iterator[Candidate]:
+                if not (always or limits.peak_bytes == limit):
+                    yield from proposer(search, limits, seeds)
 
-        monkeypatch.setattr(Search, "close_in", failing)
+            return propose
+
+        failed = {prices: failing(prices), orders: failing(orders)}
+        monkeypatch.setattr(proposals, "by_prices", failed[prices])
+        monkeypatch.setattr(proposals, "by_node_orders", failed[orders])
+        listed = tuple(failed.get(p, p) for p in PROPOSERS)
+        monkeypatch.setattr(proposals, "PROPOSERS", listed)
         plan = remat.plan(joint, limit)
         assert plan.peak_bytes <= limit
         return plan.recompute_cost

@@ -78,9 +78,7 @@ def _down_to_least(search: Search, found: Sequence[Candidate], *, ordered: bool)
         found: the candidates of the frontier, lowest peak first.
         ordered: whether node orders are searched.
     """
-    lowest = _simulated(
-        search, search.within_peak(search.least_found, least=search.least_found, offload=False)
-    )
+    lowest = _simulated(search, search.within_peak(search.least_found, offload=False))
     least, made = lowest.peak_bytes, list[Candidate]()
     first = next((f for f in found if not f.ordered), None)
     room = found[0].peak_bytes - least

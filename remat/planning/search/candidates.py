@@ -16,6 +16,8 @@ from remat.planning.search.effort import DEFAULT
 from remat.solvers.pareto import pareto
 
 _UNKNOWN = Provenance()
+#: How a candidate was found whose values to offload a search chose.
+WITH_OFFLOADS = "with offloads"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,6 +86,11 @@ class Candidate:
     def key(self) -> Decision | tuple[int, ...]:
         """What tells the decision from others of the same graph."""
         return self.ordered or self.saved
+
+    @property
+    def offloads_more(self) -> bool:
+        """Whether a search chose values to offload, in addition to tagged ones."""
+        return self.provenance.proposer == WITH_OFFLOADS
 
     @property
     def host_bytes(self) -> int:

@@ -260,7 +260,7 @@ class CompiledSearch:
         """
         search = self.search
         least = search.least_found
-        lowest = search.within_peak(least, least=least, offload=False)
+        lowest = search.within_peak(least, offload=False)
         search.pool.add(lowest)
         feasible = search.measures.simulated(lowest)
         step = feasible // DEFAULT.offloading.steps

@@ -13,7 +13,8 @@ class Rounds:
         prices: searches in the node order of the passes.
         orders: searches in other node orders, from a candidate near the limit.
         from_least: the same from the candidate with the least peak.
-        share: edits of each search in other node orders, as a ratio of the usual number.
+        share: edits of each search in other node orders, as a ratio of the usual number. Several short searches find
+            cheaper candidates than a long one, because each starts from the best so far.
         idle: searches in other node orders in a row that find nothing cheaper, before they end.
         above: such a search starts from a candidate of at most this multiple of the wanted peak.
         lowered: after each miss, the limit of such a search falls by this ratio of the wanted peak.
@@ -36,7 +37,7 @@ class Rounds:
 
 
 #: By the simulated peak, which is that of the step problem (benchmark ``peak-plans``).
-SIMULATED = Rounds()
+SIMULATED = Rounds(orders=4, share=0.25, idle=1)
 #: By the estimated peak of fused code (benchmark ``compiled-peaks``). A candidate with node orders of its own must cost
 #: less than others by `Rounds.negligible`: its layers are less alike, so Inductor compiles more kernels, such as 40
 #: instead of 26 for a Llama of four layers.

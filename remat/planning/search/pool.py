@@ -19,6 +19,7 @@ class Scored(Protocol):
         peak_bytes: peak that the search counted, in bytes; 0 if unknown.
         key: equal for equal decisions that the search can make again.
         decision: the decision in full.
+        offloads_more: whether a search chose values to offload, in addition to tagged ones.
     """
 
     @property
@@ -31,6 +32,8 @@ class Scored(Protocol):
     def key(self) -> Hashable: ...
     @property
     def decision(self) -> Hashable: ...
+    @property
+    def offloads_more(self) -> bool: ...
 
 
 T = TypeVar("T", bound=Scored)
@@ -54,6 +57,7 @@ class Limits:
         saved_bytes: limit on the saved bytes; None: no limit.
         cost: limit on the cost.
         measure: tells the peak of a candidate.
+        offload: whether a search may have chosen values to offload, in addition to tagged ones.
         without: decisions that are not asked for, such as those that were compiled.
     """
 
@@ -61,6 +65,7 @@ class Limits:
     saved_bytes: int | None = None
     cost: float = math.inf
     measure: Measure = scheduled_peak
+    offload: bool = True
     without: Container[Any] = ()
 
     def at(self, moment: int) -> float:
@@ -84,6 +89,7 @@ class Limits:
         return (
             found.cost <= self.cost
             and (self.saved_bytes is None or found.saved_bytes <= self.saved_bytes)
+            and (self.offload or not found.offloads_more)
             and (not self.without or found.decision not in self.without)
             and (self.peak_bytes == math.inf or self.measure(found) <= self.peak_bytes)
         )

@@ -1,27 +1,26 @@
 """The search for candidates of one graph within a peak, simulated or estimated.
 
-Every search goes the same way. Proposers are asked at a limit on the peak of their step problem; the candidates join one
-pool; a measure says what their peaks are; `aim` corrects the limit by the difference; the pool chooses. The simulated
-peak is that of the step problem, so one round suffices. Estimated peaks differ, by similar bytes for similar candidates.
+Every search goes the same way. Each proposer is asked for candidates within limits; the candidates join one pool; a
+measure says what their peaks are; the pool chooses. `remat.planning.search.proposals` lists the proposers.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Protocol
 
 from remat.errors import BudgetError
 from remat.planning.context import GraphContext
 from remat.planning.plan_text import learned_text
-from remat.planning.search.aim import aim
 from remat.planning.search.bound import PeakBounds, bound_with_offloads
 from remat.planning.search.candidates import Candidate
 from remat.planning.search.effort import DEFAULT, ESTIMATED, SIMULATED, Effort, Rounds
 from remat.planning.search.measures import Measures
 from remat.planning.search.near import Near, near_fused
-from remat.planning.search.pool import CandidatePool, Limits, Measure, cost_of, scheduled_peak
+from remat.planning.search.pool import CandidatePool, Limits, Measure, cost_of
 from remat.planning.search.proposers.hull import Starts
 from remat.planning.search.proposers.offloads import Offloads
 from remat.planning.search.proposers.solver import SolverDecisions
@@ -35,11 +34,26 @@ _UNSHRUNK = (
 )
 
 
+class Proposer(Protocol):
+    """Finds candidates within limits, for a search whose pool gets each of them at once.
+
+    Args:
+        search: the search, with its context, its measures and its pool.
+        limits: the limits. A candidate may exceed them: the pool chooses.
+        seeds: candidates to start from, in addition to the proposer's own.
+    """
+
+    def __call__(
+        self, search: Search, limits: Limits, seeds: Sequence[Candidate], /
+    ) -> Iterator[Candidate]: ...
+
+
 class Search:
     """Candidates of one graph within any peak, and what finds them.
 
     Args:
         context: the prepared graph.
+        proposers: what finds candidates, in the order in which it is asked.
         effort: limits on the work of each search.
 
     Attributes:
@@ -51,8 +65,10 @@ class Search:
         rounds_run: how often prices and node orders were searched.
     """
 
-    def __init__(self, context: GraphContext, effort: Effort = DEFAULT) -> None:
-        self.context, self.effort = context, effort
+    def __init__(
+        self, context: GraphContext, proposers: Sequence[Proposer], effort: Effort = DEFAULT
+    ) -> None:
+        self.context, self._proposers, self.effort = context, proposers, effort
         self.measures = Measures(context.state, context.on_step)
         self.decisions = SolverDecisions(context, self.measures)
         self.pool = CandidatePool[Candidate]()
@@ -112,58 +128,30 @@ class Search:
             measure=measure or self.measures.simulated,
         )
 
-    def _rounds(self, measure: Measure) -> Rounds:
-        return SIMULATED if measure == self.measures.simulated else ESTIMATED
-
-    # ---- within a simulated peak --------------------------------------------------------------------
-    def within_peak(
-        self, peak_bytes: int, *, least: int | None = None, offload: bool = True
-    ) -> Candidate:
+    def within_peak(self, peak_bytes: int, *, offload: bool = True) -> Candidate:
         """Return the cheapest candidate found whose simulated peak is within a limit.
 
         Args:
             peak_bytes: limit on the peak, in bytes.
-            least: the peak of ratio 0, if the limit is a ratio of the peak. Candidates at the least peak compete then,
-                too, so that a higher ratio does not cost more than ratio 0.
             offload: whether untagged values may be offloaded. Tagged values are offloaded in any case.
 
         Raises:
             BudgetError: no candidate was found within the limit; the message names the least peak that was found.
         """
-        offloads, without = self.offloads, None
-        may_offload = offload and self.context.may_offload
-        try:
-            found = without = self._within(peak_bytes, least)
-        except BudgetError:
-            # Offloading cannot go below this bound.
-            possible = may_offload and peak_bytes >= self.schedules.least_possible
-            lowered = offloads.with_offloads(peak_bytes, None) if possible else None
-            if lowered is None:
-                raise
-            found = lowered
-        if may_offload and without is not None:
-            found = offloads.with_offloads(peak_bytes, without) or without
-        return self._bounded(offloads.with_tagged(found), peak_bytes)
-
-    def _within(self, peak_bytes: int, least: int | None) -> Candidate:
-        """Return the cheapest candidate found within a peak, without offloads; arguments as in `within_peak`."""
-        context, limits = self.context, self.limits(peak_bytes)
-        cheapest = self.offloads.with_tagged(self.decisions.allowed_cheapest)
-        if limits.allow(cheapest):
-            return cheapest
+        context, limits = self.context, replace(self.limits(peak_bytes), offload=offload)
         asked = f"budget is a peak of {format_bytes(peak_bytes)} ({peak_bytes} bytes)"
         # Hooks may pack saved values into fewer bytes, so the bound on the peak does not hold with hooks.
         possible = 0 if context.request.hooks else self.schedules.least_possible
-        if peak_bytes < possible:
-            raise self._none_within(asked, possible, infeasible=True)
-        context.on_step(f"searching within a peak of {format_bytes(peak_bytes)}")
-        self.propose(limits)
-        if not context.is_alone and not context.request.hooks:
-            self._widen(limits, least)
+        self.add(self.decisions.allowed_cheapest)
+        if not self.is_solved(limits) or (offload and context.may_offload):
+            if peak_bytes < possible:
+                raise self._none_within(asked, possible, infeasible=True)
+            context.on_step(f"searching within a peak of {format_bytes(peak_bytes)}")
+            self.propose(limits)
         best = self.pool.cheapest(limits, self._by_cost)
         if best is None:
             raise self._none_within(asked, possible)
-        return best
+        return self._bounded(best, peak_bytes)
 
     def choose_again(self, found: Mapping[int, Candidate]) -> dict[int, Candidate]:
         """Choose again for each limit of a ladder, among the candidates of all limits.
@@ -185,181 +173,57 @@ class Search:
         """Return the sort key (cost, simulated peak, saved bytes)."""
         return found.cost, self.measures.simulated(found), found.saved_bytes
 
-    def _widen(self, limits: Limits, least: int | None) -> None:
-        """Add candidates that the search within a simulated peak misses, each where it may be cheaper.
+    def propose(self, limits: Limits, *seeds: Candidate) -> None:
+        """Ask each proposer for candidates within limits, and add all candidates to the pool.
+
+        Args:
+            limits: the limits, with the measure.
+            seeds: candidates to start from, in addition to those that each proposer starts from.
+        """
+        self.add(*seeds)
+        for proposer in self._proposers:
+            for found in proposer(self, limits, seeds):
+                self.add(found)
+
+    def searched(self, limits: Limits, *seeds: Candidate) -> Candidate | None:
+        """Search within limits by the simulated peak, without offloads; return the cheapest candidate, None if there is none.
 
         Args:
             limits: the limits.
-            least: as in `within_peak`.
+            seeds: candidates to start from, in addition to those that each proposer starts from.
         """
-        best, peak_bytes = self.pool.cheapest(limits, cost_of), int(limits.peak_bytes)
-        if best is None:
-            return
-        if least is not None and least < peak_bytes:
-            lowest = self.schedules.tried(self.least_peak.saved)
-            if self.bounds.bound(least, self.schedules.highest(lowest)) <= best.cost:
-                # The search that ratio 0 makes, which may be cheaper.
-                self.close_in(replace(limits, peak_bytes=least))
-                best = self.pool.cheapest(limits, cost_of) or best
-        if best.cost and limits.measure(best) < self.effort.slack * peak_bytes:
-            # On some large graphs, the search ends far below the limit, and a decision of the solver is cheaper.
-            low, high = self.starts.between(peak_bytes)
-            self.add(
-                *self.decisions.bisected(low, high, peak_bytes, self.effort.closing, limits.measure)
-            )
-
-    # ---- within a simulated or an estimated peak -----------------------------------------------------
-    def propose(self, limits: Limits) -> None:
-        """Ask the proposers for candidates within limits, and add all candidates to the pool.
-
-        If the user named another solver than ``auto``, only this solver's decisions are added. If nothing is found
-        within a simulated peak, the least peak is searched, and slightly lower limits lead past other decisions.
-        """
-        context, decisions = self.context, self.decisions
-        self.add(decisions.allowed_full)
-        if context.is_alone:
-            self.add(*decisions.swept(limits))
-            if "schedule" in context.request.solver.solves and not context.request.hooks:
-                self._scheduled(limits)
-            return
-        self.close_in(limits)
-        exact = self._rounds(limits.measure) is SIMULATED
-        if not exact or not (context.request.hooks or self.pool.cheapest(limits, cost_of) is None):
-            return
-        # With hooks, which pack saved values, the peaks of the search differ from those of the step.
-        self.add(self.least_peak, *decisions.swept(limits))
-        if cheapest := self.pool.cheapest(limits, cost_of):
-            self.close_in(limits, cheapest)
-        if not context.request.hooks:
-            small = len(context.state.index) <= self.effort.small
-            for part in self.effort.lower[: None if small else 1]:
-                lower = int(part * limits.peak_bytes)
-                if lower >= self.schedules.least_possible:
-                    self.close_in(replace(limits, peak_bytes=lower))
-
-    def searched(self, limits: Limits, *starts: Candidate) -> Candidate | None:
-        """Search within limits by the simulated peak; return the cheapest candidate of the pool, None if there is none.
-
-        Args:
-            limits: the limits.
-            starts: candidates to start from, in addition to those of `Starts.within`.
-        """
-        self.close_in(limits, *starts)
-        best = self.pool.cheapest(limits, cost_of)
+        self.propose(replace(limits, offload=False), *seeds)
+        best = self.recomputing(limits)
         return None if best is None else self._bounded(best, int(limits.peak_bytes))
 
-    def close_in(self, limits: Limits, *starts: Candidate) -> None:
-        """Search by prices of memory, then by node orders, until a measured peak is just within its limit.
+    # ---- what proposers ask ---------------------------------------------------------------------------
+    def rounds(self, measure: Measure) -> Rounds:
+        """Return how a search closes in on a peak by a measure."""
+        return SIMULATED if self.is_exact(measure) else ESTIMATED
 
-        Node orders are not searched if a candidate within the limits costs next to nothing.
+    def is_exact(self, measure: Measure) -> bool:
+        """Return whether peaks by a measure are those of the graph's own step problem."""
+        return measure == self.measures.simulated
 
-        Args:
-            limits: the limits, with the measure.
-            starts: candidates to start from, in addition to those that each search starts from.
-        """
-        last, rounds = self._by_prices(limits, starts), self._rounds(limits.measure)
-        negligible = int(rounds.negligible * self.context.step_cost)
-        if self.context.request.hooks or self.pool.cheapest(replace(limits, cost=negligible)):
-            return
-        for start, searches in self._ordered_from(limits, last):
-            self._by_orders(limits, start, searches)
+    def recomputing(self, limits: Limits) -> Candidate | None:
+        """Return the cheapest candidate within limits that offloads at most tagged values; None if there is none."""
+        return self.pool.cheapest(replace(limits, offload=False), cost_of)
 
-    def _by_prices(self, limits: Limits, starts: Iterable[Candidate]) -> Candidate:
-        """Search in the node order of the passes; add each candidate, and return the last one."""
-        wanted, exact = int(limits.peak_bytes), self._rounds(limits.measure) is SIMULATED
-        last = None if exact else self.nearest(limits)
-        near = self.near(limits.measure, last)
-        # A search goes on from what is known within its limits, such as the result for a smaller budget.
-        best = self.pool.cheapest(limits, cost_of) if exact else None
-        known = [] if best is None else [best]
-        if not exact:
-            known = [d for d in self.pool if not d.decision.is_ordered]
-        seeds = [d.saved for d in (*starts, *known)]
-        if exact or not seeds:
-            seeds += self.starts.within(wanted)
+    def is_solved(self, limits: Limits) -> bool:
+        """Return whether a candidate within the limits costs so little that no further one is asked for."""
+        least = int(self.rounds(limits.measure).negligible * self.context.step_cost)
+        if self.is_exact(limits.measure):
+            least = max(least, self.context.hull.ends[1].cost)
+        return self.recomputing(replace(limits, cost=least)) is not None
 
-        def ask(peak_bytes: int) -> Candidate:
-            self.rounds_run["by prices"] += 1
-            within = Limits(peak_bytes=peak_bytes, saved_bytes=limits.saved_bytes)
-            return self.decisions.informed(
-                near.prices.within(within, seeds, orders=near.orders.is_possible)
-            )
-
-        rounds, start = self._rounds(limits.measure).prices, wanted + near.offset
-        for found in aim(ask, limits.measure, wanted, start=start, rounds=rounds, last=last):
-            self.add(found)
-            last = found
-        assert last is not None, "there is at least one round"
-        return last
-
-    def _ordered_from(self, limits: Limits, last: Candidate) -> Iterator[tuple[Candidate, int]]:
-        """Yield the candidates that searches over node orders start from, each with its number of searches.
-
-        By the simulated peak: the result of the search by prices. If this result exceeds the peak, the cheapest
-        candidate within the limits follows. By the estimated peak: the candidate with the least peak, and one of low
-        cost whose peak may slightly exceed the limit. The two lead to different local optima.
-        """
-        rounds = self._rounds(limits.measure)
-        if not rounds.from_least:
-            best = self.pool.cheapest(limits, cost_of)
-            yield last, rounds.orders
-            if best is not None and best.schedule and last.peak_bytes > limits.peak_bytes:
-                yield best, rounds.orders
-            return
-        least = self.lowest_by(limits.measure)
-        yield least, rounds.from_least
-        above = replace(limits, peak_bytes=rounds.above * limits.peak_bytes)
-        start = self.pool.cheapest(above, cost_of) or self.nearest(limits)
-        if start is not least:
-            yield start, rounds.orders
-
-    def _by_orders(self, limits: Limits, start: Candidate, searches: int) -> None:
-        """Search node orders for cheaper candidates within limits, and add them to the pool.
-
-        The first search starts from ``start``; each later one from the cheapest candidate near the limit that these
-        searches found. Its limit is corrected by the mean difference between the peaks in the step problem and the
-        measured peaks of these candidates. The limit falls with each search in a row that finds nothing within it.
-
-        Args:
-            limits: the limits, with the measure.
-            start: the candidate that the first search starts from.
-            searches: maximum number of searches.
-        """
-        context, rounds, wanted = self.context, self._rounds(limits.measure), int(limits.peak_bytes)
-        near, own = self.near(limits.measure, start), CandidatePool([start])
-        exact = rounds is SIMULATED
-        # The simulated peak is that of the schedule, which is known already.
-        counted, among = (
-            (replace(limits, measure=scheduled_peak), own) if exact else (limits, self.pool)
-        )
-        above = replace(counted, peak_bytes=rounds.above * wanted)
-        offset, offsets, misses, idle = near.offset, list[int](), 0, 0
-        least = among.cheapest(counted, cost_of)
-        for _ in range(searches):
-            self.rounds_run["by node orders"] += 1
-            seen = {d.decision for d in self.pool}
-            limit = wanted + offset - misses * int(rounds.lowered * wanted)
-            made = filter(context.may_save, near.orders.within(start, limit, share=rounds.share))
-            new = [d for d in made if d.decision not in seen and d.schedule != start.schedule]
-            own.add(*new)
-            informed = [self.offloads.with_tagged(self.decisions.informed(d)) for d in new]
-            self.pool.add(*informed)
-            reached = [*map(counted.measure, new if exact else informed)]
-            offsets += [d.peak_bytes - peak for d, peak in zip(new, reached, strict=True)]
-            before, least = least, among.cheapest(counted, cost_of)
-            better = least is not None and (before is None or least.cost < before.cost)
-            idle = 0 if better else idle + 1
-            misses = 0 if any(peak <= wanted for peak in reached) else misses + 1
-            if (least is not None and not least.cost) or idle == rounds.idle:
-                return
-            offset = sum(offsets) // len(offsets) if offsets else offset
-            start = (
-                own.cheapest(above, cost_of) or CandidatePool(new).cheapest(rank=cost_of) or start
-            )
+    @property
+    def known_least(self) -> int | None:
+        """The least peak found, in bytes, if it was searched already."""
+        return self.least_found if "least_found" in vars(self) else None
 
     def near(self, measure: Measure, candidate: Candidate | None) -> Near:
         """Return searches whose peaks are those of a measure plus a constant, for schedules near that of a candidate."""
-        if candidate is None or self._rounds(measure) is SIMULATED:
+        if candidate is None or self.is_exact(measure):
             return self.simulated
         return near_fused(self.measures.split_of(candidate), self.schedules, self.effort)
 
@@ -374,20 +238,6 @@ class Search:
         best = self.pool.cheapest(rank=measure)
         assert best is not None, "there are candidates"
         return best
-
-    def _scheduled(self, limits: Limits) -> None:
-        """Ask the user's solver for a schedule within a peak, and add the schedule to the pool.
-
-        Nothing is added if the solver finds no schedule.
-        """
-        context, request = self.context, self.context.request
-        context.on_step(f"searching for a schedule by '{request.solver.name}'")
-        exact = self._rounds(limits.measure) is SIMULATED
-        start = replace(self.least_peak, schedule=None) if exact else self.nearest(limits)
-        near = self.near(limits.measure, start)
-        limit = int(limits.peak_bytes) + near.offset
-        if found := near.orders.solved(request.solver, start, limit, request.time_limit):
-            self.add(self.decisions.informed(found, "scheduled by the solver"))
 
     def _none_within(self, asked: str, possible: int, *, infeasible: bool = False) -> BudgetError:
         """Return the error for a limit on the peak within which no plan was found.

@@ -46,6 +46,11 @@ class Together:
 
     decision = key
 
+    @property
+    def offloads_more(self) -> bool:
+        """Whether a search chose values of a graph to offload, in addition to tagged ones."""
+        return any(d.offloads_more for d in self.each)
+
 
 class SeveralGraphs:
     """Search for the decisions of all prepared graphs of a step by the peak of the whole step.

@@ -18,7 +18,7 @@ from remat.planning.context import GraphContext
 from remat.planning.offload_copies import Copies
 from remat.planning.offload_costs import Tagged, why_kept
 from remat.planning.pipelines import SPLIT, PassManager
-from remat.planning.search.candidates import Candidate
+from remat.planning.search.candidates import WITH_OFFLOADS, Candidate
 from remat.planning.search.effort import DEFAULT
 from remat.planning.search.measures import Measures
 from remat.planning.search.pool import Limits
@@ -334,7 +334,7 @@ class Offloads:
         decision = replace(ordered or self.lowered.decision(found.saved), offloads=())
         wanted = Candidate.of(self.lowered, decision, found.cost - found.exposed)
         return self._carried_out(
-            self._decisions.informed(wanted, "with offloads"), offloads, peak_bytes
+            self._decisions.informed(wanted, WITH_OFFLOADS), offloads, peak_bytes
         )
 
     def _fitting(self, host_bytes: int, saved: Container[str]) -> list[Tagged]:

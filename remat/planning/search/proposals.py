@@ -1,0 +1,236 @@
+"""The proposers of candidates, in the order in which a search asks them.
+
+A proposer is asked at a limit on a peak. The simulated peak is that of the step problem, so one search within the limit
+suffices. Estimated peaks differ from those of the step problem, by similar bytes for similar candidates. So a proposer
+searches several times, and each limit is corrected by the differences that the measure shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from remat.planning.context import GraphContext
+from remat.planning.search.aim import aim
+from remat.planning.search.candidates import Candidate
+from remat.planning.search.pool import CandidatePool, Limits, cost_of, scheduled_peak
+from remat.planning.search.search import Proposer, Search
+
+Candidates = Iterator[Candidate]
+Seeds = Sequence[Candidate]
+
+
+def at_budget_one(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
+    """Propose the decision at budget 1."""
+    yield search.decisions.allowed_full
+
+
+def by_named_solver(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
+    """Propose what a solver decides that the user named: at limits on saved bytes, and as a schedule."""
+    context = search.context
+    if not context.is_alone:
+        return
+    yield from search.decisions.swept(limits)
+    request = context.request
+    if "schedule" not in request.solver.solves or request.hooks:
+        return
+    context.on_step(f"searching for a schedule by '{request.solver.name}'")
+    exact = search.is_exact(limits.measure)
+    start = replace(search.least_peak, schedule=None) if exact else search.nearest(limits)
+    near = search.near(limits.measure, start)
+    limit = int(limits.peak_bytes) + near.offset
+    if found := near.orders.solved(request.solver, start, limit, request.time_limit):
+        yield search.decisions.informed(found, "scheduled by the solver")
+
+
+def by_prices(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
+    """Propose minimum cuts under prices of memory, in the node order of the passes."""
+    if search.context.is_alone or search.is_solved(limits):
+        return
+    wanted, exact = int(limits.peak_bytes), search.is_exact(limits.measure)
+    last = None if exact else search.nearest(limits)
+    near = search.near(limits.measure, last)
+    # A search goes on from what is known within its limits, such as the result for a smaller budget.
+    best = search.recomputing(limits) if exact else None
+    known = [] if best is None else [best]
+    if not exact:
+        known = [d for d in search.pool if not d.decision.is_ordered]
+    starts = [d.saved for d in (*seeds, *known)]
+    if exact or not starts:
+        starts += search.starts.within(wanted)
+
+    def ask(peak_bytes: int) -> Candidate:
+        search.rounds_run["by prices"] += 1
+        within = Limits(peak_bytes=peak_bytes, saved_bytes=limits.saved_bytes)
+        found = near.prices.within(within, starts, orders=near.orders.is_possible)
+        return search.decisions.informed(found)
+
+    rounds, start = search.rounds(limits.measure).prices, wanted + near.offset
+    yield from aim(ask, limits.measure, wanted, start=start, rounds=rounds, last=last)
+
+
+def by_node_orders(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
+    """Propose cheaper schedules with node orders of their own, unless a candidate costs next to nothing."""
+    context = search.context
+    if context.is_alone or context.request.hooks or search.is_solved(limits):
+        return
+    for start, searches in _ordered_from(search, limits):
+        yield from _annealed(search, limits, start, searches)
+
+
+def _ordered_from(search: Search, limits: Limits) -> Iterator[tuple[Candidate, int]]:
+    """Yield the candidates that searches over node orders start from, each with its number of searches.
+
+    By the simulated peak: the best candidate in the node order of the passes. If its peak exceeds the limit, the cheapest
+    candidate within the limits follows. By the estimated peak: the candidate with the least peak, and one of low
+    cost whose peak may slightly exceed the limit. The two lead to different local optima.
+    """
+    rounds = search.rounds(limits.measure)
+    if search.is_exact(limits.measure):
+        plain = [d for d in search.pool if not (d.decision.is_ordered or d.offloads_more)]
+        start, best = CandidatePool(plain).cheapest(rank=limits.rank), search.recomputing(limits)
+        assert start is not None, "the search by prices found a candidate"
+        above = limits.measure(start) > limits.peak_bytes
+        yield start, 1 if above else rounds.orders
+        if best is not None and best.schedule and above:
+            yield best, rounds.orders
+        return
+    least = search.lowest_by(limits.measure)
+    yield least, rounds.from_least
+    start = search.recomputing(replace(limits, peak_bytes=rounds.above * limits.peak_bytes))
+    start = start or search.nearest(limits)
+    if start is not least:
+        yield start, rounds.orders
+
+
+def _annealed(search: Search, limits: Limits, start: Candidate, searches: int) -> Candidates:
+    """Yield schedules that are cheaper than those found, within limits.
+
+    The first search starts from ``start``; each later one from the cheapest candidate near the limit that these
+    searches found. Its limit is corrected by the mean difference between the peaks in the step problem and the
+    measured peaks of these candidates. The limit falls with each search in a row that finds nothing within it.
+
+    Args:
+        search: the search.
+        limits: the limits, with the measure.
+        start: the candidate that the first search starts from.
+        searches: maximum number of searches.
+    """
+    context, rounds, wanted = search.context, search.rounds(limits.measure), int(limits.peak_bytes)
+    near, own = search.near(limits.measure, start), CandidatePool([start])
+    exact = search.is_exact(limits.measure)
+    # The simulated peak is that of the schedule, which is known already.
+    measure, among = (scheduled_peak, own) if exact else (limits.measure, search.pool)
+    counted = replace(limits, measure=measure, offload=False)
+    above = replace(counted, peak_bytes=rounds.above * wanted)
+    offset, offsets, misses, idle = near.offset, list[int](), 0, 0
+    least = among.cheapest(counted, cost_of)
+    # The peak of a start that exceeds the limit falls slowly, so this search is not cut short.
+    share = 1.0 if exact and searches == 1 else rounds.share
+    for _ in range(searches):
+        search.rounds_run["by node orders"] += 1
+        seen = {d.decision for d in search.pool}
+        limit = wanted + offset - misses * int(rounds.lowered * wanted)
+        made = filter(context.may_save, near.orders.within(start, limit, share=share))
+        new = [d for d in made if d.decision not in seen and d.schedule != start.schedule]
+        own.add(*new)
+        informed = [search.offloads.with_tagged(search.decisions.informed(d)) for d in new]
+        yield from informed
+        reached = [*map(measure, new if exact else informed)]
+        offsets += [d.peak_bytes - peak for d, peak in zip(new, reached, strict=True)]
+        before, least = least, among.cheapest(counted, cost_of)
+        better = least is not None and (before is None or least.cost < before.cost)
+        idle = 0 if better else idle + 1
+        misses = 0 if any(peak <= wanted for peak in reached) else misses + 1
+        if (least is not None and not least.cost) or idle == rounds.idle:
+            return
+        offset = sum(offsets) // len(offsets) if offsets else offset
+        start = own.cheapest(above, cost_of) or CandidatePool(new).cheapest(rank=cost_of) or start
+
+
+def from_least_peak(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
+    """Propose the least peak, and what searches at slightly lower limits find, if nothing was found within the limits."""
+    context, hooks = search.context, search.context.request.hooks
+    if context.is_alone or not search.is_exact(limits.measure):
+        return
+    if not hooks and search.recomputing(limits):
+        return
+    yield search.least_peak
+    # With hooks, which pack saved values, the peaks of the search differ from those of the step.
+    yield from search.decisions.swept(limits)
+    if cheapest := search.recomputing(limits):
+        yield from _closing_in(search, limits, [cheapest])
+    if not hooks:
+        small = len(context.state.index) <= search.effort.small
+        for part in search.effort.lower[: None if small else 1]:
+            lower = int(part * limits.peak_bytes)
+            if lower >= search.schedules.least_possible:
+                yield from _closing_in(search, replace(limits, peak_bytes=lower), ())
+
+
+def _closing_in(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
+    """Yield what the searches by prices and by node orders find within limits."""
+    yield from by_prices(search, limits, seeds)
+    yield from by_node_orders(search, limits, seeds)
+
+
+def at_ratio_zero(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
+    """Propose what is found at the least peak, where it is known and may be cheaper.
+
+    So a higher ratio of the peak does not cost more than ratio 0.
+    """
+    least, best = search.known_least, search.recomputing(limits)
+    if not _is_searched(search.context) or not search.is_exact(limits.measure):
+        return
+    if least is None or best is None or least >= limits.peak_bytes:
+        return
+    lowest = search.schedules.tried(search.least_peak.saved)
+    if search.bounds.bound(least, search.schedules.highest(lowest)) <= best.cost:
+        yield from _closing_in(search, replace(limits, peak_bytes=least), seeds)
+
+
+def at_more_saved_bytes(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
+    """Propose decisions of the solver, if the cheapest candidate is far below the limit, as on some large graphs."""
+    best, peak_bytes = search.recomputing(limits), int(limits.peak_bytes)
+    if not _is_searched(search.context) or not search.is_exact(limits.measure):
+        return
+    if best and best.cost and limits.measure(best) < search.effort.slack * peak_bytes:
+        low, high = search.starts.between(peak_bytes)
+        yield from search.decisions.bisected(
+            low, high, peak_bytes, search.effort.closing, limits.measure
+        )
+
+
+def _is_searched(context: GraphContext) -> bool:
+    """Return whether remat searches by peaks that no hook changes."""
+    return not context.is_alone and not context.request.hooks
+
+
+def with_offloads(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
+    """Propose a candidate that offloads values to the host and is cheaper than all others, or the only one."""
+    if not (limits.offload and search.context.may_offload and search.is_exact(limits.measure)):
+        return
+    # Offloading cannot go below this bound.
+    if limits.peak_bytes >= search.schedules.least_possible:
+        without = search.recomputing(limits)
+        found = search.offloads.with_offloads(int(limits.peak_bytes), without)
+        if found is not None:
+            yield found
+
+
+#: The proposers, in the order in which they are asked: each sees in the pool what those before have found.
+PROPOSERS: tuple[Proposer, ...] = (
+    at_budget_one,
+    by_named_solver,
+    by_prices,
+    by_node_orders,
+    from_least_peak,
+    at_ratio_zero,
+    at_more_saved_bytes,
+    with_offloads,
+)
+
+
+def search_of(context: GraphContext) -> Search:
+    """Return a search of a prepared graph that asks all proposers."""
+    return Search(context, PROPOSERS)

@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from remat.errors import ProblemError
+from remat.solvers.effort import EFFORT
 from remat.solvers.eviction import evicting
 from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule, not_found
 from remat.solvers.solution import ScheduleAnswer
 from remat.solvers.step_core import StepCore, step_core
 
-#: Number of edits in one turn of `anneal`: `_MOVES` for each node of the problem, at most `_MOST`.
-_MOVES, _MOST = 15_000, 5_000_000
 #: The turns that start from the best known schedule; one row of numbers for each turn. A row has the
 #: first and last temperature, in mean costs of a node, and the first and last margin. Bytes are
 #: penalised from this margin below the capacity on; margins are fractions of the capacity. The last
@@ -76,7 +75,7 @@ def anneal(
         graph = compiled.StepGraph(*core.columns())
         capacity = core.capacity >> core.shift
         deadline = None if time_limit is None else time.monotonic() + time_limit
-        moves = min(_MOST, _MOVES * len(problem) + 1_000)
+        moves = min(EFFORT.most_moves, EFFORT.moves * len(problem) + 1_000)
         for rows in (_FRESH[:2], _FRESH[2:], _AGAIN):
             # The kernel takes 0 seconds as "no clock", so a time limit that has passed becomes 1 ms.
             left = 0.0 if deadline is None else max(0.001, deadline - time.monotonic())

@@ -11,10 +11,11 @@ from remat.errors import RefusalError, SolverError
 from remat.solvers.base import Solver, unavailable
 from remat.solvers.cpsat import CpSat
 from remat.solvers.dp import DynamicProgram
+from remat.solvers.effort import EFFORT
 from remat.solvers.graph_milp import GraphMilp
 from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.greedy import Greedy
-from remat.solvers.lagrangian import TOLERANCE, Search
+from remat.solvers.lagrangian import Search
 from remat.solvers.milp import Milp
 from remat.solvers.native import Native
 from remat.solvers.problem import KnapsackProblem
@@ -23,24 +24,6 @@ from remat.solvers.run import run
 from remat.solvers.schedule_problem import ScheduleProblem
 from remat.solvers.solution import Answer, ScheduleAnswer, Solution, Status
 from remat.solvers.verify import verify
-
-#: Largest table for dynamic programming, in cells: items times capacity. Filling this table takes
-#: well under a second.
-_TABLE_CELLS = 50_000_000
-#: Largest number of items for CP-SAT and HiGHS. With more items, these solvers take 100 MB or more,
-#: and prove nothing.
-_MOST_ITEMS = 3_000
-#: For each round on a graph problem: the number of prefixes (partial decisions) that the beam
-#: search keeps, and an amount of work in the kernel's units. In each round, the kernel's exact
-#: enumeration gets twice this amount, and HiGHS ten times or more. A hundred million units take the
-#: kernel one to three seconds.
-_TURNS = ((500, 200_000), (1_500, 1_000_000), (3_000, 3_000_000))
-#: One more round, for graphs of more than `_MOST_NODES` nodes; the two numbers are as in `_TURNS`.
-_LONG_TURN = (4_000, 30_000_000)
-_MOST_NODES = 1_000
-#: Work of HiGHS at the root of its search tree, in the kernel's units. The total is this number
-#: times the number of nodes and edges of the graph. Each further tree node takes about an eighth.
-_ROOT_WORK = 12_000
 
 
 class Auto(Solver):
@@ -95,14 +78,16 @@ class Auto(Solver):
         search = Search(problem, time_limit=time_limit)
         # All solvers share one `Search`, so the hull is computed once.
         with_highs, best = unavailable(GraphMilp) is None, search.start()
-        root = _ROOT_WORK * (len(search.core) + sum(map(len, search.core.inputs)))
-        for most, work in (*_TURNS, _LONG_TURN) if len(problem) > _MOST_NODES else _TURNS:
+        root = EFFORT.root_work * (len(search.core) + sum(map(len, search.core.inputs)))
+        for most, work in (
+            (*EFFORT.turns, EFFORT.long_turn) if len(problem) > EFFORT.large else EFFORT.turns
+        ):
             best = search.repair(best, most=most)
             best = search.exact(best, work=2 * work)
-            if best.gap > TOLERANCE and with_highs and root <= 10 * work:
+            if best.gap > EFFORT.gap and with_highs and root <= 10 * work:
                 nodes = max(20, 80 * work // max(1, root))
-                best = GraphMilp(nodes=nodes, gap=0.9 * TOLERANCE).improve(search, best)
-            if best.gap <= TOLERANCE or search.late():
+                best = GraphMilp(nodes=nodes, gap=0.9 * EFFORT.gap).improve(search, best)
+            if best.gap <= EFFORT.gap or search.late():
                 break
         return search.answer(best)
 
@@ -181,9 +166,9 @@ def _members(core: KnapsackProblem, *, again: bool) -> Iterator[tuple[Solver, fl
     if again:
         yield Native(), 0.6
     # With one step per unit of capacity, the dynamic program is exact.
-    if len(core) * core.capacity <= _TABLE_CELLS:
+    if len(core) * core.capacity <= EFFORT.table_cells:
         yield DynamicProgram(steps=core.capacity), 1.0
-    if len(core) <= _MOST_ITEMS:
+    if len(core) <= EFFORT.items:
         yield CpSat(work=2.0), 0.5
         yield Milp(nodes=200), 0.8
     yield DynamicProgram(), 1.0

@@ -12,16 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from remat.solvers.base import Solver
+from remat.solvers.effort import EFFORT
 from remat.solvers.flow import Network
 from remat.solvers.graph_problem import GraphProblem, evaluate, infeasible
 from remat.solvers.graph_reduction import reduce_graph
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.solution import GraphSolution, Solution
 from remat.solvers.verify import verify
-
-#: Largest number of rounds. In each round but the first, the knapsack's capacity grows by the bytes
-#: that the previous minimum cut left unused.
-ROUNDS = 4
 
 
 def by_knapsack(
@@ -101,7 +98,7 @@ def _rounds(
         In each round, the knapsack's solution and the nodes of the core that the minimum cut saves.
         If these nodes take more bytes than the capacity, None stands in their place.
     """
-    for _ in range(ROUNDS):
+    for _ in range(EFFORT.rounds):
         knapsack = KnapsackProblem(
             weights=tuple(weight[i] for i in items),
             values=tuple(core.cost[i] for i in items),

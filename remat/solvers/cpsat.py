@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 
 from remat.errors import RefusalError
 from remat.solvers.bounds import relax, repair
+from remat.solvers.effort import EFFORT
 from remat.solvers.eviction import evicting
 from remat.solvers.interrupts import interruptible
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.reduction import CoreSolver, reduce
-from remat.solvers.schedule_cpsat import MOST_NODES, schedule_model
+from remat.solvers.schedule_cpsat import schedule_model
 from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule, not_found
 from remat.solvers.solution import Answer, ScheduleAnswer
 from remat.solvers.step_core import step_core
@@ -89,16 +90,16 @@ class CpSat(CoreSolver):
         with more runs of a node might be cheaper.
 
         Raises:
-            RefusalError: there are more than `MOST_NODES` nodes, or the sums are too large.
+            RefusalError: there are more than `SolverEffort.schedule_nodes` nodes, or the sums are too large.
             BudgetError: no schedule within the capacity was found.
         """
         from ortools.sat.python import cp_model
 
         started = time.monotonic()
-        if len(problem) > MOST_NODES:
+        if len(problem) > EFFORT.schedule_nodes:
             raise RefusalError(
                 self.name,
-                f"solver 'cpsat' takes step problems of at most {MOST_NODES} nodes, got {len(problem)}",
+                f"solver 'cpsat' takes step problems of at most {EFFORT.schedule_nodes} nodes, got {len(problem)}",
             )
         if max(sum(problem.cost), sum(problem.size), problem.capacity or 0) > _SUM_LIMIT // 8:
             raise RefusalError(

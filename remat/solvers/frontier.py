@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from remat.errors import ProblemError
 from remat.solvers.base import Solver
+from remat.solvers.effort import EFFORT
 from remat.solvers.kernel import kernel
 from remat.solvers.pareto import knee
 from remat.solvers.problem import KnapsackProblem
@@ -21,10 +22,6 @@ from remat.solvers.problem import KnapsackProblem
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-
-#: Largest number of points. Points of a larger frontier are dropped, down to half this number.
-#: After four million merged points, the kernel drops points of any frontier above 32,768 points.
-MOST_POINTS = 200_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -92,7 +89,7 @@ class KnapsackFrontier:
 
 
 def knapsack_frontier(
-    problem: KnapsackProblem, *, most_points: int = MOST_POINTS
+    problem: KnapsackProblem, *, most_points: int = EFFORT.points
 ) -> KnapsackFrontier:
     """Compute the Pareto frontier of a knapsack.
 

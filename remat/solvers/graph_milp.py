@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from remat.solvers.base import Solver
+from remat.solvers.effort import EFFORT
 from remat.solvers.graph_problem import GraphProblem, evaluate
 from remat.solvers.highs import milp
-from remat.solvers.lagrangian import TOLERANCE, Incumbent, Search
+from remat.solvers.lagrangian import Incumbent, Search
 from remat.solvers.solution import Answer
 
 #: HiGHS's bound is lowered by this fraction, because HiGHS computes in floating point, with
@@ -40,7 +41,7 @@ class GraphMilp(Solver):
     """
 
     nodes: int = 2_000
-    gap: float = TOLERANCE / 2
+    gap: float = EFFORT.gap / 2
 
     name: ClassVar[str] = "graph-milp"
     requires: ClassVar[tuple[str, ...]] = ("scipy", "ortools", "numpy")

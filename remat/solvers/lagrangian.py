@@ -16,20 +16,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from remat.solvers.base import Solver
+from remat.solvers.effort import EFFORT
 from remat.solvers.graph_problem import GraphProblem, infeasible
 from remat.solvers.hull import Edge, Hull
 from remat.solvers.kernel import kernel
 from remat.solvers.solution import Answer
-
-#: Number of prefixes that a beam search keeps after each node.
-BEAM = 4_000
-#: Largest loss of a prefix in the first and in the second beam search, as a fraction of the bound.
-BEAM_SHARES = (0.002, 0.01)
-#: Gap at which a search ends, as a fraction of the cost.
-TOLERANCE = 0.001
-#: Reduced problems of up to `SMALL` nodes are searched to a gap of zero, with at most `LAST_WORK` units
-#: of work, which take milliseconds.
-SMALL, LAST_WORK = 500, 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +59,7 @@ class Lagrangian(Solver):
     """
 
     work: int = 100_000_000
-    gap: float = TOLERANCE
+    gap: float = EFFORT.gap
 
     name: ClassVar[str] = "lagrangian"
     requires: ClassVar[tuple[str, ...]] = ("ortools", "numpy")
@@ -113,24 +104,24 @@ class Search:
             saved=fits.saved, cost=fits.cost, bound=min(fits.cost, self.edge.bound(self.capacity))
         )
 
-    def repair(self, best: Incumbent, *, most: int = BEAM) -> Incumbent:
+    def repair(self, best: Incumbent, *, most: int = EFFORT.beam) -> Incumbent:
         """Run up to two beam searches near the hull, and return the best decision known afterwards.
 
-        The searches end early at a gap of `TOLERANCE`, or if the time is up. Without the kernel,
+        The searches end early at a gap of `SolverEffort.gap`, or if the time is up. Without the kernel,
         ``best`` is returned unchanged.
 
         Args:
             best: the best decision known so far.
             most: width of the beam: number of prefixes (partial decisions) kept after each node.
         """
-        for share in BEAM_SHARES:
-            if best.gap <= TOLERANCE or self.late() or kernel() is None:
+        for share in EFFORT.beam_losses:
+            if best.gap <= EFFORT.gap or self.late() or kernel() is None:
                 break
             # The beam's width limits the search, so the work needs no limit.
             best, _, _ = self._run(best, share=share, most=most, work=2**40)
         return best
 
-    def exact(self, best: Incumbent, *, work: int, tolerance: float = TOLERANCE) -> Incumbent:
+    def exact(self, best: Incumbent, *, work: int, tolerance: float = EFFORT.gap) -> Incumbent:
         """Enumerate the decisions that could be better than ``best``; return the best one known.
 
         The enumeration also raises the lower bound. It ends early if the gap reaches the tolerance,
@@ -162,11 +153,11 @@ class Search:
     def answer(self, found: Incumbent) -> Answer:
         """Extend a decision for the core to an answer for the whole problem.
 
-        A core of at most `SMALL` nodes is first searched for the optimum. With optimal answers, a
+        A core of at most `SolverEffort.small` nodes is first searched for the optimum. With optimal answers, a
         larger budget never leads to a higher cost.
         """
-        if len(self.core) <= SMALL:
-            found = self.exact(found, work=LAST_WORK, tolerance=0.0)
+        if len(self.core) <= EFFORT.small:
+            found = self.exact(found, work=EFFORT.small_work, tolerance=0.0)
         by_clock = found.by_clock or (found.gap > 0 and self.late())
         return Answer(self.hull.reduction.invert(found.saved), found.bound, by_clock=by_clock)
 

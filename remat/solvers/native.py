@@ -8,15 +8,12 @@ from typing import ClassVar
 from remat.errors import SolverError
 from remat.solvers.annealing import anneal
 from remat.solvers.base import Solver
+from remat.solvers.effort import EFFORT
 from remat.solvers.kernel import kernel, missing
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.schedule_problem import ScheduleProblem
 from remat.solvers.solution import Answer, ScheduleAnswer, Status
 
-#: A *state* is a partial choice of items. One search may create `WORK` states in total, and keep
-#: `STATES` of them at one time, which take at most 100 MB.
-WORK = 400_000_000
-STATES = 400_000
 #: Largest sum of weights, and of values. Up to this sum, no product or shift in the kernel
 #: overflows.
 LARGEST_SUM = 2**60
@@ -50,7 +47,9 @@ class Native(Solver):
         return super().refuses(problem.within(min(problem.capacity, problem.total_weight)))
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
-        return self.search(problem, work=WORK, states=STATES, time_limit=time_limit)
+        return self.search(
+            problem, work=EFFORT.states, states=EFFORT.states_kept, time_limit=time_limit
+        )
 
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
@@ -72,8 +71,8 @@ class Native(Solver):
 
         Args:
             problem: the knapsack.
-            work: number of states that the search may create; `solve` passes `WORK`.
-            states: number of states that the search may keep at one time; `solve` passes `STATES`.
+            work: number of states that the search may create; `solve` passes `SolverEffort.states`.
+            states: number of states that the search may keep at one time; `solve` passes `SolverEffort.states_kept`.
             time_limit: seconds; None: no clock.
 
         Raises:

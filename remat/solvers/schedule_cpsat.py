@@ -15,9 +15,6 @@ from typing import Any
 
 from remat.solvers.step_core import StepCore
 
-#: Largest number of nodes. The model grows fast: an edge between two nodes that may run twice has four
-#: variables, one for each pair of a run of the input and a run of the reader.
-MOST_NODES = 300
 #: Largest number of runs of one node.
 _RUNS = 2
 

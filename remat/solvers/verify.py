@@ -12,17 +12,12 @@ from typing import Any, NoReturn
 from remat.errors import ProblemError, SolverError
 from remat.solvers.base import Solver, built_in, unavailable
 from remat.solvers.columns import as_integer
+from remat.solvers.effort import EFFORT
 from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.lagrangian import Incumbent, Lagrangian, Search
 from remat.solvers.native import Native
 from remat.solvers.problem import KnapsackProblem, Problem, S
 from remat.solvers.solution import Answer, Status
-
-#: Limits on the kernel search that checks a plugin's claimed bound: the work, and for knapsacks the
-#: number of states kept. The search takes hundredths of a second, and proves the bound of nearly all
-#: problems with a few hundred items.
-_WORK = 2_000_000
-_STATES = 50_000
 
 
 def verify(problem: Problem[S], solver: Solver, answer: object) -> S:
@@ -169,7 +164,7 @@ def _proven_value(problem: KnapsackProblem, reached: int) -> int:
     native = Native()
     if native.cannot_run() is not None or native.refuses(problem) is not None:
         return problem.total_value
-    bound = native.search(problem, work=_WORK, states=_STATES).bound
+    bound = native.search(problem, work=EFFORT.verify_work, states=EFFORT.verify_states).bound
     return problem.total_value if bound is None else bound
 
 
@@ -183,7 +178,7 @@ def _proven_cost(problem: GraphProblem, reached: int) -> int:
         return 0
     search = Search(problem)
     known = Incumbent(saved=(), cost=reached, bound=min(reached, search.start().bound))
-    return search.exact(known, work=_WORK, tolerance=0.0).bound
+    return search.exact(known, work=EFFORT.verify_work, tolerance=0.0).bound
 
 
 #: By kind of problem, a function that proves a bound quickly. Its arguments are the problem, and the

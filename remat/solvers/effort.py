@@ -1,0 +1,65 @@
+"""How much work our own solvers may do: one record of numbers, each with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolverEffort:
+    """Numbers that limit the work of a solver. The benchmarks ``solvers`` and ``plan-quality`` set them, unless noted.
+
+    Attributes:
+        states: a *state* is a partial choice of items. One search of a knapsack may create so many in total.
+        states_kept: states that such a search keeps at one time, which take at most 100 MB.
+        table_cells: largest table for dynamic programming, in cells: items times capacity. Filling this table takes well
+            under a second.
+        items: largest number of items for CP-SAT and HiGHS. With more items, these take 100 MB or more, and prove nothing.
+        turns: for each round on a graph problem: the number of prefixes (partial decisions) that the beam search keeps,
+            and an amount of work in the kernel's units. In each round, the kernel's exact enumeration gets twice this
+            amount, and HiGHS ten times or more. A hundred million units take the kernel one to three seconds.
+        long_turn: one more round, for graphs of more than ``large`` nodes.
+        large: see ``long_turn``.
+        root_work: work of HiGHS at the root of its search tree, in the kernel's units, for each node and edge of the
+            graph. Each further tree node takes about an eighth.
+        beam: number of prefixes that a beam search keeps after each node.
+        beam_losses: largest loss of a prefix in the first and in the second beam search, as a fraction of the bound.
+        gap: gap at which a search ends, as a fraction of the cost.
+        small: reduced problems of up to so many nodes are searched to a gap of zero.
+        small_work: most work of such a search, in the kernel's units, which takes milliseconds.
+        rounds: most knapsacks in whose place a graph problem is solved. In each round but the first, the capacity grows
+            by the bytes that the previous minimum cut left unused.
+        moves: edits in one turn of annealing, for each node of the step problem (benchmark ``schedules``).
+        most_moves: most edits in one turn (benchmark ``schedules``).
+        schedule_nodes: largest step problem for CP-SAT. Its model grows fast: an edge between two nodes that may run
+            twice has four variables, one for each pair of runs.
+        verify_work: work of the search that checks a plugin's claimed bound. It takes hundredths of a second, and
+            proves the bound of nearly all problems with a few hundred items.
+        verify_states: states that this search keeps.
+        points: largest frontier of a knapsack. Points of a larger one are dropped, down to half this number.
+    """
+
+    states: int = 400_000_000
+    states_kept: int = 400_000
+    table_cells: int = 50_000_000
+    items: int = 3_000
+    turns: tuple[tuple[int, int], ...] = ((500, 200_000), (1_500, 1_000_000), (3_000, 3_000_000))
+    long_turn: tuple[int, int] = (4_000, 30_000_000)
+    large: int = 1_000
+    root_work: int = 12_000
+    beam: int = 4_000
+    beam_losses: tuple[float, ...] = (0.002, 0.01)
+    gap: float = 0.001
+    small: int = 500
+    small_work: int = 1_000_000
+    rounds: int = 4
+    moves: int = 15_000
+    most_moves: int = 5_000_000
+    schedule_nodes: int = 300
+    verify_work: int = 2_000_000
+    verify_states: int = 50_000
+    points: int = 200_000
+
+
+#: The effort of our solvers.
+EFFORT = SolverEffort()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from remat.errors import PeakWarning, PlanError, ProblemError, warn
 from remat.files import Form, save_record, write_record
@@ -14,11 +15,18 @@ from remat.planning.plan import Plan
 from remat.planning.planner import Planner
 from remat.planning.search.all_peaks import frontier_by_peak
 from remat.planning.search.candidates import Candidate
+from remat.planning.view import page_of
+from remat.record import PlanRecord
+from remat.report.page import write_page
+from remat.report.page_data import Curve as PageCurve
+from remat.report.page_data import Page
 from remat.solvers.pareto import knee
 from remat.units import Budget, format_apart, format_bytes, format_cost
 
 #: Most points that the text of a frontier lists, so that the text fits one screen.
 MOST_SHOWN = 16
+#: Largest number of points of a frontier for which the slider of a page has a plan.
+STOPS = 16
 #: For each value of `Frontier.by`: the field of `FrontierPoint` with the bytes, and the label of the axis in plots.
 _BY = {
     "saved": ("saved_bytes", "saved by forward for backward"),
@@ -129,7 +137,7 @@ class Frontier:
         """Name of the frontier in plots and texts: the solver, and the link over which values may be offloaded."""
         return self.solver + (f", offload {self.link}" if self.link else "")
 
-    def bytes_of(self, point: FrontierPoint | Plan) -> int:
+    def bytes_of(self, point: FrontierPoint | PlanRecord) -> int:
         """Return the bytes of a point or a plan on the frontier's axis: its saved bytes or its peak."""
         nbytes: int = getattr(point, _BY[self.by][0])
         return nbytes
@@ -253,6 +261,93 @@ class Frontier:
         heading = title or f"{self.graph}, cost model {self.cost}"
         axis = _BY[self.by][1]
         write_picture(path, lambda: frontier_figure(curves, title=heading, chosen=mark, axis=axis))
+
+    def explore(
+        self,
+        path: str | Path,
+        plan: Plan,
+        *,
+        title: str = "",
+        on_step: Callable[[str], None] | None = None,
+    ) -> Mapping[str, Any]:
+        """Write an HTML page that explains a plan, with a slider over plans of the frontier.
+
+        The page is a single file. It loads no other file and needs no server.
+
+        Args:
+            path: the file, which ends in ``.html``.
+            plan: the plan that the page shows first, of the frontier's graph and cost model.
+            title: title of the page; empty: the name of the graph.
+            on_step: called with a line of text before each plan for the slider is made; None: no calls.
+
+        Returns:
+            The data of the page, which the page also contains as JSON: the figures of the plan, the frontier, and the
+            figures of each plan of the slider.
+
+        Raises:
+            PlanError: Bokeh is not installed, the plan was read from a file, or the page cannot be written.
+            ProblemError: the plan has another graph or cost model than the frontier.
+        """
+        self.check_same(plan)
+
+        def page() -> Page:
+            plans = self._along(plan, on_step)
+            return page_of(
+                plans,
+                plan,
+                title=title,
+                bytes_of=self.bytes_of,
+                curve=self._curve(plans),
+                frontier=self.to_json(),
+            )
+
+        return write_page(page, path)
+
+    def _along(self, plan: Plan, on_step: Callable[[str], None] | None) -> list[Plan]:
+        """Return plans at some points together with a given plan, fewest bytes first.
+
+        A plan of the frontier is left out if it saves, recomputes and offloads the same values as the given plan.
+        """
+        points, others = self.thinned(STOPS), list[Plan]()
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", PeakWarning
+            )  # the page shows the peak of the plan itself
+            for k, point in enumerate(points, 1):
+                if on_step is not None:
+                    on_step(f"plan {k} of {len(points)} along the frontier")
+                made = self.plan(point)
+                if made.values != plan.values:
+                    others.append(made)
+        return sorted([*others, plan], key=lambda p: (self.bytes_of(p), -p.added_cost))
+
+    def _curve(self, plans: Sequence[Plan]) -> PageCurve:
+        """Return the frontier as the curve that a page draws, with a text for each point.
+
+        The knee is the plan nearest to the frontier's knee, by bytes and then by cost.
+        """
+        knee, unit = self.knee(), self.unit
+        points = [
+            (
+                self.bytes_of(p),
+                p.recompute_cost,
+                f"{format_bytes(p.saved_bytes)} saved\n{format_cost(p.recompute_cost, unit)} recomputed\n"
+                f"peak {format_bytes(p.peak_bytes)}",
+            )
+            for p in self.points
+        ]
+        # A bound whose vertices all have fewer bytes than every point is not drawn: it may be outside of the picture.
+        shown = any(nbytes >= points[0][0] for nbytes, _ in self.bound)
+        nearest = min(
+            range(len(plans)),
+            key=lambda k: (
+                abs(self.bytes_of(plans[k]) - self.bytes_of(knee)),
+                abs(plans[k].added_cost - knee.recompute_cost),
+            ),
+        )
+        return PageCurve(
+            points=points, bound=self.bound if shown else (), by=self.by, unit=unit, knee=nearest
+        )
 
     def to_json(self) -> str:
         """Return the figures of the frontier as JSON text, without its plans."""

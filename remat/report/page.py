@@ -7,12 +7,14 @@ keyboard and screen reader, and follow light and dark mode.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from html import escape
 from pathlib import Path
 from string import Template
 from typing import Any
 
 from remat.errors import PlanError
+from remat.files import write_file
 from remat.report.page_data import Curve, Page, Stop, page_data
 from remat.report.pictures import Scale, byte_ticks
 
@@ -27,8 +29,8 @@ _WITHOUT = (
 )
 _PEAK_WITHOUT = "The grey line is the peak {of}<dfn>without remat</dfn>, of the plan at budget 1. "
 _NO_FRONTIER = (
-    "There is no slider: the page was made of this plan alone. For one, hand over a frontier of its graph, "
-    "plan.explore(path, frontier=remat.frontier(joint)), or use the command remat explain MODEL --html FILE."
+    "There is no slider: the page was made of this plan alone. For one, use a frontier of its graph, "
+    "remat.frontier(joint).explore(path, plan), or use the command remat explain MODEL --html FILE."
 )
 _ONE_PLAN = "There is no slider: the frontier has one plan only."
 _AXIS = {"saved": "saved for backward", "peak": "peak of the step"}
@@ -42,7 +44,7 @@ def _without(page: Page) -> str:
     """Return a sentence on the grey line, which shows the memory without remat; empty if there is no such line."""
     if page.first.view.without is not None:
         return _WITHOUT
-    if not page.first.peak_without:
+    if not page.first.view.without_peak_bytes:
         return ""
     return _PEAK_WITHOUT.format(of="that is expected " if page.first.view.as_compiled else "")
 
@@ -61,7 +63,23 @@ def require_bokeh() -> None:
         ) from error
 
 
-def page_of(page: Page) -> str:
+def write_page(make: Callable[[], Page], path: str | Path) -> Mapping[str, Any]:
+    """Write an HTML page, and return its figures.
+
+    Args:
+        make: returns the contents of the page; not called if Bokeh is missing.
+        path: the file.
+
+    Raises:
+        PlanError: Bokeh is not installed, or the file cannot be written.
+    """
+    require_bokeh()
+    page = make()
+    write_file(path, html_of(page), "page", PlanError)
+    return page.figures
+
+
+def html_of(page: Page) -> str:
     """Return the HTML of a page."""
     from bokeh.resources import Resources
 

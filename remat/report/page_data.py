@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from remat.graph.liveness import StorageKind, sums_of
 from remat.report.explanation import counted, grouped
@@ -16,9 +16,6 @@ from remat.report.memory_plot import LAYERS, highest_moments
 from remat.report.pictures import Scale
 from remat.report.step_view import KEPT, OFFLOADED, StepView, Value, short_module
 from remat.units import format_bytes, format_cost
-
-if TYPE_CHECKING:
-    from remat.planning.plan import Plan
 
 #: Largest number of columns of the curve of alive bytes. A moment is a run of an operator or kernel. If a step has
 #: more moments than columns, each column stands for several moments, and shows the one with the most bytes.
@@ -56,24 +53,19 @@ class Stop:
 
     Attributes:
         label: name of the plan on the page.
-        plan: the plan.
+        spoken: the main figures of the plan in one line, for screen readers.
+        cards: the main figures as texts (name, value, comparison).
+        rows: all figures as texts (name, value).
         view: the step under the plan.
         point: (bytes, cost) of the plan in the plot of the frontier.
     """
 
     label: str
-    plan: Plan
+    spoken: str
+    cards: Sequence[tuple[str, str, str]]
+    rows: Sequence[tuple[str, str]]
     view: StepView
     point: tuple[int, int]
-
-    @property
-    def peak_without(self) -> int:
-        """The peak without remat to compare with the plan's peak, in bytes; 0 if unknown.
-
-        This peak is an estimate for compiled code if the view shows compiled code, else a simulated peak.
-        """
-        compiled = self.view.as_compiled
-        return self.plan.without_expected_bytes if compiled else self.plan.without_peak_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +128,7 @@ class Page:
         peaks = [
             peak
             for stop in self.stops
-            for peak in (stop.view.timeline.peak.nbytes, stop.peak_without)
+            for peak in (stop.view.timeline.peak.nbytes, stop.view.without_peak_bytes)
         ]
         return max([*peaks, without.peak_bytes if without else 0])
 
@@ -208,7 +200,7 @@ def _stop(
         scales: units of the frontier's plot, for bytes and costs.
         time: unit of the time axis.
     """
-    plan, view, step = stop.plan, stop.view, stop.view.timeline
+    view, step = stop.view, stop.view.timeline
     sums, running = step.nbytes(), view.operator_at
     chosen = highest_moments(sums, COLUMNS)
     kept = sorted((v for v in view.values if v.state == KEPT), key=lambda v: -v.nbytes)
@@ -227,10 +219,9 @@ def _stop(
     )
     return {
         "label": stop.label,
-        "spoken": f"{format_bytes(plan.saved_bytes)} kept, {format_cost(plan.recompute_cost, plan.unit)} "
-        f"recomputed, peak {format_bytes(plan.peak_bytes)}",
-        "cards": _cards(plan),
-        "rows": [("budget", plan.asked.label), ("cost model", plan.cost), *plan.rows],
+        "spoken": stop.spoken,
+        "cards": stop.cards,
+        "rows": stop.rows,
         "moments": len(sums),
         "boundary": step.boundary,
         "times": [t / time.size for t in view.clock.starts] if view.clock else [],
@@ -288,44 +279,6 @@ def _named(view: StepView, kept: Sequence[Value]) -> list[Value]:
     ]
     largest = sorted(others, key=lambda v: -v.nbytes)[:MOST_OTHERS]
     return sorted([*kept[:MOST_KEPT], *largest], key=lambda v: (v.first, v.last))
-
-
-def _cards(plan: Plan) -> list[tuple[str, str, str]]:
-    """Return the main figures of a plan as texts (name, value, comparison).
-
-    A comparison is, for example, ``"8 GiB at budget 1"``, or the proven bound on the cost.
-    """
-    both = plan.before_after
-    compiled, others = "", format_bytes(both.without_peak_bytes) if both.without_peak_bytes else ""
-    if plan.planned_peak_bytes:
-        expected = plan.without_expected_bytes
-        compiled = " as compiled"
-        others = f"{format_bytes(expected)} expected" if expected else ""
-    step = without = "not known"
-    if both.step_cost:
-        step, without = (format_cost(c, both.unit) for c in (both.cost, both.without_cost))
-    bound = "no bound is proven"
-    if plan.recompute_bound or not plan.recompute_cost:
-        bound = f"proven bound {format_cost(plan.recompute_bound, plan.unit)}"
-    return [
-        (f"Peak{compiled}", format_bytes(plan.peak_bytes), _beside(others)),
-        ("Step, modelled", step, _beside(without if both.more is not None else "")),
-        (
-            "Kept for backward",
-            format_bytes(plan.saved_bytes),
-            f"{format_bytes(plan.full_bytes)} at budget 1",
-        ),
-        ("Recomputed", format_cost(plan.recompute_cost, plan.unit), bound),
-    ]
-
-
-def _beside(without: str) -> str:
-    """Return a text such as ``"8 GiB without remat"``, or ``"without remat: not known"``.
-
-    Args:
-        without: formatted bytes or cost of the step without remat, such as ``"8 GiB"``; empty if unknown.
-    """
-    return f"{without} without remat" if without else "without remat: not known"
 
 
 def _op(value: Value) -> str:
@@ -406,9 +359,9 @@ def _without(first: Stop, scale: Scale) -> dict[str, Any]:
     """
     curve, clock = first.view.without, first.view.clock
     if curve is None:
-        return {"x": [], "nbytes": [], "peak": first.peak_without}
+        return {"x": [], "nbytes": [], "peak": first.view.without_peak_bytes}
     chosen = highest_moments(curve.nbytes, COLUMNS)
     x = [*chosen, len(curve.nbytes)]
     nbytes = [curve.nbytes[i] for i in (*chosen, chosen[-1])]
     times = [clock.without[i] / scale.size for i in x] if clock else []
-    return {"x": x, "times": times, "nbytes": nbytes, "peak": first.peak_without}
+    return {"x": x, "times": times, "nbytes": nbytes, "peak": first.view.without_peak_bytes}

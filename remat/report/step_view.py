@@ -9,21 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import TYPE_CHECKING
 
-import torch
-from torch import fx
-
-from remat.graph.copying import run_of
-from remat.graph.host_copies import RELOAD
 from remat.graph.liveness import MemoryCurve, StorageKind, Timeline
-from remat.graph.replays import maker_of
-from remat.graph.source import source_line
-from remat.report.explanation import KeptStorage, RecomputedNode, again, kept, op_name
-
-if TYPE_CHECKING:
-    from remat.planning.plan import Plan
+from remat.report.explanation import KeptStorage, RecomputedNode
 
 #: States of a value under a plan.
 KEPT, RECOMPUTED, OFFLOADED = "kept", "recomputed", "offloaded"
@@ -119,6 +107,8 @@ class StepView:
         kept: storages that forward keeps for backward.
         recomputed: runs of nodes that have run before in the step, usually in backward.
         without: memory over the step without remat; None if unknown.
+        without_peak_bytes: peak of the step without remat; 0 if unknown. In compiled code, an estimate.
+        peak_budget: the most bytes that the plan's budget allows at once; None if it allows any.
         clock: times at which operators run; None if costs are unknown, or if moments are kernels.
     """
 
@@ -131,6 +121,8 @@ class StepView:
     kept: tuple[KeptStorage, ...]
     recomputed: tuple[RecomputedNode, ...]
     without: MemoryCurve | None = None
+    without_peak_bytes: int = 0
+    peak_budget: int | None = None
     clock: Clock | None = None
 
     @property
@@ -141,94 +133,6 @@ class StepView:
         return [(run.name, run.source) for run in self.runs]
 
 
-def view_step(plan: Plan, without: MemoryCurve | None, *, as_compiled: bool) -> StepView:
-    """Build the view of the step under a plan.
-
-    Args:
-        plan: the plan. It must have its forward and backward modules.
-        without: memory over the step without remat; None if unknown.
-        as_compiled: whether the plan's timeline is that of compiled code, not a simulated one.
-    """
-    timeline, forward, backward = plan.timeline, plan.forward, plan.backward
-    costs = plan.node_costs
-    nodes = {n.name: n for gm in (backward, forward) for n in gm.graph.nodes}
-    keeps = kept(plan)
-    rows = {k.name: k for k in keeps}
-    twice = set(plan.recomputed)
-    runs: list[OperatorRun] = []
-    ran: set[str] = set()
-    for gm in (forward, backward):
-        for node in gm.graph.nodes:
-            if node.op != "call_function":
-                continue
-            # If a graph runs a joint-graph node several times, only one run has the name of the joint-graph node.
-            name = run_of(node)
-            runs.append(
-                OperatorRun(
-                    name=node.name,
-                    op=op_name(node),
-                    source=source_line(node),
-                    in_backward=gm is backward,
-                    again=name in twice and name in ran,
-                    cost=costs.get(name, 0) if costs else None,
-                )
-            )
-            ran.add(name)
-    # By the node that made the storage and by bytes. The name of an offloaded value does not identify its storage:
-    # an element of a tuple has another name than the node that made the tuple's storages.
-    sent = {
-        (run_of(maker_of(nodes[value.name])), value.nbytes): value.name
-        for value in plan.offloads
-        if value.name in nodes
-    }
-    values = []
-    for life in timeline.lifetimes:
-        is_kept = life.kind is StorageKind.SAVED
-        row = rows.get(life.saved_as) if is_kept else None
-        node = nodes.get(life.saved_as or life.node)
-        late = life.first >= timeline.boundary
-        state = KEPT if is_kept else RECOMPUTED if life.kind is StorageKind.RECOMPUTED else ""
-        away = "" if is_kept or late else sent.get((life.node, life.nbytes), "")
-        if away or (not is_kept and late and node is not None and node.target is RELOAD):
-            state = OFFLOADED
-        values.append(
-            Value(
-                name=(life.saved_as if is_kept else away) or life.node,
-                op="" if node is None else "input" if node.op == "placeholder" else op_name(node),
-                nbytes=life.nbytes,
-                kind=life.kind,
-                first=life.first,
-                last=life.last,
-                state=state,
-                source=life.source or (row.source if row else ""),
-                price=row.price if row else None,
-                module=life.module,
-                shape=_shape(node),
-            )
-        )
-    # The lengths differ if forward or backward has no operator: a graph without operators counts as one moment.
-    clock = None
-    if any(run.cost for run in runs) and not as_compiled and len(runs) == len(timeline.moments):
-        own = [costs.get(name, 0) for name in (without.runs if without else ())]
-        clock = Clock(
-            starts=list(accumulate((run.cost or 0 for run in runs), initial=0)),
-            without=list(accumulate(own, initial=0)) if own else [],
-            unit=plan.unit,
-        )
-    return StepView(
-        graph=plan.graph,
-        unit=plan.unit,
-        timeline=timeline,
-        as_compiled=as_compiled,
-        values=tuple(values),
-        runs=tuple(runs),
-        kept=tuple(keeps),
-        recomputed=tuple(again(plan)),
-        without=without,
-        clock=clock,
-    )
-
-
 def short_module(path: str) -> str:
     """Shorten a module path to begin at its first numbered module, such as ``"layers.0.mlp"``.
 
@@ -236,11 +140,3 @@ def short_module(path: str) -> str:
     """
     found = re.search(r"\w+\.(\d|\*).*", path)
     return found[0] if found else path.rpartition(".")[2]
-
-
-def _shape(node: fx.Node | None) -> str:
-    """Return dtype and shape of a node's value, such as ``"float32[8, 16]"``; empty if unknown."""
-    value = None if node is None else node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        return ""
-    return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"

@@ -14,7 +14,8 @@ from torch.utils.checkpoint import (
 )
 
 import remat
-from remat.report.explanation import MOST_DECLARED, again, kept, price
+from remat.planning.node_rows import again, kept, price
+from remat.report.explanation import MOST_DECLARED
 from remat.solvers.graph_problem import GraphProblem
 from remat.units import format_cost
 from tests.graphs import joint_of, weight

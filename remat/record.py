@@ -186,11 +186,11 @@ class PlanRecord(Record):
     _sizes: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_figures(self, _BYTES, bits=63)
-        check_figures(self, _COSTS)
-        # Only a plan from a file can have an invalid text as its budget or link. Such a plan has no `_asked`.
+        # Only a plan from a file can have false figures, or an invalid text. Such a plan has no `_asked`.
         if self._asked is not None:
             return
+        check_figures(self, _BYTES, bits=63)
+        check_figures(self, _COSTS)
         for budget in (self.budget, self.region_budget):
             if budget:
                 Budget.parse(budget)

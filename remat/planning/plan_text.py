@@ -9,8 +9,7 @@ from torch import fx
 from remat.graph.source import source_line
 from remat.graph.storages import expression_of, has_symbols, hint, numbers_of
 from remat.record import PlanRecord
-from remat.report.explanation import counted
-from remat.units import Budget, bytes_of_share, format_bytes, format_cost
+from remat.units import Budget, bytes_of_share, counted, format_bytes, format_cost
 
 #: Most offloaded values that a text lists one by one. One more line counts the others and sums up their bytes.
 MOST_LISTED = 40

@@ -9,8 +9,7 @@ from torch import fx
 
 from remat.graph.policies import Policies, Policy
 from remat.graph.source import enclosing_modules, module_path
-from remat.report.explanation import counted
-from remat.units import columns, format_bytes, format_cost
+from remat.units import columns, counted, format_bytes, format_cost
 
 
 @dataclass(slots=True, kw_only=True)

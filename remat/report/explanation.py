@@ -12,7 +12,7 @@ from functools import partial
 from typing import TypeVar
 
 from remat.report.pictures import shortened
-from remat.units import columns, format_bytes, format_cost
+from remat.units import columns, counted, format_bytes, format_cost
 
 #: Largest number of rows of a table. All smaller rows are summed in one last row.
 MOST_ROWS = 40
@@ -100,11 +100,6 @@ def explain(keeps: Sequence[KeptStorage], runs: Sequence[RecomputedNode], unit: 
         free = counted(len(runs) - len(costly), "node")
         lines += [f"  recomputed at no cost: {free} (views, sizes, elements of tuples)"]
     return lines
-
-
-def counted(n: int, thing: str) -> str:
-    """Return a number with a noun, which gets an "s" unless the number is 1."""
-    return f"{n:,} {thing}" if n == 1 else f"{n:,} {thing}s"
 
 
 def _not_offloaded(keeps: Iterable[KeptStorage]) -> list[str]:

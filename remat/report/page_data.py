@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from remat.graph.liveness import StorageKind, sums_of
-from remat.report.explanation import counted, grouped
+from remat.report.explanation import grouped
 from remat.report.memory_plot import LAYERS, highest_moments
 from remat.report.pictures import Scale
 from remat.report.step_view import KEPT, OFFLOADED, StepView, Value, short_module
-from remat.units import format_bytes, format_cost
+from remat.units import counted, format_bytes, format_cost
 
 #: Largest number of columns of the curve of alive bytes. A moment is a run of an operator or kernel. If a step has
 #: more moments than columns, each column stands for several moments, and shows the one with the most bytes.

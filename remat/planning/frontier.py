@@ -289,26 +289,11 @@ class Frontier:
             ProblemError: the plan has another graph or cost model than the frontier.
         """
         self.check_same(plan)
+        return write_page(lambda: self._page(plan, title, on_step), path)
 
-        def page() -> Page:
-            plans = self._along(plan, on_step)
-            return page_of(
-                plans,
-                plan,
-                title=title,
-                bytes_of=self.bytes_of,
-                curve=self._curve(plans),
-                frontier=self.to_json(),
-            )
-
-        return write_page(page, path)
-
-    def _along(self, plan: Plan, on_step: Callable[[str], None] | None) -> list[Plan]:
-        """Return plans at some points together with a given plan, fewest bytes first.
-
-        A plan of the frontier is left out if it saves, recomputes and offloads the same values as the given plan.
-        """
-        points, others = self.thinned(STOPS), list[Plan]()
+    def _page(self, plan: Plan, title: str, on_step: Callable[[str], None] | None) -> Page:
+        """Return the page of `explore`, whose slider shows each decision once; arguments as there."""
+        points, unit, knee, plans = self.thinned(STOPS), self.unit, plan, list[Plan]()
         with warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore", PeakWarning
@@ -317,36 +302,32 @@ class Frontier:
                 if on_step is not None:
                     on_step(f"plan {k} of {len(points)} along the frontier")
                 made = self.plan(point)
-                if made.values != plan.values:
-                    others.append(made)
-        return sorted([*others, plan], key=lambda p: (self.bytes_of(p), -p.added_cost))
-
-    def _curve(self, plans: Sequence[Plan]) -> PageCurve:
-        """Return the frontier as the curve that a page draws, with a text for each point.
-
-        The knee is the plan nearest to the frontier's knee, by bytes and then by cost.
-        """
-        knee, unit = self.knee(), self.unit
-        points = [
-            (
-                self.bytes_of(p),
-                p.recompute_cost,
-                f"{format_bytes(p.saved_bytes)} saved\n{format_cost(p.recompute_cost, unit)} recomputed\n"
-                f"peak {format_bytes(p.peak_bytes)}",
-            )
-            for p in self.points
-        ]
-        # A bound whose vertices all have fewer bytes than every point is not drawn: it may be outside of the picture.
-        shown = any(nbytes >= points[0][0] for nbytes, _ in self.bound)
-        nearest = min(
-            range(len(plans)),
-            key=lambda k: (
-                abs(self.bytes_of(plans[k]) - self.bytes_of(knee)),
-                abs(plans[k].added_cost - knee.recompute_cost),
-            ),
+                if made.values == plan.values:
+                    made = plan
+                else:
+                    plans.append(made)
+                if point == self.knee():
+                    knee = made
+        plans = sorted([*plans, plan], key=lambda p: (self.bytes_of(p), -p.added_cost))
+        least = self.bytes_of(self.points[0])
+        curve = PageCurve(
+            points=[
+                (
+                    self.bytes_of(p),
+                    p.recompute_cost,
+                    f"{format_bytes(p.saved_bytes)} saved\n{format_cost(p.recompute_cost, unit)} recomputed\n"
+                    f"peak {format_bytes(p.peak_bytes)}",
+                )
+                for p in self.points
+            ],
+            # A bound whose vertices all have fewer bytes than every point may be outside of the picture.
+            bound=self.bound if any(nbytes >= least for nbytes, _ in self.bound) else (),
+            by=self.by,
+            unit=unit,
+            knee=plans.index(knee),
         )
-        return PageCurve(
-            points=points, bound=self.bound if shown else (), by=self.by, unit=unit, knee=nearest
+        return page_of(
+            plans, plan, title=title, bytes_of=self.bytes_of, curve=curve, frontier=self.to_json()
         )
 
     def to_json(self) -> str:

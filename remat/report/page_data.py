@@ -6,8 +6,10 @@ as in the tables of the command ``remat``.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from remat.graph.liveness import StorageKind, sums_of
@@ -31,20 +33,8 @@ MOST_AGAIN = 400
 _COLORS = ("input", "kept", "output", "recomputed", "temporary")
 
 
-class Texts:
-    """Numbered collection of texts, in which each distinct text is stored once."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-
-    def __call__(self, text: str) -> int:
-        """Return the number of a text; a text that is not in the collection is added."""
-        return self._numbers.setdefault(text, len(self._numbers))
-
-    @property
-    def all(self) -> list[str]:
-        """All texts; the number of a text is its position in this list."""
-        return list(self._numbers)
+#: Number of each distinct text of a page, by the text; a text that is looked up gets the next number.
+Texts = defaultdict[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +125,7 @@ class Page:
 
 def page_data(page: Page) -> dict[str, Any]:
     """Return the data of a page as a dict for JSON."""
-    texts, curve, first = Texts(), page.curve, page.first
+    texts, curve, first = Texts(count().__next__), page.curve, page.first
     # All plans have one scale, so that the axis does not change when the slider moves.
     scale = Scale.of(page.highest, "B")
     kinds = list(StorageKind)
@@ -148,7 +138,7 @@ def page_data(page: Page) -> dict[str, Any]:
     x, y = curve.scales if curve else (scale, scale)
     drawn = [_stop(stop, texts, kinds, (x, y), time) for stop in page.stops]
     return {
-        "texts": texts.all,
+        "texts": list(texts),
         "scale": {"size": scale.size, "unit": scale.unit},
         "kinds": [{"label": str(kind), "color": color_of[kind]} for kind in kinds],
         "legend": [
@@ -237,26 +227,26 @@ def _stop(
             "nbytes": [sums[m] for m in chosen],
             "small": [small[m] for m in chosen],
             "again": [again[m] for m in chosen],
-            "said": [texts(format_bytes(sums[m])) for m in chosen],
-            "op": [texts(" · ".join(filter(None, running[m]))) for m in chosen],
+            "said": [texts[format_bytes(sums[m])] for m in chosen],
+            "op": [texts[" · ".join(filter(None, running[m]))] for m in chosen],
         },
         "values": {
-            "name": [texts(v.name) for v in named],
-            "op": [texts(_op(v)) for v in named],
+            "name": [texts[v.name] for v in named],
+            "op": [texts[_op(v)] for v in named],
             "kind": [kinds.index(v.kind) for v in named],
             "kept": [int(v.state == KEPT) for v in named],
             "bytes": [v.nbytes for v in named],
-            "said": [texts(format_bytes(v.nbytes)) for v in named],
+            "said": [texts[format_bytes(v.nbytes)] for v in named],
             "first": [v.first for v in named],
             "last": [v.last for v in named],
             "price": [v.price for v in named],
-            "cost": [texts(_price(v, view.unit)) for v in named],
-            "source": [texts(v.source) for v in named],
-            "module": [texts(v.module) for v in named],
-            "block": [texts(short_module(v.module)) for v in named],
-            "shape": [texts(v.shape) for v in named],
+            "cost": [texts[_price(v, view.unit)] for v in named],
+            "source": [texts[v.source] for v in named],
+            "module": [texts[v.module] for v in named],
+            "block": [texts[short_module(v.module)] for v in named],
+            "shape": [texts[v.shape] for v in named],
         },
-        "keptText": texts(_kept_text(kept)),
+        "keptText": texts[_kept_text(kept)],
         **_again(view, texts),
         "point": [stop.point[0] / scales[0].size, stop.point[1] / scales[1].size],
     }
@@ -335,15 +325,15 @@ def _again(view: StepView, texts: Texts) -> dict[str, Any]:
     nbytes = [sum(run.nbytes for run in row) for row in shown]
     return {
         "again": {
-            "op": [texts(row[0].op) for row in shown],
-            "source": [texts(row[0].source) for row in shown],
+            "op": [texts[row[0].op] for row in shown],
+            "source": [texts[row[0].source] for row in shown],
             "cost": costs[:MOST_AGAIN],
-            "costText": [texts(format_cost(cost, view.unit)) for cost in costs[:MOST_AGAIN]],
+            "costText": [texts[format_cost(cost, view.unit)] for cost in costs[:MOST_AGAIN]],
             "count": [len(row) for row in shown],
             "bytes": nbytes,
-            "bytesText": [texts(format_bytes(n)) for n in nbytes],
+            "bytesText": [texts[format_bytes(n)] for n in nbytes],
         },
-        "againText": texts(text),
+        "againText": texts[text],
     }
 
 

@@ -10,6 +10,7 @@ from torch import fx
 from remat import torch_compat
 from remat.graph import ops, purity
 from remat.graph.branch_values import branches_of_forward
+from remat.graph.copying import run_of
 from remat.graph.host_copies import WAIT_COPIED
 from remat.graph.joint import output_node
 from remat.graph.liveness import own_outputs
@@ -20,7 +21,7 @@ from remat.graph.storages import Sizes
 from remat.graph.writes import aliased_argument
 from remat.record import PlanRecord
 from remat.report.by_module import Totals, Use
-from remat.report.explanation import KeptStorage, RecomputedNode
+from remat.report.step_view import KeptStorage, OperatorRun
 from remat.solvers.graph_problem import GraphProblem
 from remat.torch_compat import pytree
 
@@ -102,11 +103,10 @@ def _saved_name(node: fx.Node) -> str:
     return str(node.meta.get("packed_from", node.name))
 
 
-def again(plan: PlanRecord) -> list[RecomputedNode]:
-    """Return the recomputations of a plan, with costs and reasons: one entry for each run after a node's first."""
-    problem = plan.problem
+def runs_of(plan: PlanRecord) -> list[OperatorRun]:
+    """Return the runs of operators in a plan's forward, then in its backward."""
+    problem, costs, backward = plan.problem, plan.node_costs, plan.backward
     index = {name: i for i, name in enumerate(problem.names)}
-    nodes = {n.name: n for gm in (plan.backward, plan.forward) for n in gm.graph.nodes}
     # Nodes that backward needs, and the inputs of nodes that only backward runs.
     read: set[int] = set()
     stack = list(problem.needed)
@@ -115,19 +115,33 @@ def again(plan: PlanRecord) -> list[RecomputedNode]:
         if i not in read:
             read.add(i)
             stack.extend(() if problem.in_forward[i] else problem.inputs[i])
-    return [
-        RecomputedNode(
-            name=name,
-            op=op_name(nodes[name]),
-            source=source_line(nodes[name]),
-            nbytes=problem.size[index[name]],
-            cost=problem.cost[index[name]],
-            why="tagged"
-            if must_recompute(nodes[name])
-            else ("read" if index[name] in read else "on the way"),
-        )
-        for name in plan.recomputed
-    ]
+    twice, ran = set(plan.recomputed), set[str]()
+    found: list[OperatorRun] = []
+    for gm in (plan.forward, backward):
+        for node in gm.graph.nodes:
+            if node.op != "call_function":
+                continue
+            # If a graph runs a joint-graph node several times, only one run has the name of the joint-graph node.
+            name = run_of(node)
+            at, again = index.get(name), ""
+            if name in twice and name in ran:
+                again = "read" if at in read else "on the way"
+                again = "tagged" if must_recompute(node) else again
+            ran.add(name)
+            cost = None if at is None else problem.cost[at]
+            found.append(
+                OperatorRun(
+                    name=node.name,
+                    node=name,
+                    op=op_name(node),
+                    source=source_line(node),
+                    in_backward=gm is backward,
+                    again=again,
+                    nbytes=0 if at is None else problem.size[at],
+                    cost=costs.get(name, 0) if costs else cost,
+                )
+            )
+    return found
 
 
 def price(problem: GraphProblem, there: set[int], i: int) -> int | None:
@@ -162,8 +176,9 @@ def uses(plan: PlanRecord) -> list[Use]:
     saved = {k.name: k.nbytes for k in kept(plan)}
     offloaded = {value.name: value.nbytes for value in plan.offloads}
     cost = Counter[str]()
-    for run in again(plan):
-        cost[run.name] += run.cost
+    for run in runs_of(plan):
+        if run.again:
+            cost[run.node] += run.cost or 0
     return [
         (
             node,

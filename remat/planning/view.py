@@ -17,9 +17,8 @@ from remat.graph.host_copies import RELOAD
 from remat.graph.liveness import StorageKind
 from remat.graph.policies import read_policies
 from remat.graph.replays import maker_of
-from remat.graph.source import source_line
 from remat.graph.user_mutations import describe_input
-from remat.planning.node_rows import again, kept, op_name, uses
+from remat.planning.node_rows import kept, op_name, runs_of, uses
 from remat.planning.plan_text import cards, offload_lines, rows_of
 from remat.record import PlanRecord
 from remat.report.by_module import policy_lines
@@ -30,7 +29,6 @@ from remat.report.step_view import (
     OFFLOADED,
     RECOMPUTED,
     Clock,
-    OperatorRun,
     StepView,
     Value,
 )
@@ -70,7 +68,7 @@ def explained(plan: PlanRecord) -> str:
     lines += offload_lines(plan, graph)
     if graph is not None:
         lines += policy_lines(read_policies(plan.policies), uses(plan), plan.unit)
-        lines += explain(kept(plan), again(plan), plan.unit)
+        lines += explain(kept(plan), [run for run in runs_of(plan) if run.again], plan.unit)
     return "\n".join(lines)
 
 
@@ -86,26 +84,7 @@ def view_step(plan: PlanRecord) -> StepView:
     nodes = {n.name: n for gm in (backward, forward) for n in gm.graph.nodes}
     keeps = kept(plan)
     rows = {k.name: k for k in keeps}
-    twice = set(plan.recomputed)
-    runs: list[OperatorRun] = []
-    ran: set[str] = set()
-    for gm in (forward, backward):
-        for node in gm.graph.nodes:
-            if node.op != "call_function":
-                continue
-            # If a graph runs a joint-graph node several times, only one run has the name of the joint-graph node.
-            name = run_of(node)
-            runs.append(
-                OperatorRun(
-                    name=node.name,
-                    op=op_name(node),
-                    source=source_line(node),
-                    in_backward=gm is backward,
-                    again=name in twice and name in ran,
-                    cost=costs.get(name, 0) if costs else None,
-                )
-            )
-            ran.add(name)
+    runs = runs_of(plan)
     # By the node that made the storage and by bytes. The name of an offloaded value does not identify its storage:
     # an element of a tuple has another name than the node that made the tuple's storages.
     sent = {
@@ -155,7 +134,6 @@ def view_step(plan: PlanRecord) -> StepView:
         values=tuple(values),
         runs=tuple(runs),
         kept=tuple(keeps),
-        recomputed=tuple(again(plan)),
         without=without,
         without_peak_bytes=plan.without_expected_bytes if as_compiled else plan.without_peak_bytes,
         peak_budget=plan.asked.peak_bytes or plan.peak_limit or None,

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from remat.report.pictures import shortened
+from remat.report.step_view import KeptStorage, OperatorRun
 from remat.units import columns, counted, format_bytes, format_cost
 
 #: Largest number of rows of a table. All smaller rows are summed in one last row.
@@ -29,60 +29,7 @@ T = TypeVar("T")
 ShowCost = Callable[[float], str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptStorage:
-    """One storage that forward keeps for backward.
-
-    Attributes:
-        name: name of the node whose value forward returns for backward.
-        op: operator of the node.
-        source: source line in the user's code; empty if unknown.
-        nbytes: bytes of the storage.
-        price: cost of recomputing the value alone from other kept or recomputed values, in the unit of
-            the problem; None if the value cannot be recomputed.
-        tagged: name of the `CheckpointPolicy` by which the user forbids recomputation, such as
-            ``"MUST_SAVE"``; empty if there is none.
-        undeclared: those operators that made the value and must not run again, because they are not
-            declared pure.
-        branch: ``"branch value"`` if the value is kept so that backward branches as forward did;
-            ``"compared"`` if it is kept because backward compares it with its maximum; else empty.
-    """
-
-    name: str
-    op: str
-    source: str
-    nbytes: int
-    price: int | None
-    tagged: str = ""
-    undeclared: tuple[str, ...] = ()
-    branch: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecomputedNode:
-    """One run of a node after the node's first run in the step.
-
-    Attributes:
-        name: name of the node.
-        op: operator of the node.
-        source: source line in the user's code; empty if unknown.
-        nbytes: bytes that keeping the node's value would take; 0 if the value takes no memory of
-            its own.
-        cost: cost of running the node once, in the unit of the problem.
-        why: reason for the run. ``"tagged"``: a checkpoint policy of the user tags the node for
-            recomputation. ``"read"``: backward itself reads the value. ``"on the way"``: only other
-            recomputed nodes read the value.
-    """
-
-    name: str
-    op: str
-    source: str
-    nbytes: int
-    cost: int
-    why: str
-
-
-def explain(keeps: Sequence[KeptStorage], runs: Sequence[RecomputedNode], unit: str) -> list[str]:
+def explain(keeps: Sequence[KeptStorage], runs: Sequence[OperatorRun], unit: str) -> list[str]:
     """Return the tables of kept values and recomputed operators as lines of text; ``unit`` is that of the costs."""
     show_cost = partial(format_cost, unit=unit)
     lines = []
@@ -93,7 +40,7 @@ def explain(keeps: Sequence[KeptStorage], runs: Sequence[RecomputedNode], unit: 
         lines += [*_not_offloaded(keeps), *_kept_branches(keeps), *_run_once(keeps)]
     costly = [r for r in runs if r.cost]
     if costly:
-        cost = show_cost(sum(r.cost for r in costly))
+        cost = show_cost(_cost(costly))
         lines += [f"  recomputed operators: {len(costly)}, {cost}"]
         lines += _columns(_again_rows(costly, show_cost), 1)
     if len(runs) > len(costly):
@@ -173,15 +120,15 @@ def _kept_rows(keeps: Iterable[KeptStorage], show_cost: ShowCost) -> list[list[s
     return rows
 
 
-def _again_rows(runs: Iterable[RecomputedNode], show_cost: ShowCost) -> list[list[str]]:
+def _again_rows(runs: Iterable[OperatorRun], show_cost: ShowCost) -> list[list[str]]:
     """Return the rows of the table of recomputed operators, with the header first."""
-    groups = grouped(runs, lambda r: (r.source, r.why == "tagged"), lambda r: r.cost)
-    shown = _most_shown([sum(r.cost for r in group) for group in groups])
+    groups = grouped(runs, lambda r: (r.source, r.again == "tagged"), lambda r: r.cost or 0)
+    shown = _most_shown([*map(_cost, groups)])
     rows = [["cost", "", "operators", "why", "per MiB", "source"]]
     for group in groups[:shown]:
-        cost, nbytes = sum(r.cost for r in group), sum(r.nbytes for r in group if r.why == "read")
+        cost, nbytes = _cost(group), sum(r.nbytes for r in group if r.again == "read")
         why, rate = "on the way to others", ""
-        if group[0].why == "tagged":
+        if group[0].again == "tagged":
             why = "tagged for recomputation"
         elif nbytes:
             why, rate = f"frees {format_bytes(nbytes)}", _rate(cost, nbytes, show_cost)
@@ -190,9 +137,14 @@ def _again_rows(runs: Iterable[RecomputedNode], show_cost: ShowCost) -> list[lis
         rows.append([show_cost(cost), "", names, why, rate, source])
     if rest := groups[shown:]:
         merged = [r for group in rest for r in group]
-        cost_text = show_cost(sum(r.cost for r in merged))
+        cost_text = show_cost(_cost(merged))
         rows.append([cost_text, "", f"{len(merged)} in {len(rest)} smaller rows", "", "", ""])
     return rows
+
+
+def _cost(runs: Iterable[OperatorRun]) -> int:
+    """Return the summed cost of runs; an unknown cost counts as 0."""
+    return sum(run.cost or 0 for run in runs)
 
 
 def grouped(

@@ -310,9 +310,9 @@ def _again(view: StepView, texts: Texts) -> dict[str, Any]:
         texts: the page's texts. The result refers to texts by number.
     """
     runs = [run for run in view.recomputed if run.cost]
-    rows = grouped(runs, lambda run: (run.op, run.source), lambda run: run.cost)
+    rows = grouped(runs, lambda run: (run.op, run.source), lambda run: run.cost or 0)
     shown, rest = rows[:MOST_AGAIN], rows[MOST_AGAIN:]
-    costs = [sum(run.cost for run in row) for row in rows]
+    costs = [sum(run.cost or 0 for run in row) for row in rows]
     text = "Nothing that costs time runs twice."
     if rows:
         cost = format_cost(sum(costs), view.unit)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from remat.graph.liveness import MemoryCurve, StorageKind, Timeline
-from remat.report.explanation import KeptStorage, RecomputedNode
 
 #: States of a value under a plan.
 KEPT, RECOMPUTED, OFFLOADED = "kept", "recomputed", "offloaded"
@@ -53,23 +52,58 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorRun:
-    """One run of an operator.
+class KeptStorage:
+    """One storage that forward keeps for backward.
 
     Attributes:
-        name: name of the node.
+        name: name of the node whose value forward returns for backward.
         op: operator of the node.
         source: source line in the user's code; empty if unknown.
-        in_backward: whether this run is in backward.
-        again: whether the same node has run before in this step.
-        cost: cost of this run in the unit of the step; None if unknown.
+        nbytes: bytes of the storage.
+        price: cost of recomputing the value alone from other kept or recomputed values, in the unit of
+            the problem; None if the value cannot be recomputed.
+        tagged: name of the `CheckpointPolicy` by which the user forbids recomputation, such as
+            ``"MUST_SAVE"``; empty if there is none.
+        undeclared: those operators that made the value and must not run again, because they are not
+            declared pure.
+        branch: ``"branch value"`` if the value is kept so that backward branches as forward did;
+            ``"compared"`` if it is kept because backward compares it with its maximum; else empty.
     """
 
     name: str
     op: str
     source: str
+    nbytes: int
+    price: int | None
+    tagged: str = ""
+    undeclared: tuple[str, ...] = ()
+    branch: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorRun:
+    """One run of an operator.
+
+    Attributes:
+        name: name of the node.
+        node: name of the node in the joint graph, which may run several times.
+        op: operator of the node.
+        source: source line in the user's code; empty if unknown.
+        in_backward: whether this run is in backward.
+        again: reason for the run if the node has run before in this step, else empty. ``"tagged"``: a checkpoint
+            policy of the user tags the node for recomputation. ``"read"``: backward itself reads the value.
+            ``"on the way"``: only other recomputed nodes read the value.
+        nbytes: bytes that keeping the node's value would take; 0 if the value takes no memory of its own.
+        cost: cost of this run in the unit of the step; None if unknown.
+    """
+
+    name: str
+    node: str
+    op: str
+    source: str
     in_backward: bool
-    again: bool
+    again: str
+    nbytes: int
     cost: int | None
 
 
@@ -105,7 +139,6 @@ class StepView:
         values: storages of the step, in the order of the timeline.
         runs: runs of operators in forward, then in backward.
         kept: storages that forward keeps for backward.
-        recomputed: runs of nodes that have run before in the step, usually in backward.
         without: memory over the step without remat; None if unknown.
         without_peak_bytes: peak of the step without remat; 0 if unknown. In compiled code, an estimate.
         peak_budget: the most bytes that the plan's budget allows at once; None if it allows any.
@@ -119,11 +152,15 @@ class StepView:
     values: tuple[Value, ...]
     runs: tuple[OperatorRun, ...]
     kept: tuple[KeptStorage, ...]
-    recomputed: tuple[RecomputedNode, ...]
     without: MemoryCurve | None = None
     without_peak_bytes: int = 0
     peak_budget: int | None = None
     clock: Clock | None = None
+
+    @property
+    def recomputed(self) -> list[OperatorRun]:
+        """Runs of nodes that have run before in the step, usually in backward."""
+        return [run for run in self.runs if run.again]
 
     @property
     def operator_at(self) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from remat.planning.node_rows import uses
-from remat.planning.plan_text import rows_of
+from remat.planning.plan_text import rows_of, summary
 from remat.planning.view import explained, page_of, view_step
 from remat.record import PlanRecord
 from remat.report.by_module import Use
@@ -15,7 +15,6 @@ from remat.report.exports import export
 from remat.report.memory_plot import plot_step
 from remat.report.page import write_page
 from remat.report.step_view import StepView
-from remat.units import format_bytes, format_cost
 
 
 class Plan(PlanRecord):
@@ -24,14 +23,7 @@ class Plan(PlanRecord):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        compiled = ""
-        if self.planned_peak_bytes:
-            compiled = f"{format_bytes(self.peak_bytes)} as compiled; simulated, "
-        return (
-            f"<plan for {self.graph}: {format_bytes(self.saved_bytes)} saved, "
-            f"{format_cost(self.recompute_cost, self.unit)} recomputed, by {self.solver}; "
-            f"peak {compiled}{self.before_after.line}>"
-        )
+        return summary(self)
 
     def explain(self) -> str:
         """Return the plan as text: its figures, the saved activations, and the recomputed operators.
@@ -80,9 +72,7 @@ class Plan(PlanRecord):
             PlanError: the plan was read from a file, or the picture cannot be written.
             ProblemError: the path has another suffix, or ``x`` another value.
         """
-        budget = self.asked.peak_bytes
-        shown = f"{format_bytes(budget)} of peak" if budget else self.budget
-        plot_step(self.view, path, title=f"{self.graph}, budget {shown}", x=x)
+        plot_step(self.view, path, x=x)
 
     def explore(self, path: str | Path, *, title: str = "") -> Mapping[str, Any]:
         """Write an HTML page that shows the step; see `Frontier.explore` for a page with a slider.

@@ -17,6 +17,18 @@ MOST_LISTED = 40
 WITHOUT_REMAT = "is budget 1, which saves no more bytes than the runtime-optimal partition of plain torch.compile"
 
 
+def summary(plan: PlanRecord) -> str:
+    """Return a plan as one line of text: saved bytes, recompute cost, solver and peak."""
+    compiled = ""
+    if plan.planned_peak_bytes:
+        compiled = f"{format_bytes(plan.peak_bytes)} as compiled; simulated, "
+    return (
+        f"<plan for {plan.graph}: {format_bytes(plan.saved_bytes)} saved, "
+        f"{format_cost(plan.recompute_cost, plan.unit)} recomputed, by {plan.solver}; "
+        f"peak {compiled}{plan.before_after.line}>"
+    )
+
+
 def rows_of(plan: PlanRecord) -> list[tuple[str, str]]:
     """Return the figures of a plan as pairs (name, text), such as ``("recomputed", "3 nodes, at no cost")``.
 

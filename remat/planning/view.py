@@ -126,8 +126,11 @@ def view_step(plan: PlanRecord) -> StepView:
             without=list(accumulate(own, initial=0)) if own else [],
             unit=plan.unit,
         )
+    budget = plan.asked.peak_bytes
+    shown = f"{format_bytes(budget)} of peak" if budget else plan.budget
     return StepView(
         graph=plan.graph,
+        title=f"{plan.graph}, budget {shown}",
         unit=plan.unit,
         timeline=timeline,
         as_compiled=as_compiled,
@@ -136,7 +139,7 @@ def view_step(plan: PlanRecord) -> StepView:
         kept=tuple(keeps),
         without=without,
         without_peak_bytes=plan.without_expected_bytes if as_compiled else plan.without_peak_bytes,
-        peak_budget=plan.asked.peak_bytes or plan.peak_limit or None,
+        peak_budget=budget or plan.peak_limit or None,
         clock=clock,
     )
 

@@ -130,13 +130,12 @@ def _module(paths: Sequence[str]) -> str:
     return short_module(first)
 
 
-def plot_step(view: StepView, path: str | Path, *, title: str, x: str = "time") -> None:
+def plot_step(view: StepView, path: str | Path, *, x: str = "time") -> None:
     """Write the plot of `step_figure` to a file.
 
     Args:
         view: the step.
         path: the file, which ends in ``.svg`` or ``.png``.
-        title: title of the plot.
         x: the horizontal axis: ``"time"`` or ``"operators"``, a moment being a run of one operator.
 
     Raises:
@@ -149,7 +148,7 @@ def plot_step(view: StepView, path: str | Path, *, title: str, x: str = "time") 
         path,
         lambda: step_figure(
             view.timeline,
-            title=title,
+            title=view.title,
             peak_budget=view.peak_budget,
             without=view.without,
             without_peak_bytes=view.without_peak_bytes,

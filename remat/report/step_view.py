@@ -132,6 +132,7 @@ class StepView:
 
     Attributes:
         graph: name of the joint graph.
+        title: the graph and the budget of the plan.
         unit: unit of all costs.
         timeline: storages alive at each moment of the step.
         as_compiled: whether each moment of the timeline is a kernel of compiled code, instead of one of
@@ -146,6 +147,7 @@ class StepView:
     """
 
     graph: str
+    title: str
     unit: str
     timeline: Timeline
     as_compiled: bool

@@ -18,8 +18,8 @@ from remat.planning.search.candidates import Candidate
 from remat.planning.view import page_of
 from remat.record import PlanRecord
 from remat.report.page import write_page
-from remat.report.page_data import Curve as PageCurve
 from remat.report.page_data import Page
+from remat.report.step_view import FrontierView
 from remat.solvers.pareto import knee
 from remat.units import Budget, format_apart, format_bytes, format_cost
 
@@ -27,11 +27,6 @@ from remat.units import Budget, format_apart, format_bytes, format_cost
 MOST_SHOWN = 16
 #: Largest number of points of a frontier for which the slider of a page has a plan.
 STOPS = 16
-#: For each value of `Frontier.by`: the field of `FrontierPoint` with the bytes, and the label of the axis in plots.
-_BY = {
-    "saved": ("saved_bytes", "saved by forward for backward"),
-    "peak": ("peak_bytes", "peak of the step"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,8 +134,7 @@ class Frontier:
 
     def bytes_of(self, point: FrontierPoint | PlanRecord) -> int:
         """Return the bytes of a point or a plan on the frontier's axis: its saved bytes or its peak."""
-        nbytes: int = getattr(point, _BY[self.by][0])
-        return nbytes
+        return point.saved_bytes if self.by == "saved" else point.peak_bytes
 
     def knee(self, *, by: str = "origin") -> FrontierPoint:
         """Return the point beyond which more memory reduces the cost only a little.
@@ -226,7 +220,7 @@ class Frontier:
             PlanError: Matplotlib is not installed, or the file cannot be written.
         """
         # Imported here, so that planning does not load the code for pictures.
-        from remat.report.frontier_plot import Curve, frontier_figure
+        from remat.report.frontier_plot import frontier_figure
         from remat.report.pictures import write_picture
 
         label = "chosen"
@@ -239,28 +233,35 @@ class Frontier:
                 f"by the same: make them with by='{self.by}'"
             )
 
-        def at(point: FrontierPoint | Plan) -> tuple[int, int]:
-            return self.bytes_of(point), point.recompute_cost
-
         # With offloading, there are more plans. So the bound of a frontier with offloading also holds for a frontier
         # without offloading.
         below = next((f for f in (self, *others) if f.link), self)
-        alike = {(f._planner.context.fingerprint, f.cost) for f in (self, *others)}
-        curves = [
-            Curve(
-                label=f.label,
-                points=tuple(map(at, f.points)),
-                bound=below.bound if len(alike) == 1 else f.bound,
-                knee=at(f.knee()),
-                unit=f.unit,
-                full_bytes=f.full_bytes if self.by == "saved" else 0,
-            )
-            for f in (self, *others)
-        ]
-        mark = (label, at(chosen)) if chosen else None
+        alike = len({(f._planner.context.fingerprint, f.cost) for f in (self, *others)}) == 1
+        curves = [replace(f.view, bound=below.bound if alike else f.bound) for f in (self, *others)]
+        mark = (label, self._at(chosen)) if chosen else None
         heading = title or f"{self.graph}, cost model {self.cost}"
-        axis = _BY[self.by][1]
-        write_picture(path, lambda: frontier_figure(curves, title=heading, chosen=mark, axis=axis))
+        write_picture(path, lambda: frontier_figure(curves, title=heading, chosen=mark))
+
+    @property
+    def view(self) -> FrontierView:
+        """The data of the frontier that `plot` and `explore` show."""
+        return FrontierView(
+            label=self.label,
+            by=self.by,
+            unit=self.unit,
+            points=tuple(map(self._at, self.points)),
+            texts=tuple(
+                f"{format_bytes(p.saved_bytes)} saved\n{format_cost(p.recompute_cost, self.unit)} recomputed\n"
+                f"peak {format_bytes(p.peak_bytes)}"
+                for p in self.points
+            ),
+            bound=self.bound,
+            knee=self._at(self.knee()),
+            full_bytes=self.full_bytes,
+        )
+
+    def _at(self, point: FrontierPoint | Plan) -> tuple[int, int]:
+        return self.bytes_of(point), point.recompute_cost
 
     def explore(
         self,
@@ -293,7 +294,7 @@ class Frontier:
 
     def _page(self, plan: Plan, title: str, on_step: Callable[[str], None] | None) -> Page:
         """Return the page of `explore`, whose slider shows each decision once; arguments as there."""
-        points, unit, knee, plans = self.thinned(STOPS), self.unit, plan, list[Plan]()
+        points, knee, plans = self.thinned(STOPS), plan, list[Plan]()
         with warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore", PeakWarning
@@ -309,25 +310,14 @@ class Frontier:
                 if point == self.knee():
                     knee = made
         plans = sorted([*plans, plan], key=lambda p: (self.bytes_of(p), -p.added_cost))
-        least = self.bytes_of(self.points[0])
-        curve = PageCurve(
-            points=[
-                (
-                    self.bytes_of(p),
-                    p.recompute_cost,
-                    f"{format_bytes(p.saved_bytes)} saved\n{format_cost(p.recompute_cost, unit)} recomputed\n"
-                    f"peak {format_bytes(p.peak_bytes)}",
-                )
-                for p in self.points
-            ],
-            # A bound whose vertices all have fewer bytes than every point may be outside of the picture.
-            bound=self.bound if any(nbytes >= least for nbytes, _ in self.bound) else (),
-            by=self.by,
-            unit=unit,
-            knee=plans.index(knee),
-        )
         return page_of(
-            plans, plan, title=title, bytes_of=self.bytes_of, curve=curve, frontier=self.to_json()
+            plans,
+            plan,
+            title=title,
+            bytes_of=self.bytes_of,
+            knee=knee,
+            curve=self.view,
+            frontier=self.to_json(),
         )
 
     def to_json(self) -> str:

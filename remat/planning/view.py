@@ -23,12 +23,13 @@ from remat.planning.plan_text import cards, offload_lines, rows_of
 from remat.record import PlanRecord
 from remat.report.by_module import policy_lines
 from remat.report.explanation import explain
-from remat.report.page_data import Curve, Page, Stop
+from remat.report.page_data import Page, Stop
 from remat.report.step_view import (
     KEPT,
     OFFLOADED,
     RECOMPUTED,
     Clock,
+    FrontierView,
     StepView,
     Value,
 )
@@ -150,7 +151,8 @@ def page_of(
     *,
     title: str = "",
     bytes_of: Callable[[PlanRecord], int] | None = None,
-    curve: Curve | None = None,
+    knee: PlanRecord | None = None,
+    curve: FrontierView | None = None,
     frontier: str = "null",
 ) -> Page:
     """Return the page that explains a plan, with a slider over several plans.
@@ -160,6 +162,7 @@ def page_of(
         plan: the plan that the page shows first.
         title: title of the page; empty: the name of the graph.
         bytes_of: returns the bytes of a plan on the axis of the frontier; None: without a frontier.
+        knee: the plan at the knee of the frontier; None: no frontier.
         curve: the frontier to draw; None: no frontier.
         frontier: JSON text of the frontier.
     """
@@ -180,6 +183,7 @@ def page_of(
             for p in plans
         ],
         start=plans.index(plan),
+        knee=plans.index(knee or plan),
         curve=curve,
         figures={
             "plan": figures_of(plan),

@@ -16,7 +16,15 @@ from remat.graph.liveness import StorageKind, sums_of
 from remat.report.explanation import grouped
 from remat.report.memory_plot import LAYERS, highest_moments
 from remat.report.pictures import Scale
-from remat.report.step_view import KEPT, OFFLOADED, StepView, Value, short_module
+from remat.report.step_view import (
+    KEPT,
+    OFFLOADED,
+    FrontierView,
+    Point,
+    StepView,
+    Value,
+    short_module,
+)
 from remat.units import counted, format_bytes, format_cost
 
 #: Largest number of columns of the curve of alive bytes. A moment is a run of an operator or kernel. If a step has
@@ -59,34 +67,6 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """A frontier to draw beside the slider.
-
-    Attributes:
-        points: (bytes, cost, text to show) of each point.
-        bound: vertices (bytes, cost) of a line below which no plan lies; empty if the line is not to
-            be drawn.
-        by: the bytes of each point: ``"saved"`` for saved bytes, ``"peak"`` for the peak of the step.
-        unit: unit of the costs.
-        knee: position of the plan at the frontier's knee in `Page.stops`.
-    """
-
-    points: Sequence[tuple[int, int, str]]
-    bound: Sequence[tuple[int, int]]
-    by: str
-    unit: str
-    knee: int
-
-    @property
-    def scales(self) -> tuple[Scale, Scale]:
-        """The units in which the frontier is drawn, as a pair: of the axis of bytes, and of the axis of costs."""
-        return (
-            Scale.of(max(p[0] for p in self.points), "B"),
-            Scale.of(max(1, *(p[1] for p in self.points)), self.unit),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
     """Contents of an HTML page that explains one plan or several.
 
@@ -95,6 +75,7 @@ class Page:
         lead: line of text below the title.
         stops: the plans of the page. If there are several, a slider selects the plan to show.
         start: position in ``stops`` of the plan that is shown first.
+        knee: position in ``stops`` of the plan at the knee of the frontier.
         curve: the frontier to draw; None: no frontier, and a single plan.
         figures: data of the plans and the frontier, which the page also contains as JSON.
     """
@@ -103,13 +84,31 @@ class Page:
     lead: str
     stops: Sequence[Stop]
     start: int
-    curve: Curve | None
+    knee: int
+    curve: FrontierView | None
     figures: Mapping[str, Any]
 
     @property
     def first(self) -> Stop:
         """The plan that is shown first. Its curve of memory without remat is drawn beside every plan."""
         return self.stops[self.start]
+
+    @property
+    def bound(self) -> Sequence[Point]:
+        """The bound of the frontier; empty if it may be outside of the picture.
+
+        This is so if all vertices of the bound have fewer bytes than every point.
+        """
+        curve = self.curve
+        return curve.bound if curve and curve.bound[-1][0] >= curve.points[0][0] else ()
+
+    @property
+    def scales(self) -> tuple[Scale, Scale]:
+        """The units of the frontier's axes of bytes and costs; without a frontier, those of the memory."""
+        if self.curve is None:
+            return (Scale.of(self.highest, "B"),) * 2
+        (*_, most), (dearest, *_) = self.curve.points, self.curve.points
+        return Scale.of(most[0], "B"), Scale.of(max(1, dearest[1]), self.curve.unit)
 
     @property
     def highest(self) -> int:
@@ -135,8 +134,7 @@ def page_data(page: Page) -> dict[str, Any]:
     clock = first.view.clock
     # For the same reason, the plan shown first determines the unit of time for all plans.
     time = Scale.of(clock.starts[-1], clock.unit) if clock else Scale(size=1, unit="")
-    x, y = curve.scales if curve else (scale, scale)
-    drawn = [_stop(stop, texts, kinds, (x, y), time) for stop in page.stops]
+    drawn = [_stop(stop, texts, kinds, page.scales, time) for stop in page.stops]
     return {
         "texts": list(texts),
         "scale": {"size": scale.size, "unit": scale.unit},
@@ -151,7 +149,7 @@ def page_data(page: Page) -> dict[str, Any]:
             clock.label(time.unit) if clock else "",
             f"{'kernels' if first.view.as_compiled else 'operators'} run",
         ],
-        "points": [text for *_, text in curve.points] if curve else [],
+        "points": curve.texts if curve else (),
         "start": page.start,
         "stops": drawn,
     }

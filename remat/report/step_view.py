@@ -1,4 +1,4 @@
-"""Data of one step for pages and exports: storages over time, operators, kept and recomputed values.
+"""Data of steps and frontiers for pictures, pages and exports: storages over time, operators, kept and recomputed values.
 
 All data come from the same functions as `Plan.timeline`, `Plan.plot` and `Plan.explain`, so that
 pages agree with the plan.
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from remat.graph.liveness import MemoryCurve, StorageKind, Timeline
 
+#: Bytes and cost.
+Point = tuple[int, int]
 #: States of a value under a plan.
 KEPT, RECOMPUTED, OFFLOADED = "kept", "recomputed", "offloaded"
 
@@ -170,6 +172,31 @@ class StepView:
         if self.as_compiled or len(self.runs) != len(self.timeline.moments):
             return [(name, "") for name in self.timeline.moments]
         return [(run.name, run.source) for run in self.runs]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontierView:
+    """One frontier to draw. A point is (bytes, cost). Bytes rise from point to point, and costs fall.
+
+    Attributes:
+        label: name of the frontier, such as the name of the solver.
+        by: the bytes of each point: ``"saved"`` for saved bytes, ``"peak"`` for the peak of the step.
+        unit: unit of the costs.
+        points: points of the frontier.
+        texts: figures of each point as text.
+        bound: vertices of a line below which no plan lies.
+        knee: point beyond which more memory reduces the cost only a little.
+        full_bytes: bytes that may be saved at budget 1.
+    """
+
+    label: str
+    by: str
+    unit: str
+    points: tuple[Point, ...]
+    texts: tuple[str, ...]
+    bound: tuple[Point, ...]
+    knee: Point
+    full_bytes: int
 
 
 def short_module(path: str) -> str:

@@ -260,7 +260,7 @@ def measure_pages(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row
     for case in cases:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "page.html"
-            written_s = timed(lambda path=path: plan.explore(path, frontier=frontier))[0]
+            written_s = timed(lambda path=path: frontier.explore(path, plan))[0]
             drawn = drawn_ms(path)
             yield case.row(
                 nodes=len(joint.graph.nodes),

@@ -27,7 +27,6 @@ from benchmarks.experiment import INSTANCES, Case, Experiment, Row, grid, in_pro
 from remat.errors import SolverError
 from remat.plugins import isolated, registry
 from remat.solvers import KnapsackProblem, Solver, Status, run
-from remat.solvers.bounds import relax
 from remat.testing.families import FAMILIES, family
 from tests.testing import mutants
 
@@ -102,7 +101,7 @@ def grid_rows(quick: bool) -> Iterator[Row]:
     for name, shared, problem in problems(quick):
         own = [attempt(solver, problem) for solver in (*ours, *(peers if shared else ()))]
         bounds = (answer["bound"] for answer in own if answer["bound"] is not None)
-        bound = min((relax(problem).bound, *bounds))
+        bound = min((problem.relaxed().bound, *bounds))
         for answer in own:
             if answer["value"] is not None:
                 answer["gap"] = (bound - answer["value"]) / max(1, bound)

@@ -373,6 +373,11 @@ def format_apart(first: int, second: int) -> tuple[str, str]:
     return f"{first} B", f"{second} B"
 
 
+def counted(n: int, thing: str) -> str:
+    """Return a number with a noun, which gets an "s" unless the number is 1."""
+    return f"{n:,} {thing}" if n == 1 else f"{n:,} {thing}s"
+
+
 def format_cost(cost: float, unit: str) -> str:
     """Format a cost with four digits and a unit prefix; picoseconds become s, ms, µs or ns."""
     for name, scale in scales_of(unit)[:-1]:

@@ -155,10 +155,23 @@ def test_a_name_that_was_replaced_stays_away(name: str) -> None:
         "peak_of_graphs",
         "order_search",
         "estimated",
+        "explorer",
     ],
 )
 def test_a_file_that_was_replaced_stays_away(name: str) -> None:
     assert not list(ROOT.rglob(f"{name}.py"))
+
+
+def test_each_method_of_a_plan_is_one_statement_that_calls_a_view() -> None:
+    (plan,) = (
+        node
+        for node in ast.parse((ROOT / "planning" / "plan.py").read_text("utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    )
+    methods = [node for node in plan.body if isinstance(node, ast.FunctionDef)]
+    long = [m.name for m in methods if len(m.body) - (ast.get_docstring(m) is not None) != 1]
+    assert methods
+    assert long == []
 
 
 def test_nothing_in_planning_inherits_from_planning() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,7 @@ def explain(
     """
     from remat.planning.frontier import Frontier
     from remat.planning.planner import Planner, warn_of_peak
-    from remat.report.explorer import explore, figures_of
+    from remat.planning.view import figures_of
     from remat.report.exports import format_of
     from remat.report.page import require_bokeh
 
@@ -91,16 +92,16 @@ def explain(
         planner = Planner.of(step.joint, request, on_step=progress.detail, at_budget=is_only)
         plan = planner.finish(planner.decide(request.budget), request.budget)
         warn_of_peak(plan)
-        figures: dict[str, Any] = {"plan": figures_of(plan), "frontier": None, "plans": []}
-        if html is not None:
-            frontier = None
-            if by != "none":
-                progress.step(f"planning at all budgets, by {by}")
-                frontier = Frontier.of(planner, by)
+        figures: Mapping[str, Any] = {"plan": figures_of(plan), "frontier": None, "plans": []}
+        title = step.example.title
+        if html is not None and is_only:
             progress.step("writing the page")
-            figures = explore(
-                plan, html, frontier=frontier, title=step.example.title, on_step=progress.detail
-            )
+            figures = plan.explore(html, title=title)
+        elif html is not None:
+            progress.step(f"planning at all budgets, by {by}")
+            frontier = Frontier.of(planner, by)
+            progress.step("writing the page")
+            figures = frontier.explore(html, plan, title=title, on_step=progress.detail)
         for path in exports:
             progress.step(f"writing {path}")
             plan.export(path, format=export_format)

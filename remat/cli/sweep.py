@@ -92,7 +92,7 @@ def sweep(
     """
     from remat.cli.models import check
     from remat.planning import experiments as api
-    from remat.report.explanation import counted
+    from remat.units import counted
 
     for spec in models:  # a misspelt model is refused before hours of planning
         check(spec)
@@ -163,7 +163,7 @@ def _taken(rows: int, output: Path | None) -> str:
         rows: number of these rows; for 0, the result is an empty text.
         output: the table's file.
     """
-    from remat.report.explanation import counted
+    from remat.units import counted
 
     return f"; {counted(rows, 'row')} taken from {output}" if rows else ""
 

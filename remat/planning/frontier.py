@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from remat.errors import PeakWarning, PlanError, ProblemError, warn
 from remat.files import Form, save_record, write_record
@@ -14,16 +15,18 @@ from remat.planning.plan import Plan
 from remat.planning.planner import Planner
 from remat.planning.search.all_peaks import frontier_by_peak
 from remat.planning.search.candidates import Candidate
+from remat.planning.view import page_of
+from remat.record import PlanRecord
+from remat.report.page import write_page
+from remat.report.page_data import Page
+from remat.report.step_view import FrontierView
 from remat.solvers.pareto import knee
 from remat.units import Budget, format_apart, format_bytes, format_cost
 
 #: Most points that the text of a frontier lists, so that the text fits one screen.
 MOST_SHOWN = 16
-#: For each value of `Frontier.by`: the field of `FrontierPoint` with the bytes, and the label of the axis in plots.
-_BY = {
-    "saved": ("saved_bytes", "saved by forward for backward"),
-    "peak": ("peak_bytes", "peak of the step"),
-}
+#: Largest number of points of a frontier for which the slider of a page has a plan.
+STOPS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +132,9 @@ class Frontier:
         """Name of the frontier in plots and texts: the solver, and the link over which values may be offloaded."""
         return self.solver + (f", offload {self.link}" if self.link else "")
 
-    def bytes_of(self, point: FrontierPoint | Plan) -> int:
+    def bytes_of(self, point: FrontierPoint | PlanRecord) -> int:
         """Return the bytes of a point or a plan on the frontier's axis: its saved bytes or its peak."""
-        nbytes: int = getattr(point, _BY[self.by][0])
-        return nbytes
+        return point.saved_bytes if self.by == "saved" else point.peak_bytes
 
     def knee(self, *, by: str = "origin") -> FrontierPoint:
         """Return the point beyond which more memory reduces the cost only a little.
@@ -218,7 +220,7 @@ class Frontier:
             PlanError: Matplotlib is not installed, or the file cannot be written.
         """
         # Imported here, so that planning does not load the code for pictures.
-        from remat.report.frontier_plot import Curve, frontier_figure
+        from remat.report.frontier_plot import frontier_figure
         from remat.report.pictures import write_picture
 
         label = "chosen"
@@ -231,28 +233,92 @@ class Frontier:
                 f"by the same: make them with by='{self.by}'"
             )
 
-        def at(point: FrontierPoint | Plan) -> tuple[int, int]:
-            return self.bytes_of(point), point.recompute_cost
-
         # With offloading, there are more plans. So the bound of a frontier with offloading also holds for a frontier
         # without offloading.
         below = next((f for f in (self, *others) if f.link), self)
-        alike = {(f._planner.context.fingerprint, f.cost) for f in (self, *others)}
-        curves = [
-            Curve(
-                label=f.label,
-                points=tuple(map(at, f.points)),
-                bound=below.bound if len(alike) == 1 else f.bound,
-                knee=at(f.knee()),
-                unit=f.unit,
-                full_bytes=f.full_bytes if self.by == "saved" else 0,
-            )
-            for f in (self, *others)
-        ]
-        mark = (label, at(chosen)) if chosen else None
+        alike = len({(f._planner.context.fingerprint, f.cost) for f in (self, *others)}) == 1
+        curves = [replace(f.view, bound=below.bound if alike else f.bound) for f in (self, *others)]
+        mark = (label, self._at(chosen)) if chosen else None
         heading = title or f"{self.graph}, cost model {self.cost}"
-        axis = _BY[self.by][1]
-        write_picture(path, lambda: frontier_figure(curves, title=heading, chosen=mark, axis=axis))
+        write_picture(path, lambda: frontier_figure(curves, title=heading, chosen=mark))
+
+    @property
+    def view(self) -> FrontierView:
+        """The data of the frontier that `plot` and `explore` show."""
+        return FrontierView(
+            label=self.label,
+            by=self.by,
+            unit=self.unit,
+            points=tuple(map(self._at, self.points)),
+            texts=tuple(
+                f"{format_bytes(p.saved_bytes)} saved\n{format_cost(p.recompute_cost, self.unit)} recomputed\n"
+                f"peak {format_bytes(p.peak_bytes)}"
+                for p in self.points
+            ),
+            bound=self.bound,
+            knee=self._at(self.knee()),
+            full_bytes=self.full_bytes,
+        )
+
+    def _at(self, point: FrontierPoint | Plan) -> tuple[int, int]:
+        return self.bytes_of(point), point.recompute_cost
+
+    def explore(
+        self,
+        path: str | Path,
+        plan: Plan,
+        *,
+        title: str = "",
+        on_step: Callable[[str], None] | None = None,
+    ) -> Mapping[str, Any]:
+        """Write an HTML page that explains a plan, with a slider over plans of the frontier.
+
+        The page is a single file. It loads no other file and needs no server.
+
+        Args:
+            path: the file, which ends in ``.html``.
+            plan: the plan that the page shows first, of the frontier's graph and cost model.
+            title: title of the page; empty: the name of the graph.
+            on_step: called with a line of text before each plan for the slider is made; None: no calls.
+
+        Returns:
+            The data of the page, which the page also contains as JSON: the figures of the plan, the frontier, and the
+            figures of each plan of the slider.
+
+        Raises:
+            PlanError: Bokeh is not installed, the plan was read from a file, or the page cannot be written.
+            ProblemError: the plan has another graph or cost model than the frontier.
+        """
+        self.check_same(plan)
+        return write_page(lambda: self._page(plan, title, on_step), path)
+
+    def _page(self, plan: Plan, title: str, on_step: Callable[[str], None] | None) -> Page:
+        """Return the page of `explore`, whose slider shows each decision once; arguments as there."""
+        points, knee, plans = self.thinned(STOPS), plan, list[Plan]()
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", PeakWarning
+            )  # the page shows the peak of the plan itself
+            for k, point in enumerate(points, 1):
+                if on_step is not None:
+                    on_step(f"plan {k} of {len(points)} along the frontier")
+                made = self.plan(point)
+                if made.values == plan.values:
+                    made = plan
+                else:
+                    plans.append(made)
+                if point == self.knee():
+                    knee = made
+        plans = sorted([*plans, plan], key=lambda p: (self.bytes_of(p), -p.added_cost))
+        return page_of(
+            plans,
+            plan,
+            title=title,
+            bytes_of=self.bytes_of,
+            knee=knee,
+            curve=self.view,
+            frontier=self.to_json(),
+        )
 
     def to_json(self) -> str:
         """Return the figures of the frontier as JSON text, without its plans."""

@@ -97,6 +97,10 @@ class PassManager(Pipeline):
         )
 
 
+#: The default pipeline in parts, whose order is checked once.
+_NORMALISE, _CLASSIFY, _SPLIT = map(PassManager, (_BEFORE_POLICIES, _AFTER_POLICIES, SPLIT))
+
+
 @paused_collection()
 def prepare(
     joint: JointGraph,
@@ -131,7 +135,7 @@ def prepare(
         ),
         hooks=hooks,
     )
-    state = PassManager(_BEFORE_POLICIES).run(state, in_place=True, verify=False).state
+    state = _NORMALISE.run(state, in_place=True, verify=False).state
     tags = policies is not None and has_policies(state, policies)
     plain: State | None = None
     if tags or chunk is not None:
@@ -149,7 +153,7 @@ def prepare(
 
 def _after_policies(state: State) -> State:
     """Run the passes after the tagging by policies and before any decision; the graph changes in place."""
-    return PassManager(_AFTER_POLICIES).run(state, in_place=True, verify=False).state
+    return _CLASSIFY.run(state, in_place=True, verify=False).state
 
 
 def initial_state(
@@ -194,10 +198,14 @@ def split(state: State) -> State:
 
     Without a decision, all values that backward reads are saved, except those tagged for recomputation.
     """
-    last: tuple[Pass, ...] = () if state.hooks is None else (PackSaved.of(state.hooks),)
+    pipeline, last = _SPLIT, list[Pass]()
     if state.decision is not None and state.decision.offloads:
-        last = (OffloadSaved(), *last)
-    return PassManager((*SPLIT, *last)).run(state, in_place=True, verify=False).state
+        last.append(OffloadSaved())
+    if state.hooks is not None:
+        last.append(PackSaved.of(state.hooks))
+    if last:
+        pipeline = PassManager((*SPLIT, *last))
+    return pipeline.run(state, in_place=True, verify=False).state
 
 
 def modules_of(state: State) -> tuple[fx.GraphModule, fx.GraphModule]:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from torch import fx
 
 from remat.graph.source import source_line
 from remat.graph.storages import expression_of, has_symbols, hint, numbers_of
-from remat.report.explanation import counted
-from remat.units import Budget, bytes_of_share, format_bytes, format_cost
-
-if TYPE_CHECKING:
-    from remat.planning.plan import Plan
+from remat.record import PlanRecord
+from remat.units import Budget, bytes_of_share, counted, format_bytes, format_cost
 
 #: Most offloaded values that a text lists one by one. One more line counts the others and sums up their bytes.
 MOST_LISTED = 40
@@ -21,7 +17,19 @@ MOST_LISTED = 40
 WITHOUT_REMAT = "is budget 1, which saves no more bytes than the runtime-optimal partition of plain torch.compile"
 
 
-def rows_of(plan: Plan) -> list[tuple[str, str]]:
+def summary(plan: PlanRecord) -> str:
+    """Return a plan as one line of text: saved bytes, recompute cost, solver and peak."""
+    compiled = ""
+    if plan.planned_peak_bytes:
+        compiled = f"{format_bytes(plan.peak_bytes)} as compiled; simulated, "
+    return (
+        f"<plan for {plan.graph}: {format_bytes(plan.saved_bytes)} saved, "
+        f"{format_cost(plan.recompute_cost, plan.unit)} recomputed, by {plan.solver}; "
+        f"peak {compiled}{plan.before_after.line}>"
+    )
+
+
+def rows_of(plan: PlanRecord) -> list[tuple[str, str]]:
     """Return the figures of a plan as pairs (name, text), such as ``("recomputed", "3 nodes, at no cost")``.
 
     Figures that do not apply to the plan, such as ``"offloaded"`` without a link, are left out.
@@ -44,7 +52,7 @@ def rows_of(plan: Plan) -> list[tuple[str, str]]:
     return [(name, text) for name, text in rows if text]
 
 
-def _saved(plan: Plan) -> str:
+def _saved(plan: PlanRecord) -> str:
     """Format the bytes that a plan saves, and for comparison three other numbers of saved bytes.
 
     The three are the bytes that the runtime-optimal partition saves, that the budget allows, and that every plan needs.
@@ -59,7 +67,7 @@ def _saved(plan: Plan) -> str:
     )
 
 
-def _offloaded(plan: Plan) -> str:
+def _offloaded(plan: PlanRecord) -> str:
     """Format the offloaded values, their bytes and their exposed transfer time; empty without a link."""
     if not plan.link:
         return ""
@@ -72,7 +80,7 @@ def _offloaded(plan: Plan) -> str:
     )
 
 
-def _recomputed(plan: Plan) -> str:
+def _recomputed(plan: PlanRecord) -> str:
     """Format the number of recomputed nodes, their cost, and the proven lower bound on this cost."""
     recomputed = counted(len(plan.recomputed), "node") if plan.recomputed else "nothing"
     if plan.recompute_cost:
@@ -86,7 +94,7 @@ def _recomputed(plan: Plan) -> str:
     return f"{recomputed}, at no cost" if plan.recomputed else recomputed
 
 
-def _peak(plan: Plan) -> str:
+def _peak(plan: PlanRecord) -> str:
     """Format the peak of a plan and the peak without remat.
 
     For a compiled step, the former is the compiled peak, and the latter an estimate. For any other step, both are
@@ -106,7 +114,7 @@ def _peak(plan: Plan) -> str:
     return f"{format_bytes(plan.peak_bytes)} as compiled{expected}, inputs and parameters included{limit}"
 
 
-def _simulated(plan: Plan) -> str:
+def _simulated(plan: PlanRecord) -> str:
     """Format the simulated peak with which a step was planned before it was compiled; empty if it was not compiled."""
     if not plan.planned_peak_bytes:
         return ""
@@ -124,14 +132,14 @@ def _instead_of(nbytes: int, about: str = "") -> str:
     return f" instead of {about}{format_bytes(nbytes)} without remat" if nbytes else ""
 
 
-def _decided_by(plan: Plan) -> str:
+def _decided_by(plan: PlanRecord) -> str:
     """Format the name of the solver, the number of nodes among which the solver chose, and the solver's time."""
     took = f"{plan.solve_s:.3f} s" if plan.solve_s >= 0.001 else "less than 1 ms"
     over = f" over {plan.items} items in {took}" if plan.items else ""
     return plan.solver + over + ("" if plan.deterministic else "; a clock ended it")
 
 
-def _region(plan: Plan) -> str:
+def _region(plan: PlanRecord) -> str:
     """Format the budget that the user's code sets for the graph, with its bytes; empty if the code sets none."""
     if not plan.region_budget:
         return ""
@@ -144,7 +152,7 @@ def _region(plan: Plan) -> str:
     )
 
 
-def _raised(plan: Plan) -> str:
+def _raised(plan: PlanRecord) -> str:
     """Explain why a plan may save more bytes than the ratio of its budget stands for; empty if it may not.
 
     The reason is that no plan saves as few bytes as the ratio stands for.
@@ -160,19 +168,57 @@ def _raised(plan: Plan) -> str:
     )
 
 
-def offload_lines(plan: Plan, made_by: Mapping[str, str]) -> list[str]:
+def cards(plan: PlanRecord) -> list[tuple[str, str, str]]:
+    """Return the main figures of a plan for a page, as texts (name, value, comparison).
+
+    A comparison is, for example, ``"8 GiB at budget 1"``, or the proven bound on the cost.
+    """
+    both = plan.before_after
+    compiled, others = "", format_bytes(both.without_peak_bytes) if both.without_peak_bytes else ""
+    if plan.planned_peak_bytes:
+        expected = plan.without_expected_bytes
+        compiled = " as compiled"
+        others = f"{format_bytes(expected)} expected" if expected else ""
+    step = without = "not known"
+    if both.step_cost:
+        step, without = (format_cost(c, both.unit) for c in (both.cost, both.without_cost))
+    bound = "no bound is proven"
+    if plan.recompute_bound or not plan.recompute_cost:
+        bound = f"proven bound {format_cost(plan.recompute_bound, plan.unit)}"
+    return [
+        (f"Peak{compiled}", format_bytes(plan.peak_bytes), _beside(others)),
+        ("Step, modelled", step, _beside(without if both.more is not None else "")),
+        (
+            "Kept for backward",
+            format_bytes(plan.saved_bytes),
+            f"{format_bytes(plan.full_bytes)} at budget 1",
+        ),
+        ("Recomputed", format_cost(plan.recompute_cost, plan.unit), bound),
+    ]
+
+
+def _beside(without: str) -> str:
+    """Return a text such as ``"8 GiB without remat"``, or ``"without remat: not known"``.
+
+    Args:
+        without: formatted bytes or cost of the step without remat, such as ``"8 GiB"``; empty if unknown.
+    """
+    return f"{without} without remat" if without else "without remat: not known"
+
+
+def offload_lines(plan: PlanRecord, graph: fx.Graph | None) -> list[str]:
     """Return a heading and one line of text for each offloaded value, largest first.
 
     After `MOST_LISTED` values, one line sums up the others. The list is empty if the plan offloads nothing.
 
     Args:
         plan: the plan.
-        made_by: dict from the name of a value to the line of the user's code that computes it. Values without a known
-            line may be left out.
+        graph: the forward graph, for lines of the user's code; None if unknown.
     """
     chosen = sorted(plan.offloads, key=lambda value: (-value.nbytes, value.name))
     if not chosen:
         return []
+    made_by = {node.name: source_line(node) for node in graph.nodes} if graph else {}
     lines = [f"  offloaded values: {format_bytes(plan.host_bytes)} in {len(chosen)}"]
     for value in chosen[:MOST_LISTED]:
         freed = f"freed after {value.freed_after}" if value.freed_after else "freed at once"

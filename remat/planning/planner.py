@@ -71,10 +71,9 @@ from remat.planning.search.measures import Measures, curve_of
 from remat.planning.search.proposals import search_of
 from remat.planning.search.search import Search
 from remat.plugins.registry import registry
-from remat.report.explanation import counted
 from remat.solvers.graph_problem import evaluate
 from remat.solvers.hull import Hull
-from remat.units import Budget, format_bytes
+from remat.units import Budget, counted, format_bytes
 from remat.version import __version__
 
 #: For steps that Inductor compiles, `warn_of_peak` estimates compiled peaks only if the simulated peaks are close: if
@@ -368,10 +367,11 @@ class Planner:
             found = self.search.within_peak(limit)
             took = time.perf_counter() - started
             return replace(found, provenance=replace(found.provenance, elapsed_s=took))
-        with_tagged, context = self.search.offloads.with_tagged, self.context
-        if not context.tagged:
-            replace(context.request, budget=budget).check("nothing tagged")
-        elif budget.nbytes is not None:
+        if not self.context.tagged:
+            replace(self.context.request, budget=budget).check("nothing tagged")
+            return self._saving(budget)
+        with_tagged = self.search.offloads.with_tagged
+        if budget.nbytes is not None:
             # The graph problem counts tagged values as saved bytes, although every plan offloads them. So a first try
             # raises the budget by their bytes.
             away = with_tagged(self.search.decisions.full).host_bytes
@@ -457,7 +457,9 @@ class Planner:
             measure: the peak by which the decision was chosen: simulated or estimated.
         """
         context, measures = self.context, self.search.measures
-        peak_bytes, decided = None, self.search.offloads.with_tagged(decided)
+        peak_bytes = None
+        if context.tagged:
+            decided = self.search.offloads.with_tagged(decided)
         limits = decided.limits or replace(
             context.limits, capacity=max(context.full_bytes, decided.saved_bytes)
         )
@@ -547,7 +549,8 @@ def finish(
     """
     assert state.decision is not None
     forward, backward = modules_of(state)
-    check_budgets(state, read_policies(state.policies))
+    if state.policies:
+        check_budgets(state, read_policies(state.policies))
     cost = cost.on(state.joint)
     lowered = state.lowered(cost)
     check_tagged(state, lowered)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar, overload
 
 from remat.errors import ProblemError
-from remat.files import Form, Record
+from remat.files import Form, Record, check_figures
 from remat.planning.plan import Plan
 from remat.report.before_after import BeforeAfter
 from remat.units import Budget, format_bytes, format_cost
@@ -50,9 +50,7 @@ class PlanSet(Record, Sequence[Plan]):
             raise ProblemError("it holds no plan")
         if self.runs and (len(self.runs) != len(self.plans) or min(self.runs) < 1):
             raise ProblemError(f"it holds {len(self.plans)} plans, and runs is {self.runs}")
-        for name in ("capacity", "passed_bytes", "peak_bytes", "without_peak_bytes"):
-            if getattr(self, name) < 0:
-                raise ProblemError(f"{name} is {getattr(self, name)}, expected 0 or more")
+        check_figures(self, ("capacity", "passed_bytes", "peak_bytes", "without_peak_bytes"))
         if self.budget:
             self._check_budget(Budget.parse(self.budget))
 

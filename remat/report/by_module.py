@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
 
 from torch import fx
 
-from remat.graph.policies import Policy, read_policies
+from remat.graph.policies import Policies, Policy
 from remat.graph.source import enclosing_modules, module_path
-from remat.report.explanation import again, counted, kept
-from remat.units import columns, format_bytes, format_cost
-
-if TYPE_CHECKING:
-    from remat.planning.plan import Plan
+from remat.units import columns, counted, format_bytes, format_cost
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,30 +42,6 @@ class Totals:
 
 #: A node of forward, with the bytes and costs of this node under a plan.
 Use = tuple[fx.Node, Totals]
-
-
-def uses(plan: Plan) -> list[Use]:
-    """Return each operator node of a plan's forward graph, with the node's bytes and costs under the plan."""
-    saved = {k.name: k.nbytes for k in kept(plan)}
-    offloaded = {value.name: value.nbytes for value in plan.offloads}
-    cost: dict[str, int] = {}
-    for run in again(plan):
-        cost[run.name] = cost.get(run.name, 0) + run.cost
-    return [
-        (
-            node,
-            Totals(
-                nodes=1,
-                saved_bytes=0 if node.name in offloaded else saved.get(node.name, 0),
-                offloaded_bytes=offloaded.get(node.name, 0),
-                recompute_cost=cost.get(node.name, 0),
-                runs_again=node.name in cost,
-                cost=plan.node_costs.get(node.name, 0),
-            ),
-        )
-        for node in plan.forward.graph.nodes
-        if node.op == "call_function"
-    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +86,7 @@ def module_rows(used: Iterable[Use]) -> list[ModuleRow]:
     Containers that hold only numbered modules, such as a `ModuleList`, have no row.
 
     Args:
-        used: the nodes of forward with their bytes and costs, from `uses`.
+        used: the nodes of forward with their bytes and costs, from `Plan.uses`.
     """
     modules: dict[str, dict[str, Totals]] = {}
     totals: dict[str, Totals] = {}
@@ -164,15 +135,19 @@ def policies_of(rows: Sequence[ModuleRow]) -> dict[str, str]:
     return found
 
 
-def policy_lines(plan: Plan) -> list[str]:
+def policy_lines(policies: Policies, used: Sequence[Use], unit: str) -> list[str]:
     """Return a table with a row for each policy: matched modules, saved and offloaded bytes, recompute cost.
 
     A policy that the user's code sets with `remat.region` is read from the nodes of this region.
 
+    Args:
+        policies: the policies by module.
+        used: the nodes of forward with their bytes and costs.
+        unit: unit of the costs.
+
     Returns:
         Lines of text; empty if there are no policies.
     """
-    policies, used = read_policies(plan.policies), uses(plan)
     totals: dict[Policy, Totals] = {policy: Totals() for policy in policies.given}
     matches: dict[Policy, set[str]] = {}
     parts = policies.parts([node for node, _ in used])
@@ -188,7 +163,7 @@ def policy_lines(plan: Plan) -> list[str]:
         if total.nodes:
             matched = f"{counted(len(matches[policy]), 'module')}, {counted(total.nodes, 'node')}"
         away = format_bytes(total.offloaded_bytes) if total.offloaded_bytes else ""
-        again_text = f"{total.runs_again} nodes, {format_cost(total.recompute_cost, plan.unit)}"
+        again_text = f"{total.runs_again} nodes, {format_cost(total.recompute_cost, unit)}"
         saved = format_bytes(total.saved_bytes)
         rows.append([str(policy).removeprefix("policy "), matched, saved, away, again_text])
     return ["  policies by module:", *(f"    {line}" for line in columns(rows, left=(0, 1)))]

@@ -6,31 +6,13 @@ Values that repeat from layer to layer share a row, so the table for 80 layers i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from torch import fx
-
-from remat import torch_compat
-from remat.graph import ops, purity
-from remat.graph.branch_values import branches_of_forward
-from remat.graph.host_copies import WAIT_COPIED
-from remat.graph.joint import output_node
-from remat.graph.liveness import own_outputs
-from remat.graph.lowering import must_recompute, must_save
-from remat.graph.replays import maker_of
-from remat.graph.source import source_line
-from remat.graph.storages import Sizes
-from remat.graph.writes import aliased_argument
 from remat.report.pictures import shortened
-from remat.solvers.graph_problem import GraphProblem
-from remat.torch_compat import pytree
-from remat.units import columns, format_bytes, format_cost
-
-if TYPE_CHECKING:
-    from remat.planning.plan import Plan
+from remat.report.step_view import KeptStorage, OperatorRun
+from remat.units import columns, counted, format_bytes, format_cost
 
 #: Largest number of rows of a table. All smaller rows are summed in one last row.
 MOST_ROWS = 40
@@ -47,216 +29,24 @@ T = TypeVar("T")
 ShowCost = Callable[[float], str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptStorage:
-    """One storage that forward keeps for backward.
-
-    Attributes:
-        name: name of the node whose value forward returns for backward.
-        op: operator of the node.
-        source: source line in the user's code; empty if unknown.
-        nbytes: bytes of the storage.
-        price: cost of recomputing the value alone from other kept or recomputed values, in the unit of
-            the problem; None if the value cannot be recomputed.
-        tagged: name of the `CheckpointPolicy` by which the user forbids recomputation, such as
-            ``"MUST_SAVE"``; empty if there is none.
-        undeclared: those operators that made the value and must not run again, because they are not
-            declared pure.
-        branch: ``"branch value"`` if the value is kept so that backward branches as forward did;
-            ``"compared"`` if it is kept because backward compares it with its maximum; else empty.
-    """
-
-    name: str
-    op: str
-    source: str
-    nbytes: int
-    price: int | None
-    tagged: str = ""
-    undeclared: tuple[str, ...] = ()
-    branch: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecomputedNode:
-    """One run of a node after the node's first run in the step.
-
-    Attributes:
-        name: name of the node.
-        op: operator of the node.
-        source: source line in the user's code; empty if unknown.
-        nbytes: bytes that keeping the node's value would take; 0 if the value takes no memory of
-            its own.
-        cost: cost of running the node once, in the unit of the problem.
-        why: reason for the run. ``"tagged"``: a checkpoint policy of the user tags the node for
-            recomputation. ``"read"``: backward itself reads the value. ``"on the way"``: only other
-            recomputed nodes read the value.
-    """
-
-    name: str
-    op: str
-    source: str
-    nbytes: int
-    cost: int
-    why: str
-
-
-def kept(plan: Plan) -> list[KeptStorage]:
-    """Return the storages that a plan's forward keeps for backward on the device, without inputs and outputs."""
-    forward, problem, sizes = plan.forward, plan.problem, Sizes()
-    values = pytree.arg_tree_leaves(*output_node(forward.graph).args)
-    own = own_outputs(forward)
-    seen = set(sizes.of_all(n for n in forward.graph.nodes if n.op == "placeholder"))
-    seen |= set(sizes.of_all(v for v in values[:own] if isinstance(v, fx.Node)))
-    index = {name: i for i, name in enumerate(problem.names)}
-    handed = [_owner(v) for v in values[own:] if isinstance(v, fx.Node)]
-    there = {index[name] for name in map(_saved_name, handed) if name in index}
-    there |= {index[name] for name in plan.recomputed if name in index}
-    tags = {
-        k: node.meta["recompute"].name
-        for node in forward.graph.nodes
-        if must_save(node)
-        for k in sizes.keys(node)
-    }
-    graph = branches_of_forward(forward)
-    found: list[KeptStorage] = []
-    for node in handed:
-        if node.target is WAIT_COPIED:  # a copy in host memory takes no memory of the device
-            continue
-        fresh = [k for k in sizes.keys(node) if k not in seen]
-        seen.update(fresh)
-        if not fresh:
-            continue
-        i = index.get(_saved_name(node))
-        found.append(
-            KeptStorage(
-                name=node.name,
-                op=op_name(node),
-                source=source_line(node),
-                nbytes=sum(sizes.nbytes[k] for k in fresh),
-                price=None if i is None else price(problem, there, i),
-                tagged=next((tags[k] for k in fresh if k in tags), ""),
-                undeclared=_undeclared(node),
-                branch=_branch(node, graph) if _runs_once(problem, index, node) else "",
-            )
-        )
-    return found
-
-
-def _owner(node: fx.Node) -> fx.Node:
-    """Return the node that a view is a view of, since forward may hand over a view of a saved value."""
-    while isinstance(base := aliased_argument(node), fx.Node) and base.op == "call_function":
-        node = base
-    return node
-
-
-def _runs_once(problem: GraphProblem, index: Mapping[str, int], node: fx.Node) -> bool:
-    """Return whether the operator that made a kept value must not run again."""
-    at = index.get(maker_of(node).name)
-    return at is not None and not problem.recomputable[at]
-
-
-def _branch(node: fx.Node, branches: set[fx.Node]) -> str:
-    """Return the attribute ``branch`` of a `KeptStorage` whose value cannot be recomputed."""
-    maker = maker_of(node)
-    if maker in branches:
-        return "branch value"
-    others = (ops.may_have_effects, ops.is_collective, ops.is_mutating, must_save)
-    return "" if node.op != "call_function" or any(o(maker) for o in others) else "compared"
-
-
-def _undeclared(node: fx.Node) -> tuple[str, ...]:
-    """Return the names of a node's operators that are not declared pure, which prevents recomputation."""
-    return tuple(map(purity.name_of, ops.opaque_operators(maker_of(node))))
-
-
-def _saved_name(node: fx.Node) -> str:
-    """Return the name in the joint graph of a value that forward returns.
-
-    A value that a saved-tensor hook has packed keeps the name of the original value.
-    """
-    return str(node.meta.get("packed_from", node.name))
-
-
-def again(plan: Plan) -> list[RecomputedNode]:
-    """Return the recomputations of a plan, with costs and reasons: one entry for each run after a node's first."""
-    problem = plan.problem
-    index = {name: i for i, name in enumerate(problem.names)}
-    nodes = {n.name: n for gm in (plan.backward, plan.forward) for n in gm.graph.nodes}
-    # Nodes that backward needs, and the inputs of nodes that only backward runs.
-    read: set[int] = set()
-    stack = list(problem.needed)
-    while stack:
-        i = stack.pop()
-        if i not in read:
-            read.add(i)
-            stack.extend(() if problem.in_forward[i] else problem.inputs[i])
-    return [
-        RecomputedNode(
-            name=name,
-            op=op_name(nodes[name]),
-            source=source_line(nodes[name]),
-            nbytes=problem.size[index[name]],
-            cost=problem.cost[index[name]],
-            why="tagged"
-            if must_recompute(nodes[name])
-            else ("read" if index[name] in read else "on the way"),
-        )
-        for name in plan.recomputed
-    ]
-
-
-def price(problem: GraphProblem, there: set[int], i: int) -> int | None:
-    """Return the cost of recomputing one kept node from the other kept or recomputed values.
-
-    Args:
-        problem: the graph problem.
-        there: positions in the problem of the nodes that are kept or recomputed.
-        i: position in the problem of the kept node.
-
-    Returns:
-        The cost in the unit of the problem; None if the node cannot be recomputed. An input of the
-        recomputation that cannot be recomputed itself counts as kept and adds no cost.
-    """
-    if not problem.recomputable[i]:
-        return None
-    total, seen, stack = 0, {i}, [i]
-    while stack:
-        v = stack.pop()
-        total += problem.cost[v] if problem.in_forward[v] else 0
-        for j in problem.inputs[v]:
-            # Values of size 0 are alive in backward in any case, so they count as kept.
-            free = problem.savable[j] and not problem.size[j]
-            if j not in seen and j not in there and not free and problem.recomputable[j]:
-                seen.add(j)
-                stack.append(j)
-    return total
-
-
-def explain(plan: Plan) -> list[str]:
-    """Return the tables of the values that a plan keeps and recomputes, as lines of text."""
-    show_cost = partial(format_cost, unit=plan.unit)
-    keeps = kept(plan)
+def explain(keeps: Sequence[KeptStorage], runs: Sequence[OperatorRun], unit: str) -> list[str]:
+    """Return the tables of kept values and recomputed operators as lines of text; ``unit`` is that of the costs."""
+    show_cost = partial(format_cost, unit=unit)
     lines = []
     if keeps:
         nbytes = format_bytes(sum(k.nbytes for k in keeps))
         lines += [f"  kept activations: {nbytes} in {counted(len(keeps), 'storage')}"]
         lines += _columns(_kept_rows(keeps, show_cost), 4)
         lines += [*_not_offloaded(keeps), *_kept_branches(keeps), *_run_once(keeps)]
-    runs = again(plan)
     costly = [r for r in runs if r.cost]
     if costly:
-        cost = show_cost(sum(r.cost for r in costly))
+        cost = show_cost(_cost(costly))
         lines += [f"  recomputed operators: {len(costly)}, {cost}"]
         lines += _columns(_again_rows(costly, show_cost), 1)
     if len(runs) > len(costly):
         free = counted(len(runs) - len(costly), "node")
         lines += [f"  recomputed at no cost: {free} (views, sizes, elements of tuples)"]
     return lines
-
-
-def counted(n: int, thing: str) -> str:
-    """Return a number with a noun, which gets an "s" unless the number is 1."""
-    return f"{n:,} {thing}" if n == 1 else f"{n:,} {thing}s"
 
 
 def _not_offloaded(keeps: Iterable[KeptStorage]) -> list[str]:
@@ -330,15 +120,15 @@ def _kept_rows(keeps: Iterable[KeptStorage], show_cost: ShowCost) -> list[list[s
     return rows
 
 
-def _again_rows(runs: Iterable[RecomputedNode], show_cost: ShowCost) -> list[list[str]]:
+def _again_rows(runs: Iterable[OperatorRun], show_cost: ShowCost) -> list[list[str]]:
     """Return the rows of the table of recomputed operators, with the header first."""
-    groups = grouped(runs, lambda r: (r.source, r.why == "tagged"), lambda r: r.cost)
-    shown = _most_shown([sum(r.cost for r in group) for group in groups])
+    groups = grouped(runs, lambda r: (r.source, r.again == "tagged"), lambda r: r.cost or 0)
+    shown = _most_shown([*map(_cost, groups)])
     rows = [["cost", "", "operators", "why", "per MiB", "source"]]
     for group in groups[:shown]:
-        cost, nbytes = sum(r.cost for r in group), sum(r.nbytes for r in group if r.why == "read")
+        cost, nbytes = _cost(group), sum(r.nbytes for r in group if r.again == "read")
         why, rate = "on the way to others", ""
-        if group[0].why == "tagged":
+        if group[0].again == "tagged":
             why = "tagged for recomputation"
         elif nbytes:
             why, rate = f"frees {format_bytes(nbytes)}", _rate(cost, nbytes, show_cost)
@@ -347,9 +137,14 @@ def _again_rows(runs: Iterable[RecomputedNode], show_cost: ShowCost) -> list[lis
         rows.append([show_cost(cost), "", names, why, rate, source])
     if rest := groups[shown:]:
         merged = [r for group in rest for r in group]
-        cost_text = show_cost(sum(r.cost for r in merged))
+        cost_text = show_cost(_cost(merged))
         rows.append([cost_text, "", f"{len(merged)} in {len(rest)} smaller rows", "", "", ""])
     return rows
+
+
+def _cost(runs: Iterable[OperatorRun]) -> int:
+    """Return the summed cost of runs; an unknown cost counts as 0."""
+    return sum(run.cost or 0 for run in runs)
 
 
 def grouped(
@@ -397,13 +192,3 @@ def _rate(cost: int, nbytes: int, show_cost: ShowCost) -> str:
 def _columns(rows: Sequence[Sequence[str]], indent: int) -> list[str]:
     """Return rows as lines indented by ``indent`` blanks, with the first two columns right-aligned."""
     return [" " * indent + line for line in columns(rows, left=range(2, len(rows[0])))]
-
-
-def op_name(node: fx.Node) -> str:
-    """Return the name of a node's operator; for an element of a tuple, of the operator that made the tuple."""
-    target = getattr(node.target, "__name__", "")
-    if target == "getitem" and isinstance(node.args[0], fx.Node):
-        return op_name(node.args[0])
-    if isinstance(node.target, torch_compat.OpOverload):
-        return str(node.target.overloadpacket).removeprefix("aten.")
-    return target or str(node.target)

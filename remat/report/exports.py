@@ -198,7 +198,7 @@ def model_explorer(view: StepView) -> bytes:
     """
     results: dict[str, dict[str, Any]] = {}
     rows = [(k.name, k.nbytes, KEPT) for k in view.kept]
-    rows += [(r.name, r.nbytes, RECOMPUTED) for r in view.recomputed]
+    rows += [(r.node, r.nbytes, RECOMPUTED) for r in view.recomputed]
     # Only storages of forward, because the copy back to the device in backward belongs to the same value.
     away = [v for v in view.values if v.state == OFFLOADED and v.first < view.timeline.boundary]
     rows += [(v.name, v.nbytes, OFFLOADED) for v in away]

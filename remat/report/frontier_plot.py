@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from remat.errors import ProblemError
 from remat.report.pictures import INK, RED, Scale, byte_ticks, figure_of, shortened
+from remat.report.step_view import FrontierView, Point
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,6 +27,7 @@ _STYLES = (
     ("#6b6b6b", "X"),
 )
 _LINES = ("-", "--", ":")
+_AXIS = {"saved": "saved by forward for backward", "peak": "peak of the step"}
 _SHADE = "#e3e5e8"
 #: An axis is logarithmic if the median of its positive values is below this fraction of its largest value.
 _SQUEEZED = 1 / 100
@@ -37,37 +38,12 @@ _FINE = 24
 #: a full-size font in the legend.
 _TWO_LINES, _ONE_LINE = 7, 16
 
-Point = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """One frontier to draw. A point is (bytes, cost). Bytes rise from point to point, and costs fall.
-
-    Attributes:
-        label: name of the curve, such as the name of the solver.
-        points: points of the frontier.
-        bound: vertices of a line below which no plan lies.
-        knee: point beyond which more memory reduces the cost only a little.
-        unit: unit of the costs.
-        full_bytes: bytes that may be saved at budget 1. A second axis shows bytes as fractions of this
-            number; 0: no second axis.
-    """
-
-    label: str
-    points: tuple[Point, ...]
-    bound: tuple[Point, ...]
-    knee: Point
-    unit: str
-    full_bytes: int
-
 
 def frontier_figure(
-    curves: Sequence[Curve],
+    curves: Sequence[FrontierView],
     *,
     title: str,
     chosen: tuple[str, Point] | None = None,
-    axis: str = "saved by forward for backward",
 ) -> Figure:
     """Return a plot of frontiers of one graph under one cost model as a Matplotlib figure.
 
@@ -75,7 +51,6 @@ def frontier_figure(
         curves: the frontiers, at least one, with the same bound and unit. The bound is drawn once.
         title: title of the plot.
         chosen: (name, point) of a plan to mark; None: no mark.
-        axis: label of the axis of bytes, to which the unit is added.
 
     Raises:
         ProblemError: the curves have different bounds or units.
@@ -97,9 +72,9 @@ def frontier_figure(
         _chosen(axes, chosen, x, y)
     # Last, so that the legend ends with the bound.
     _bound(axes, curves[0].bound, x, y)
-    axes.set_xlabel(f"{axis}, {x.unit}")
+    axes.set_xlabel(f"{_AXIS[curves[0].by]}, {x.unit}")
     axes.set_ylabel(f"recomputed in backward, {y.unit}")
-    _shares(axes, curves[0].full_bytes, x)
+    _shares(axes, curves[0], x)
     # Beside the axes, where the legend hides no curve. Many curves get a smaller font.
     axes.legend(
         loc="upper left",
@@ -111,7 +86,7 @@ def frontier_figure(
     return figure
 
 
-def _check(curves: Sequence[Curve]) -> None:
+def _check(curves: Sequence[FrontierView]) -> None:
     """Raise a ProblemError unless all curves have the same unit and bound."""
     first = curves[0]
     for other in curves[1:]:
@@ -167,7 +142,7 @@ def _bound(axes: Axes, bound: Sequence[Point], x: Scale, y: Scale) -> None:
     axes.fill_between(at, height, color=_SHADE, linewidth=0, label=label, zorder=1)
 
 
-def _curve(axes: Axes, curve: Curve, number: int, count: int, x: Scale, y: Scale) -> None:
+def _curve(axes: Axes, curve: FrontierView, number: int, count: int, x: Scale, y: Scale) -> None:
     """Draw one frontier as a step function, with its knee.
 
     Between the bytes of two points, the best known plan is that of the point with fewer bytes.
@@ -240,14 +215,14 @@ def _chosen(axes: Axes, chosen: tuple[str, Point], x: Scale, y: Scale) -> None:
     )
 
 
-def _shares(axes: Axes, full_bytes: int, x: Scale) -> None:
-    """Add a second axis at the top that shows bytes as fractions of ``full_bytes``, from 0 to 1.
+def _shares(axes: Axes, curve: FrontierView, x: Scale) -> None:
+    """Add a second axis at the top that shows saved bytes as fractions of the curve's ``full_bytes``, from 0 to 1.
 
     No axis is added if its ticks have no room, if ``full_bytes`` is 0, or if the axis of bytes is logarithmic.
     """
-    if not full_bytes or axes.get_xscale() != "linear":
+    if curve.by != "saved" or not curve.full_bytes or axes.get_xscale() != "linear":
         return
-    full, right = full_bytes / x.size, axes.get_xlim()[1]
+    full, right = curve.full_bytes / x.size, axes.get_xlim()[1]
     shares = [i / 5 for i in range(6) if full * i / 5 <= right]
     # Ticks would be too close to each other, or too few within the axis.
     if full < right / 5 or len(shares) < 3:

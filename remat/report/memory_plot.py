@@ -6,8 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from remat.errors import ProblemError
 from remat.graph.liveness import Lifetime, MemoryCurve, StorageKind, Timeline
 from remat.report.explanation import grouped
 from remat.report.pictures import (
@@ -19,8 +21,9 @@ from remat.report.pictures import (
     figure_of,
     shortened,
     show_bytes,
+    write_picture,
 )
-from remat.report.step_view import Clock, short_module
+from remat.report.step_view import Clock, StepView, short_module
 from remat.units import format_bytes
 
 if TYPE_CHECKING:
@@ -125,6 +128,33 @@ def _module(paths: Sequence[str]) -> str:
         if any(re.sub(r"\d+", "*", path) != first for path in paths):
             return ""
     return short_module(first)
+
+
+def plot_step(view: StepView, path: str | Path, *, x: str = "time") -> None:
+    """Write the plot of `step_figure` to a file.
+
+    Args:
+        view: the step.
+        path: the file, which ends in ``.svg`` or ``.png``.
+        x: the horizontal axis: ``"time"`` or ``"operators"``, a moment being a run of one operator.
+
+    Raises:
+        ProblemError: the path has another suffix, or ``x`` another value.
+        PlanError: Matplotlib is not installed, or the file cannot be written.
+    """
+    if x not in ("time", "operators"):
+        raise ProblemError(f"x is {x!r}; expected 'time' or 'operators'")
+    write_picture(
+        path,
+        lambda: step_figure(
+            view.timeline,
+            title=view.title,
+            peak_budget=view.peak_budget,
+            without=view.without,
+            without_peak_bytes=view.without_peak_bytes,
+            clock=view.clock if x == "time" else None,
+        ),
+    )
 
 
 def step_figure(

@@ -7,14 +7,17 @@ keyboard and screen reader, and follow light and dark mode.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from html import escape
 from pathlib import Path
 from string import Template
 from typing import Any
 
 from remat.errors import PlanError
-from remat.report.page_data import Curve, Page, Stop, page_data
+from remat.files import write_file
+from remat.report.page_data import Page, page_data
 from remat.report.pictures import Scale, byte_ticks
+from remat.report.step_view import FrontierView
 
 _ASSETS = Path(__file__).with_name("assets")
 _MEMORY = (
@@ -27,8 +30,8 @@ _WITHOUT = (
 )
 _PEAK_WITHOUT = "The grey line is the peak {of}<dfn>without remat</dfn>, of the plan at budget 1. "
 _NO_FRONTIER = (
-    "There is no slider: the page was made of this plan alone. For one, hand over a frontier of its graph, "
-    "plan.explore(path, frontier=remat.frontier(joint)), or use the command remat explain MODEL --html FILE."
+    "There is no slider: the page was made of this plan alone. For one, use a frontier of its graph, "
+    "remat.frontier(joint).explore(path, plan), or use the command remat explain MODEL --html FILE."
 )
 _ONE_PLAN = "There is no slider: the frontier has one plan only."
 _AXIS = {"saved": "saved for backward", "peak": "peak of the step"}
@@ -42,7 +45,7 @@ def _without(page: Page) -> str:
     """Return a sentence on the grey line, which shows the memory without remat; empty if there is no such line."""
     if page.first.view.without is not None:
         return _WITHOUT
-    if not page.first.peak_without:
+    if not page.first.view.without_peak_bytes:
         return ""
     return _PEAK_WITHOUT.format(of="that is expected " if page.first.view.as_compiled else "")
 
@@ -61,13 +64,29 @@ def require_bokeh() -> None:
         ) from error
 
 
-def page_of(page: Page) -> str:
+def write_page(make: Callable[[], Page], path: str | Path) -> Mapping[str, Any]:
+    """Write an HTML page, and return its figures.
+
+    Args:
+        make: returns the contents of the page; not called if Bokeh is missing.
+        path: the file.
+
+    Raises:
+        PlanError: Bokeh is not installed, or the file cannot be written.
+    """
+    require_bokeh()
+    page = make()
+    write_file(path, html_of(page), "page", PlanError)
+    return page.figures
+
+
+def html_of(page: Page) -> str:
     """Return the HTML of a page."""
     from bokeh.resources import Resources
 
     plots = {"timeline": _timeline(page)}
     if page.curve is not None:
-        plots["frontier"] = _frontier(page.curve, page.stops[page.curve.knee])
+        plots["frontier"] = _frontier(page, page.curve)
     no_slider = _NO_FRONTIER if page.curve is None else _ONE_PLAN
     assets = {
         name: (_ASSETS / f"page.{name}").read_text(encoding="utf-8")
@@ -77,7 +96,7 @@ def page_of(page: Page) -> str:
         title=escape(page.title),
         lead=f"{_LEAD} {escape(page.lead)}",
         control=_control(page),
-        frontier="" if page.curve is None else _beside(page.curve),
+        frontier="" if page.curve is None else _beside(page, page.curve),
         memory=_MEMORY.format(without=_without(page)),
         note="" if len(page.stops) > 1 else f'<p class="note">{escape(no_slider)}</p>',
         figures=_json(page.figures),
@@ -101,7 +120,7 @@ def _control(page: Page) -> str:
         return ""
     jumps = [
         (page.start, page.first.label),
-        (page.curve.knee, "Knee: beyond it, more memory buys little"),
+        (page.knee, "Knee: beyond it, more memory buys little"),
     ]
     buttons = "".join(
         f'<button type="button" data-stop="{k}">{escape(t)}</button>' for k, t in jumps
@@ -115,15 +134,15 @@ def _control(page: Page) -> str:
     )
 
 
-def _beside(curve: Curve) -> str:
+def _beside(page: Page, curve: FrontierView) -> str:
     """Return the HTML around the plot of the frontier."""
-    bound = "The grey region is proven to hold no plan. " if curve.bound else ""
+    bound = "The grey region is proven to hold no plan. " if page.bound else ""
     return (
         '<div><h2 id="frontier-title">Frontier</h2><p>The <dfn>frontier</dfn> is the best plans over all budgets: '
         "less recomputing only for more memory. Its <dfn>knee</dfn>, the ring, is where more memory starts to buy "
         f"little. {bound}The large dot is the plan that is shown.</p>"
         '<div class="plot" id="frontier" role="img" aria-labelledby="frontier-title"></div>'
-        f'<p class="axis">{_AXIS[curve.by]}, {curve.scales[0].unit}</p></div>'
+        f'<p class="axis">{_AXIS[curve.by]}, {page.scales[0].unit}</p></div>'
     )
 
 
@@ -238,12 +257,12 @@ def _timeline(page: Page) -> Any:
     return json_item(made)
 
 
-def _frontier(curve: Curve, knee: Stop) -> Any:
+def _frontier(page: Page, curve: FrontierView) -> Any:
     """Return the plot of a frontier, its bound and its knee as Bokeh's JSON, with a marker for the shown plan."""
     from bokeh.embed import json_item
     from bokeh.models import FixedTicker, Range1d
 
-    x, y = curve.scales
+    (x, y), knee = page.scales, page.stops[page.knee]
     right = 1.05 * max(p[0] for p in curve.points) / x.size
     # If all points are far from 0 bytes, the axis does not start at 0.
     left = (
@@ -260,7 +279,7 @@ def _frontier(curve: Curve, knee: Stop) -> Any:
     )
     if not left:
         made.xaxis.ticker = FixedTicker(ticks=byte_ticks(right))
-    corners = [(b / x.size, c / y.size) for b, c in curve.bound]
+    corners = [(b / x.size, c / y.size) for b, c in page.bound]
     if corners:
         edge = [*corners, (right, corners[-1][1])]
         made.varea([p[0] for p in edge], 0, [p[1] for p in edge], name="bound")

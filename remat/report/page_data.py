@@ -6,19 +6,26 @@ as in the tables of the command ``remat``.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import count
+from typing import Any
 
 from remat.graph.liveness import StorageKind, sums_of
-from remat.report.explanation import counted, grouped
+from remat.report.explanation import grouped
 from remat.report.memory_plot import LAYERS, highest_moments
 from remat.report.pictures import Scale
-from remat.report.step_view import KEPT, OFFLOADED, StepView, Value, short_module
-from remat.units import format_bytes, format_cost
-
-if TYPE_CHECKING:
-    from remat.planning.plan import Plan
+from remat.report.step_view import (
+    KEPT,
+    OFFLOADED,
+    FrontierView,
+    Point,
+    StepView,
+    Value,
+    short_module,
+)
+from remat.units import counted, format_bytes, format_cost
 
 #: Largest number of columns of the curve of alive bytes. A moment is a run of an operator or kernel. If a step has
 #: more moments than columns, each column stands for several moments, and shows the one with the most bytes.
@@ -34,20 +41,8 @@ MOST_AGAIN = 400
 _COLORS = ("input", "kept", "output", "recomputed", "temporary")
 
 
-class Texts:
-    """Numbered collection of texts, in which each distinct text is stored once."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-
-    def __call__(self, text: str) -> int:
-        """Return the number of a text; a text that is not in the collection is added."""
-        return self._numbers.setdefault(text, len(self._numbers))
-
-    @property
-    def all(self) -> list[str]:
-        """All texts; the number of a text is its position in this list."""
-        return list(self._numbers)
+#: Number of each distinct text of a page, by the text; a text that is looked up gets the next number.
+Texts = defaultdict[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,52 +51,19 @@ class Stop:
 
     Attributes:
         label: name of the plan on the page.
-        plan: the plan.
+        spoken: the main figures of the plan in one line, for screen readers.
+        cards: the main figures as texts (name, value, comparison).
+        rows: all figures as texts (name, value).
         view: the step under the plan.
         point: (bytes, cost) of the plan in the plot of the frontier.
     """
 
     label: str
-    plan: Plan
+    spoken: str
+    cards: Sequence[tuple[str, str, str]]
+    rows: Sequence[tuple[str, str]]
     view: StepView
     point: tuple[int, int]
-
-    @property
-    def peak_without(self) -> int:
-        """The peak without remat to compare with the plan's peak, in bytes; 0 if unknown.
-
-        This peak is an estimate for compiled code if the view shows compiled code, else a simulated peak.
-        """
-        compiled = self.view.as_compiled
-        return self.plan.without_expected_bytes if compiled else self.plan.without_peak_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """A frontier to draw beside the slider.
-
-    Attributes:
-        points: (bytes, cost, text to show) of each point.
-        bound: vertices (bytes, cost) of a line below which no plan lies; empty if the line is not to
-            be drawn.
-        by: the bytes of each point: ``"saved"`` for saved bytes, ``"peak"`` for the peak of the step.
-        unit: unit of the costs.
-        knee: position of the plan at the frontier's knee in `Page.stops`.
-    """
-
-    points: Sequence[tuple[int, int, str]]
-    bound: Sequence[tuple[int, int]]
-    by: str
-    unit: str
-    knee: int
-
-    @property
-    def scales(self) -> tuple[Scale, Scale]:
-        """The units in which the frontier is drawn, as a pair: of the axis of bytes, and of the axis of costs."""
-        return (
-            Scale.of(max(p[0] for p in self.points), "B"),
-            Scale.of(max(1, *(p[1] for p in self.points)), self.unit),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +75,7 @@ class Page:
         lead: line of text below the title.
         stops: the plans of the page. If there are several, a slider selects the plan to show.
         start: position in ``stops`` of the plan that is shown first.
+        knee: position in ``stops`` of the plan at the knee of the frontier.
         curve: the frontier to draw; None: no frontier, and a single plan.
         figures: data of the plans and the frontier, which the page also contains as JSON.
     """
@@ -121,7 +84,8 @@ class Page:
     lead: str
     stops: Sequence[Stop]
     start: int
-    curve: Curve | None
+    knee: int
+    curve: FrontierView | None
     figures: Mapping[str, Any]
 
     @property
@@ -130,20 +94,37 @@ class Page:
         return self.stops[self.start]
 
     @property
+    def bound(self) -> Sequence[Point]:
+        """The bound of the frontier; empty if it may be outside of the picture.
+
+        This is so if all vertices of the bound have fewer bytes than every point.
+        """
+        curve = self.curve
+        return curve.bound if curve and curve.bound[-1][0] >= curve.points[0][0] else ()
+
+    @property
+    def scales(self) -> tuple[Scale, Scale]:
+        """The units of the frontier's axes of bytes and costs; without a frontier, those of the memory."""
+        if self.curve is None:
+            return (Scale.of(self.highest, "B"),) * 2
+        (*_, most), (dearest, *_) = self.curve.points, self.curve.points
+        return Scale.of(most[0], "B"), Scale.of(max(1, dearest[1]), self.curve.unit)
+
+    @property
     def highest(self) -> int:
         """The highest of all peaks on the page, in bytes: those of its plans, and those without remat."""
         without = self.first.view.without
         peaks = [
             peak
             for stop in self.stops
-            for peak in (stop.view.timeline.peak.nbytes, stop.peak_without)
+            for peak in (stop.view.timeline.peak.nbytes, stop.view.without_peak_bytes)
         ]
         return max([*peaks, without.peak_bytes if without else 0])
 
 
 def page_data(page: Page) -> dict[str, Any]:
     """Return the data of a page as a dict for JSON."""
-    texts, curve, first = Texts(), page.curve, page.first
+    texts, curve, first = Texts(count().__next__), page.curve, page.first
     # All plans have one scale, so that the axis does not change when the slider moves.
     scale = Scale.of(page.highest, "B")
     kinds = list(StorageKind)
@@ -153,10 +134,9 @@ def page_data(page: Page) -> dict[str, Any]:
     clock = first.view.clock
     # For the same reason, the plan shown first determines the unit of time for all plans.
     time = Scale.of(clock.starts[-1], clock.unit) if clock else Scale(size=1, unit="")
-    x, y = curve.scales if curve else (scale, scale)
-    drawn = [_stop(stop, texts, kinds, (x, y), time) for stop in page.stops]
+    drawn = [_stop(stop, texts, kinds, page.scales, time) for stop in page.stops]
     return {
-        "texts": texts.all,
+        "texts": list(texts),
         "scale": {"size": scale.size, "unit": scale.unit},
         "kinds": [{"label": str(kind), "color": color_of[kind]} for kind in kinds],
         "legend": [
@@ -169,7 +149,7 @@ def page_data(page: Page) -> dict[str, Any]:
             clock.label(time.unit) if clock else "",
             f"{'kernels' if first.view.as_compiled else 'operators'} run",
         ],
-        "points": [text for *_, text in curve.points] if curve else [],
+        "points": curve.texts if curve else (),
         "start": page.start,
         "stops": drawn,
     }
@@ -208,7 +188,7 @@ def _stop(
         scales: units of the frontier's plot, for bytes and costs.
         time: unit of the time axis.
     """
-    plan, view, step = stop.plan, stop.view, stop.view.timeline
+    view, step = stop.view, stop.view.timeline
     sums, running = step.nbytes(), view.operator_at
     chosen = highest_moments(sums, COLUMNS)
     kept = sorted((v for v in view.values if v.state == KEPT), key=lambda v: -v.nbytes)
@@ -227,10 +207,9 @@ def _stop(
     )
     return {
         "label": stop.label,
-        "spoken": f"{format_bytes(plan.saved_bytes)} kept, {format_cost(plan.recompute_cost, plan.unit)} "
-        f"recomputed, peak {format_bytes(plan.peak_bytes)}",
-        "cards": _cards(plan),
-        "rows": [("budget", plan.asked.label), ("cost model", plan.cost), *plan.rows],
+        "spoken": stop.spoken,
+        "cards": stop.cards,
+        "rows": stop.rows,
         "moments": len(sums),
         "boundary": step.boundary,
         "times": [t / time.size for t in view.clock.starts] if view.clock else [],
@@ -246,26 +225,26 @@ def _stop(
             "nbytes": [sums[m] for m in chosen],
             "small": [small[m] for m in chosen],
             "again": [again[m] for m in chosen],
-            "said": [texts(format_bytes(sums[m])) for m in chosen],
-            "op": [texts(" · ".join(filter(None, running[m]))) for m in chosen],
+            "said": [texts[format_bytes(sums[m])] for m in chosen],
+            "op": [texts[" · ".join(filter(None, running[m]))] for m in chosen],
         },
         "values": {
-            "name": [texts(v.name) for v in named],
-            "op": [texts(_op(v)) for v in named],
+            "name": [texts[v.name] for v in named],
+            "op": [texts[_op(v)] for v in named],
             "kind": [kinds.index(v.kind) for v in named],
             "kept": [int(v.state == KEPT) for v in named],
             "bytes": [v.nbytes for v in named],
-            "said": [texts(format_bytes(v.nbytes)) for v in named],
+            "said": [texts[format_bytes(v.nbytes)] for v in named],
             "first": [v.first for v in named],
             "last": [v.last for v in named],
             "price": [v.price for v in named],
-            "cost": [texts(_price(v, view.unit)) for v in named],
-            "source": [texts(v.source) for v in named],
-            "module": [texts(v.module) for v in named],
-            "block": [texts(short_module(v.module)) for v in named],
-            "shape": [texts(v.shape) for v in named],
+            "cost": [texts[_price(v, view.unit)] for v in named],
+            "source": [texts[v.source] for v in named],
+            "module": [texts[v.module] for v in named],
+            "block": [texts[short_module(v.module)] for v in named],
+            "shape": [texts[v.shape] for v in named],
         },
-        "keptText": texts(_kept_text(kept)),
+        "keptText": texts[_kept_text(kept)],
         **_again(view, texts),
         "point": [stop.point[0] / scales[0].size, stop.point[1] / scales[1].size],
     }
@@ -288,44 +267,6 @@ def _named(view: StepView, kept: Sequence[Value]) -> list[Value]:
     ]
     largest = sorted(others, key=lambda v: -v.nbytes)[:MOST_OTHERS]
     return sorted([*kept[:MOST_KEPT], *largest], key=lambda v: (v.first, v.last))
-
-
-def _cards(plan: Plan) -> list[tuple[str, str, str]]:
-    """Return the main figures of a plan as texts (name, value, comparison).
-
-    A comparison is, for example, ``"8 GiB at budget 1"``, or the proven bound on the cost.
-    """
-    both = plan.before_after
-    compiled, others = "", format_bytes(both.without_peak_bytes) if both.without_peak_bytes else ""
-    if plan.planned_peak_bytes:
-        expected = plan.without_expected_bytes
-        compiled = " as compiled"
-        others = f"{format_bytes(expected)} expected" if expected else ""
-    step = without = "not known"
-    if both.step_cost:
-        step, without = (format_cost(c, both.unit) for c in (both.cost, both.without_cost))
-    bound = "no bound is proven"
-    if plan.recompute_bound or not plan.recompute_cost:
-        bound = f"proven bound {format_cost(plan.recompute_bound, plan.unit)}"
-    return [
-        (f"Peak{compiled}", format_bytes(plan.peak_bytes), _beside(others)),
-        ("Step, modelled", step, _beside(without if both.more is not None else "")),
-        (
-            "Kept for backward",
-            format_bytes(plan.saved_bytes),
-            f"{format_bytes(plan.full_bytes)} at budget 1",
-        ),
-        ("Recomputed", format_cost(plan.recompute_cost, plan.unit), bound),
-    ]
-
-
-def _beside(without: str) -> str:
-    """Return a text such as ``"8 GiB without remat"``, or ``"without remat: not known"``.
-
-    Args:
-        without: formatted bytes or cost of the step without remat, such as ``"8 GiB"``; empty if unknown.
-    """
-    return f"{without} without remat" if without else "without remat: not known"
 
 
 def _op(value: Value) -> str:
@@ -367,9 +308,9 @@ def _again(view: StepView, texts: Texts) -> dict[str, Any]:
         texts: the page's texts. The result refers to texts by number.
     """
     runs = [run for run in view.recomputed if run.cost]
-    rows = grouped(runs, lambda run: (run.op, run.source), lambda run: run.cost)
+    rows = grouped(runs, lambda run: (run.op, run.source), lambda run: run.cost or 0)
     shown, rest = rows[:MOST_AGAIN], rows[MOST_AGAIN:]
-    costs = [sum(run.cost for run in row) for row in rows]
+    costs = [sum(run.cost or 0 for run in row) for row in rows]
     text = "Nothing that costs time runs twice."
     if rows:
         cost = format_cost(sum(costs), view.unit)
@@ -382,15 +323,15 @@ def _again(view: StepView, texts: Texts) -> dict[str, Any]:
     nbytes = [sum(run.nbytes for run in row) for row in shown]
     return {
         "again": {
-            "op": [texts(row[0].op) for row in shown],
-            "source": [texts(row[0].source) for row in shown],
+            "op": [texts[row[0].op] for row in shown],
+            "source": [texts[row[0].source] for row in shown],
             "cost": costs[:MOST_AGAIN],
-            "costText": [texts(format_cost(cost, view.unit)) for cost in costs[:MOST_AGAIN]],
+            "costText": [texts[format_cost(cost, view.unit)] for cost in costs[:MOST_AGAIN]],
             "count": [len(row) for row in shown],
             "bytes": nbytes,
-            "bytesText": [texts(format_bytes(n)) for n in nbytes],
+            "bytesText": [texts[format_bytes(n)] for n in nbytes],
         },
-        "againText": texts(text),
+        "againText": texts[text],
     }
 
 
@@ -406,9 +347,9 @@ def _without(first: Stop, scale: Scale) -> dict[str, Any]:
     """
     curve, clock = first.view.without, first.view.clock
     if curve is None:
-        return {"x": [], "nbytes": [], "peak": first.peak_without}
+        return {"x": [], "nbytes": [], "peak": first.view.without_peak_bytes}
     chosen = highest_moments(curve.nbytes, COLUMNS)
     x = [*chosen, len(curve.nbytes)]
     nbytes = [curve.nbytes[i] for i in (*chosen, chosen[-1])]
     times = [clock.without[i] / scale.size for i in x] if clock else []
-    return {"x": x, "times": times, "nbytes": nbytes, "peak": first.peak_without}
+    return {"x": x, "times": times, "nbytes": nbytes, "peak": first.view.without_peak_bytes}

@@ -1,4 +1,4 @@
-"""Data of one step for pages and exports: storages over time, operators, kept and recomputed values.
+"""Data of steps and frontiers for pictures, pages and exports: storages over time, operators, kept and recomputed values.
 
 All data come from the same functions as `Plan.timeline`, `Plan.plot` and `Plan.explain`, so that
 pages agree with the plan.
@@ -9,22 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import TYPE_CHECKING
 
-import torch
-from torch import fx
-
-from remat.graph.copying import run_of
-from remat.graph.host_copies import RELOAD
 from remat.graph.liveness import MemoryCurve, StorageKind, Timeline
-from remat.graph.replays import maker_of
-from remat.graph.source import source_line
-from remat.report.explanation import KeptStorage, RecomputedNode, again, kept, op_name
 
-if TYPE_CHECKING:
-    from remat.planning.plan import Plan
-
+#: Bytes and cost.
+Point = tuple[int, int]
 #: States of a value under a plan.
 KEPT, RECOMPUTED, OFFLOADED = "kept", "recomputed", "offloaded"
 
@@ -65,23 +54,58 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorRun:
-    """One run of an operator.
+class KeptStorage:
+    """One storage that forward keeps for backward.
 
     Attributes:
-        name: name of the node.
+        name: name of the node whose value forward returns for backward.
         op: operator of the node.
         source: source line in the user's code; empty if unknown.
-        in_backward: whether this run is in backward.
-        again: whether the same node has run before in this step.
-        cost: cost of this run in the unit of the step; None if unknown.
+        nbytes: bytes of the storage.
+        price: cost of recomputing the value alone from other kept or recomputed values, in the unit of
+            the problem; None if the value cannot be recomputed.
+        tagged: name of the `CheckpointPolicy` by which the user forbids recomputation, such as
+            ``"MUST_SAVE"``; empty if there is none.
+        undeclared: those operators that made the value and must not run again, because they are not
+            declared pure.
+        branch: ``"branch value"`` if the value is kept so that backward branches as forward did;
+            ``"compared"`` if it is kept because backward compares it with its maximum; else empty.
     """
 
     name: str
     op: str
     source: str
+    nbytes: int
+    price: int | None
+    tagged: str = ""
+    undeclared: tuple[str, ...] = ()
+    branch: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorRun:
+    """One run of an operator.
+
+    Attributes:
+        name: name of the node.
+        node: name of the node in the joint graph, which may run several times.
+        op: operator of the node.
+        source: source line in the user's code; empty if unknown.
+        in_backward: whether this run is in backward.
+        again: reason for the run if the node has run before in this step, else empty. ``"tagged"``: a checkpoint
+            policy of the user tags the node for recomputation. ``"read"``: backward itself reads the value.
+            ``"on the way"``: only other recomputed nodes read the value.
+        nbytes: bytes that keeping the node's value would take; 0 if the value takes no memory of its own.
+        cost: cost of this run in the unit of the step; None if unknown.
+    """
+
+    name: str
+    node: str
+    op: str
+    source: str
     in_backward: bool
-    again: bool
+    again: str
+    nbytes: int
     cost: int | None
 
 
@@ -110,6 +134,7 @@ class StepView:
 
     Attributes:
         graph: name of the joint graph.
+        title: the graph and the budget of the plan.
         unit: unit of all costs.
         timeline: storages alive at each moment of the step.
         as_compiled: whether each moment of the timeline is a kernel of compiled code, instead of one of
@@ -117,21 +142,29 @@ class StepView:
         values: storages of the step, in the order of the timeline.
         runs: runs of operators in forward, then in backward.
         kept: storages that forward keeps for backward.
-        recomputed: runs of nodes that have run before in the step, usually in backward.
         without: memory over the step without remat; None if unknown.
+        without_peak_bytes: peak of the step without remat; 0 if unknown. In compiled code, an estimate.
+        peak_budget: the most bytes that the plan's budget allows at once; None if it allows any.
         clock: times at which operators run; None if costs are unknown, or if moments are kernels.
     """
 
     graph: str
+    title: str
     unit: str
     timeline: Timeline
     as_compiled: bool
     values: tuple[Value, ...]
     runs: tuple[OperatorRun, ...]
     kept: tuple[KeptStorage, ...]
-    recomputed: tuple[RecomputedNode, ...]
     without: MemoryCurve | None = None
+    without_peak_bytes: int = 0
+    peak_budget: int | None = None
     clock: Clock | None = None
+
+    @property
+    def recomputed(self) -> list[OperatorRun]:
+        """Runs of nodes that have run before in the step, usually in backward."""
+        return [run for run in self.runs if run.again]
 
     @property
     def operator_at(self) -> list[tuple[str, str]]:
@@ -141,92 +174,29 @@ class StepView:
         return [(run.name, run.source) for run in self.runs]
 
 
-def view_step(plan: Plan, without: MemoryCurve | None, *, as_compiled: bool) -> StepView:
-    """Build the view of the step under a plan.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontierView:
+    """One frontier to draw. A point is (bytes, cost). Bytes rise from point to point, and costs fall.
 
-    Args:
-        plan: the plan. It must have its forward and backward modules.
-        without: memory over the step without remat; None if unknown.
-        as_compiled: whether the plan's timeline is that of compiled code, not a simulated one.
+    Attributes:
+        label: name of the frontier, such as the name of the solver.
+        by: the bytes of each point: ``"saved"`` for saved bytes, ``"peak"`` for the peak of the step.
+        unit: unit of the costs.
+        points: points of the frontier.
+        texts: figures of each point as text.
+        bound: vertices of a line below which no plan lies.
+        knee: point beyond which more memory reduces the cost only a little.
+        full_bytes: bytes that may be saved at budget 1.
     """
-    timeline, forward, backward = plan.timeline, plan.forward, plan.backward
-    costs = plan.node_costs
-    nodes = {n.name: n for gm in (backward, forward) for n in gm.graph.nodes}
-    keeps = kept(plan)
-    rows = {k.name: k for k in keeps}
-    twice = set(plan.recomputed)
-    runs: list[OperatorRun] = []
-    ran: set[str] = set()
-    for gm in (forward, backward):
-        for node in gm.graph.nodes:
-            if node.op != "call_function":
-                continue
-            # If a graph runs a joint-graph node several times, only one run has the name of the joint-graph node.
-            name = run_of(node)
-            runs.append(
-                OperatorRun(
-                    name=node.name,
-                    op=op_name(node),
-                    source=source_line(node),
-                    in_backward=gm is backward,
-                    again=name in twice and name in ran,
-                    cost=costs.get(name, 0) if costs else None,
-                )
-            )
-            ran.add(name)
-    # By the node that made the storage and by bytes. The name of an offloaded value does not identify its storage:
-    # an element of a tuple has another name than the node that made the tuple's storages.
-    sent = {
-        (run_of(maker_of(nodes[value.name])), value.nbytes): value.name
-        for value in plan.offloads
-        if value.name in nodes
-    }
-    values = []
-    for life in timeline.lifetimes:
-        is_kept = life.kind is StorageKind.SAVED
-        row = rows.get(life.saved_as) if is_kept else None
-        node = nodes.get(life.saved_as or life.node)
-        late = life.first >= timeline.boundary
-        state = KEPT if is_kept else RECOMPUTED if life.kind is StorageKind.RECOMPUTED else ""
-        away = "" if is_kept or late else sent.get((life.node, life.nbytes), "")
-        if away or (not is_kept and late and node is not None and node.target is RELOAD):
-            state = OFFLOADED
-        values.append(
-            Value(
-                name=(life.saved_as if is_kept else away) or life.node,
-                op="" if node is None else "input" if node.op == "placeholder" else op_name(node),
-                nbytes=life.nbytes,
-                kind=life.kind,
-                first=life.first,
-                last=life.last,
-                state=state,
-                source=life.source or (row.source if row else ""),
-                price=row.price if row else None,
-                module=life.module,
-                shape=_shape(node),
-            )
-        )
-    # The lengths differ if forward or backward has no operator: a graph without operators counts as one moment.
-    clock = None
-    if any(run.cost for run in runs) and not as_compiled and len(runs) == len(timeline.moments):
-        own = [costs.get(name, 0) for name in (without.runs if without else ())]
-        clock = Clock(
-            starts=list(accumulate((run.cost or 0 for run in runs), initial=0)),
-            without=list(accumulate(own, initial=0)) if own else [],
-            unit=plan.unit,
-        )
-    return StepView(
-        graph=plan.graph,
-        unit=plan.unit,
-        timeline=timeline,
-        as_compiled=as_compiled,
-        values=tuple(values),
-        runs=tuple(runs),
-        kept=tuple(keeps),
-        recomputed=tuple(again(plan)),
-        without=without,
-        clock=clock,
-    )
+
+    label: str
+    by: str
+    unit: str
+    points: tuple[Point, ...]
+    texts: tuple[str, ...]
+    bound: tuple[Point, ...]
+    knee: Point
+    full_bytes: int
 
 
 def short_module(path: str) -> str:
@@ -236,11 +206,3 @@ def short_module(path: str) -> str:
     """
     found = re.search(r"\w+\.(\d|\*).*", path)
     return found[0] if found else path.rpartition(".")[2]
-
-
-def _shape(node: fx.Node | None) -> str:
-    """Return dtype and shape of a node's value, such as ``"float32[8, 16]"``; empty if unknown."""
-    value = None if node is None else node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        return ""
-    return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"

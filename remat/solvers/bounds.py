@@ -8,14 +8,10 @@ Source: G. B. Dantzig, "Discrete-variable extremum problems", Operations Researc
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from remat.solvers.kernel import kernel
-
-if TYPE_CHECKING:  # `problem` imports this module, so an import at run time would be circular
-    from remat.solvers.problem import KnapsackProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +36,11 @@ class Relaxation:
     value: int
 
 
-def efficiency_order(problem: KnapsackProblem) -> tuple[int, ...]:
+def efficiency_order(weights: Sequence[int], values: Sequence[int]) -> tuple[int, ...]:
     """Return the item indices sorted by value per weight, best first; ties by index.
 
     Ratios are compared exactly. Items of weight 0 come first.
     """
-    weights, values = problem.weights, problem.values
     # Sort by integer quotients, because float division could confuse close ratios. Two distinct
     # fractions with denominators below 2**k differ by more than 2**-2k. So their floors differ after
     # a shift by 2k bits, and equal fractions stay equal.
@@ -55,18 +50,18 @@ def efficiency_order(problem: KnapsackProblem) -> tuple[int, ...]:
     return tuple(sorted(range(len(keys)), key=keys.__getitem__))
 
 
-def fill(problem: KnapsackProblem, order: Iterable[int], room: int) -> list[int]:
+def fill(weights: Sequence[int], order: Iterable[int], room: int) -> list[int]:
     """Go through items in the given order, and take each one that fits into the room still left.
 
     Args:
-        problem: the knapsack.
+        weights: weight of each item.
         order: indices of the items.
         room: total weight that the taken items may have.
 
     Returns:
         The indices of the taken items, in the given order.
     """
-    weights, taken = problem.weights, []
+    taken = []
     for i in order:
         if weights[i] <= room:
             room -= weights[i]
@@ -74,7 +69,9 @@ def fill(problem: KnapsackProblem, order: Iterable[int], room: int) -> list[int]
     return taken
 
 
-def repair(problem: KnapsackProblem, picked: Iterable[int]) -> tuple[int, ...]:
+def repair(
+    weights: Sequence[int], values: Sequence[int], capacity: int, picked: Iterable[int]
+) -> tuple[int, ...]:
     """Make a choice of items fit the capacity, and fill the remaining capacity greedily.
 
     The items of ``picked`` are taken by value per weight, best first; an item that no longer fits
@@ -83,27 +80,23 @@ def repair(problem: KnapsackProblem, picked: Iterable[int]) -> tuple[int, ...]:
     Returns:
         The sorted indices of the items taken.
     """
-    order = efficiency_order(problem)
-    chosen = set(picked)
-    kept = fill(problem, (i for i in order if i in chosen), problem.capacity)
-    room = problem.capacity - problem.weight_of(kept)
-    added = fill(problem, (i for i in order if i not in chosen), room)
-    return tuple(sorted((*kept, *added)))
+    order, chosen = efficiency_order(weights, values), set(picked)
+    # A stable sort puts the chosen items first, and leaves each part in order of value per weight.
+    return tuple(sorted(fill(weights, sorted(order, key=lambda i: i not in chosen), capacity)))
 
 
-def relax(problem: KnapsackProblem) -> Relaxation:
+def relax(weights: Sequence[int], values: Sequence[int], capacity: int) -> Relaxation:
     """Compute the linear relaxation's upper bound in integers, and a greedy choice that fits."""
     compiled = kernel()
     if compiled is None:
-        return relax_in_python(problem)
-    order, bound, saved, value = compiled.relax(problem.weights, problem.values, problem.capacity)
+        return relax_in_python(weights, values, capacity)
+    order, bound, saved, value = compiled.relax(weights, values, capacity)
     return Relaxation(order=tuple(order), bound=bound, saved=tuple(saved), value=value)
 
 
-def relax_in_python(problem: KnapsackProblem) -> Relaxation:
+def relax_in_python(weights: Sequence[int], values: Sequence[int], capacity: int) -> Relaxation:
     """Compute the same result as `relax` without the compiled kernel."""
-    weights, values, capacity = problem.weights, problem.values, problem.capacity
-    order = tuple(i for i in efficiency_order(problem) if weights[i] <= capacity)
+    order = tuple(i for i in efficiency_order(weights, values) if weights[i] <= capacity)
     bound, room = 0, capacity
     for i in order:
         if weights[i] > room:
@@ -111,11 +104,12 @@ def relax_in_python(problem: KnapsackProblem) -> Relaxation:
             break
         room -= weights[i]
         bound += values[i]
-    picked = fill(problem, order, capacity)
+    picked = fill(weights, order, capacity)
     # The greedy choice alone may be arbitrarily bad. The better of this choice and the most valuable
     # item has at least half the optimal value.
-    if max((values[i] for i in order), default=0) > problem.value_of(picked):
+    if max((values[i] for i in order), default=0) > sum(values[i] for i in picked):
         best = max(order, key=lambda i: (values[i], -weights[i], -i))
-        picked = [best, *fill(problem, (i for i in order if i != best), capacity - weights[best])]
+        rest = (i for i in order if i != best)
+        picked = [best, *fill(weights, rest, capacity - weights[best])]
     saved = tuple(sorted(picked))
-    return Relaxation(order=order, bound=bound, saved=saved, value=problem.value_of(saved))
+    return Relaxation(order=order, bound=bound, saved=saved, value=sum(values[i] for i in saved))

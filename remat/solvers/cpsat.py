@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from remat.errors import RefusalError
-from remat.solvers.bounds import relax, repair
 from remat.solvers.effort import EFFORT
 from remat.solvers.eviction import evicting
 from remat.solvers.interrupts import interruptible
@@ -57,7 +56,7 @@ class CpSat(CoreSolver):
         from ortools.sat.python import cp_model
 
         started = time.monotonic()
-        relaxed = relax(core)
+        relaxed = core.relaxed()
         model = cp_model.CpModel()
         picks = [model.new_bool_var("") for _ in range(len(core))]
         model.add(cp_model.LinearExpr.weighted_sum(picks, core.weights) <= core.capacity)
@@ -74,7 +73,7 @@ class CpSat(CoreSolver):
             found = [i for i, pick in enumerate(picks) if solver.boolean_value(pick)]
             if status == cp_model.FEASIBLE:
                 # A search that was cut short may leave capacity for further items.
-                found = list(repair(core, found))
+                found = list(core.repaired(found))
             if core.value_of(found) >= relaxed.value:
                 saved = tuple(found)
             bound = min(bound, _bound(core, solver, status == cp_model.OPTIMAL, saved))

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from remat.errors import ProblemError
-from remat.solvers.bounds import relax, repair
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.reduction import CoreSolver
 from remat.solvers.solution import Answer
@@ -51,11 +50,11 @@ class DynamicProgram(CoreSolver):
             values=core.values,
             capacity=core.capacity // unit,
         )
-        relaxed = relax(core)
+        relaxed = core.relaxed()
         picked, done = _fill_table(coarse, relaxed.order, deadline)
         saved = tuple(sorted(picked))
         if unit > 1 or not done:
-            saved = repair(core, picked)  # rounding or the deadline may leave capacity unused
+            saved = core.repaired(picked)  # rounding or the deadline may leave capacity unused
         value = core.value_of(saved)
         if value < relaxed.value:
             saved, value = relaxed.saved, relaxed.value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from remat.solvers.bounds import relax
 from remat.solvers.eviction import evicting
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.reduction import CoreSolver
@@ -23,7 +22,7 @@ class Greedy(CoreSolver):
 
     def solve_core(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
         """Return the better of two greedy choices, see `Relaxation`; the time limit is ignored."""
-        relaxed = relax(core)
+        relaxed = core.relaxed()
         return Answer(relaxed.saved, relaxed.bound)
 
     def solve_schedule(

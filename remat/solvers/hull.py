@@ -16,6 +16,7 @@ import weakref
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 from remat.solvers.flow import Losses, Network
@@ -26,6 +27,7 @@ from remat.solvers.pareto import lower_hull, pareto
 
 #: Limit on the sum of all bytes and costs times their prices, so that every flow fits 64-bit integers.
 ROOM = 2**60
+_FIGURES = attrgetter("saved_bytes", "cost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,13 +218,9 @@ class Hull:
 
     def _insert(self, vertex: Vertex) -> bool:
         """Add a vertex to the hull if it lies below the hull, and return whether it was added."""
-        found = pareto((*self._vertices, vertex), _figures)
-        self._vertices = lower_hull(found, _figures)
+        found = pareto((*self._vertices, vertex), _FIGURES)
+        self._vertices = lower_hull(found, _FIGURES)
         return any(v is vertex for v in self._vertices)
-
-
-def _figures(vertex: Vertex) -> tuple[int, int]:
-    return vertex.saved_bytes, vertex.cost
 
 
 def _columns(core: GraphProblem, losses: Losses) -> tuple[Any, ...]:

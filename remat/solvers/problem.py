@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from remat.errors import ProblemError
 from remat.solvers import columns
-from remat.solvers.bounds import relax
+from remat.solvers.bounds import Relaxation, relax, repair
 from remat.solvers.columns import as_integer
 from remat.solvers.solution import Answer, Checked, ScheduleAnswer, Solution
 
@@ -261,6 +261,14 @@ class KnapsackProblem(Problem[Solution]):
     def excess(self, figures: Mapping[str, Any]) -> str:
         return f"an overweight choice: {figures['weight']}"
 
+    def relaxed(self) -> Relaxation:
+        """Return the linear relaxation: an upper bound, and a greedy choice that fits."""
+        return relax(self.weights, self.values, self.capacity)
+
+    def repaired(self, picked: Iterable[int]) -> tuple[int, ...]:
+        """Make a choice of items fit the capacity, and fill the remaining capacity greedily."""
+        return repair(self.weights, self.values, self.capacity, picked)
+
     def limits(self) -> Limits:
-        relaxed = relax(self)
+        relaxed = self.relaxed()
         return Limits(relaxed.bound, relaxed.value)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Generic
 
 from remat.solvers.base import Solver
-from remat.solvers.bounds import Relaxation, relax
+from remat.solvers.bounds import Relaxation
 from remat.solvers.problem import KnapsackProblem, P
 from remat.solvers.solution import Answer
 
@@ -154,7 +154,7 @@ class CoreSolver(Solver):
             core: the core that `reduce` returned.
             time_limit: seconds; None: no clock.
         """
-        relaxed = relax(core)
+        relaxed = core.relaxed()
         if relaxed.value == relaxed.bound:
             return Answer(relaxed.saved, relaxed.value)
         fixed = fix_variables(core, relaxed)

@@ -16,7 +16,6 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remat.solvers.bounds import relax, repair
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.reduction import CoreSolver
 from remat.solvers.solution import Answer
@@ -55,12 +54,12 @@ class ToleranceSolver(CoreSolver):
         scaled, value_unit = scale_down(
             core, weight_limit=_WEIGHT_LIMIT, value_limit=self.value_limit
         )
-        relaxed, attempt = relax(core), self.attempt(scaled, time_limit)
+        relaxed, attempt = core.relaxed(), self.attempt(scaled, time_limit)
         bound = relaxed.bound
         if math.isfinite(attempt.upper):  # raise the bound by the possible rounding error
             margin = max(0.5, abs(attempt.upper) * _RELATIVE_TRUST)
             bound = min(bound, value_unit * math.floor(attempt.upper + margin))
-        saved = max(relaxed.saved, repair(core, attempt.picked), key=core.value_of)
+        saved = max(relaxed.saved, core.repaired(attempt.picked), key=core.value_of)
         value = core.value_of(saved)
         return Answer(saved, max(bound, value), by_clock=bound > value and time_limit is not None)
 

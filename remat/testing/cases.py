@@ -193,7 +193,7 @@ def _twenty_thousand() -> list[Case]:
     the bound of the linear relaxation, so it is optimal.
     """
     drawn = family("uncorrelated", items=20_000, span=10**7, share=101, seed=21)
-    best = efficiency_order(drawn)[:8_000]
+    best = efficiency_order(drawn.weights, drawn.values)[:8_000]
     mib = 2**20
     sizes, costs = (16 * mib, 24 * mib, 56 * mib, 41 * mib), (700, 911, 2_800, 1_730)
     blocks = 5_000

@@ -14,7 +14,8 @@ from torch.utils.checkpoint import (
 )
 
 import remat
-from remat.report.explanation import MOST_DECLARED, again, kept, price
+from remat.planning.node_rows import kept, price, runs_of
+from remat.report.explanation import MOST_DECLARED
 from remat.solvers.graph_problem import GraphProblem
 from remat.units import format_cost
 from tests.graphs import joint_of, weight
@@ -82,13 +83,13 @@ def test_each_kept_storage_is_listed_with_its_line(joint: remat.JointGraph) -> N
 
 def test_what_runs_twice_is_listed_with_its_cost(joint: remat.JointGraph) -> None:
     plan = remat.plan(joint, 0, cost="flops")
-    runs = again(plan)
-    assert [r.name for r in runs] == list(plan.recomputed)
-    assert sum(r.cost for r in runs) == plan.recompute_cost
+    runs = [r for r in runs_of(plan) if r.again]
+    assert sorted(r.node for r in runs) == sorted(plan.recomputed)
+    assert sum(r.cost or 0 for r in runs) == plan.recompute_cost
     assert {r.op for r in runs} >= {"mm", "sin", "exp"}
-    by_name = {r.name: r for r in runs}
-    assert by_name["mm"].why == "read"  # by the cosine that is the gradient of the sine
-    assert by_name["mm_1"].why == "on the way"
+    by_name = {r.node: r for r in runs}
+    assert by_name["mm"].again == "read"  # by the cosine that is the gradient of the sine
+    assert by_name["mm_1"].again == "on the way"
     text = plan.explain()
     costly = [r for r in runs if r.cost]
     cost = format_cost(plan.recompute_cost, "FLOP")

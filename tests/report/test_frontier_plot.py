@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from remat.errors import ProblemError
-from remat.report.frontier_plot import Curve, Point, frontier_figure
+from remat.report.frontier_plot import frontier_figure
+from remat.report.step_view import FrontierView, Point
 from tests.report.test_memory_plot import collisions, words
 
 if TYPE_CHECKING:
@@ -18,19 +19,21 @@ LONG = "some_package.some_module:SomeSolverClassWithALongName"
 GIB, MS = 2**30, 10**9
 
 
-def curve(label: str = "mine", *, worse: float = 1.0, **fields: Any) -> Curve:
+def curve(label: str = "mine", *, worse: float = 1.0, **fields: Any) -> FrontierView:
     """A frontier from 1 to 11 GiB; its cost is ``worse`` times the bound where it has points."""
     bound = tuple((GIB * i, MS * (11 - i) ** 2) for i in range(1, 12))
     points = tuple((b, int(c * worse)) for b, c in bound)
     given: dict[str, Any] = {
         "label": label,
+        "by": "saved",
+        "texts": ("",) * len(points),
         "points": points,
         "bound": bound,
         "knee": points[4],
         "unit": "ps",
         "full_bytes": 8 * GIB,
     }
-    return Curve(**given | fields)
+    return FrontierView(**given | fields)
 
 
 def lines(figure: Figure) -> dict[str, Line2D]:
@@ -42,7 +45,7 @@ def lines(figure: Figure) -> dict[str, Line2D]:
     }
 
 
-def squeezed(label: str, times: float = 1.0) -> Curve:
+def squeezed(label: str, times: float = 1.0) -> FrontierView:
     """A frontier over nine orders of magnitude in both directions."""
     bound = tuple((10**6 * 2**i, 10**16 // 3**i) for i in range(30))
     points = tuple((b, int(c * times)) for b, c in bound)
@@ -57,12 +60,12 @@ def test_labels_do_not_collide(count: int, make: Any) -> None:
     assert collisions(frontier_figure(curves, title=LONG * 3, chosen=chosen)) == []
 
 
-def scaled(scale: int, unit: str) -> Curve:
+def scaled(scale: int, unit: str) -> FrontierView:
     points = tuple((scale * i, scale * (12 - i)) for i in range(1, 12))
     return curve(points=points, bound=points, knee=points[3], unit=unit)
 
 
-def single(only: Point) -> Curve:
+def single(only: Point) -> FrontierView:
     return curve(points=(only,), bound=(only,), knee=only, full_bytes=only[0])
 
 
@@ -74,13 +77,13 @@ def single(only: Point) -> Curve:
         *(single(point) for point in ((0, 0), (GIB, MS))),
     ],
 )
-def test_labels_of_one_curve_do_not_collide(made: Curve) -> None:
+def test_labels_of_one_curve_do_not_collide(made: FrontierView) -> None:
     assert collisions(frontier_figure([made], title="t")) == []
 
 
 def test_the_axis_says_whose_bytes_they_are_and_shares_are_of_those_saved() -> None:
     saved = words(frontier_figure([curve()], title="t"))
-    peak = words(frontier_figure([curve(full_bytes=0)], title="t", axis="peak of the step"))
+    peak = words(frontier_figure([curve(by="peak")], title="t"))
     for word in ("saved by forward for backward, GiB", "the same as a budget from 0 to 1"):
         assert word in saved
         assert word not in peak

@@ -14,7 +14,6 @@ from torch import nn
 
 import remat
 from remat.errors import PlanError, ProblemError
-from remat.report.explorer import explore
 from remat.units import format_bytes, format_cost
 from tests.graphs import joint_of
 
@@ -34,7 +33,7 @@ def test_a_page_has_the_figures_of_its_plans(
     joint: remat.JointGraph, plan: remat.Plan, tmp_path: Path
 ) -> None:
     frontier, path = remat.frontier(joint), tmp_path / "plan.html"
-    plan.explore(path, frontier=frontier)
+    frontier.explore(path, plan)
     figures, data = read(path, "figures"), read(path, "data")
     saved = json.loads(plan.to_json())
     assert figures["plan"].items() <= saved.items()
@@ -62,7 +61,7 @@ def test_a_page_loads_nothing_and_texts_of_the_user_are_text(
     plan: remat.Plan, tmp_path: Path
 ) -> None:
     path = tmp_path / "plan.html"
-    explore(plan, path, title="a < b </script><script>alert(1)</script>")
+    plan.explore(path, title="a < b </script><script>alert(1)</script>")
     text = path.read_text()
     assert "<script>alert" not in text
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=[\"']?(http|//)", text)
@@ -102,7 +101,7 @@ def test_what_cannot_be_drawn_or_written_is_an_error(
 ) -> None:
     other = remat.frontier(joint, cost="flops")
     with pytest.raises(ProblemError, match="of another graph or cost model"):
-        plan.explore(tmp_path / "plan.html", frontier=other)
+        other.explore(tmp_path / "plan.html", plan)
     with pytest.raises(PlanError, match="cannot be written: No such file or directory"):
         plan.explore(tmp_path / "nowhere" / "plan.html")
     monkeypatch.setitem(sys.modules, "bokeh", None)
@@ -118,7 +117,7 @@ def test_exposed_transfer_time_is_in_the_figures_of_the_page(tmp_path: Path) -> 
     frontier = remat.frontier(joint, by="peak", **options)
     plan = remat.plan(joint, remat.Peak(0.1), **options)
     assert plan.exposed_time > 0
-    plan.explore(tmp_path / "page.html", frontier=frontier)
+    frontier.explore(tmp_path / "page.html", plan)
     data = read(tmp_path / "page.html", "data")
     step = plan.before_after.step_cost + plan.recompute_cost + plan.exposed_time
     shown = [stop["cards"][1][1] for stop in data["stops"]]

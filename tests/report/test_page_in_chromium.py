@@ -39,7 +39,7 @@ def page(
     joint: remat.JointGraph, plan: remat.Plan, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     path = tmp_path_factory.mktemp("pages") / "plan.html"
-    plan.explore(path, frontier=remat.frontier(joint))
+    remat.frontier(joint).explore(path, plan)
     return path
 
 

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from remat.solvers import Answer, KnapsackProblem
-from remat.solvers.bounds import efficiency_order, relax, relax_in_python, repair
+from remat.solvers.bounds import efficiency_order, relax_in_python
 from remat.solvers.highs import quiet_stdout
 from remat.solvers.kernel import kernel
 from remat.solvers.reduction import fix_variables, reduce
@@ -38,12 +38,14 @@ def test_efficiency_order_compares_fractions_exactly(problem: KnapsackProblem) -
         )
         return (vj * wi > vi * wj) - (vj * wi < vi * wj) or i - j
 
-    assert list(efficiency_order(problem)) == sorted(range(len(problem)), key=cmp_to_key(compare))
+    assert list(efficiency_order(problem.weights, problem.values)) == sorted(
+        range(len(problem)), key=cmp_to_key(compare)
+    )
 
 
 @given(problems())
 def test_the_relaxation_bounds_and_its_rounding_is_half_as_good(problem: KnapsackProblem) -> None:
-    relaxed, optimum = relax(problem), brute_force(problem)
+    relaxed, optimum = problem.relaxed(), brute_force(problem)
     assert relaxed.value <= optimum <= relaxed.bound
     assert 2 * relaxed.value >= optimum
     assert problem.weight_of(relaxed.saved) <= problem.capacity
@@ -53,7 +55,7 @@ def test_the_relaxation_bounds_and_its_rounding_is_half_as_good(problem: Knapsac
 def test_the_relaxation_is_exact_at_large_numbers() -> None:
     problem = KnapsackProblem((2**60, 2**60 + 1), (2**60 - 1, 2**60), 2**60 + 7)
     fraction = Fraction(2**60) + Fraction(6 * (2**60 - 1), 2**60)
-    assert relax(problem).bound == int(fraction)
+    assert problem.relaxed().bound == int(fraction)
 
 
 @given(problems())
@@ -65,7 +67,7 @@ def test_an_optimum_of_the_core_inverts_to_an_optimum(problem: KnapsackProblem) 
     assert not core.weights or core.total_weight > core.capacity
     best = brute_force(core)
     assert reduction.invert_answer(Answer((), best)).bound == brute_force(problem)
-    inverted = reduction.invert_answer(Answer(relax(core).saved)).saved
+    inverted = reduction.invert_answer(Answer(core.relaxed().saved)).saved
     assert problem.weight_of(inverted) <= problem.capacity
 
 
@@ -74,7 +76,7 @@ def test_what_is_fixed_needs_no_search(problem: KnapsackProblem) -> None:
     core = reduce(problem).core
     if not len(core):
         return
-    relaxed = relax(core)
+    relaxed = core.relaxed()
     fixed = fix_variables(core, relaxed)
     inverted = fixed.invert_answer(Answer((), brute_force(fixed.core))).bound
     assert max(relaxed.value, inverted) == brute_force(core)
@@ -85,7 +87,7 @@ def test_what_is_fixed_needs_no_search(problem: KnapsackProblem) -> None:
 def test_fixing_leaves_little_of_a_large_problem() -> None:
     problem = family("uncorrelated", items=10_000, span=10**7, share=50, seed=1)
     core = reduce(problem).core
-    assert len(fix_variables(core, relax(core)).kept) < 500
+    assert len(fix_variables(core, core.relaxed()).kept) < 500
 
 
 @given(problems(), st.integers(9, 40))
@@ -99,7 +101,7 @@ def test_scaling_down_relaxes(problem: KnapsackProblem, limit: int) -> None:
 @given(problems(), st.data())
 def test_repair_makes_any_choice_fit_and_leaves_no_room(problem: KnapsackProblem, data) -> None:
     picked = data.draw(st.sets(st.sampled_from(range(len(problem))))) if len(problem) else set()
-    fixed = repair(problem, picked)
+    fixed = problem.repaired(picked)
     room = problem.capacity - problem.weight_of(fixed)
     assert room >= 0
     assert all(w > room for i, w in enumerate(problem.weights) if i not in fixed)
@@ -145,10 +147,10 @@ def test_a_process_forked_meanwhile_has_the_true_standard_output() -> None:
 @example(family("circle", items=500, span=10**7, share=50, seed=9))
 @example(family("similar-weights", items=500, span=10**7, share=50, seed=9))
 def test_the_kernel_relaxes_item_for_item_as_python_does(problem: KnapsackProblem) -> None:
-    assert relax(problem) == relax_in_python(problem)
+    assert problem.relaxed() == relax_in_python(problem.weights, problem.values, problem.capacity)
 
 
 def test_without_the_kernel_python_relaxes(monkeypatch) -> None:
     problem = family("circle", items=20, span=100, share=50, seed=9)
     monkeypatch.setattr("remat.solvers.bounds.kernel", lambda: None)
-    assert relax(problem) == relax_in_python(problem)
+    assert problem.relaxed() == relax_in_python(problem.weights, problem.values, problem.capacity)

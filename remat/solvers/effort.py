@@ -36,6 +36,12 @@ class SolverEffort:
         verify_work: work of the search that checks a plugin's claimed bound. It takes hundredths of a second, and
             proves the bound of nearly all problems with a few hundred items.
         verify_states: states that this search keeps.
+        offload_work: a search for values to offload ends after ``offload_least`` evaluations of schedules, but not before
+            the evaluated schedules have so many runs in total (benchmark ``offloading``).
+        offload_least: see ``offload_work``.
+        offload_around: a search that changes only which values are offloaded gets this ratio of the work.
+        offload_mends: most values that it tries to offload, and to recompute, in each step.
+        offload_improved: number of best decisions that local moves improve.
         points: largest frontier of a knapsack. Points of a larger one are dropped, down to half this number.
     """
 
@@ -58,6 +64,11 @@ class SolverEffort:
     schedule_nodes: int = 300
     verify_work: int = 2_000_000
     verify_states: int = 50_000
+    offload_work: int = 1_500_000
+    offload_least: int = 250
+    offload_around: float = 0.2
+    offload_mends: int = 12
+    offload_improved: int = 2
     points: int = 200_000
 
 

@@ -56,14 +56,11 @@ class CarriedSchedule:
         evaluation: memory and cost of the schedule without offloads.
         idle: for each value that forward makes and backward reads, by node: the positions in
             ``sequence`` of its last use in forward and of its first use in backward.
-        moments: the program point of each run: a position in the joint graph, as defined in
-            `remat.solvers.offload_prices`. Empty if unknown.
     """
 
     sequence: tuple[int, ...]
     evaluation: ScheduleEvaluation
     idle: dict[int, tuple[int, int]]
-    moments: Sequence[int] = ()
 
     @property
     def boundary(self) -> int:
@@ -113,7 +110,6 @@ def carried(
     problem: OffloadProblem,
     sequence: Sequence[int],
     boundary: int | None = None,
-    moments: Sequence[int] = (),
 ) -> CarriedSchedule:
     """Evaluate a schedule without offloads, and find the values that it carries into backward.
 
@@ -123,7 +119,6 @@ def carried(
         problem: the step problem with its copy times.
         sequence: the nodes in the order in which they run.
         boundary: position in ``sequence`` at which backward begins; None: as late as possible.
-        moments: the program point of each run (see `CarriedSchedule`), for the result.
 
     Raises:
         ProblemError: the schedule cannot run.
@@ -150,9 +145,7 @@ def carried(
         for i in sorted(needed)
         if i not in stays and i in ready and step.size[i]
     }
-    return CarriedSchedule(
-        sequence=tuple(sequence), evaluation=evaluation, idle=idle, moments=moments
-    )
+    return CarriedSchedule(sequence=tuple(sequence), evaluation=evaluation, idle=idle)
 
 
 def evaluate_offloads(

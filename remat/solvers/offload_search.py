@@ -1,23 +1,18 @@
 """Choose the values to save and to offload, so that peak memory stays within a capacity.
 
-The search uses Lagrange multipliers first, then local moves. The multipliers are prices of a byte
-at each program point, and of copy time (see `remat.solvers.offload_prices`). Under these prices a
-saved value stays on the device or is offloaded, whichever is cheaper. A minimum cut decides which
-values to save. The multipliers rise where a schedule exceeds the capacity and where runs wait for
-the host link. Local moves then take the best decisions and change one value at a time, as long as
-the decision improves. Problems with few decisions are enumerated completely.
+Values of known decisions are offloaded until a schedule fits the capacity. Local moves then take the
+best of these decisions and change one value at a time, as long as the decision improves.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 
 from remat.errors import ProblemError
 from remat.solvers.copies import Copy
+from remat.solvers.effort import EFFORT
 from remat.solvers.graph_problem import GraphProblem, always_saved, evaluate, worth_saving
-from remat.solvers.offload_prices import Lives, Prices
 from remat.solvers.offload_problem import (
     CarriedSchedule,
     OffloadChoice,
@@ -25,27 +20,11 @@ from remat.solvers.offload_problem import (
     carried,
     evaluate_offloads,
 )
-from remat.solvers.prices import search_by_prices
 
-#: Largest number of minimum cuts; there is one cut for each move of the Lagrange multipliers.
-_CUTS = 30
-#: A search ends after `_LEAST` evaluations of schedules, but not before the evaluated schedules have
-#: `_WORK` runs in total.
-_WORK, _LEAST = 1_500_000, 250
-#: `settled` and `sent` change only which values are offloaded, so each gets this fraction of
-#: `_WORK` and `_LEAST`.
-_AROUND = 0.2
-#: Problems with at most this number of decisions are enumerated completely.
-WHOLE = 4_096
-#: Maximum number of values that `_mended` tries to offload, and to recompute, in each step.
-_MENDS = 12
 #: `greedy` rounds rates (bytes per unit of copy time) to powers of 2**(1/8); similar rates become equal.
 _ALIKE = 8
-#: Number of best decisions that local moves improve.
-_IMPROVED = 2
-
-#: A schedule: its runs, the program point of each run, and the position at which backward begins.
-Scheduled = tuple[Sequence[int], Sequence[int], int]
+#: A schedule: its runs, and the position at which backward begins.
+Scheduled = tuple[Sequence[int], int]
 
 
 class OffloadSearch:
@@ -58,10 +37,8 @@ class OffloadSearch:
         graph: the graph problem: which values may be saved and which recomputed. Its costs are
             those of the step problem.
         node_of: for each node of the graph problem, the node of the step problem; -1 for none.
-        schedule: a function that takes the saved nodes and returns a schedule: its runs, the
-            program point of each run (a position in the joint graph, see
-            `remat.solvers.offload_prices`), and the position of the run at which backward begins.
-        lives: lifetimes of the values of the graph problem.
+        schedule: a function that takes the saved nodes and returns a schedule: its runs, and the
+            position of the run at which backward begins.
         capacity: limit on the peak memory of the device, in bytes.
     """
 
@@ -71,12 +48,11 @@ class OffloadSearch:
         graph: GraphProblem,
         node_of: Sequence[int],
         schedule: Callable[[Iterable[int]], Scheduled],
-        lives: Lives,
         capacity: int,
     ) -> None:
         self._problem, self._graph, self._node_of = problem, graph, node_of
         self._always = always_saved(graph)
-        self.schedule, self._lives, self.capacity = schedule, lives, capacity
+        self.schedule, self.capacity = schedule, capacity
         self._schedules: dict[tuple[int, ...], CarriedSchedule] = {}
         self._walked = self._evaluations = 0
         self._grant(1.0)
@@ -95,8 +71,8 @@ class OffloadSearch:
         kept = evaluate(self._graph, {*saved, *self._always}).saved
         known = self._schedules.get(kept)
         if known is None:
-            sequence, moments, boundary = self.schedule(kept)
-            known = carried(self._problem, sequence, boundary, moments)
+            sequence, boundary = self.schedule(kept)
+            known = carried(self._problem, sequence, boundary)
             self._schedules[kept] = known
             self._walked += 3 * len(sequence)
         return self.evaluated(kept, known, offloaded)
@@ -107,7 +83,7 @@ class OffloadSearch:
         The saved nodes stay the same. Values are offloaded until the schedule fits the capacity.
         Then each offload is dropped if the decision is better without it.
         """
-        self._grant(_AROUND)
+        self._grant(EFFORT.offload_around)
         return self._dropped(self._mended(choice, again=False))
 
     def on(
@@ -140,7 +116,7 @@ class OffloadSearch:
             sequence: nodes of the step problem in the order in which they run.
             boundary: position in ``sequence`` at which backward begins.
         """
-        self._grant(_AROUND)
+        self._grant(EFFORT.offload_around)
         best = self.on(saved, sequence, boundary, ())
         idle = best.schedule.idle
         for v in sorted(idle, key=lambda v: (idle[v][0], v)):
@@ -189,9 +165,9 @@ class OffloadSearch:
         return self._problem.copy_time[v] >= 0
 
     def _grant(self, share: float) -> None:
-        """Set the limits of the next search to a fraction ``share`` of `_WORK` and `_LEAST`."""
-        self._work = self._walked + int(share * _WORK)
-        self._least = self._evaluations + int(share * _LEAST)
+        """Set the limits of the next search to a fraction ``share`` of the work of a search."""
+        self._work = self._walked + int(share * EFFORT.offload_work)
+        self._least = self._evaluations + int(share * EFFORT.offload_least)
 
     def _spent(self) -> bool:
         return self._walked > self._work and self._evaluations > self._least
@@ -206,59 +182,14 @@ class OffloadSearch:
             starts: decisions from which the search starts, each a set of nodes to save; at least
                 one.
         """
-        if self._count() <= WHOLE:
-            return self.whole()
         self._grant(1.0)
-        # Local moves only find nearby decisions, so start from decisions without offloads, with greedy
-        # offloads, and from Lagrange multipliers.
+        # Local moves only find nearby decisions, so start from decisions without and with offloads.
         begun = [self.choice(saved, ()) for saved in starts]
         begun += [self.greedy(c) for c in begun]
-        best = min(begun, key=lambda c: c.rank)
-        begun.append(self._by_prices(best))
         begun.sort(key=lambda c: c.rank)
-        return min((self.improved(c) for c in begun[:_IMPROVED]), key=lambda c: c.rank)
-
-    def _count(self) -> int:
-        """Return the number of decisions; if it exceeds `WHOLE`, some number above `WHOLE`."""
-        count, p = 1, self._graph
-        for i in range(len(p)):
-            if p.savable[i] and p.size[i]:
-                node = self._node_of[i]
-                count *= 1 + (node >= 0 and self.may_offload(node)) + bool(p.recomputable[i])
-                if count > WHOLE:
-                    break
-        return count
-
-    def whole(self) -> OffloadChoice:
-        """Enumerate all decisions, and return the best one by `OffloadChoice.rank`.
-
-        Raises:
-            ProblemError: in every decision, backward reads a value that is neither saved nor
-                recomputable.
-        """
-        p = self._graph
-        free = [i for i in range(len(p)) if p.savable[i] and p.recomputable[i] and p.size[i]]
-        best: OffloadChoice | None = None
-        seen: set[tuple[int, ...]] = set()
-        for bits in itertools.product((True, False), repeat=len(free)):
-            chosen = [i for i, bit in zip(free, bits, strict=True) if bit]
-            try:
-                start = self.choice(chosen, ())
-            except ProblemError:
-                continue
-            least = start.cost - start.exposed
-            if start.saved in seen or (best and not best.over and least >= best.cost):
-                continue  # offloads can only add exposed time to `least`
-            seen.add(start.saved)
-            nodes = [v for v in start.schedule.idle if self.may_offload(v)]
-            for away in itertools.product((False, True), repeat=len(nodes)):
-                offloaded = list(itertools.compress(nodes, away))
-                one = self.evaluated(start.saved, start.schedule, offloaded) if offloaded else start
-                if best is None or one.rank < best.rank:
-                    best = one
-        if best is None:
-            raise ProblemError("no decision leaves backward with all that it reads")
-        return best
+        return min(
+            (self.improved(c) for c in begun[: EFFORT.offload_improved]), key=lambda c: c.rank
+        )
 
     def greedy(self, start: OffloadChoice) -> OffloadChoice:
         """Offload values of a decision until it fits the capacity; return the new decision.
@@ -294,29 +225,6 @@ class OffloadSearch:
         last = self.evaluated(start.saved, start.schedule, order[:high])
         return min(best, last, key=lambda c: c.rank)
 
-    # ---- prices ---------------------------------------------------------------------------------------
-    def _by_prices(self, start: OffloadChoice) -> OffloadChoice:
-        """Return the best decision found by moving Lagrange multipliers up to `_CUTS` times.
-
-        Args:
-            start: a decision; returned if no better one is found.
-        """
-        p = self._graph
-        whole = self.choice([i for i in range(len(p)) if p.savable[i]], ())
-        prices = Prices(self._problem, p, self._node_of, self._lives, self.capacity, whole.schedule)
-
-        def move(choice: OffloadChoice, most: int, step: float) -> bool:
-            return prices.move(choice, most, step) and not self._spent()
-
-        return search_by_prices(
-            start,
-            lambda choice: choice.rank,
-            lambda: self.choice(*prices.decision()),
-            move,
-            most=max(1, 2 * start.cost),
-            cuts=_CUTS,
-        )
-
     # ---- local moves ----------------------------------------------------------------------------------
     def improved(self, best: OffloadChoice) -> OffloadChoice:
         """Improve a decision by changes of one value at a time, and return the improved decision.
@@ -348,13 +256,14 @@ class OffloadSearch:
                 if ready < at < needed and self.may_offload(v) and v not in best.offloaded
             ]
             candidates.sort(key=lambda v: (-min(sizes[v], over) / (1 + 2 * time[v]), v))
-            for v in candidates[:_MENDS]:
+            for v in candidates[: EFFORT.offload_mends]:
                 choice = self.evaluated(best.saved, best.schedule, (*best.offloaded, v))
                 if choice.rank < best.rank:
                     best = choice
                     break
             else:
-                nodes = self._of_nodes(best.schedule.idle)[:_MENDS] if again else []
+                saved = (self._node_of[i] for i in best.saved)
+                nodes = self._of_nodes(saved)[: EFFORT.offload_mends] if again else []
                 choice = self._given_up(best, nodes)
                 if choice is best:
                     break

@@ -10,9 +10,9 @@ from typing import Any
 
 from remat.errors import ProblemError
 from remat.solvers.graph_problem import GraphProblem
-from remat.solvers.offload_prices import Lives
 from remat.solvers.offload_problem import (
     CarriedSchedule,
+    OffloadChoice,
     OffloadProblem,
     carried,
     evaluate_offloads,
@@ -81,23 +81,30 @@ def drawn(seed: int, most: int = 5) -> OffloadProblem:
         capacity=0,
     )
     problem = OffloadProblem(step=step, times=tuple(times), copy_time=tuple(copies))
-    search = search_of(problem)
-    low, high = search.whole().peak_bytes, search.choice(range(n), ()).peak_bytes
+    low = min(choice.peak_bytes for choice in every_choice(problem))
+    high = search_of(problem).choice(range(n), ()).peak_bytes
     capacity = int(low + (high - low) * draw.uniform(0, 0.9))
     return replace(problem, step=step.within(capacity))
 
 
 def cheapest(problem: OffloadProblem) -> int | None:
     """The least cost of all decisions within the capacity, by trying every one; None where none is."""
+    capacity = problem.step.capacity or 0
+    fits = (choice.cost for choice in every_choice(problem) if choice.peak_bytes <= capacity)
+    return min(fits, default=None)
+
+
+def every_choice(problem: OffloadProblem) -> Iterator[OffloadChoice]:
+    """Every decision that the host has room for."""
     search, step = search_of(problem), problem.step
-    n, best = len(step) // 2, None
+    n = len(step) // 2
     choices = [
         ("again", "keep", "offload")[: 3 if problem.copy_time[i] >= 0 else 2] for i in range(n)
     ]
     for picked in itertools.product(*choices):
         saved = [i for i, what in enumerate(picked) if what != "again" or i in step.once]
         try:
-            sequence, _, boundary = search.schedule(saved)
+            sequence, boundary = search.schedule(saved)
             schedule = carried(problem, sequence, boundary)
         except ProblemError:
             continue
@@ -115,10 +122,7 @@ def cheapest(problem: OffloadProblem) -> int | None:
             ]
             if max(on_host, default=0) > problem.host_capacity:
                 continue
-        done = evaluate_offloads(problem, schedule, offloaded, step.capacity)
-        if done.peak_bytes <= (step.capacity or 0) and (best is None or done.cost < best):
-            best = done.cost
-    return best
+        yield evaluate_offloads(problem, schedule, offloaded, step.capacity)
 
 
 def _is_away(schedule: CarriedSchedule, i: int, at: int) -> bool:
@@ -132,9 +136,7 @@ def search_of(problem: OffloadProblem) -> OffloadSearch:
     step = _Step(problem.step)
     capacity = problem.step.capacity
     assert capacity is not None
-    return OffloadSearch(
-        problem, step.graph, range(step.early), step.schedule, step.lives, capacity
-    )
+    return OffloadSearch(problem, step.graph, range(step.early), step.schedule, capacity)
 
 
 class _Step:
@@ -157,9 +159,8 @@ class _Step:
         )
 
     def schedule(self, saved: Iterable[int]) -> Scheduled:
-        """The schedule of a decision; moments are nodes: of the run, or of backward's own next run."""
+        """The schedule of a decision: recomputations run right before their first readers."""
         sequence, placed = [*range(self.early)], set(saved)
-        moments = list(sequence)
         for root in self.step.backward:
             missing, todo = [], [root]
             while todo:
@@ -169,25 +170,7 @@ class _Step:
                     missing.append(j)
                     todo.extend(self.step.inputs[j])
             sequence += sorted(missing)
-            moments += [root] * len(missing)
-        return sequence, moments, self.early
-
-    @property
-    def lives(self) -> Lives:
-        """When values are there, by nodes."""
-        step, n, end = self.step, self.early, len(self.step)
-        first, last, ready = [end] * n, [-1] * n, list(range(n))
-        for i in range(end - 1, -1, -1):
-            for j in step.inputs[i]:
-                if j >= n:
-                    continue
-                if i >= n:
-                    first[j], last[j] = min(first[j], i), max(last[j], i)
-                else:
-                    first[j] = min(first[j], first[i])
-                    last[j] = max(last[j], first[i] if first[i] < end else -1)
-                    ready[j] = max(ready[j], i)
-        return Lives(begin=range(n), ready=ready, first=first, last=last)
+        return sequence, self.early
 
 
 def least_wait(

@@ -7,7 +7,7 @@ places in forward and backward, and the choice becomes a `Candidate`, which name
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -25,7 +25,6 @@ from remat.planning.search.pool import Limits
 from remat.planning.search.proposers.orders import Orders
 from remat.planning.search.proposers.prices import PriceSearch
 from remat.planning.search.proposers.solver import SolverDecisions
-from remat.solvers.offload_prices import Lives
 from remat.solvers.offload_problem import OffloadChoice, OffloadProblem
 from remat.solvers.offload_search import OffloadSearch
 from remat.units import format_bytes
@@ -147,6 +146,11 @@ class Offloads:
             ),
         )
 
+    def _scheduled(self, saved: Iterable[int]) -> tuple[Sequence[int], int]:
+        """Return the schedule of a decision in the node order of the passes, and where backward begins."""
+        sequence, _, boundary = self._schedules.schedule(saved)
+        return sequence, boundary
+
     def _candidates(
         self, peak_bytes: int, without: Candidate | None
     ) -> list[tuple[OffloadChoice, Decision | None]]:
@@ -161,9 +165,7 @@ class Offloads:
             if the passes order the nodes.
         """
         graph = self.lowered.problem
-        search = OffloadSearch(
-            self._problem(), graph, self._node_of, self._schedules.schedule, self._lives, peak_bytes
-        )
+        search = OffloadSearch(self._problem(), graph, self._node_of, self._scheduled, peak_bytes)
         begun = [self._best(search, without), *self._from_above(search)]
         begun.sort(key=lambda c: c.rank)
         candidates = [
@@ -215,8 +217,7 @@ class Offloads:
                 higher = self._prices.within(limits, starts, orders=self._orders.is_possible)
             if higher.saved not in seen:
                 seen.add(higher.saved)
-                sequence, _, boundary = self._schedules.schedule(higher.saved)
-                yield search.sent(higher.saved, sequence, boundary)
+                yield search.sent(higher.saved, *self._scheduled(higher.saved))
 
     def _reordered(
         self,
@@ -284,31 +285,6 @@ class Offloads:
                 fits = fits or not (other.over or other.exposed)
             if turn:
                 aimed -= max(other.peak_bytes - search.capacity, *(c.nbytes for c in copies), 1)
-
-    @cached_property
-    def _lives(self) -> Lives:
-        """Lifetimes of the graph problem's values, as positions in the joint graph.
-
-        For each value: where it is computed, its last use in forward, and its first and last use in backward.
-        """
-        begin, first, last = self._schedules.uses()
-        state, lowered = self.state, self.lowered
-        index, owner, required = state.index, state.storages.owner, state.roles.required_forward
-        runs = self._schedules.step.of_name
-        ready = [-1] * len(index)
-        for i in range(len(index) - 1, -1, -1):
-            if required[i] and index.nodes[i].name in runs:
-                for j in (i, *index.inputs[i]):
-                    ready[j] = max(ready[j], i)
-            # A use of a view is a use of its base, too.
-            for j in index.inputs[i]:
-                if owner[i] == owner[j]:
-                    ready[j] = max(ready[j], ready[i])
-        for i in range(len(index)):
-            ready[owner[i]] = max(ready[owner[i]], ready[i])
-        return Lives(
-            begin=begin, ready=[ready[p] for p in lowered.position], first=first, last=last
-        )
 
     # ---- from a choice to a decision ------------------------------------------------------------------
     def _placed(

@@ -33,14 +33,14 @@ def step(program: Any, options: dict[str, Any]) -> tuple[list[torch.Tensor], lis
     torch._dynamo.reset()
     run, tensors = program
     made: list[remat.Plan] = []
-    replans = budget_loop._plans_again
+    replans = budget_loop.plans_again
 
-    def observed(partition: Any, known: Any) -> bool:
-        made.append(partition.made)
-        return replans(partition, known)
+    def observed(planned: Any, known: Any) -> tuple[bool, str]:
+        made.append(planned.plan)
+        return replans(planned, known)
 
     compiled = torch.compile(run, backend="remat", options=options)
-    with mock.patch.object(budget_loop, "_plans_again", observed):
+    with mock.patch.object(budget_loop, "plans_again", observed):
         gradients = torch.autograd.grad(compiled(), tensors, allow_unused=True)
     return [g for g in gradients if g is not None], made or [remat.plans()[-1]]
 

@@ -131,6 +131,7 @@ def test_a_command_takes_help_and_default_from_the_record(
         "EstimatedSearch",
         "Fitting",
         "_search_near",
+        "StepPartition",
     ],
 )
 def test_a_name_that_was_replaced_stays_away(name: str) -> None:

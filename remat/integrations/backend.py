@@ -10,6 +10,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -20,24 +21,17 @@ from remat.arguments import BUDGET, COST, SOLVER, passes_on
 from remat.errors import BudgetWarning, ProblemError, RematError, did_you_mean, warn
 from remat.graph.capture import LOWERINGS
 from remat.graph.capture_errors import name_plain_failure
-from remat.graph.joint import JointGraph, copy_module
+from remat.graph.joint import copy_module
 from remat.graph.tangents import layouts_of_tangents
-from remat.integrations.budget_loop import CompiledBudget, compile_within_budget
+from remat.integrations.budget_loop import compile_within_budget
 from remat.integrations.compile_progress import CompileProgress
-from remat.integrations.partitioner import (
-    Partitioner,
-    PartitionerOptions,
-    StepPartition,
-    code_of,
-    name_of,
-)
+from remat.integrations.partitioner import Partitioner, PartitionerOptions
+from remat.integrations.stages import Arrived, Compiled, Modules, Planned
 from remat.integrations.step_guards import at_declared_sizes
 from remat.integrations.step_wrapper import wrap_step
+from remat.integrations.traced_graph import code_of, name_of
 from remat.options import CostOption, SolverOption
-from remat.passes.ranks.agree_ranks import AgreeRanks
-from remat.planning.plan import Plan
 from remat.planning.planner import plan_graph
-from remat.planning.request import PlanRequest
 from remat.units import AnyBudget
 
 _LOCK = threading.Lock()
@@ -142,39 +136,38 @@ class Backend:
             raise _for_dynamo(error) from None
 
     def _compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        partition, known = self._partition, CompiledBudget()
-        lower = partition.lower
-        step = StepPartition(partition, _plan if lower == "eager" else known.plan, watched=True)
-        step.join(gm, example_inputs)
+        partition, lower = self._partition, self._partition.lower
+        progress = CompileProgress(name_of(gm))
+        arrived = Arrived.of(partition, gm, example_inputs, progress.stage)
         with (
-            CompileProgress(name_of(gm)) as step.progress,
+            progress,
             at_declared_sizes(example_inputs, in_bytes=partition.in_bytes),
             torch_compat.functorch_config.patch(layouts_of_tangents(gm.graph)),
         ):
             try:
                 if lower == "eager":
-                    compiled = _compile_eager(gm, example_inputs, step)
+                    compiled = _compile_eager(arrived, gm, example_inputs)
                 else:
                     compiled = compile_within_budget(
-                        step, known, gm, example_inputs, dict(self._patches)
+                        arrived, gm, example_inputs, dict(self._patches)
                     )
             except Exception as error:
                 name_plain_failure(error, gm, example_inputs, lower)
                 raise
+            planned = compiled.planned
             # `remat.plans` promises the plan's modules as long as the compiled step lives. An attribute of the
             # innermost function keeps the modules alive, because Dynamo drops wrappers.
             with contextlib.suppress(AttributeError):
-                torch_compat.innermost_fn(compiled).partitioned = self, step  # type: ignore[attr-defined]
-            made = step.made
-            if made is None:
-                _warn_of_traced_backward(gm, step)
-                return compiled
-            step.check_host()
-            look = step.finish(_traced_inputs(gm, example_inputs))
-            step.progress.finish(made)
-            count = step.count_runs(gm, example_inputs)
+                torch_compat.innermost_fn(compiled.run).partitioned = self, planned  # type: ignore[attr-defined]
+            if planned is None:
+                _warn_of_traced_backward(gm, partition)
+                return compiled.run
+            planned.check_host()
+            look = planned.finish(_traced_inputs(gm, example_inputs))
+            progress.finish(planned.plan)
+            count = planned.count_runs(gm, example_inputs)
             return wrap_step(
-                compiled, made, by_inductor=lower == "inductor", count=count, look=look
+                compiled.run, planned.plan, by_inductor=lower == "inductor", count=count, look=look
             )
 
 
@@ -251,8 +244,8 @@ def backend(
             to run them uncompiled.
         mode: a mode of Inductor, such as ``"max-autotune"``.
         options: options of `remat.options.PlanOptions`, except ``count_outputs`` and ``isolation``;
-            options of `remat.integrations.partitioner.Partitioner`; and options of Inductor, as in
-            `torch.compile`.
+            options of `remat.integrations.partition_options.PartitionOptions`; and options of
+            Inductor, as in `torch.compile`.
 
     Raises:
         RematError: an option is invalid. This function raises the error, not the first
@@ -312,23 +305,29 @@ def _check_inductor(options: Mapping[str, Any]) -> None:
             raise ProblemError(f"option {name!r} of Inductor is {value!r}; expected True or False")
 
 
-def _plan(joint: JointGraph, request: PlanRequest, agree: AgreeRanks | None) -> Plan:
-    return plan_graph(joint, request, in_place=True, agree=agree)
-
-
-def _compile_eager(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], step: StepPartition
-) -> Callable[..., Any]:
+def _compile_eager(arrived: Arrived, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
     """Partition a graph, and return a function that runs its forward and backward graph uncompiled."""
+    planned: list[Planned] = []
+
+    def partition(
+        module: fx.GraphModule, joint_inputs: Sequence[Any], **convention: Any
+    ) -> Modules:
+        own, modules = arrived.partition(
+            module, joint_inputs, partial(plan_graph, in_place=True), **convention
+        )
+        planned.extend([] if own is None else [own])
+        return modules
+
     compiled = torch_compat.aot_autograd(
         fw_compiler=lambda module, _: _boxed(module),
-        partition_fn=step,
+        partition_fn=partition,
         keep_inference_input_mutations=True,
     )
-    return compiled(gm, example_inputs)
+    run = compiled(gm, example_inputs)
+    return Compiled(planned=planned[0] if planned else None, run=run)
 
 
-def _warn_of_traced_backward(gm: fx.GraphModule, step: StepPartition) -> None:
+def _warn_of_traced_backward(gm: fx.GraphModule, partition: Partitioner) -> None:
     """Warn that an unplanned graph runs backward itself, as under Dynamo's option ``trace_autograd_ops``.
 
     AOTAutograd does not partition such a graph, because autograd runs no part of it later. The
@@ -336,19 +335,18 @@ def _warn_of_traced_backward(gm: fx.GraphModule, step: StepPartition) -> None:
 
     Args:
         gm: the graph from Dynamo.
-        step: the compilation, without a plan.
+        partition: the options, with the record of the functions that a warning has named.
     """
     modules = [m for m in gm.modules() if isinstance(m, fx.GraphModule)]
     targets = {node.target for m in modules for node in m.graph.nodes}
     name = torch_compat.traced_frame()[0]
     key = f"{name} {code_of('')}"
-    if key in step.graphs.unplanned or targets.isdisjoint(
-        (torch.autograd.grad, torch_compat.functorch_grad)
-    ):
+    unplanned, asked = partition.graphs.unplanned, partition.request
+    if key in unplanned or targets.isdisjoint((torch.autograd.grad, torch_compat.functorch_grad)):
         return
-    step.graphs.unplanned.add(key)
+    unplanned.add(key)
     warn(
-        f"'{name or name_of(gm)}' runs without a plan, and its budget {step.asked.budget.label} is not held: it computes "
+        f"'{name or name_of(gm)}' runs without a plan, and its budget {asked.budget.label} is not held: it computes "
         "gradients itself, so forward and backward are one graph, which cannot be partitioned. Compile only the model "
         "or the loss, and call backward() or torch.autograd.grad outside of the compiled function",
         BudgetWarning,

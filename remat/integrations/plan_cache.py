@@ -28,6 +28,7 @@ from remat.graph.storages import SYMBOLIC, numbers_of, planned_sizes, sizes_at
 from remat.graph.text import parse_joint, print_joint
 from remat.graph.text.values import has_numbers
 from remat.integrations.compiled_memory import read_timeline
+from remat.integrations.traced_graph import parameters_of
 from remat.passes.packing.pairs import HooksWarning
 from remat.planning.plan import Plan
 from remat.planning.planner import plan_graph
@@ -112,6 +113,14 @@ def repeated(warned: Sequence[Warned]) -> tuple[tuple[str, str], ...]:
     """
     names = {kind: name for name, kind in _REPEATED.items()}
     return tuple((names[kind], text) for text, kind in warned if kind in names)
+
+
+def record_of(joint: JointGraph) -> CachedPlan | None:
+    """Return the record of a joint graph that is not planned yet; None if no text represents the graph."""
+    text = text_of(joint)
+    if not text:
+        return None
+    return CachedPlan(joint=text, parameters=parameters_of(joint), operators=operators_of(joint))
 
 
 def keep(keys: Sequence[str], record: CachedPlan) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -536,6 +536,9 @@ def _storage(value: torch.Tensor) -> tuple[int, int]:
         return 0, 0
 
 
+#: Type of a callback that counts a run of a graph. The callback gets the arguments and the outputs of the run, and the
+#: node of autograd's graph that will run backward.
+CountRun = Callable[[Sequence[Any], Sequence[Any], Any], None]
 _LOCK = threading.Lock()
 _TALLIES: dict[int, StepTally] = {}
 

@@ -17,6 +17,7 @@ import torch
 from remat import torch_compat
 from remat.errors import RereadError
 from remat.integrations.step_guards import Look
+from remat.integrations.step_tally import CountRun
 from remat.integrations.workarounds import allow_keeping_the_graph
 from remat.planning.plan import Plan
 
@@ -26,7 +27,7 @@ def wrap_step(
     made: Plan,
     *,
     by_inductor: bool,
-    count: Callable[[Sequence[Any], Sequence[Any], Any], None] | None,
+    count: CountRun | None,
     look: Look | None,
 ) -> Callable[..., Any]:
     """Wrap a compiled step to allow ``retain_graph=True``, and to detect writes to its outputs.

@@ -341,11 +341,9 @@ class Planner:
         Args:
             before: the search on an earlier trace of the step, whose candidates are kept if the graph is equal.
         """
-        if before is not None:
-            return before.moved(self.search)
         # If the number of chunks was chosen, ratio 1 stands for the step without chunks.
         most = 0 if self._ends is None else self.baseline.expected_bytes
-        return CompiledSearch(self.search, most)
+        return CompiledSearch(self.search, most, before)
 
     def limit_of(self, budget: Budget) -> int:
         """Return the peak in bytes that a budget on the peak stands for."""

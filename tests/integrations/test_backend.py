@@ -17,6 +17,7 @@ from remat import torch_compat
 from remat.errors import BudgetError, BudgetWarning, ProblemError
 from remat.integrations import compile_progress
 from remat.integrations.compile_progress import CompileProgress
+from remat.integrations.stages import Compiled
 
 
 @pytest.fixture
@@ -101,9 +102,9 @@ def test_settings_of_inductor_and_modes_reach_inductor(
 
     given: list[dict[str, Any]] = []
 
-    def compile_none(step: Any, known: Any, gm: Any, inputs: Any, patches: Any) -> Any:
+    def compile_none(arrived: Any, gm: Any, inputs: Any, patches: Any) -> Any:
         given.append(patches)
-        return gm.forward
+        return Compiled(planned=None, run=gm.forward)
 
     monkeypatch.setattr(backend, "compile_within_budget", compile_none)
     made = remat.backend(budget=0.5, mode="max-autotune-no-cudagraphs", epilogue_fusion=False)

@@ -12,7 +12,7 @@ import torch
 
 import remat
 from remat.errors import BudgetError, BudgetWarning
-from remat.integrations.budget_loop import CompiledBudget, warn_of_saved
+from remat.integrations.compiled_budget import CompiledBudget, warn_of_saved
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
 from remat.planning.search.compiled import CompiledSearch
@@ -54,7 +54,7 @@ class Compiler:
         peaks = []
         again = True
         while again:
-            made = self.compiled(known.plan(self._joint.copy(), request, None))
+            made = self.compiled(known.plan(self._joint.copy(), request, agree=None))
             peaks.append(made.peak_bytes)
             assert made.asked == request.budget
             again = known.replans(made, request)
@@ -129,12 +129,12 @@ def test_a_step_from_a_cache_is_known_as_where_it_was_compiled(joint: remat.Join
     """The next compilation then has the same key, so that it comes from the cache too."""
     request = PlanRequest.of(budget=remat.Peak(40_000), solver="greedy")
     here, elsewhere = CompiledBudget(), CompiledBudget()
-    made = Compiler(joint, 0).compiled(here.plan(joint.copy(), request, None))
+    made = Compiler(joint, 0).compiled(here.plan(joint.copy(), request, agree=None))
     assert here.replans(made, request)
     assert elsewhere.replans(made, request)
     assert elsewhere.key == here.key
     for known in (here, elsewhere):  # only the first has candidates from its last search
-        assert known.plan(joint.copy(), request, None).decision != made.decision
+        assert known.plan(joint.copy(), request, agree=None).decision != made.decision
 
 
 def test_a_refusal_of_one_of_several_graphs_names_no_budget(joint: remat.JointGraph) -> None:
@@ -143,7 +143,7 @@ def test_a_refusal_of_one_of_several_graphs_names_no_budget(joint: remat.JointGr
     known, compiler = CompiledBudget(), Compiler(joint, 6)
     text, without = "", 0
     while not text:
-        made = compiler.compiled(known.plan(joint.copy(), request, None))
+        made = compiler.compiled(known.plan(joint.copy(), request, agree=None))
         without = made.without_expected_bytes
         try:
             assert known.replans(made, replace(request, of_several=True))

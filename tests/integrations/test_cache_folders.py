@@ -20,9 +20,11 @@ from remat.errors import ProblemError
 from remat.graph.costs import CostWarning
 from remat.graph.costs import store as stores
 from remat.integrations import plan_cache
-from remat.integrations.budget_loop import Attempt, CompiledBudget
-from remat.integrations.partitioner import Partitioner, StepPartition
+from remat.integrations.budget_loop import Attempt
+from remat.integrations.compiled_budget import CompiledBudget
+from remat.integrations.partitioner import Partitioner
 from remat.integrations.plan_cache import CachedPlan
+from remat.integrations.stages import Arrived
 from remat.passes.instruments.reproducer import folder_for
 from remat.planning.experiment_table import Sweep
 
@@ -128,9 +130,9 @@ def test_what_is_wrong_with_a_folder_is_not_kept_with_a_step(
     """Another process that finds the step has a folder of its own."""
     folder.write_text("no folder")
     joint = remat.capture(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), (torch.ones(2, 4),))
-    known = CompiledBudget()
-    step = StepPartition(Partitioner(budget=0.0, cost="profile"), known.plan, watched=True)
-    attempt = Attempt(step, known, whole=True, traces="")
+    options = Partitioner(budget=0.0, cost="profile")
+    step = Arrived(options=options, known=frozenset(), watched=True)
+    attempt = Attempt(step, CompiledBudget(), whole=True, traces="")
     with pytest.warns(CostWarning, match="cannot be used"):
         attempt(joint.graph_module, [None], num_fwd_outputs=joint.num_fwd_outputs)
     assert attempt.record is not None

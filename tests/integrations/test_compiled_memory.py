@@ -236,11 +236,11 @@ def test_estimates_know_what_operators_take_inside(
 ) -> None:
     made = []
 
-    def ended(step: Any, known: Any) -> bool:
-        made.append(step.made)
+    def ended(planned: Any, known: Any) -> bool:
+        made.append(planned.plan)
         raise _Planned
 
-    monkeypatch.setattr(budget_loop, "_plans_again", ended)
+    monkeypatch.setattr(budget_loop, "plans_again", ended)
     run, _ = PROGRAMS[name]()
     with pytest.raises(_Planned), torch._functorch.config.patch(enable_autograd_cache=False):
         torch.compile(run, backend="remat")()

@@ -8,6 +8,7 @@ import pickle
 import shutil
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from torch._dynamo.utils import counters
 import remat
 from remat.errors import BudgetWarning, Warned
 from remat.graph.ops import default_taxonomy
-from remat.integrations import budget_loop, plan_cache
-from remat.integrations import partitioner as partitioning
-from remat.integrations.budget_loop import Attempt, CompiledBudget
-from remat.integrations.partitioner import Partitioner, StepPartition
+from remat.integrations import compiled_budget, partition_options, plan_cache
+from remat.integrations.budget_loop import Attempt, restore
+from remat.integrations.compiled_budget import CompiledBudget
+from remat.integrations.partitioner import Partitioner
 from remat.integrations.plan_cache import CachedPlan, traces_of
+from remat.integrations.stages import Arrived
 from remat.integrations.workarounds import GeneratedCode
 from remat.passes.packing.pairs import HooksWarning
 from remat.planning.search.compiled import CompiledSearch
@@ -67,9 +69,9 @@ def step(
     return [g.clone() for g in found], plan
 
 
-def step_of(**options: Any) -> StepPartition:
+def step_of(**options: Any) -> Arrived:
     """A step as the backend has it before it is planned."""
-    return StepPartition(Partitioner(**options), CompiledBudget().plan, watched=True)
+    return Arrived(options=Partitioner(**options), known=frozenset(), watched=True)
 
 
 def hits() -> int:
@@ -99,8 +101,8 @@ def test_cached_steps_above_their_budget_compile_no_kernels(
     )
 
     def again(self: CompiledBudget, *_: Any, **__: Any) -> bool:
-        self.times += 1
-        self.excess += 1  # part of the key of the next compilation
+        self.rounds[0].times += 1
+        self.rounds[0].excess += 1  # part of the key of the next compilation
         return self.times < 2
 
     monkeypatch.setattr(CompiledBudget, "replans", again)
@@ -157,12 +159,12 @@ def test_a_step_whose_share_of_the_peak_was_not_held_is_planned_again_by_all(
         planned.append(len(self.search.pool))
         return search(self, *args, **kwargs)
 
-    def taken(self: CompiledBudget, made: remat.Plan, request: Any) -> tuple[int, int]:
-        over = self._limit and not self.times
+    def taken(made: remat.Plan, request: Any) -> tuple[int, int]:
+        over = len(planned) == 1
         return (made.predicted_peak_bytes + 1, made.predicted_peak_bytes) if over else (0, 0)
 
     monkeypatch.setattr(CompiledSearch, "within", searched)
-    monkeypatch.setattr(CompiledBudget, "_taken", taken)
+    monkeypatch.setattr(compiled_budget, "compiled_bytes", taken)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh())
     x = torch.randn(16, 32)
@@ -261,7 +263,7 @@ def test_a_solver_that_nobody_knows_is_of_this_process_and_compiled_graphs_have_
 
 
 def test_ranks_that_are_to_agree_plan_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partitioning, "other_ranks", object)
+    monkeypatch.setattr(partition_options, "other_ranks", object)
     assert not Partitioner().keeps_steps
     assert Partitioner(rank_wait_s=None).keeps_steps
 
@@ -304,7 +306,7 @@ def test_warnings_that_concern_later_processes_are_told_again() -> None:
     joint = remat.capture(nn.Linear(4, 4), (torch.randn(2, 4),), lower="eager")
     kept = CachedPlan(plan=remat.plan(joint).to_json(), warnings=plan_cache.repeated(warned))
     with pytest.warns(UserWarning, match="high|eager") as told:
-        budget_loop.restore(step_of(budget=0.5), torch.fx.symbolic_trace(nn.Tanh()), kept)
+        restore(step_of(budget=0.5), torch.fx.symbolic_trace(nn.Tanh()), kept)
     assert [(str(w.message), w.category) for w in told] == [warned[0], warned[2]]
 
 
@@ -316,10 +318,10 @@ def test_a_second_graph_is_one_in_the_cache_too() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", BudgetWarning)
         for _ in range(2):
-            budget_loop.restore(step, gm, CachedPlan(plan=plan.to_json()))
+            restore(step, gm, CachedPlan(plan=plan.to_json()))
     other = plan.to_json().replace(plan.fingerprint, "0" * 64)
     with pytest.warns(BudgetWarning, match="a second graph"):
-        budget_loop.restore(step, gm, CachedPlan(plan=other))
+        restore(step, gm, CachedPlan(plan=other))
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"version": 2, "digest": "0", "kept": "{}"}'])
@@ -359,11 +361,11 @@ def test_operators_that_are_no_longer_what_they_were_are_not_there(cache: Path) 
 def test_what_other_graphs_of_the_step_hold_and_a_budget_that_was_given_up_are_in_the_key() -> None:
     step, known = step_of(budget=remat.Peak("1GiB")), CompiledBudget()
     keys = {Attempt(step, known, whole=True, traces="").uuid()}
-    step.beside = (1, 4096)
+    step = replace(step, runs_beside=1, bytes_beside=4096)
     keys.add(Attempt(step, known, whole=True, traces="").uuid())
-    step.over = "no plan is within it"
+    step = replace(step, over="no plan is within it")
     keys.add(Attempt(step, known, whole=True, traces="").uuid())
     keys.add(Attempt(step, known, whole=True, traces="lines").uuid())
-    known.excess = 1
+    known.rounds[0].excess = 1
     keys.add(Attempt(step, known, whole=True, traces="").uuid())
     assert len(keys) == 5

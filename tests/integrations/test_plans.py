@@ -16,7 +16,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import remat
 from remat.errors import PlanError, record_warnings, warn
-from remat.integrations import backend, budget_loop, partitioner, plan_log
+from remat.integrations import backend, budget_loop, plan_log, stages
 
 # Importing Inductor imports a deprecated corner of torch.jit.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -68,7 +68,7 @@ def test_modules_of_a_plan_and_options_go_with_the_last_step(lower: str) -> None
     ("lower", "module", "fails"),
     [
         ("eager", backend, "_boxed"),
-        ("eager", partitioner, "guard_sizes"),
+        ("eager", stages, "guard_sizes"),
         ("inductor", budget_loop, "compile_graph"),
     ],
 )

@@ -47,7 +47,7 @@ def breaking(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
             again.target = torch.ops.aten.cos.default
         backward.recompile()
 
-    monkeypatch.setattr("remat.integrations.partitioner.add_checks", add)
+    monkeypatch.setattr("remat.integrations.stages.add_checks", add)
 
 
 @pytest.mark.parametrize("lower", ["eager", "inductor"])

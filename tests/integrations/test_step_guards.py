@@ -371,7 +371,7 @@ def test_a_refusal_says_what_a_size_that_the_data_tells_counts_as(
 @pytest.mark.parametrize(
     ("by", "lower"), [("saved", "eager"), ("peak", "eager"), ("peak", "inductor")]
 )
-@pytest.mark.filterwarnings("ignore::remat.integrations.partitioner.BudgetWarning")
+@pytest.mark.filterwarnings("ignore::remat.errors.BudgetWarning")
 def test_sizes_that_the_data_tells_are_looked_at(by: str, lower: str) -> None:
     saved = by == "saved"
     budget = Budget(nbytes=1_500_000) if saved else remat.Peak(2_000_000)

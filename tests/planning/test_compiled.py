@@ -10,9 +10,8 @@ import torch
 import remat
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
-from remat.planning.search import compiled
 from remat.planning.search.candidates import Candidate
-from remat.planning.search.compiled import CompiledSearch, beside_least, without_gaps
+from remat.planning.search.compiled import CompiledRound, CompiledSearch, beside_least, without_gaps
 from remat.planning.search.pool import CandidatePool
 from remat.planning.search.proposals import at_more_saved_bytes, search_of
 from remat.units import Budget
@@ -69,8 +68,7 @@ def test_the_last_plan_is_unlike_those_that_are_far_above_what_was_expected(
     near, far = (
         anew(planner).within(
             Budget(peak_bytes=limit),
-            compiled=dict.fromkeys((first.decision, lowest.decision), compiled),
-            last=True,
+            CompiledRound(dict.fromkeys((first.decision, lowest.decision), compiled), times=3),
         )
         for compiled in (limit + 1, 2 * limit)
     )
@@ -86,18 +84,19 @@ def test_a_search_goes_on_for_an_equal_graph_and_starts_anew_for_another(
     search, first = half
     limit = search.limit or 0
     joint, mine = planner.context.state.joint, planner.context.fingerprint
-    again = search.moved(Planner.of(joint, planner.context.request, fingerprint=mine).search)
+    traced = Planner.of(joint, planner.context.request, fingerprint=mine)
+    again = CompiledSearch(traced.search, before=search)
     assert [d.decision for d in again.search.pool] == [d.decision for d in search.search.pool]
     excess = limit // 50
     compiled = {first.decision: limit + excess}
-    other = again.within(Budget(peak_share=0.5), excess=excess, compiled=compiled)
+    other = again.within(Budget(peak_share=0.5), CompiledRound(compiled, excess=excess))
     assert again.limit == limit, "what a ratio stands for stays"
     assert other.lowered is again.search.context.lowered
     assert again.search.measures.estimated(other) <= limit - excess
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     joint = remat.capture(model, (torch.randn(4, 8),), lower="inductor")
     other_graph = Planner.of(joint, planner.context.request).search
-    assert not len(search.moved(other_graph).search.pool)
+    assert not len(CompiledSearch(other_graph, before=search).search.pool)
 
 
 def test_solvers_are_asked_where_a_search_ends_far_below_the_peak(
@@ -145,7 +144,7 @@ def test_budget_1_is_compiled_first_where_its_estimate_may_be_too_high(planner: 
     first = search.within(Budget(peak_bytes=limit))
     assert first.decision == planner.search.decisions.full.decision
     compiled = {first.decision: limit + 1}
-    other = search.within(Budget(peak_bytes=limit), excess=1, compiled=compiled)
+    other = search.within(Budget(peak_bytes=limit), CompiledRound(compiled, excess=1))
     assert planner.search.measures.estimated(other) <= limit - limit // 50
     far = anew(planner).within(Budget(peak_bytes=limit * 9 // 10))
     assert far.decision != planner.search.decisions.full.decision
@@ -162,7 +161,7 @@ def of_two(
     monkeypatch.setattr(measures, "estimated", lambda d: at.get(d.saved, 5000))
     monkeypatch.setattr(search, "_aim", lambda *_: True)
     monkeypatch.setattr(search, "try_around", lambda *_: None)
-    monkeypatch.setattr(compiled, "input_bytes", lambda _: 0)
+    search.input_bytes = 0
     return search, some
 
 

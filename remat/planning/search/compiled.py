@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 
 from remat.errors import BudgetError
-from remat.graph.joint import JointGraph, Role, role_of
+from remat.graph.joint import Role, role_of
 from remat.graph.lowering import Decision
 from remat.graph.storages import Sizes
 from remat.planning.plan_text import learned_text
@@ -25,6 +26,36 @@ from remat.planning.search.search import Search
 from remat.units import Budget, bytes_of_share, format_bytes
 
 
+@dataclass(slots=True)
+class CompiledRound:
+    """Compilations of one step under one budget, each of which exceeded the budget.
+
+    Attributes:
+        peaks: compiled peak in bytes of each decision: what is saved, and in which order nodes run.
+        limit: bytes that the budget allowed the last compiled step.
+        excess: margin in bytes by which the next plan must be below the budget. Under a budget on the peak, it is
+            five quarters of the compiled peak minus the estimated peak, and at least twice the last margin. Under a
+            budget on saved bytes, it is the number of bytes that the compiled step saves more than was planned.
+        times: how often the step was planned again.
+        search: the search that found the last plan; it has the pool of candidates. None if no plan was searched.
+    """
+
+    peaks: dict[Decision, int] = field(default_factory=dict)
+    limit: int = 0
+    excess: int = 0
+    times: int = 0
+    search: CompiledSearch | None = None
+
+    def is_last(self, budget: Budget) -> bool:
+        """Return whether the round ends with the next compilation.
+
+        Args:
+            budget: the budget of the round.
+        """
+        effort = DEFAULT.compiling
+        return self.times >= (effort.replans if budget.peak_share is None else effort.of_ratio)
+
+
 class CompiledSearch:
     """Candidates of one graph under a budget on the peak of fused code, some of which were compiled.
 
@@ -33,40 +64,32 @@ class CompiledSearch:
     Args:
         search: the search for candidates; its pool holds all of them.
         most: least number of bytes that ratio 1 stands for: the estimated peak of the step without chunks.
+        before: the search on an earlier trace of the step; each compilation traces it anew. If graphs and options are
+            equal, the candidates of that search are kept.
 
     Attributes:
         search: the search for candidates.
         limit: the peak in bytes that a ratio stands for; None until it is computed.
     """
 
-    def __init__(self, search: Search, most: int = 0) -> None:
+    def __init__(self, search: Search, most: int = 0, before: CompiledSearch | None = None) -> None:
         self.search, self._context = search, search.context
         self._expected, self._most = search.measures.estimated, most
-        self.limit: int | None = None
+        keeps = before is not None and search.adopt(before.search)
+        self.limit: int | None = before.limit if before is not None and keeps else None
 
-    def moved(self, search: Search) -> CompiledSearch:
-        """Return a search on another trace of the step; each compilation traces it anew.
+    @cached_property
+    def input_bytes(self) -> int:
+        """Bytes of parameters, buffers and inputs, which are alive throughout the step."""
+        joint = self._context.state.joint
+        inputs = [n for n in joint.graph.find_nodes(op="placeholder") if role_of(n) is Role.PRIMAL]
+        return sum(Sizes(joint.memories).of_all(inputs).values())
 
-        If graphs and options are equal, the returned search keeps the candidates found so far. Else it starts without
-        candidates.
-        """
-        new = CompiledSearch(search, self._most)
-        if search.adopt(self.search):
-            new.limit = self.limit
-        return new
-
-    def within(
-        self,
-        budget: Budget,
-        *,
-        excess: int = 0,
-        compiled: Mapping[Decision, int] | None = None,
-        last: bool = False,
-    ) -> Candidate:
+    def within(self, budget: Budget, done: CompiledRound | None = None) -> Candidate:
         """Search for decisions, and choose the cheapest one whose peak is within a budget.
 
         The peak of a decision is its compiled peak if it was compiled, else its estimated peak. An estimate may
-        be wrong, so the caller compiles the decision, and calls again with the compiled peak in ``compiled``. The
+        be wrong, so the caller compiles the decision, and calls again with the compiled peak in ``done``. The
         decision for budget 1 saves no more than the runtime-optimal partition (the minimum cut that recomputes only
         cheap operators).
 
@@ -87,7 +110,7 @@ class CompiledSearch:
            and under a budget in bytes, only decisions with estimated peaks within the budget count here.
         3. The decision with the least peak.
 
-        ``last`` is set for the last decision that the caller compiles. Two further rules then come before those
+        After the last decision of a round, the caller compiles no other. Two further rules then come before those
         above; they choose among the decisions that were not compiled. If all compiled peaks exceed the budget by more
         than a tenth, estimates say little about the step, so saved bytes count instead. Under a budget in bytes:
 
@@ -103,10 +126,7 @@ class CompiledSearch:
 
         Args:
             budget: a budget on the peak, in bytes or as a ratio.
-            excess: number of bytes by which an estimated peak must be below the budget, if these are more than 2 % of
-                the budget.
-            compiled: the compiled peak in bytes of each compiled decision; None: nothing was compiled yet.
-            last: whether the caller will compile no decision after this one.
+            done: the compilations so far; None: nothing was compiled yet.
 
         Returns:
             The candidate. The lower bound on the cost in its provenance is 0, because none is proven. Under a
@@ -115,8 +135,9 @@ class CompiledSearch:
         Raises:
             BudgetError: the budget is in bytes, and parameters and inputs alone exceed it.
         """
-        _refuse_less_than_inputs(self, budget)
-        known, context = compiled or {}, self._context
+        self._refuse_less_than_inputs(budget)
+        done, context = done or CompiledRound(), self._context
+        known, excess, last = done.peaks, done.excess, done.is_last(budget)
         in_bytes, offloads = budget.peak_bytes is not None, context.request.offload is not None
         limit = budget.peak_bytes if in_bytes else self.limit
         # The last decision under a budget in bytes is the one with the least estimated peak. `_aim` looks only for
@@ -148,7 +169,77 @@ class CompiledSearch:
             elif offloads:
                 self._offloading(limit - margin)
         assert limit is not None
-        return _unproven(_best(self, known, budget, limit, margin, last))
+        return _unproven(self._best(budget, done, limit, margin))
+
+    def _refuse_less_than_inputs(self, budget: Budget) -> None:
+        """Raise a BudgetError if a budget on the peak is in bytes and below the bytes of parameters and inputs.
+
+        The message names the least estimated peak, so the error costs one search.
+        """
+        given = self.input_bytes
+        if budget.peak_bytes is not None and budget.peak_bytes < given:
+            least, _ = self._explore()
+            raise BudgetError(
+                f"budget is a peak of {format_bytes(budget.peak_bytes)} ({budget.peak_bytes} bytes), which is infeasible: "
+                f"parameters and inputs alone take {format_bytes(given)} ({given} bytes). The least peak of any plan found is "
+                f"about {format_bytes(least)} ({least} bytes), estimated under Inductor; budget=remat.Peak(0.0) runs that plan"
+                + learned_text(self._context.state.index.nodes)
+            )
+
+    def _best(self, budget: Budget, done: CompiledRound, limit: int, margin: int) -> Candidate:
+        """Choose one of the candidates found, by the rules of `within`.
+
+        Args:
+            budget: the requested budget.
+            done: the compilations so far.
+            limit: the peak in bytes that the budget stands for.
+            margin: number of bytes by which an estimated peak must be below ``limit`` to count as within the budget.
+        """
+        known, last = done.peaks, done.is_last(budget)
+        pool, full, expected = self.search.pool, self.full, self.search.measures.estimated
+        more = int(ESTIMATED.negligible * self._context.step_cost)
+        lowest = min(known.values(), default=0)
+
+        def taken(found: Candidate) -> int:
+            return known.get(found.decision, expected(found))
+
+        def costs(found: Candidate) -> tuple[int, int]:
+            has_own_order = found.schedule is not None or found.decision.is_ordered
+            return found.cost + more * has_own_order, taken(found)
+
+        new = CandidatePool(pool.within(Limits(without=known)))
+        unlike = CandidatePool[Candidate]()
+        if last and lowest > limit + limit // DEFAULT.compiling.far:
+            # Estimates say little about this step, so prefer the decision that differs most from compiled ones.
+            below = limit if budget.peak_bytes else lowest
+            unlike.add(*new.within(Limits(peak_bytes=below, measure=expected)))
+        if last and budget.peak_bytes and not unlike and (least := new.cheapest(rank=expected)):
+            return least
+        fits = CandidatePool(new.within(Limits(peak_bytes=limit - margin, measure=expected)))
+        if not known:
+            # A plan that may have to be replaced is worth it if it costs half of one that most likely fits.
+            sure = fits.cheapest(rank=cost_of)
+            most = max(full.cost, sure.cost / 2) if sure else math.inf
+            maybe = new.within(Limits(peak_bytes=limit, cost=most, measure=expected))
+            fits = CandidatePool(maybe) if maybe else fits
+        fits.add(*(d for d in pool if known.get(d.decision, limit + 1) <= limit))
+        if known and (last or not fits) and full.decision not in known and expected(full) < lowest:
+            fits = CandidatePool(d for d in new if d.decision == full.decision) or fits
+        if unlike and (budget.peak_bytes or not fits):
+            found = unlike.cheapest(rank=lambda d: d.saved_bytes)
+        elif fits:
+            found = fits.cheapest(rank=costs)
+        elif known and budget.peak_bytes:
+            # Compiling a decision takes long, so a decision whose estimate exceeds the budget is not chosen.
+            likely = new.cheapest(Limits(peak_bytes=limit, measure=expected), taken)
+            compiled = (d for d in pool if d.decision in known)
+            found = (
+                likely or CandidatePool(compiled).cheapest(rank=taken) or new.cheapest(rank=taken)
+            )
+        else:
+            found = new.cheapest(rank=taken) or pool.cheapest(rank=taken)
+        assert found is not None, "the search has found candidates"
+        return found
 
     @property
     def full(self) -> Candidate:
@@ -243,7 +334,7 @@ class CompiledSearch:
         """
         search, limits = self.search, self._limits(wanted, known)
         search.add(search.decisions.allowed_full)
-        if wanted < input_bytes(self._context.state.joint):  # nor has any estimate
+        if wanted < self.input_bytes:  # nor has any estimate
             return False
         search.propose(limits)
         return search.pool.cheapest(limits, cost_of) is not None
@@ -306,87 +397,3 @@ def beside_least(at: Mapping[int, int]) -> list[int]:
     asked = sorted(at)
     k = min(range(len(asked)), key=lambda i: at[asked[i]])
     return [(a + b) // 2 for a, b in pairwise(asked[max(0, k - 1) : k + 2])]
-
-
-def input_bytes(joint: JointGraph) -> int:
-    """Return the bytes of a captured step's parameters, buffers and inputs, which are alive throughout the step."""
-    inputs = [n for n in joint.graph.find_nodes(op="placeholder") if role_of(n) is Role.PRIMAL]
-    return sum(Sizes(joint.memories).of_all(inputs).values())
-
-
-def _refuse_less_than_inputs(search: CompiledSearch, budget: Budget) -> None:
-    """Raise a BudgetError if a budget on the peak is in bytes and below the bytes of parameters and inputs.
-
-    The message names the least estimated peak, so the error costs one search.
-    """
-    given = input_bytes(search.search.context.state.joint)
-    if budget.peak_bytes is not None and budget.peak_bytes < given:
-        least, _ = search._explore()
-        raise BudgetError(
-            f"budget is a peak of {format_bytes(budget.peak_bytes)} ({budget.peak_bytes} bytes), which is infeasible: "
-            f"parameters and inputs alone take {format_bytes(given)} ({given} bytes). The least peak of any plan found is "
-            f"about {format_bytes(least)} ({least} bytes), estimated under Inductor; budget=remat.Peak(0.0) runs that plan"
-            + learned_text(search.search.context.state.index.nodes)
-        )
-
-
-def _best(
-    search: CompiledSearch,
-    known: Mapping[Decision, int],
-    budget: Budget,
-    limit: int,
-    margin: int,
-    last: bool,
-) -> Candidate:
-    """Choose one of the candidates found, by the rules of `CompiledSearch.within`.
-
-    Args:
-        search: the search, which holds the candidates.
-        known: the compiled peak in bytes of each compiled decision.
-        budget: the requested budget.
-        limit: the peak in bytes that the budget stands for.
-        margin: number of bytes by which an estimated peak must be below ``limit`` to count as within the budget.
-        last: whether the caller will compile no decision after this one.
-    """
-    pool, full, expected = search.search.pool, search.full, search.search.measures.estimated
-    more = int(ESTIMATED.negligible * search.search.context.step_cost)
-    lowest = min(known.values(), default=0)
-
-    def taken(found: Candidate) -> int:
-        return known.get(found.decision, expected(found))
-
-    def costs(found: Candidate) -> tuple[int, int]:
-        has_own_order = found.schedule is not None or found.decision.is_ordered
-        return found.cost + more * has_own_order, taken(found)
-
-    new = CandidatePool(pool.within(Limits(without=known)))
-    unlike = CandidatePool[Candidate]()
-    if last and lowest > limit + limit // DEFAULT.compiling.far:
-        # Estimates say little about this step, so prefer the decision that differs most from compiled ones.
-        below = limit if budget.peak_bytes else lowest
-        unlike.add(*new.within(Limits(peak_bytes=below, measure=expected)))
-    if last and budget.peak_bytes and not unlike and (least := new.cheapest(rank=expected)):
-        return least
-    fits = CandidatePool(new.within(Limits(peak_bytes=limit - margin, measure=expected)))
-    if not known:
-        # A plan that may have to be replaced is worth it if it costs half of one that most likely fits.
-        sure = fits.cheapest(rank=cost_of)
-        most = max(full.cost, sure.cost / 2) if sure else math.inf
-        maybe = new.within(Limits(peak_bytes=limit, cost=most, measure=expected))
-        fits = CandidatePool(maybe) if maybe else fits
-    fits.add(*(d for d in pool if known.get(d.decision, limit + 1) <= limit))
-    if known and (last or not fits) and full.decision not in known and expected(full) < lowest:
-        fits = CandidatePool(d for d in new if d.decision == full.decision) or fits
-    if unlike and (budget.peak_bytes or not fits):
-        found = unlike.cheapest(rank=lambda d: d.saved_bytes)
-    elif fits:
-        found = fits.cheapest(rank=costs)
-    elif known and budget.peak_bytes:
-        # Compiling a decision takes long, so a decision whose estimate exceeds the budget is not chosen.
-        likely = new.cheapest(Limits(peak_bytes=limit, measure=expected), taken)
-        compiled = (d for d in pool if d.decision in known)
-        found = likely or CandidatePool(compiled).cheapest(rank=taken) or new.cheapest(rank=taken)
-    else:
-        found = new.cheapest(rank=taken) or pool.cheapest(rank=taken)
-    assert found is not None, "the search has found candidates"
-    return found

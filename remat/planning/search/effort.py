@@ -164,6 +164,10 @@ class Compiling:
         far: compiled peaks are far above a limit if they exceed it by more than this part of it.
         margin: an estimated peak counts as within a budget if it is below it by this part of it.
         perhaps: budget 1 is compiled first if its estimated peak is at most this multiple of the budget.
+        replans: how often a step is planned again because the compiled step exceeds its budget.
+        of_ratio: the same for a ratio of the peak, which is met only approximately.
+        nearly: a ratio of the peak is met if the compiled peak is above the ratio's bytes by at most this part of them.
+        warned: if it is above them by more than this part, the user is warned.
     """
 
     gap: int = 16
@@ -171,6 +175,10 @@ class Compiling:
     far: int = 10
     margin: int = 50
     perhaps: float = 1.05
+    replans: int = 3
+    of_ratio: int = 2
+    nearly: int = 200
+    warned: int = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

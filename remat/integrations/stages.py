@@ -1,0 +1,509 @@
+"""The stages of a compilation: a graph has arrived, is planned, and is compiled."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Self
+
+from torch import fx
+
+from remat import torch_compat
+from remat.errors import BudgetError, BudgetWarning, Said, warn
+from remat.graph.collection import paused_collection
+from remat.graph.costs.auto import device_type_of, is_for_cpu
+from remat.graph.joint import JointGraph, copy_module, primals_of
+from remat.graph.policies import module_names, no_match
+from remat.graph.regions import is_region, split_region
+from remat.graph.roles import has_tangents
+from remat.graph.verify import Split, verify
+from remat.integrations import plan_log
+from remat.integrations.partition_options import PartitionOptions
+from remat.integrations.recompute_check import add_checks
+from remat.integrations.step_guards import Look, at_declared_sizes, guard_sizes
+from remat.integrations.step_tally import CountRun, GraphMemory, StepTally, tally_of
+from remat.integrations.traced_graph import code_of, joint_of, parameters_of
+from remat.integrations.workarounds import GeneratedCode
+from remat.passes.decide.policies import check_matched
+from remat.passes.instruments.reproducer import report
+from remat.planning.pipelines import modules_of, prepare, split
+from remat.planning.plan import Plan
+from remat.planning.request import PlanRequest
+from remat.units import Budget, format_bytes
+
+_LOG = logging.getLogger(__name__)
+
+#: A function that plans a joint graph in place. Its arguments are the graph, the options and, by name, ``agree``: the
+#: pass by which ranks agree on a decision; None if this rank decides alone.
+PlanGraph = Callable[..., Plan]
+#: Forward and backward graph.
+Modules = tuple[fx.GraphModule, fx.GraphModule]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Arrived:
+    """A graph that will be compiled, with what is known about its step.
+
+    Attributes:
+        options: the options of the partitioner or backend.
+        known: identities of the graphs that were planned before this compilation; see
+            `CompiledGraphs.planned`.
+        stage: called with the name of each stage of the compilation, such as ``"planning"``.
+        watched: whether the backend checks each run of the step: its sizes, and whether the user
+            has written to its outputs.
+        tally: the object that counts the bytes of all graphs of the step; None unless the budget is
+            a peak in bytes.
+        runs_beside: number of runs of the step's other graphs, from `StepTally.runs`.
+        bytes_beside: bytes that these graphs have alive. Planning subtracts these bytes from a
+            budget that is a peak in bytes.
+        ends_frame: whether the user's function ends with this graph; False at a graph break.
+        is_part: whether the step is known to have other graphs.
+        over: text that says why the budget cannot be met, if an earlier compilation has found that
+            out and the step runs nevertheless; else empty.
+    """
+
+    options: PartitionOptions
+    known: frozenset[str]
+    stage: Callable[[str], None] = lambda _: None
+    watched: bool = False
+    tally: StepTally | None = None
+    runs_beside: int = 0
+    bytes_beside: int = 0
+    ends_frame: bool = True
+    is_part: bool = False
+    over: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        options: PartitionOptions,
+        gm: fx.GraphModule,
+        inputs: Sequence[Any],
+        stage: Callable[[str], None],
+    ) -> Self:
+        """Return the stage of a graph from Dynamo, before it is compiled by a backend.
+
+        Args:
+            options: the options of the backend.
+            gm: the graph.
+            inputs: example inputs of the graph.
+            stage: called with the name of each stage of the compilation.
+        """
+        reason = getattr(gm, "compile_subgraph_reason", None)
+        ends_frame = not getattr(reason, "graph_break", False)
+        options.graphs.has_breaks |= not ends_frame
+        request, tally, runs, held = options.request, None, 0, 0
+        if request.decides and request.hooks is None and request.budget.peak_bytes is not None:
+            tally = tally_of(request.budget.peak_bytes)
+            runs, held = tally.runs, tally.beside(gm, inputs)
+        return cls(
+            options=options,
+            known=frozenset(options.graphs.planned),
+            stage=stage,
+            watched=True,
+            tally=tally,
+            runs_beside=runs,
+            bytes_beside=held,
+            ends_frame=ends_frame,
+            is_part=bool(held) or not ends_frame or torch_compat.resumes_after_break(),
+        )
+
+    def runs_again(self, kind: str) -> bool:
+        """Return whether code was compiled before this compilation.
+
+        Args:
+            kind: identity of the code and its parameters; see `code_of`.
+        """
+        return kind != "" and kind in self.known
+
+    def runs_anyway(self, kind: str) -> bool:
+        """Return whether a graph runs even if its budget in bytes cannot be met.
+
+        True for a recompilation, where an error would end a training that has begun. Also True if
+        other graphs of the step have memory alive. Always False with the option ``strict``, if the
+        budget is a ratio, and with a saved plan or the user's own pipeline.
+
+        Args:
+            kind: identity of the graph's code and parameters; see `code_of`.
+        """
+        asked = self.options.request
+        if self.options.strict or not asked.decides or not asked.budget.in_bytes:
+            return False
+        return self.runs_again(kind) or bool(self.bytes_beside)
+
+    def of_step(self, asked: PlanRequest) -> PlanRequest:
+        """Return options for this graph of the step: the budget is what the other graphs leave."""
+        if asked.decides:
+            asked = replace(asked, of_several=self.is_part)
+        if self.bytes_beside:
+            left = max(1, (asked.budget.peak_bytes or 0) - self.bytes_beside)
+            asked = replace(asked, budget=Budget(peak_bytes=left))
+        return asked
+
+    def partition(
+        self,
+        gm: fx.GraphModule,
+        joint_inputs: Sequence[object],
+        plan_graph: PlanGraph,
+        **convention: Any,
+    ) -> tuple[Planned | None, Modules]:
+        """Partition a joint graph into forward and backward graph; arguments and result as in `split`.
+
+        Args:
+            gm: the joint graph from AOTAutograd; it is changed.
+            joint_inputs: example inputs; empty for a nested region, which is partitioned without a
+                budget.
+            plan_graph: the function that plans.
+            convention: further arguments of AOTAutograd's ``partition_fn``; see `joint_of`.
+        """
+        if is_region(gm, joint_inputs):
+            return None, split_region(gm, **convention)
+        return self.split(joint_of(gm, self.options.lower, **convention), plan_graph)
+
+    def split(self, joint: JointGraph, plan_graph: PlanGraph) -> tuple[Planned | None, Modules]:
+        """Plan a graph in place.
+
+        Args:
+            joint: the joint graph.
+            plan_graph: the function that plans.
+
+        Returns:
+            The planned graph, and its forward and backward graphs. If nothing in the graph is
+            differentiable, the first is None.
+        """
+        primals = [node.meta.get("val") for node in primals_of(joint)]
+        asked, over = self.options.request, self.over
+        self.stage("planning")
+        try:
+            with at_declared_sizes(primals, in_bytes=self.options.in_bytes):
+                if not has_tangents(joint):
+                    return None, _split_unplanned(joint)
+                self._warn_of_uncounted(joint)
+                asked = self._request_for(joint)
+                kind = code_of(parameters_of(joint))  # before planning changes the graph
+                may_exceed = self.runs_anyway(kind)
+                if not over:
+                    try:
+                        trial = joint.copy() if may_exceed else joint
+                        plan = self._plan(trial, asked, plan_graph)
+                    except BudgetError as error:
+                        if not may_exceed:
+                            raise
+                        over = str(error)
+                if over:
+                    least = Budget(peak_share=0.0) if asked.budget.on_peak else Budget(share=0.0)
+                    asked = replace(asked, budget=least)
+                    plan = self._plan(joint, asked, plan_graph)
+                planned = Planned.of(self, plan, asked, kind, over)
+                # If watched, the backend calls `finish` after compilation, when the compiled bytes are known.
+                if not self.watched:
+                    planned.finish(primals)
+                return planned, planned.modules(joint)
+        except Exception as error:
+            report(error, joint, self.options.repro, lambda: _described(asked))
+            raise
+
+    def _plan(self, joint: JointGraph, asked: PlanRequest, plan_graph: PlanGraph) -> Plan:
+        agree = self.options.agree
+        if agree is not None and self.runs_beside:
+            # Equal graphs at different places of a step have different budgets left, so ranks agree per place.
+            agree = replace(
+                agree, asked=f"{agree.asked}, after {self.runs_beside} graphs of the step"
+            )
+        with paused_collection():
+            return plan_graph(joint, asked, agree=agree)
+
+    def _request_for(self, joint: JointGraph) -> PlanRequest:
+        """Return the options for a joint graph: its saved plan if it has one, and its part of the budget."""
+        asked, met = self.options.request, self.options.graphs.met
+        if asked.plan is not None:
+            fingerprint = joint.fingerprint
+            asked = asked.for_graph(joint, fingerprint, nth=met[fingerprint])
+            met[fingerprint] += 1
+        asked = self.of_step(asked)
+        if asked.policies and asked.plan is None:
+            self._match_policies(joint)
+            asked = replace(asked, has_matched=True)
+        return asked
+
+    def _match_policies(self, joint: JointGraph) -> None:
+        """Check that each pattern of the policies matches a module of the step.
+
+        In a step with graph breaks, a pattern that matches no module causes a warning instead of an
+        error.
+
+        Raises:
+            PlanError: a pattern matches no module, and the step has a single graph.
+        """
+        policies, graphs = self.options.request.policies, self.options.graphs
+        nodes = list(joint.graph.nodes)
+        missing = policies.unmatched(nodes)
+        graphs.matched.update(p.pattern for p in policies.given if p not in missing)
+        if not graphs.has_breaks:
+            check_matched(policies, [joint.graph], joint.name)
+        missing = [p for p in missing if p.pattern not in graphs.matched]
+        if missing and self.ends_frame:
+            graphs.matched.update(p.pattern for p in missing)  # warn once
+            warn(
+                f"{no_match(missing, module_names(nodes), joint.name)}. The step has graph breaks; no graph of it that "
+                "was compiled so far has such a module",
+                BudgetWarning,
+            )
+
+    def _warn_of_uncounted(self, joint: JointGraph) -> None:
+        """Warn if a budget on the peak in bytes does not cover workspaces of operators on a CPU.
+
+        A workspace is memory that an operator allocates internally. Peaks do not include workspaces
+        if the cost model is not for CPUs. There is no warning if Inductor compiles the graph.
+        """
+        asked = self.options.request
+        if not asked.decides or self.options.lower != "eager" or asked.budget.peak_bytes is None:
+            return
+        if device_type_of(joint) == "cpu" and not is_for_cpu(asked.cost.on(joint)):
+            warn(
+                f"budget {asked.budget.label} bounds the peak without what operators take beside their results: this "
+                f"step runs on a CPU, and cost model '{asked.cost}' is about none. Leave cost out, or give "
+                "cost='roofline:epyc', and it is counted",
+                BudgetWarning,
+            )
+
+
+def _split_unplanned(joint: JointGraph) -> Modules:
+    """Return forward and backward of a graph in which nothing is differentiable."""
+    state = split(prepare(joint, in_place=True))
+    forward, backward = modules_of(state)
+    verify(Split(joint=state.joint, forward=forward, backward=backward))
+    return forward, backward
+
+
+def _described(asked: PlanRequest) -> tuple[str, dict[str, Any], str]:
+    """Return the pipeline and the options of a planning, for a reproducer.
+
+    Returns:
+        A triple: the pipeline as text, the arguments of `remat.plan` by name, and a note. The pipeline
+        is empty if no single pipeline repeats the decision. The note may be empty.
+    """
+    note = ""
+    if asked.plan is not None:
+        note = "It was split by a saved plan, whose decision is not in here."
+    # Under a budget on the peak, planning compares many plans, which no single pipeline repeats.
+    searched = asked.budget.on_peak and asked.plan is None
+    return "" if searched else str(asked.as_pipeline()), asked.to_options(), note
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Planned:
+    """A graph with its plan; `of` records that the graph was planned.
+
+    Attributes:
+        arrived: the stage before.
+        plan: the plan, whose modules live as long as this object. Once the step is compiled, it has
+            the figures of the compiled code, if these are known.
+        request: the options that the graph was planned under.
+        kind: identity of the graph's code and parameters; see `code_of`.
+        over: text that says why the budget cannot be met, if the step runs nevertheless; else
+            empty.
+    """
+
+    arrived: Arrived
+    plan: Plan
+    request: PlanRequest
+    kind: str
+    over: str = ""
+
+    @classmethod
+    def of(
+        cls, arrived: Arrived, plan: Plan, request: PlanRequest, kind: str, over: str = ""
+    ) -> Self:
+        """Return the stage of a graph with a new plan or a plan from a cache; log and count the plan.
+
+        Args:
+            arrived: the stage before.
+            plan: the plan.
+            request: the options that the graph was planned under.
+            kind: identity of the graph's code and parameters.
+            over: text that says why the budget cannot be met.
+        """
+        if arrived.is_part and not plan.of_step:
+            plan = replace(plan, _of_step=_other_graphs(arrived))
+        planned = cls(arrived=arrived, plan=plan, request=request, kind=kind, over=over)
+        if request.decides:
+            planned._count()
+        _LOG.info(
+            "'%s' at budget %s: %s saved, peak %s (as planned; without remat is budget 1)",
+            plan.graph,
+            plan.asked.label,
+            format_bytes(plan.planned_saved_bytes or plan.saved_bytes),
+            plan.before_after.line,
+        )
+        return planned
+
+    @property
+    def identity(self) -> str:
+        """The graph's key in the record of all graphs; see `CompiledGraphs.planned`."""
+        return self.kind or self.plan.fingerprint
+
+    @property
+    def saved_plan(self) -> Plan | None:
+        """The saved plan that the graph is split by; None if the graph was planned."""
+        return self.request.plan if isinstance(self.request.plan, Plan) else None
+
+    def _count(self) -> None:
+        """Record the graph as planned. Warn if several graphs each get the whole budget in bytes.
+
+        The warning is given once, at the second distinct graph.
+        """
+        options = self.arrived.options
+        planned, budget = options.graphs.planned, options.request.budget
+        known = self.identity in planned
+        planned.add(self.identity)
+        each_its_own = budget.in_bytes and self.arrived.tally is None
+        if not known and len(planned) == 2 and each_its_own:
+            warn(
+                f"a second graph is compiled under the budget {budget}: each graph gets it by "
+                "itself, so together they may keep more. For one budget over all graphs of a model, "
+                "plan them together and reuse the plans: "
+                "remat.plan(remat.capture(model, args, fullgraph=False), budget=…), then "
+                'options={"plan": plans}',
+                BudgetWarning,
+            )
+
+    def modules(self, joint: JointGraph) -> Modules:
+        """Return the forward and the backward graph to compile, with the checks of the option ``check``.
+
+        Args:
+            joint: the joint graph.
+        """
+        # AOTAutograd may take the backward module apart later, so it gets a copy of the plan's module.
+        forward, backward = self.plan.forward, copy_module(self.plan.backward)
+        if self.arrived.options.check is None:
+            return forward, backward
+        forward = copy_module(forward)  # the plan's own graphs stay without checks
+        add_checks(forward, backward, joint.num_fwd_outputs)
+        budget = self.request.budget
+        if budget.in_bytes or budget.on_peak:
+            warn(
+                f"check='recomputed' holds no budget in bytes or on the peak: '{self.plan.graph}' also saves what backward "
+                f"computes again, and is not planned again for {budget.label}. Its plan may differ from that "
+                "without the check; a ratio of saved bytes gives the same plan with and without it",
+                BudgetWarning,
+            )
+        return forward, backward
+
+    def finish(self, inputs: Sequence[Any]) -> Look | None:
+        """Check the bytes of the plan, and add the plan to `remat.plans`.
+
+        Args:
+            inputs: inputs that the graph was traced with.
+
+        Returns:
+            A callback that checks the sizes of each run; None if no check is needed, or if the runs
+            are not watched.
+
+        Raises:
+            PlanError: a saved plan exceeds its budget in bytes at the traced sizes.
+        """
+        arrived, look = self.arrived, None
+        # `StepTally` warns if other graphs run in the same step. Outputs that the user still holds are no such graphs.
+        if not self.over or not arrived.runs_beside:
+            budget = arrived.options.request.budget if self.over else self.plan.asked
+            said = arrived.options.graphs.said[self.identity]
+            if self.over:
+                self._warn_of_excess(said)
+            look = guard_sizes(
+                inputs, self.plan, budget, said, saved=self.saved_plan, watched=arrived.watched
+            )
+        plan_log.add(self.plan)
+        return look
+
+    def _warn_of_excess(self, said: Said) -> None:
+        """Warn that a step runs although its budget cannot be met.
+
+        Args:
+            said: the bytes that warnings about this step have named; it is updated.
+        """
+        arrived, on_peak = self.arrived, self.arrived.options.request.budget.on_peak
+        taken = self.plan.peak_bytes if on_peak else self.plan.saved_bytes
+        if taken <= said.quiet:
+            return
+        said.nbytes = taken
+        again = "that has run before is compiled again"
+        if not arrived.runs_again(self.kind):
+            held = format_bytes(arrived.bytes_beside)
+            again = f"is compiled while outputs of other graphs hold {held}"
+        warn(
+            f"a step {again}, and its budget cannot be held: {self.over}. The plan with the least "
+            f"{'peak' if on_peak else 'saved bytes'} runs instead, which takes {format_bytes(taken)} ({taken} bytes). "
+            f"{Said.NEXT}; options={{'strict': True}} refuses it",
+            BudgetWarning,
+        )
+
+    def check_host(self) -> None:
+        """Check that the values offloaded by all graphs of the step fit in ``host_memory`` together.
+
+        Raises:
+            BudgetError: these values take more than ``host_memory``.
+        """
+        options = self.arrived.options
+        most, held = options.request.host_memory, options.graphs.host_bytes
+        if most is None:
+            return
+        held[self.identity] = self.plan.host_bytes
+        if sum(held.values()) > most:
+            raise BudgetError(
+                f"host_memory is {format_bytes(most)} ({most} bytes), and {len(held)} graphs of the step have "
+                f"{format_bytes(sum(held.values()))} in the host's memory together; plan them together: remat.plan("
+                f'remat.capture(model, args, fullgraph=False), …, host_memory={most}), then options={{"plan": plans}}'
+            )
+
+    def count_runs(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> CountRun | None:
+        """Return the callback that counts runs of the compiled graph, for `step_wrapper.wrap_step`.
+
+        The result is None if the budget is not a peak in bytes.
+
+        Args:
+            gm: the graph from Dynamo.
+            inputs: example inputs of the graph.
+        """
+        tally = self.arrived.tally
+        if tally is None:
+            return None
+        memory = GraphMemory.of(self.plan, gm, inputs)
+        tally.add(memory, inputs)
+        return partial(tally.forward, memory)
+
+
+def _other_graphs(arrived: Arrived) -> str:
+    """Return a text for `Plan.explain` that says that the step has other graphs."""
+    text = "one of several in the step; the figures are for this graph alone, and remat.plans() has a plan for each"
+    if not arrived.bytes_beside:
+        return text
+    held, given = format_bytes(arrived.bytes_beside), arrived.options.request.budget.label
+    return f"{text}; the others held {held} of the given budget, {given}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Compiled:
+    """A compiled graph, the last stage of a compilation.
+
+    Attributes:
+        planned: the stage before, with the figures of the compiled code; None if the graph has no plan.
+        run: the compiled graph.
+        unloaded: its generated code whose kernels are not compiled yet.
+    """
+
+    planned: Planned | None
+    run: Callable[..., Any]
+    unloaded: Sequence[GeneratedCode] = ()
+
+    def load(self, patches: dict[str, Any]) -> None:
+        """Compile the kernels of the generated code.
+
+        Args:
+            patches: Inductor settings.
+        """
+        with torch_compat.inductor_config.patch(patches):
+            for code in self.unloaded:
+                code.load()

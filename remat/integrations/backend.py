@@ -22,14 +22,15 @@ from remat.errors import BudgetWarning, ProblemError, RematError, did_you_mean, 
 from remat.graph.capture import LOWERINGS
 from remat.graph.capture_errors import name_plain_failure
 from remat.graph.joint import copy_module
+from remat.graph.regions import Modules
 from remat.graph.tangents import layouts_of_tangents
 from remat.integrations.budget_loop import compile_within_budget
 from remat.integrations.compile_progress import CompileProgress
 from remat.integrations.partitioner import Partitioner, PartitionerOptions
-from remat.integrations.stages import Arrived, Compiled, Modules, Planned
+from remat.integrations.stages import Arrived, Compiled, Planned
 from remat.integrations.step_guards import at_declared_sizes
 from remat.integrations.step_wrapper import wrap_step
-from remat.integrations.traced_graph import code_of, name_of
+from remat.integrations.traced_graph import code_of, joint_of, name_of
 from remat.options import CostOption, SolverOption
 from remat.planning.planner import plan_graph
 from remat.units import AnyBudget
@@ -308,13 +309,11 @@ def _check_inductor(options: Mapping[str, Any]) -> None:
 def _compile_eager(arrived: Arrived, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
     """Partition a graph, and return a function that runs its forward and backward graph uncompiled."""
     planned: list[Planned] = []
+    plan = partial(plan_graph, in_place=True)
 
-    def partition(
-        module: fx.GraphModule, joint_inputs: Sequence[Any], **convention: Any
-    ) -> Modules:
-        own, modules = arrived.partition(
-            module, joint_inputs, partial(plan_graph, in_place=True), **convention
-        )
+    def partition(module: fx.GraphModule, inputs: Sequence[Any], **convention: Any) -> Modules:
+        joint = joint_of(module, "eager", **convention)
+        own, modules = arrived.partition(joint, inputs, plan)
         planned.extend([] if own is None else [own])
         return modules
 

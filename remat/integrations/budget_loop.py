@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from remat.errors import BudgetError, PlanError, record_warnings
 from remat.graph.branch_values import branches_on_16_bits, has_16_bits
 from remat.graph.index import index_graph
 from remat.graph.joint import JointGraph, copy_module
-from remat.graph.regions import calls_regions, is_region, split_region
+from remat.graph.regions import calls_regions
 from remat.graph.roles import classify
 from remat.graph.source import located
 from remat.integrations import plan_cache
@@ -141,10 +141,8 @@ def compile_once(
     if whole and arrived.options.keeps_steps:
         attempt = Attempt(arrived, known, whole=True, traces=plan_cache.traces_of(gm, inputs))
         compiled = attempt.compile(gm, inputs, patches)
-        if attempt.is_new:
-            return compiled
-        keys = plan_cache.graph_keys(compiled.run)
-        if len(keys) == 1:  # no backward graph, hence no plan
+        keys = () if attempt.is_new else plan_cache.graph_keys(compiled.run)
+        if attempt.is_new or len(keys) == 1:  # a single graph has no backward, hence no plan
             return compiled
         record = plan_cache.find(keys) if keys else None
         if record is not None:
@@ -165,7 +163,6 @@ def restore(arrived: Arrived, gm: fx.GraphModule, record: CachedPlan) -> Planned
     Raises:
         PlanError: the record does not hold a valid plan.
     """
-    record.warn_again()
     request = arrived.options.request
     plan = record.read(request, name_of(gm))
     planned = Planned.of(arrived, plan, arrived.of_step(request), code_of(record.parameters))
@@ -173,10 +170,11 @@ def restore(arrived: Arrived, gm: fx.GraphModule, record: CachedPlan) -> Planned
     return planned
 
 
+@dataclass(eq=False)
 class Attempt(torch_compat.CustomPartitionerFn):
     """One compilation of a step. Inductor calls this object to partition and to compile graphs.
 
-    Args:
+    Attributes:
         arrived: the graph to plan and to partition.
         known: measurements from earlier compilations of the step.
         whole: whether the step has exactly one forward and one backward graph. If not, nested
@@ -185,38 +183,31 @@ class Attempt(torch_compat.CustomPartitionerFn):
         traces: a digest to add to AOTAutograd's cache key, from `plan_cache.traces_of`. The whole
             compiled step may then come from AOTAutograd's cache. None: only single compiled graphs
             may come from a cache, that of Inductor.
-
-    Attributes:
         is_new: whether a graph was partitioned or compiled; False if the whole step came from
             AOTAutograd's cache.
+        planned: the planned graph; None if nothing was planned, or nothing is differentiable.
         record: the record to store beside the compiled step, so that a later process can restore
             the plan; the plan itself is added when the step is compiled. None to store no record.
     """
 
-    def __init__(
-        self,
-        arrived: Arrived,
-        known: CompiledBudget,
-        *,
-        whole: bool,
-        traces: str | None = None,
-    ) -> None:
-        self._arrived, self._known, self._whole = arrived, known, whole
-        self._keeps, self._traces = traces is not None, traces or ""
-        self.record: CachedPlan | None = None
-        self._planned: Planned | None = None  # None too if nothing is differentiable
-        self._graphs: list[CompiledGraph] = []
-        self._masks: frozenset[str] = frozenset()
-        self._exact_branches = False
-        self.is_new = False
+    arrived: Arrived
+    known: CompiledBudget
+    whole: bool
+    traces: str | None = None
+    is_new: bool = False
+    planned: Planned | None = None
+    record: CachedPlan | None = None
+    _graphs: list[CompiledGraph] = field(default_factory=list)
+    _masks: frozenset[str] = frozenset()
+    _exact_branches: bool = False
 
     def uuid(self) -> str:
         """Return the cache key of this compilation."""
-        arrived = self._arrived
+        arrived = self.arrived
         return arrived.options.key(
-            graphs_only=not self._keeps,
-            traces=self._traces,
-            compiled=self._known.key,
+            graphs_only=self.traces is None,
+            traces=self.traces,
+            compiled=self.known.key,
             beside=(arrived.runs_beside, arrived.bytes_beside),
             over=arrived.over,
         )
@@ -228,7 +219,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
         must not keep the step alive. `uuid`, the cache key, covers everything else that affects the
         compilation.
         """
-        return self._arrived.options.__reduce_ex__(2)
+        return self.arrived.options.__reduce_ex__(2)
 
     def compile(
         self, gm: fx.GraphModule, inputs: Sequence[Any], patches: dict[str, Any]
@@ -248,16 +239,16 @@ class Attempt(torch_compat.CustomPartitionerFn):
             # PyTorch may compile backward only when it first runs. The memory of the whole step is needed here.
             "force_non_lazy_backward_lowering": True
         }
-        if not self._keeps:
+        if self.traces is None:
             # On a hit in AOTAutograd's cache the partitioner is not called, so `remat.plans` would not list
             # the plan. Inductor's own cache of compiled graphs stays in use.
             settings["enable_autograd_cache"] = False
-        if not self._whole:
+        if not self.whole:
             # Inductor knows the indices of the inputs that the step's backward may overwrite. It applies these
             # indices to the backward of a nested region too. That backward has other inputs, so it would overwrite
             # values before their last read.
             settings["donated_buffer"] = False
-        deferred = self._whole and _on_cpu(gm, inputs)
+        deferred = self.whole and _on_cpu(gm, inputs)
         with (
             torch_compat.functorch_config.patch(settings),
             deferred_kernels(unloaded) if deferred else contextlib.nullcontext(),
@@ -284,17 +275,16 @@ class Attempt(torch_compat.CustomPartitionerFn):
             convention: ``num_fwd_outputs`` and ``static_lifetime_input_indices``, as AOTAutograd
                 gives them.
         """
-        # After this call, Inductor computes the cache keys of both compiled graphs by `uuid`. These keys must not
-        # depend on source lines, which are part of the digest `_traces`.
-        self.is_new, self._traces = True, ""
-        joint = joint_of(gm, self._arrived.options.lower, **convention)
+        # From now on, Inductor computes the cache keys of both compiled graphs by `uuid`. These keys must not depend on
+        # source lines, which are part of the digest.
+        self.is_new, self.traces = True, self.traces and ""
+        joint = joint_of(gm, self.arrived.options.lower, **convention)
         self._exact_branches |= self._rounds_as_eager(joint)
-        if is_region(gm, joint_inputs):
-            return split_region(gm, **convention)
         # The text of the graph is taken before planning changes the graph in place.
-        record = plan_cache.record_of(joint) if self._keeps else None
+        record = None if self.traces is None else plan_cache.record_of(joint)
         with record_warnings() as warned:
-            self._planned, modules = self._arrived.split(joint, self._known.plan)
+            planned, modules = self.arrived.partition(joint, joint_inputs, self.known.plan)
+        self.planned = planned or self.planned
         if record is not None:
             self.record = replace(record, warnings=plan_cache.repeated(warned))
         return modules
@@ -304,7 +294,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
 
         The joint graph alone decides, so that forward is the same at every budget.
         """
-        if not self._arrived.options.exact_branches or not has_16_bits(joint.graph):
+        if not self.arrived.options.exact_branches or not has_16_bits(joint.graph):
             return False
         index = index_graph(joint.graph)
         found = branches_on_16_bits(index, classify(joint, index))
@@ -329,14 +319,14 @@ class Attempt(torch_compat.CustomPartitionerFn):
         Returns:
             The compiled graph, as ``compile_fx_inner`` returns it.
         """
-        self.is_new, self._traces = True, ""
-        self._arrived.stage("compiling backward" if self._graphs else "compiling forward")
+        self.is_new, self.traces = True, self.traces and ""
+        self.arrived.stage("compiling backward" if self._graphs else "compiling forward")
         graph = CompiledGraph.of(gm, example_inputs)
         # Inductor changes the graph that it compiles; the plan keeps the original.
         gm = copy_module(gm)
-        if self._whole and not self._graphs:
+        if self.whole and not self._graphs:
             self._masks = masks_to_bytes(gm.graph, graph.own)
-        elif self._whole:
+        elif self.whole:
             example_inputs = masks_from_bytes(gm.graph, example_inputs, self._masks)
         with rounded_as_in_eager(gm.graph) if self._exact_branches else contextlib.nullcontext():
             compiled = compile_graph(gm, example_inputs, **kwargs)
@@ -352,8 +342,8 @@ class Attempt(torch_compat.CustomPartitionerFn):
         The figures come from simulating the generated code. If this code cannot be simulated, the
         plan keeps its estimated figures.
         """
-        planned, options = self._planned, self._arrived.options
-        if not self._whole or len(self._graphs) != 2 or planned is None or options.check:
+        planned, options = self.planned, self.arrived.options
+        if not self.whole or len(self._graphs) != 2 or planned is None or options.check:
             return planned
         forward, backward = self._graphs
         made, timeline = planned.plan, None
@@ -369,7 +359,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
         # Without a record, a later process that finds the step in a cache plans the step again. That is necessary if
         # sizes are data-dependent, or if the step exceeds its budget in the cases of `CompiledBudget.is_open`.
         record = None if len(keys) != 2 or made.learns_sizes else self.record
-        if record is not None and not self._known.is_open(made, planned.request):
+        if record is not None and not self.known.is_open(made, planned.request):
             timed = "" if timeline is None else write_timeline(timeline)
             plan_cache.keep(keys, replace(record, plan=made.to_json(), timeline=timed))
         return replace(planned, plan=made)

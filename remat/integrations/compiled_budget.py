@@ -228,9 +228,8 @@ class CompiledBudget:
                 f"compiling. {advice[0].upper()}{advice[1:]}{learned_text(made.forward.graph.nodes)}"
             )
         what = "has a peak of" if asked.on_peak else "keeps"
-        instead = "A share is held as nearly as can be; a peak in bytes is held or refused"
-        if asked.peak_share is None:
-            instead = _UNSHRUNK
+        near = "A share is held as nearly as can be; a peak in bytes is held or refused"
+        instead = _UNSHRUNK if asked.peak_share is None else near
         message = (
             f"'{made.graph}' {what} {more} ({taken} bytes) as Inductor compiled it{where}, "
             f"{f'the least of {self.times + 1} plans tried, ' if self.times and asked.on_peak else ''}"

@@ -15,6 +15,7 @@ from remat.graph.joint import JointGraph
 from remat.graph.user_mutations import copy_outputs, unversioned_outputs
 from remat.integrations.partition_options import PartitionOptions
 from remat.integrations.stages import Arrived
+from remat.integrations.traced_graph import joint_of
 from remat.options import CompileOptions, CostOption, SolverOption
 from remat.passes.core.base import Pass
 from remat.planning.context import GraphContext
@@ -53,7 +54,8 @@ class Partitioner(PartitionOptions, torch_compat.CustomPartitionerFn):
             The forward graph and the backward graph.
         """
         arrived = Arrived(options=self, known=frozenset(self.graphs.planned))
-        planned, modules = arrived.partition(gm, joint_inputs, _plan_standalone, **convention)
+        joint = joint_of(gm, self.lower, **convention)
+        planned, modules = arrived.partition(joint, joint_inputs, _plan_standalone)
         self.graphs.latest = None if planned is None else planned.plan
         return modules
 

@@ -63,13 +63,10 @@ class CachedPlan:
     warnings: tuple[tuple[str, str], ...] = ()
     timeline: str = ""
 
-    def warn_again(self) -> None:
-        """Issue the warnings again that planning issued when the step was compiled."""
-        for name, text in self.warnings:
-            warn(text, _REPEATED.get(name, UserWarning))
-
     def read(self, request: PlanRequest, graph: str) -> Plan:
-        """Return the plan of this record; the plan's modules are built on first access.
+        """Return the plan of this record, and repeat the warnings of its planning.
+
+        The plan's modules are built on first access.
 
         Args:
             request: the options that the step was planned under.
@@ -78,6 +75,8 @@ class CachedPlan:
         Raises:
             PlanError: the record does not hold a valid plan.
         """
+        for name, text in self.warnings:
+            warn(text, _REPEATED.get(name, UserWarning))
         plan = replace(Plan.from_json(self.plan), _sizes=planned_sizes())
         again = partial(_made_again, plan, self.joint, request.hooks, request.reread_inputs)
         # Without a valid timeline, the plan simulates one.
@@ -116,9 +115,16 @@ def repeated(warned: Sequence[Warned]) -> tuple[tuple[str, str], ...]:
 
 
 def record_of(joint: JointGraph) -> CachedPlan | None:
-    """Return the record of a joint graph that is not planned yet; None if no text represents the graph."""
-    text = text_of(joint)
-    if not text:
+    """Return the record of a joint graph without a plan; None if the graph cannot be rebuilt from its text.
+
+    The text of a graph omits the values of large constants, so a graph with such a constant has no record.
+    """
+    fetched = joint.graph.find_nodes(op="get_attr")
+    if not all(has_numbers(attribute_of(joint.graph_module, node.target)) for node in fetched):
+        return None
+    try:
+        text = print_joint(joint, modules=True)
+    except RematError:
         return None
     return CachedPlan(joint=text, parameters=parameters_of(joint), operators=operators_of(joint))
 
@@ -250,18 +256,3 @@ def _sizes(value: Any) -> list[Any]:
 def _path(keys: Sequence[str]) -> Path:
     digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()
     return Path(torch_compat.cache_dir()) / "remat" / digest[:2] / f"{digest}.json"
-
-
-def text_of(joint: JointGraph) -> str:
-    """Return the text of a joint graph; empty if the graph cannot be rebuilt from its text.
-
-    The text omits the values of large constants. The result is empty for a graph with such a
-    constant.
-    """
-    fetched = joint.graph.find_nodes(op="get_attr")
-    if not all(has_numbers(attribute_of(joint.graph_module, node.target)) for node in fetched):
-        return ""
-    try:
-        return print_joint(joint, modules=True)
-    except RematError:
-        return ""

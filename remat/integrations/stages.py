@@ -16,7 +16,7 @@ from remat.graph.collection import paused_collection
 from remat.graph.costs.auto import device_type_of, is_for_cpu
 from remat.graph.joint import JointGraph, copy_module, primals_of
 from remat.graph.policies import module_names, no_match
-from remat.graph.regions import is_region, split_region
+from remat.graph.regions import Modules, is_region, split_region
 from remat.graph.roles import has_tangents
 from remat.graph.verify import Split, verify
 from remat.integrations import plan_log
@@ -24,7 +24,7 @@ from remat.integrations.partition_options import PartitionOptions
 from remat.integrations.recompute_check import add_checks
 from remat.integrations.step_guards import Look, at_declared_sizes, guard_sizes
 from remat.integrations.step_tally import CountRun, GraphMemory, StepTally, tally_of
-from remat.integrations.traced_graph import code_of, joint_of, parameters_of
+from remat.integrations.traced_graph import code_of, parameters_of
 from remat.integrations.workarounds import GeneratedCode
 from remat.passes.decide.policies import check_matched
 from remat.passes.instruments.reproducer import report
@@ -38,8 +38,6 @@ _LOG = logging.getLogger(__name__)
 #: A function that plans a joint graph in place. Its arguments are the graph, the options and, by name, ``agree``: the
 #: pass by which ranks agree on a decision; None if this rank decides alone.
 PlanGraph = Callable[..., Plan]
-#: Forward and backward graph.
-Modules = tuple[fx.GraphModule, fx.GraphModule]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -128,10 +126,9 @@ class Arrived:
         Args:
             kind: identity of the graph's code and parameters; see `code_of`.
         """
-        asked = self.options.request
-        if self.options.strict or not asked.decides or not asked.budget.in_bytes:
-            return False
-        return self.runs_again(kind) or bool(self.bytes_beside)
+        options, asked = self.options, self.options.request
+        may_exceed = not options.strict and asked.decides and asked.budget.in_bytes
+        return may_exceed and (self.runs_again(kind) or self.bytes_beside > 0)
 
     def of_step(self, asked: PlanRequest) -> PlanRequest:
         """Return options for this graph of the step: the budget is what the other graphs leave."""
@@ -143,36 +140,26 @@ class Arrived:
         return asked
 
     def partition(
-        self,
-        gm: fx.GraphModule,
-        joint_inputs: Sequence[object],
-        plan_graph: PlanGraph,
-        **convention: Any,
+        self, joint: JointGraph, joint_inputs: Sequence[object], plan_graph: PlanGraph
     ) -> tuple[Planned | None, Modules]:
-        """Partition a joint graph into forward and backward graph; arguments and result as in `split`.
-
-        Args:
-            gm: the joint graph from AOTAutograd; it is changed.
-            joint_inputs: example inputs; empty for a nested region, which is partitioned without a
-                budget.
-            plan_graph: the function that plans.
-            convention: further arguments of AOTAutograd's ``partition_fn``; see `joint_of`.
-        """
-        if is_region(gm, joint_inputs):
-            return None, split_region(gm, **convention)
-        return self.split(joint_of(gm, self.options.lower, **convention), plan_graph)
-
-    def split(self, joint: JointGraph, plan_graph: PlanGraph) -> tuple[Planned | None, Modules]:
         """Plan a graph in place.
 
         Args:
-            joint: the joint graph.
+            joint: the joint graph; it is changed.
+            joint_inputs: example inputs; empty for a nested region, which is partitioned without a
+                budget.
             plan_graph: the function that plans.
 
         Returns:
-            The planned graph, and its forward and backward graphs. If nothing in the graph is
-            differentiable, the first is None.
+            The planned graph, and its forward and backward graphs. The first is None for a nested
+            region, and if nothing in the graph is differentiable.
         """
+        if is_region(joint.graph_module, joint_inputs):
+            return None, split_region(
+                joint.graph_module,
+                num_fwd_outputs=joint.num_fwd_outputs,
+                static_lifetime_input_indices=joint.static_inputs,
+            )
         primals = [node.meta.get("val") for node in primals_of(joint)]
         asked, over = self.options.request, self.over
         self.stage("planning")
@@ -285,11 +272,10 @@ def _described(asked: PlanRequest) -> tuple[str, dict[str, Any], str]:
         A triple: the pipeline as text, the arguments of `remat.plan` by name, and a note. The pipeline
         is empty if no single pipeline repeats the decision. The note may be empty.
     """
-    note = ""
-    if asked.plan is not None:
-        note = "It was split by a saved plan, whose decision is not in here."
+    is_saved = asked.plan is not None
+    note = "It was split by a saved plan, whose decision is not in here." if is_saved else ""
     # Under a budget on the peak, planning compares many plans, which no single pipeline repeats.
-    searched = asked.budget.on_peak and asked.plan is None
+    searched = asked.budget.on_peak and not is_saved
     return "" if searched else str(asked.as_pipeline()), asked.to_options(), note
 
 
@@ -359,8 +345,7 @@ class Planned:
         planned, budget = options.graphs.planned, options.request.budget
         known = self.identity in planned
         planned.add(self.identity)
-        each_its_own = budget.in_bytes and self.arrived.tally is None
-        if not known and len(planned) == 2 and each_its_own:
+        if not known and len(planned) == 2 and budget.in_bytes and self.arrived.tally is None:
             warn(
                 f"a second graph is compiled under the budget {budget}: each graph gets it by "
                 "itself, so together they may keep more. For one budget over all graphs of a model, "
@@ -448,10 +433,8 @@ class Planned:
         """
         options = self.arrived.options
         most, held = options.request.host_memory, options.graphs.host_bytes
-        if most is None:
-            return
         held[self.identity] = self.plan.host_bytes
-        if sum(held.values()) > most:
+        if most is not None and sum(held.values()) > most:
             raise BudgetError(
                 f"host_memory is {format_bytes(most)} ({most} bytes), and {len(held)} graphs of the step have "
                 f"{format_bytes(sum(held.values()))} in the host's memory together; plan them together: remat.plan("

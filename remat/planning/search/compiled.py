@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from remat.errors import BudgetError
-from remat.graph.joint import Role, role_of
+from remat.graph.joint import primals_of
 from remat.graph.lowering import Decision
 from remat.graph.storages import Sizes
 from remat.planning.plan_text import learned_text
@@ -82,8 +82,7 @@ class CompiledSearch:
     def input_bytes(self) -> int:
         """Bytes of parameters, buffers and inputs, which are alive throughout the step."""
         joint = self._context.state.joint
-        inputs = [n for n in joint.graph.find_nodes(op="placeholder") if role_of(n) is Role.PRIMAL]
-        return sum(Sizes(joint.memories).of_all(inputs).values())
+        return sum(Sizes(joint.memories).of_all(primals_of(joint)).values())
 
     def within(self, budget: Budget, done: CompiledRound | None = None) -> Candidate:
         """Search for decisions, and choose the cheapest one whose peak is within a budget.
@@ -144,12 +143,8 @@ class CompiledSearch:
         # decisions near the budget, so it would not find that decision.
         near = not offloads and not (last and in_bytes)
         found, margin, full = False, 0, self.full
-        if (
-            in_bytes
-            and limit
-            and not known
-            and limit < self._expected(full) <= DEFAULT.compiling.perhaps * limit
-        ):
+        perhaps = DEFAULT.compiling.perhaps
+        if in_bytes and limit and not known and limit < self._expected(full) <= perhaps * limit:
             # The estimate may be too high. Only the compiled step shows whether it fits without further recomputation.
             self.search.pool.add(full)
             return _unproven(full)
@@ -227,17 +222,14 @@ class CompiledSearch:
             fits = CandidatePool(d for d in new if d.decision == full.decision) or fits
         if unlike and (budget.peak_bytes or not fits):
             found = unlike.cheapest(rank=lambda d: d.saved_bytes)
-        elif fits:
-            found = fits.cheapest(rank=costs)
-        elif known and budget.peak_bytes:
-            # Compiling a decision takes long, so a decision whose estimate exceeds the budget is not chosen.
-            likely = new.cheapest(Limits(peak_bytes=limit, measure=expected), taken)
-            compiled = (d for d in pool if d.decision in known)
-            found = (
-                likely or CandidatePool(compiled).cheapest(rank=taken) or new.cheapest(rank=taken)
-            )
         else:
-            found = new.cheapest(rank=taken) or pool.cheapest(rank=taken)
+            found = fits.cheapest(rank=costs)
+        if found is None and known and budget.peak_bytes:
+            # Compiling a decision takes long, so a decision whose estimate exceeds the budget is not chosen.
+            compiled = CandidatePool(d for d in pool if d.decision in known)
+            likely = new.cheapest(Limits(peak_bytes=limit, measure=expected), taken)
+            found = likely or compiled.cheapest(rank=taken)
+        found = found or new.cheapest(rank=taken) or pool.cheapest(rank=taken)
         assert found is not None, "the search has found candidates"
         return found
 
@@ -279,11 +271,8 @@ class CompiledSearch:
         for _ in range(ESTIMATED.lowest):
             best = search.lowest_by(self._expected)
             near = search.near(self._expected, best)
-            search.add(
-                *map(
-                    search.decisions.informed, search.lowest(near, [best.saved, *starts], ESTIMATED)
-                )
-            )
+            found = search.lowest(near, [best.saved, *starts], ESTIMATED)
+            search.add(*map(search.decisions.informed, found))
             if search.lowest_by(self._expected) is best:
                 return
 

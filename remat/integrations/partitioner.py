@@ -525,13 +525,14 @@ class StepPartition:
         if self.is_part and not made.of_step:
             made = replace(made, _of_step=self._of_step())
         self.made = made
-        _LOG.info(
-            "'%s' at budget %s: %s saved, peak %s (as planned; without remat is budget 1)",
-            made.graph,
-            made.asked.label,
-            format_bytes(made.planned_saved_bytes or made.saved_bytes),
-            made.before_after.line,
-        )
+        if _LOG.isEnabledFor(logging.INFO):  # the peak takes time
+            _LOG.info(
+                "'%s' at budget %s: %s saved, peak %s (as planned; without remat is budget 1)",
+                made.graph,
+                made.asked.label,
+                format_bytes(made.planned_saved_bytes or made.saved_bytes),
+                made.before_after.line,
+            )
 
     def finish(self, inputs: Sequence[Any]) -> Look | None:
         """Check the bytes of the current graph's plan, and add the plan to `remat.plans`.
@@ -556,7 +557,8 @@ class StepPartition:
             if self.over:
                 self._warn_of_excess(made, said)
             look = guard_sizes(inputs, made, budget, said, saved=self.applied, watched=self.watched)
-        plan_log.add(made)
+        # Compiling a step takes much longer than its figures, and they outlive the step.
+        plan_log.add(made, made.figures if self.watched else made.known_figures)
         return look
 
     def _of_step(self) -> str:
@@ -842,7 +844,7 @@ def _plan_standalone(joint: JointGraph, request: PlanRequest, agree: Pass | None
         return plan_graph(joint, request, in_place=True, agree=agree)
     if request.pipeline is not None:
         return _by_pipeline(joint, request, agree, places)
-    planner = Planner.of(joint, request, in_place=True)
+    planner = Planner.of(joint, request, in_place=True, on_demand=True)
     decided = planner.decide(request.budget)
     reread = planner.reread_outputs(decided)
     copied = tuple(k for k in places if k in reread)
@@ -852,7 +854,7 @@ def _plan_standalone(joint: JointGraph, request: PlanRequest, agree: Pass | None
         again = GraphContext(state, context.request, fingerprint=context.fingerprint)
         planner = Planner(search_of(again))
         decided = planner.decide(request.budget)
-    return replace(planner.plan(decided, agree), copied_outputs=copied)
+    return planner.plan(decided, agree, copied)
 
 
 def _by_pipeline(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import fx
 
@@ -32,6 +32,11 @@ _BYTES = (
 )  # fmt: skip
 _COSTS = (
     "recompute_cost", "recompute_bound", "step_cost", "without_recompute_cost", "exposed_time", "solve_s",
+)  # fmt: skip
+#: Fields that a plan may compute when one of them is read first: see `PlanRecord._later`.
+LATER = (
+    "peak_bytes", "step_cost", "without_peak_bytes", "without_recompute_cost", "without_expected_bytes", "_costs",
+    "_without",
 )  # fmt: skip
 #: Fields that a plan lacks if it was read from a file or a cache. A plan from a cache builds them when they are needed.
 _OF_MODULES = ("_modules", "_problem", "_costs")
@@ -184,8 +189,12 @@ class PlanRecord(Record):
     _learns: bool = False
     _of_step: str = ""
     _sizes: Mapping[str, int] = field(default_factory=dict)
+    #: Function that computes the fields of `LATER`; None once they are known.
+    _later: Callable[[], Mapping[str, Any]] | None = None
 
     def __post_init__(self) -> None:
+        for name in () if self._later is None else LATER:
+            object.__delattr__(self, name)  # so that `__getattr__` is asked for the field
         # Only a plan from a file can have false figures, or an invalid text. Such a plan has no `_asked`.
         if self._asked is not None:
             return
@@ -196,6 +205,18 @@ class PlanRecord(Record):
                 Budget.parse(budget)
         if self.link:
             self._check_link()
+
+    if not TYPE_CHECKING:  # type checkers would take any attribute for one of a plan
+
+        def __getattr__(self, name: str) -> Any:
+            """Compute the figures that nothing has needed yet; Python asks for a field without a value."""
+            if name not in LATER or self._later is None:
+                raise AttributeError(f"a plan has no attribute '{name}'", name=name, obj=self)
+            with sizes_at(self._sizes):
+                made = {**self._later(), "_later": None}
+            for field_name, value in made.items():
+                object.__setattr__(self, field_name, value)  # plans are frozen
+            return made[name]
 
     def _check_link(self) -> None:
         """Raise a ProblemError if the link has no rate."""
@@ -319,6 +340,12 @@ class PlanRecord(Record):
         """A copy of the plan with its figures but without its modules, as if it had been read from a file."""
         none: dict[str, Any] = dict.fromkeys((*_OF_MODULES, "_again", "_timeline", "_without"))
         return replace(self, **none)
+
+    @property
+    def known_figures(self) -> Self:
+        """The same copy, but figures that nothing has read yet are 0."""
+        unread: dict[str, Any] = dict.fromkeys(() if self._later is None else LATER, 0)
+        return replace(self, _later=None, **unread).figures
 
     @property
     def decision(self) -> Decision:

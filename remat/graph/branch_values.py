@@ -21,12 +21,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from remat import torch_compat
 from remat.errors import PlanError
 from remat.graph import ops
 from remat.graph.index import GraphIndex, index_graph
@@ -36,6 +38,7 @@ from remat.graph.replays import is_element, maker_of
 from remat.graph.roles import Roles, classify
 from remat.graph.source import located
 from remat.graph.storages import leaves_of
+from remat.graph.writes import by_target
 
 #: Names of operators, by kind.
 _KINDS = {
@@ -197,21 +200,32 @@ class Branches:
 
     def __init__(self, index: GraphIndex, roles: Roles) -> None:
         self._index, self._required = index, roles.required_forward
-        self._floats = [
-            [j for j in reads if any(map(_is_float, leaves_of(index.values[j])))]
-            for reads in index.inputs
-        ]
+        self._is_float = [_has_float(value) for value in index.values]
         inside = [
             i
-            for i, node in enumerate(index.nodes)
-            # An operator that reads no floats does not branch on them.
-            if node.op == "call_function" and self._floats[i] and not roles.tangent_closure[i]
+            for i, may_branch in enumerate(by_target(index.nodes, _may_branch))
+            # Most operators whose result is a float do not branch. Nor does an operator that reads no floats.
+            if (
+                may_branch or not self._is_float[i] or not isinstance(index.values[i], torch.Tensor)
+            )
+            and not roles.tangent_closure[i]
+            and index.nodes[i].op == "call_function"
+            and self._floats(i)
         ]
         self.found = frozenset(filter(self._is_branch, inside))
         self.comparisons = frozenset(i for i in inside if self._is_gradient_of_selection(i))
-        self._constants = bytearray(len(index))
-        for i in range(len(index)):
-            self._constants[i] = self._is_constant(i)
+
+    def _floats(self, i: int) -> list[int]:
+        """Return the positions of the floats that a node reads."""
+        return [j for j in self._index.inputs[i] if self._is_float[j]]
+
+    @cached_property
+    def _constants(self) -> bytearray:
+        """For each node, whether `_is_constant` holds."""
+        found = bytearray(len(self._index))
+        for i in range(len(found)):
+            found[i] = self._is_constant(i, found)
+        return found
 
     def is_exact(self, i: int) -> bool:
         """Return whether the same inputs give the same result, bit for bit, in whatever kernel."""
@@ -231,7 +245,7 @@ class Branches:
         node = self._index.nodes[i]
         if self._constants[i]:
             return True
-        if not self._floats[i]:
+        if not self._floats(i):
             # A quotient of integers, for example, may be rounded by a kernel.
             return self.is_exact(i) or _is_draw(node) or not self._index.inputs[i]
         return ops.ignores_content(node) and not _draws_by_weight(node)
@@ -251,18 +265,22 @@ class Branches:
                 found.add(j)
         return sorted(found)
 
-    def _is_constant(self, i: int) -> bool:
+    def _is_constant(self, i: int, known: bytearray) -> bool:
         """Return whether a node computes numbers from sizes, such as positions, or from random draws.
 
         Such numbers are not written to memory, so all kernels compute them by the same formula.
+
+        Args:
+            i: position of the node.
+            known: the answers for the nodes before it.
         """
         node, value = self._index.nodes[i], self._index.values[i]
         if node.op != "call_function":
             return isinstance(value, torch.SymInt)
         if _is_draw(node):
-            return not self._floats[i]
+            return not self._floats(i)
         reads = self._index.inputs[i]
-        if not all(self._constants[j] for j in reads) or is_16_bits(value):
+        if not all(known[j] for j in reads) or is_16_bits(value):
             return False
         return not reads or ops.name_of(node.target) in _NAMES["arithmetic"] or self.is_exact(i)
 
@@ -297,7 +315,7 @@ class Branches:
         """Return whether only backward needs a comparison with a maximum or the like."""
         if self._required[i] or not self._is_comparison(i):
             return False
-        return any(map(self._selects, self._floats[i]))
+        return any(map(self._selects, self._floats(i)))
 
     def _is_comparison(self, i: int) -> bool:
         node, value = self._index.nodes[i], self._index.values[i]
@@ -318,7 +336,7 @@ class Branches:
 
     def _overflows(self, i: int) -> bool:
         """Return whether a node reads float16, whose largest number a kernel may exceed."""
-        values = (self._index.values[j] for j in self._floats[i])
+        values = (self._index.values[j] for j in self._floats(i))
         return any(
             v.dtype is torch.float16 for value in values for v in leaves_of(value) if _is_float(v)
         )
@@ -337,12 +355,12 @@ class Branches:
             node = self._index.nodes[j]
             # `max` of two tensors compares element by element, and its gradient has no quotient.
             name = ops.name_of(node.target)
-            by_element = name in ("max", "min") and len(self._floats[j]) > 1
+            by_element = name in ("max", "min") and len(self._floats(j)) > 1
             if name in _NAMES["selecting"] and not by_element:
                 return True
-            if len(self._floats[j]) != 1 or not self.is_exact(j):
+            if len(self._floats(j)) != 1 or not self.is_exact(j):
                 return False
-            (j,) = self._floats[j]
+            (j,) = self._floats(j)
         return False
 
     def _is_exact_cast(self, i: int) -> bool:
@@ -371,9 +389,31 @@ def check_may_branch_again(node: fx.Node) -> None:
         )
 
 
+def _may_branch(node: fx.Node) -> bool:
+    """Return whether calls of an operator may branch although their result is a float."""
+    name = ops.name_of(node.target)
+    return (
+        not isinstance(node.target, torch_compat.OpOverload)
+        or ops.is_seeded(node.target)
+        or name in _NAMES["step"] | _NAMES["jump"]
+        or name in ("div", "norm", "linalg_vector_norm")
+        or "grid_sampler" in name
+        or "max_pool" in name
+    )
+
+
 def _is_float(value: Any) -> bool:
-    return isinstance(value, torch.SymFloat) or (
-        isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+    if isinstance(value, torch.Tensor):
+        return bool(value.dtype.is_floating_point or value.dtype.is_complex)
+    return isinstance(value, torch.SymFloat)
+
+
+def _has_float(value: Any) -> bool:
+    """Return whether a value, or an element of a tuple, is a float."""
+    return (
+        _is_float(value)
+        if isinstance(value, torch.Tensor)
+        else any(map(_is_float, leaves_of(value)))
     )
 
 

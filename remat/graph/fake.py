@@ -11,6 +11,7 @@ from torch import fx
 
 from remat.graph.index import inputs_of
 from remat.graph.storages import (
+    Memories,
     fake_mode_of,
     hint,
     leaves_of,
@@ -18,7 +19,7 @@ from remat.graph.storages import (
     storage_key,
     tensor_bytes,
 )
-from remat.graph.writes import aliased_argument
+from remat.graph.writes import aliased_argument, by_target, may_alias
 
 _aten = torch.ops.aten
 #: Operators whose kernels copy the whole storage of their first argument and write into the copy.
@@ -56,7 +57,9 @@ def cloned(value: torch.Tensor) -> torch.Tensor:
         return value.detach().clone()
 
 
-def repair_aliases(graph: fx.Graph, *, by_kernel: bool = False) -> int:
+def repair_aliases(
+    graph: fx.Graph, memories: Memories | None = None, *, by_kernel: bool = False
+) -> int:
     """Recompute the fake value of every view that does not share the storage of its base.
 
     The base of a view is the argument whose memory the view shows. If a pass replaces the base, as
@@ -69,6 +72,7 @@ def repair_aliases(graph: fx.Graph, *, by_kernel: bool = False) -> int:
 
     Args:
         graph: the graph.
+        memories: cache of the storage of each value; None: use a new cache.
         by_kernel: whether to enlarge the fake storages of these results to the size that PyTorch's
             kernels allocate. Set it for a graph that runs operator by operator. Inductor's kernels
             allocate only the result's own elements.
@@ -77,25 +81,27 @@ def repair_aliases(graph: fx.Graph, *, by_kernel: bool = False) -> int:
         Number of fake values that were recomputed.
     """
     repaired = 0
-    key_of = {n: storage_key(n.meta.get("val")) for n in graph.nodes}
+    memory = (memories or Memories()).key
+
+    def key(node: fx.Node) -> int | None:
+        return memory(node.meta.get("val"))
+
+    nodes = list(graph.nodes)
     kernels = _COPY_WHOLE if by_kernel else ()
     copies = {n for t in kernels for n in graph.find_nodes(op="call_function", target=t)}
     # In graph order, because a repaired view may be the base of a later view.
-    for node in graph.nodes:
+    for node, is_view in zip(nodes, by_target(nodes, may_alias), strict=True):
         if node in copies and _copy_whole(node):
-            key_of[node] = storage_key(node.meta.get("val"))
             repaired += 1
-        base = aliased_argument(node)
-        if (
-            base is None
-            or _moves(node)
-            or (key_of[node] is not None and key_of[node] == key_of[base])
-        ):
+        base = aliased_argument(node) if is_view else None
+        if base is None or _moves(node):
             continue
-        mine, theirs = _keys(node.meta.get("val")), _keys(base.meta.get("val"))
-        if mine and theirs and not mine <= theirs:
+        mine = key(node)
+        if mine is not None and mine == key(base):
+            continue
+        own, theirs = _keys(node.meta.get("val")), _keys(base.meta.get("val"))
+        if own and theirs and not own <= theirs:
             refresh(node)
-            key_of[node] = storage_key(node.meta.get("val"))
             repaired += 1
     return repaired
 

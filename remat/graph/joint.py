@@ -17,6 +17,7 @@ from remat.graph import ops
 from remat.graph.collection import paused_collection
 from remat.graph.copying import Copier
 from remat.graph.storages import SYMBOLIC, Memories, leaves_of
+from remat.graph.writes import by_target
 
 
 class Role(enum.Enum):
@@ -324,9 +325,8 @@ def operators_digest(joint: JointGraph) -> str:
 
     Shapes and constants do not change the digest.
     """
-    calls = (
-        f"{n.op} {n.target}" for n in joint.graph.nodes if n.op not in ("placeholder", "output")
-    )
+    nodes = [n for n in joint.graph.nodes if n.op not in ("placeholder", "output")]
+    calls = by_target(nodes, lambda n: f"{n.op} {n.target}")
     return hashlib.sha256("\n".join(calls).encode()).hexdigest()
 
 

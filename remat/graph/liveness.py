@@ -30,7 +30,7 @@ from remat.graph.joint import (
     role_of,
 )
 from remat.graph.source import module_path, source_line
-from remat.graph.storages import WORKSPACE, Memories, Sizes, expression_of, hint, leaves_of
+from remat.graph.storages import Memories, Sizes, expression_of, hint, leaves_of, workspace_of
 
 #: Key that stands for the workspaces of all operators; it is the key of no storage.
 _INSIDE = 0
@@ -201,7 +201,7 @@ def timeline(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs:
             first=first,
             last=last,
             saved_as=saved_as[key].name if key in saved_as else "",
-            size=expression_of(node.meta[WORKSPACE])
+            size=expression_of(workspace_of(node))
             if key == _INSIDE
             else step.sizes.symbolic.get(key),
             module=module_path(node),
@@ -380,7 +380,7 @@ class StepWalk:
         Each item is (node, bytes, first moment, last moment).
         """
         for moment, node in self.running():
-            nbytes = hint(node.meta.get(WORKSPACE, 0))
+            nbytes = hint(workspace_of(node) or 0)
             if nbytes:
                 yield node, nbytes, moment, moment
 

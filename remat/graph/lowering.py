@@ -190,7 +190,7 @@ def offload_tags(nodes: Sequence[fx.Node], owner: Sequence[int]) -> dict[int, fx
     """
     found: dict[int, fx.Node] = {}
     for at, node in enumerate(nodes):
-        if must_offload(node):
+        if node.meta.get("recompute") is not None and must_offload(node):
             i = at if must_recompute(nodes[owner[at]]) else owner[at]
             if insists_on_host(node) or i not in found:
                 found[i] = node

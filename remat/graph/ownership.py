@@ -17,7 +17,13 @@ from remat.graph.index import GraphIndex
 from remat.graph.joint import JointGraph, Role, is_input_mutation, overwritten_after, split_outputs
 from remat.graph.roles import Roles, belongs_to_backward
 from remat.graph.storages import hint, storage_bytes
-from remat.graph.writes import aliased_argument, is_destination, written_by
+from remat.graph.writes import (
+    aliased_argument,
+    by_target,
+    is_destination,
+    may_alias,
+    written_by,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,10 +78,11 @@ def find_storages(
     owner = list(range(n))
     nbytes = [0] * n
     first: dict[int | None, int] = {}
+    views = by_target(index.nodes, may_alias)
     for i, (key, storage, value) in enumerate(joint.memories.of_all(index.values)):
         # The schema is checked before the fake value. After a pass, the fake value of a view may still be on the
         # storage of a removed node.
-        base = aliased_argument(index.nodes[i])
+        base = aliased_argument(index.nodes[i]) if views[i] else None
         if base is not None:
             owner[i] = owner[index.position[base]]
             continue

@@ -19,8 +19,8 @@ from remat import torch_compat
 from remat.torch_compat import pytree
 
 #: Metadata key for the workspace of a node: the bytes that a run of the node allocates besides its
-#: inputs and results. The bytes are a number or an expression of symbolic sizes. The key is set when
-#: a plan is made for the machine that runs the step.
+#: inputs and results. The bytes are a number or an expression of symbolic sizes, or a function that measures
+#: the node. The key is set when a plan is made for the machine that runs the step; read it by `workspace_of`.
 WORKSPACE = "workspace"
 #: Metadata key for a function that measures the workspace of a node in the layouts of compiled code. Its argument says
 #: whether the node reads channels-last copies of four-dimensional tensors. It is set when `WORKSPACE` would be.
@@ -135,6 +135,18 @@ def form_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     return sizes, strides, tensor.dtype, tensor.device
 
 
+def workspace_of(node: fx.Node) -> Any:
+    """Return the workspace of a node, measured at the first call; None if no workspace is recorded."""
+    found = node.meta.get(WORKSPACE)
+    if callable(found):
+        found = found(node)
+        if found is None:
+            del node.meta[WORKSPACE]
+        else:
+            node.meta[WORKSPACE] = found
+    return found
+
+
 def hint(size: Any) -> int:
     """Return a size as a nonnegative int.
 
@@ -210,6 +222,8 @@ def has_symbols(values: Iterable[Any], *, learned: bool = False) -> bool:
     return any(
         expression_of(size) is not None and size.node.has_hint() is not learned
         for value in values
+        # Most values are tensors without symbols, whose sizes take time to read.
+        if not isinstance(value, torch.Tensor) or torch_compat.has_symbolic_sizes(value)
         for size in numbers_of(value)
     )
 

@@ -45,11 +45,13 @@ def user_mutable_inputs(joint: JointGraph) -> frozenset[str]:
     """
     inputs = joint.graph.find_nodes(op="placeholder")
     static = {inputs[k] for k in joint.static_inputs if k < len(inputs)}
+    found = [n for n in inputs if role_of(n) is Role.PRIMAL and n not in static]
+    found = [n for n in found if _is_user_mutable(n)]
     root = _Roots(joint)
-    saved = _saved_by_autograd(joint, root)
-    saved.update(root[o] for o in split_outputs(joint)[1] if isinstance(o, fx.Node))
-    found = (n for n in inputs if role_of(n) is Role.PRIMAL and n not in static)
-    return frozenset(n.name for n in found if _is_user_mutable(n) and n not in saved)
+    given_back = [o for o in split_outputs(joint)[1] if isinstance(o, fx.Node)]
+    saved = _saved_by_autograd(joint, root, found)
+    saved |= {n for n in found if not root.views_of(n).isdisjoint(given_back)}
+    return frozenset(n.name for n in found if n not in saved)
 
 
 def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> None:
@@ -65,10 +67,11 @@ def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> No
     """
     root = _Roots(joint)
     position = {n: i for i, n in enumerate(joint.graph.nodes)}
-    saved = _saved_by_autograd(joint, root) if places is None else set()
+    outputs = _copyable_outputs(joint, root)
+    saved = _saved_by_autograd(joint, root, outputs) if places is None else set()
     of_root = {
         base: [value for value, _ in found]
-        for base, found in _copyable_outputs(joint, root).items()
+        for base, found in outputs.items()
         if base not in saved
         and (places is None or any(_place(desc) in places for _, desc in found))
         and root.is_read(base)
@@ -218,6 +221,14 @@ class _Roots(dict[fx.Node, fx.Node]):
             assert found is not None
             node = found
 
+    def views_of(self, base: fx.Node) -> set[fx.Node]:
+        """Return ``base``, its views, and the views of these."""
+        # `found` grows while the loop runs, so views of views are visited too.
+        found = [base]
+        for viewed in found:
+            found += [u for u in viewed.users if self._base(u) is viewed]
+        return {*found}
+
     def is_read(self, base: fx.Node) -> bool:
         """Return whether a node that is not a view of ``base`` reads the memory of ``base``."""
         # `stack` grows while the loop runs, so views of views are visited too.
@@ -246,29 +257,32 @@ def _hidden_base(node: fx.Node, sizes: Sizes) -> fx.Node | None:
     return next((n for n in node.all_input_nodes if mine and mine == {*sizes.keys(n)}), None)
 
 
-def _saved_by_autograd(joint: JointGraph, root: _Roots) -> set[fx.Node]:
-    """Return the nodes that own the memory which eager autograd saves for backward.
+def _saved_by_autograd(joint: JointGraph, root: _Roots, owners: Iterable[fx.Node]) -> set[fx.Node]:
+    """Return those of some nodes whose memory eager autograd saves for backward.
 
     Nodes traced in backward read the saved forward values.
 
     Args:
         joint: the joint graph.
         root: map from each node to the node that owns its memory.
+        owners: nodes that own their memory.
     """
     late: set[fx.Node] = set()
-    saved: set[fx.Node] = set()
     for node in joint.graph.nodes:
-        read = inputs_of(node)
-        if node.op == "output":
-            continue
         if node.op == "placeholder":
             if role_of(node).in_backward:
                 late.add(node)
-        elif belongs_to_backward(node) or not late.isdisjoint(read):
+        elif node.op != "output" and (
+            belongs_to_backward(node) or not late.isdisjoint(inputs_of(node))
+        ):
             late.add(node)
-            if not ops.name_of(node.target).startswith("sym_"):  # reads a size, not memory
-                saved.update(root[n] for n in read if n not in late)
-    return saved
+    # An operator such as `sym_size` reads a size, not memory.
+    return {
+        owner
+        for owner in owners
+        for view in root.views_of(owner) - late
+        if any(u in late and not ops.name_of(u.target).startswith("sym_") for u in view.users)
+    }
 
 
 def describe_input(graph: fx.Graph, name: str) -> str:

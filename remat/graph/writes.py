@@ -37,6 +37,13 @@ def is_destination(argument: fx.Node, node: fx.Node) -> bool:
     return argument in written_by(node)
 
 
+def may_alias(node: fx.Node) -> bool:
+    """Return whether calls of a node's operator may return views, by the operator alone; for `by_target`."""
+    return node.op == "call_function" and (
+        node.target is operator.getitem or bool(aliased_places(node.target))
+    )
+
+
 def aliased_argument(node: fx.Node) -> fx.Node | None:
     """Return the argument of which a call's result is a view; None if the result is no view."""
     if node.op != "call_function":
@@ -70,15 +77,12 @@ def by_target(nodes: Iterable[fx.Node], ask: Callable[[fx.Node], T]) -> list[T]:
         nodes: the nodes.
         ask: function of a node, whose result depends on the node's operator only.
     """
-    known: dict[int, T] = {}
-    found: list[T] = []
-    for node in nodes:
-        # The nodes keep their targets alive, so each `id` stays unique.
-        target = id(node.target)
-        if target not in known:
-            known[target] = ask(node)
-        found.append(known[target])
-    return found
+    nodes = list(nodes)
+    # The nodes keep their targets alive, so each `id` stays unique.
+    targets = [id(node.target) for node in nodes]
+    one_of_each = dict(zip(targets, nodes, strict=True))
+    known = {target: ask(node) for target, node in one_of_each.items()}
+    return [known[target] for target in targets]
 
 
 @functools.cache

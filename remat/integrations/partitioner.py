@@ -120,7 +120,7 @@ def _plan_standalone(joint: JointGraph, request: PlanRequest, *, agree: Pass | N
         return plan_graph(joint, request, in_place=True, agree=agree)
     if request.pipeline is not None:
         return _by_pipeline(joint, request, agree, places)
-    planner = Planner.of(joint, request, in_place=True)
+    planner = Planner.of(joint, request, in_place=True, on_demand=True)
     decided = planner.decide(request.budget)
     reread = planner.reread_outputs(decided)
     copied = tuple(k for k in places if k in reread)
@@ -130,7 +130,7 @@ def _plan_standalone(joint: JointGraph, request: PlanRequest, *, agree: Pass | N
         again = GraphContext(state, context.request, fingerprint=context.fingerprint)
         planner = Planner(search_of(again))
         decided = planner.decide(request.budget)
-    return replace(planner.plan(decided, agree), copied_outputs=copied)
+    return planner.plan(decided, agree, copied)
 
 
 def _by_pipeline(

@@ -20,13 +20,19 @@ def plans() -> tuple[Plan, ...]:
     """Return the plans that compiled models of this process run, newest last; at most 1,000.
 
     A plan has its forward and backward modules as long as its compiled step, or another reference
-    to the plan, exists. Afterwards only the plan's figures remain.
+    to the plan, exists. Afterwards only the plan's figures remain. Of a plan by `remat.partitioner`, figures that
+    planning did not need, such as the peak under a ratio, are then 0, which stands for unknown.
     """
     with _LOCK:
         return tuple(plan() or figures for plan, figures in _PLANS)
 
 
-def add(plan: Plan) -> None:
-    """Append a plan to the list."""
+def add(plan: Plan, figures: Plan) -> None:
+    """Append a plan to the list.
+
+    Args:
+        plan: the plan.
+        figures: what the list keeps once the plan no longer exists.
+    """
     with _LOCK:
-        _PLANS.append((weakref.ref(plan), plan.figures))
+        _PLANS.append((weakref.ref(plan), figures))

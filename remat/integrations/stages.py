@@ -317,13 +317,14 @@ class Planned:
         planned = cls(arrived=arrived, plan=plan, request=request, kind=kind, over=over)
         if request.decides:
             planned._count()
-        _LOG.info(
-            "'%s' at budget %s: %s saved, peak %s (as planned; without remat is budget 1)",
-            plan.graph,
-            plan.asked.label,
-            format_bytes(plan.planned_saved_bytes or plan.saved_bytes),
-            plan.before_after.line,
-        )
+        if _LOG.isEnabledFor(logging.INFO):  # the peak takes time
+            _LOG.info(
+                "'%s' at budget %s: %s saved, peak %s (as planned; without remat is budget 1)",
+                plan.graph,
+                plan.asked.label,
+                format_bytes(plan.planned_saved_bytes or plan.saved_bytes),
+                plan.before_after.line,
+            )
         return planned
 
     @property
@@ -400,7 +401,8 @@ class Planned:
             look = guard_sizes(
                 inputs, self.plan, budget, said, saved=self.saved_plan, watched=arrived.watched
             )
-        plan_log.add(self.plan)
+        # Compiling a step takes much longer than its figures, and they outlive the step.
+        plan_log.add(self.plan, self.plan.figures if arrived.watched else self.plan.known_figures)
         return look
 
     def _warn_of_excess(self, said: Said) -> None:

@@ -20,7 +20,7 @@ from remat.graph.costs.devices import DEVICES
 from remat.graph.costs.fused import RooflineFused
 from remat.graph.costs.links import Link
 from remat.graph.liveness import own_outputs, simulate_peak
-from remat.graph.storages import WORKSPACE, has_symbols
+from remat.graph.storages import has_symbols, workspace_of
 from remat.passes.core.state import State
 from remat.planning.offload_copies import Copies
 from remat.planning.offload_costs import Times
@@ -182,7 +182,7 @@ def _has_workspaces(made: Plan) -> bool:
     Their sizes depend on the machine.
     """
     graphs = (made.forward, made.backward)
-    return any(WORKSPACE in node.meta for gm in graphs for node in gm.graph.nodes)
+    return any(workspace_of(node) is not None for gm in graphs for node in gm.graph.nodes)
 
 
 def _above_budget(plan: Plan, made: Plan, *, alone: bool) -> str:

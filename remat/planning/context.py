@@ -116,6 +116,7 @@ class GraphContext:
         in_place: bool = False,
         on_step: Callable[[str], None] | None = None,
         at_budget: bool = False,
+        on_demand: bool = False,
     ) -> Self:
         """Run the passes that precede decisions on a joint graph, and return its context.
 
@@ -126,6 +127,8 @@ class GraphContext:
             in_place: whether to change ``joint`` itself instead of a copy.
             on_step: called with a line of text before each decision.
             at_budget: as in `remat.planning.pipelines.prepare`; False is used under a budget on the peak.
+            on_demand: whether the first reader of an operator's workspace measures it; False is used under a budget on
+                the peak, which reads them often.
         """
         fingerprint, request = fingerprint or fingerprint_of(joint), request.on(joint)
         if request.policies and not request.has_matched:
@@ -141,7 +144,7 @@ class GraphContext:
             at_budget=at_budget and not request.budget.on_peak,
             chunk=request.chunk if isinstance(request.chunk, Pass) else None,
         )
-        count_workspaces(state, request.cost)
+        count_workspaces(state, request.cost, later=on_demand and not request.budget.on_peak)
         return cls(state, request, fingerprint=fingerprint, on_step=on_step)
 
     def with_host(self, host_bytes: int) -> GraphContext:

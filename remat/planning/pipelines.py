@@ -173,7 +173,7 @@ def initial_state(
         # The user may write to outputs before backward, so the step returns copies, and backward reads the originals.
         copy_outputs(state.joint)
     separate_calls(state.joint.graph)
-    repair_aliases(state.joint.graph, by_kernel=joint.lower == "eager")
+    repair_aliases(state.joint.graph, state.joint.memories, by_kernel=joint.lower == "eager")
     return state
 
 
@@ -215,15 +215,23 @@ def modules_of(state: State) -> tuple[fx.GraphModule, fx.GraphModule]:
     return state.forward, state.backward
 
 
-def count_workspaces(state: State, cost: CostModel) -> None:
+def count_workspaces(state: State, cost: CostModel, *, later: bool = False) -> None:
     """Record the bytes that operators allocate internally on a CPU, so that peaks count them.
 
     Simulated peaks of an eager graph count the bytes, and estimated peaks of other graphs, whose operators run on
     other layouts. Nothing is recorded if the cost model is not for a CPU.
+
+    Args:
+        state: the prepared graph.
+        cost: the cost model.
+        later: whether the first reader of a node's bytes measures them.
     """
     if is_for_cpu(cost):
-        note = note_workspaces if state.joint.lower == "eager" else defer_workspaces
-        note(state.joint.graph)
+        graph, compiled = state.joint.graph, state.joint.lower == "inductor"
+        if later or compiled:
+            defer_workspaces(graph, compiled=compiled)
+        else:
+            note_workspaces(graph)
 
 
 def step_costs_of(state: State, cost: CostModel, *, required: bool = False) -> Sequence[int]:

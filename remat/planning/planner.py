@@ -25,9 +25,9 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Self
 
 import torch
@@ -52,6 +52,7 @@ from remat.passes.joint.chunk_loss import read_chunk
 from remat.planning.applied_plans import check_applied, exposed_time
 from remat.planning.context import Baseline, GraphContext, fingerprint_of
 from remat.planning.offload_costs import check_tagged
+from remat.planning.peak_bounds import peak_bounds
 from remat.planning.pipelines import (
     PassManager,
     count_workspaces,
@@ -71,6 +72,8 @@ from remat.planning.search.measures import Measures, curve_of
 from remat.planning.search.proposals import search_of
 from remat.planning.search.search import Search
 from remat.plugins.registry import registry
+from remat.report.before_after import BeforeAfter
+from remat.running.workspace import measure_deferred
 from remat.solvers.graph_problem import evaluate
 from remat.solvers.hull import Hull
 from remat.units import Budget, counted, format_bytes
@@ -118,6 +121,7 @@ def plan_graph(
             in_place=in_place,
             on_step=on_step,
             at_budget=True,
+            on_demand=True,
         )
         return planner.plan(planner.decide(request.budget), agree)
     pipeline = request.pipeline if agree is None else with_agreement(request.pipeline, agree)
@@ -227,16 +231,19 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
     return made
 
 
-def warn_of_peak(plan: Plan) -> None:
+def warn_of_peak(plan: Plan, figures: BeforeAfter | None = None) -> None:
     """Warn if a plan under a budget on saved bytes hardly lowers the peak of the step.
 
-    `remat.report.before_after.BeforeAfter.warn_if_not_lower` defines the condition.
+    `remat.report.before_after.BeforeAfter.is_lower` defines the condition.
 
     Args:
-        plan: a finished plan with the figures of the step without remat.
+        plan: a finished plan.
+        figures: the plan compared with the step without remat; None: as the plan says.
     """
-    figures = plan.before_after
-    if plan.asked.on_peak or plan.capacity >= plan.full_bytes or not figures.without_peak_bytes:
+    if plan.asked.on_peak or plan.capacity >= plan.full_bytes:
+        return
+    figures = figures or plan.before_after
+    if not figures.without_peak_bytes:
         return
     # Estimates of compiled peaks take time. They are not needed if the simulated peaks differ clearly.
     is_estimated = plan.lower == "inductor"
@@ -425,15 +432,25 @@ class Planner:
         saved = (state.index.nodes[state.index.by_name[name]] for name in decided.decision.saved)
         return reread_outputs(state.joint, saved)
 
-    def plan(self, decided: Candidate, agree: Pass | None = None) -> Plan:
+    def plan(
+        self, decided: Candidate, agree: Pass | None = None, copied_outputs: tuple[int, ...] = ()
+    ) -> Plan:
         """Build the plan of a decision under the request's budget; see `warn_of_peak` for the warning that may follow.
 
         Args:
             decided: the decision.
             agree: a pass that may change the decision before the split; None: no such pass.
+            copied_outputs: positions of the outputs that the step returns as copies.
         """
-        made = self.finish(decided, self.context.request.budget, agree)
-        warn_of_peak(made)
+        budget = self.context.request.budget
+        made = self.finish(decided, budget, agree, copied_outputs=copied_outputs)
+        if budget.on_peak or made.capacity >= made.full_bytes:
+            return made
+        bounded = _bounded(self.search, made)
+        if bounded is None:
+            warn_of_peak(made)
+        elif not bounded[0].is_lower(is_estimated=False):
+            warn_of_peak(made, *bounded[1:])
         return made
 
     def finish(
@@ -444,8 +461,9 @@ class Planner:
         *,
         peak_limit: int | None = None,
         measure: str = "simulated",
+        copied_outputs: tuple[int, ...] = (),
     ) -> Plan:
-        """Build the plan of a decision.
+        """Build the plan of a decision; under a budget on saved bytes, the plan computes its `LATER` figures on demand.
 
         Args:
             decided: the decision.
@@ -453,9 +471,9 @@ class Planner:
             agree: a pass that may change the decision before the split; None: no such pass.
             peak_limit: the peak in bytes that a ratio of the peak stands for; None: computed here.
             measure: the peak by which the decision was chosen: simulated or estimated.
+            copied_outputs: positions of the outputs that the step returns as copies.
         """
         context, measures = self.context, self.search.measures
-        peak_bytes = None
         if context.tagged:
             decided = self.search.offloads.with_tagged(decided)
         limits = decided.limits or replace(
@@ -468,27 +486,25 @@ class Planner:
             state = replace(context.state, decision=decided.decision, **how)
             done = split(PassManager((agree,)).run(state, in_place=True, verify=False).state)
         elif context.request.hooks is None:
-            peak_bytes = measures.simulated(decided)
             done = replace(measures.taken(decided), **how)
         else:
             done = split(replace(context.state, decision=decided.decision, **how))
         if peak_limit is None:
             peak_limit = 0 if budget.peak_share is None else self.limit_of(budget)
-        made = finish(
+        limit = budget.peak_bytes or peak_limit
+        return finish(
             done,
             cost=context.request.cost,
             budget=budget,
             fingerprint=context.fingerprint,
-            peak_bytes=peak_bytes,
-            baseline=self.baseline,
-            step_costs=context.step_costs,
+            later=partial(_figures, self, replace(done, forward=None, backward=None), decided),
             link=context.link,
             host_bytes=context.host_bytes,
             exposed_time=decided.exposed_time,
             peak_limit=peak_limit,
+            search=self._described(decided, limit, measure) if limit else "",
+            copied_outputs=copied_outputs,
         )
-        limit = budget.peak_bytes or peak_limit
-        return replace(made, search=self._described(decided, limit, measure) if limit else "")
 
     def _described(self, decided: Candidate, limit: int, measure: str) -> str:
         """Say which candidates were found, and why one was chosen.
@@ -511,6 +527,59 @@ class Planner:
         )
 
 
+def _bounded(search: Search, made: Plan) -> Sequence[BeforeAfter] | None:
+    """Compare a plan with the step without remat by bounds on both peaks.
+
+    Args:
+        search: the search that the plan is from.
+        made: the plan.
+
+    Returns:
+        A comparison of the highest peak that the plan may have with the lowest that the step without remat may have. The
+        same comparison again if both peaks are exact. None without bounds.
+    """
+    context = search.context
+    if not context.is_eager or context.request.hooks is not None or context.state.plain:
+        return None
+    try:
+        full = search.decisions.without_remat
+    except RematError:
+        return None
+    measure_deferred(context.state.joint.graph)
+    own, other = (peak_bounds(context.state, d) for d in (made.decision, full.decision))
+    if own is None or other is None:
+        return None
+    figures = BeforeAfter(
+        peak_bytes=own[1],
+        without_peak_bytes=other[0],
+        step_cost=context.step_cost,
+        recompute_cost=made.recompute_cost,
+        without_recompute_cost=full.cost,
+        unit=made.unit,
+        exposed_time=made.exposed_time,
+    )
+    is_exact = own[0] == own[1] and other[0] == other[1]
+    return (figures, figures) if is_exact else (figures,)
+
+
+@paused_collection()
+def _figures(planner: Planner, state: State, decided: Candidate) -> dict[str, Any]:
+    """Compute the `LATER` figures of a plan.
+
+    The joint graph is split again, because whoever got the plan's modules may have changed them.
+
+    Args:
+        planner: the planner that made the plan.
+        state: the graph with the plan's decision, on which ranks agreed.
+        decided: the decision of this rank.
+    """
+    measures, context = planner.search.measures, planner.context
+    measure_deferred(context.state.joint.graph)
+    alone = context.request.hooks is None and state.decision == decided.decision
+    curve = measures.curve(decided) if alone else curve_of(split(state))
+    return later_figures(state, curve.peak_bytes, planner.baseline, context.step_costs)
+
+
 @paused_collection()
 def finish(
     state: State,
@@ -518,13 +587,14 @@ def finish(
     cost: CostModel,
     budget: Budget,
     fingerprint: str,
-    peak_bytes: int | None = None,
     baseline: Baseline | None = None,
-    step_costs: Sequence[int] | None = None,
+    later: Callable[[], Mapping[str, Any]] | None = None,
     link: str = "",
     host_bytes: int | None = None,
     exposed_time: int = 0,
     peak_limit: int = 0,
+    search: str = "",
+    copied_outputs: tuple[int, ...] = (),
 ) -> Plan:
     """Build a plan from a split graph: compute the figures, and verify the two modules. Every plan is built here.
 
@@ -533,13 +603,14 @@ def finish(
         cost: the cost model.
         budget: the requested budget.
         fingerprint: digest of the joint graph as it was captured.
-        peak_bytes: the simulated peak; None: simulated here.
-        baseline: the step without remat; None: unknown.
-        step_costs: cost of one run of each node, by position in the joint graph; None: computed here.
+        baseline: the step without remat; None: unknown, or ``later`` knows it.
+        later: computes the `LATER` figures when one of them is read; None: they are computed here.
         link: the link to the host, if values may be offloaded; else empty.
         host_bytes: bytes that offloaded values may take in the host's memory; None: no limit.
         exposed_time: time that the step waits for copies to and from the host, in the unit of the cost model.
         peak_limit: the peak in bytes that a ratio of the peak stands for; 0 under any other budget.
+        search: under a budget on the peak, why the decision was chosen.
+        copied_outputs: positions of the outputs that the step returns as copies.
 
     Raises:
         BudgetError: the decision offloads more than ``host_bytes`` bytes.
@@ -575,8 +646,14 @@ def finish(
     # Passes have edited the graphs, and fx generates the code of a module only on request.
     forward.recompile()
     backward.recompile()
-    baseline = baseline or Baseline()
-    costs = step_costs_of(state, cost) if step_costs is None else step_costs
+    figures: Mapping[str, Any] = {"peak_bytes": 0, "_later": later}
+    if later is None:
+        figures = later_figures(
+            state,
+            curve_of(state).peak_bytes,
+            baseline or Baseline(),
+            step_costs_of(state, cost),
+        )
     # A decision with node orders may also recompute nodes in forward. `evaluate` cannot score such a decision.
     if state.decision.is_ordered:
         saved = state.decision.saved
@@ -600,7 +677,6 @@ def finish(
         snapshots=state.decision.snapshots,
         recomputed=recomputed,
         saved_bytes=saved_bytes,
-        peak_bytes=peak_bytes or curve_of(state).peak_bytes,
         recompute_cost=recompute_cost,
         recompute_bound=min(
             recompute_cost + exposed_time,
@@ -633,25 +709,43 @@ def finish(
         operators=state.operators,
         forward_order=state.decision.forward_order,
         backward_order=state.decision.backward_order,
-        step_cost=sum(costs),
-        without_peak_bytes=baseline.peak_bytes,
-        without_recompute_cost=baseline.recompute_cost,
-        without_expected_bytes=baseline.expected_bytes,
         offloads=state.decision.offloads,
         exposed_time=exposed_time,
         peak_limit=peak_limit,
         link=link,
         policies=state.policies,
         chunk=state.chunk,
+        search=search,
+        copied_outputs=copied_outputs,
         _asked=budget,
         _modules=(forward, backward),
         _problem=problem,
-        # `costs` is empty if the cost model cannot price backward, and the dict is then empty, too.
-        _costs={n.name: c for n, c in zip(state.index.nodes, costs, strict=False)},
-        _without=baseline.curve,
         _learns=has_symbols(state.index.values, learned=True),
         _sizes=planned_sizes(),
+        **figures,
     )
+
+
+def later_figures(
+    state: State, peak_bytes: int, baseline: Baseline, costs: Sequence[int]
+) -> dict[str, Any]:
+    """Return the `LATER` figures of a plan, by the names of its fields.
+
+    Args:
+        state: the graph.
+        peak_bytes: the simulated peak of the step under the plan.
+        baseline: the step without remat.
+        costs: cost of one run of each node, by position; empty if the cost model cannot price backward.
+    """
+    return {
+        "peak_bytes": peak_bytes,
+        "step_cost": sum(costs),
+        "without_peak_bytes": baseline.peak_bytes,
+        "without_recompute_cost": baseline.recompute_cost,
+        "without_expected_bytes": baseline.expected_bytes,
+        "_costs": {n.name: c for n, c in zip(state.index.nodes, costs, strict=False)},
+        "_without": baseline.curve,
+    }
 
 
 def _saved_in(state: State) -> dict[int, int]:

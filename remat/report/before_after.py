@@ -87,26 +87,36 @@ class BeforeAfter:
             text += f", {self.exposed_time / self.cost:.1%} of it exposed transfer time"
         return text
 
+    def is_lower(self, *, is_estimated: bool) -> bool:
+        """Return whether the plan lowers the peak of the step, as far as its cost asks for it.
+
+        There are two cases in which it does not. Either the plan's peak is above the peak without remat. Or the plan
+        adds more than 1 % to the step's cost and lowers the peak by less than 1 %. A higher peak of the plan, or a lower
+        peak without remat, never makes the answer True.
+
+        Args:
+            is_estimated: whether the peaks are estimates of compiled peaks. If so, the first case
+                holds only if the plan's peak is more than 1 % above the peak without remat.
+        """
+        peak, most = self.peak_bytes, self.without_peak_bytes
+        # Estimates of compiled peaks are inexact, so an estimate that is only slightly above is no reason to warn.
+        above = peak > most * (1 + _LITTLE * is_estimated)
+        return not above and not ((self.more or 0.0) > _LITTLE and most - peak < _LITTLE * most)
+
     def warn_if_not_lower(
         self, what: str, ratio: float, *, of_graph: bool, is_estimated: bool
     ) -> None:
-        """Issue a `PeakWarning` if the plan hardly lowers the peak of the step, or raises the peak.
-
-        There are two cases. Either the plan's peak is above the peak without remat. Or the plan adds
-        more than 1 % to the step's cost and lowers the peak by less than 1 %.
+        """Issue a `PeakWarning` unless `is_lower` holds.
 
         Args:
             what: text that names the budget and the graph, for the message.
             ratio: bytes that the budget allows to be saved, divided by the bytes saved without remat.
             of_graph: whether the plan is for one graph, which may be one of several in the step.
-            is_estimated: whether the peaks are estimates of compiled peaks. If so, the first case
-                holds only if the plan's peak is more than 1 % above the peak without remat.
+            is_estimated: as in `is_lower`.
         """
-        peak, most, more = self.peak_bytes, self.without_peak_bytes, self.more or 0.0
-        # Estimates of compiled peaks are inexact, so an estimate that is only slightly above is no reason to warn.
-        above = peak > most * (1 + _LITTLE * is_estimated)
-        if not above and not (more > _LITTLE and most - peak < _LITTLE * most):
+        if self.is_lower(is_estimated=is_estimated):
             return
+        peak, most, more = self.peak_bytes, self.without_peak_bytes, self.more or 0.0
         lower, higher = format_apart(peak, most)
         costs = f" and costs {more:.1%} of the step more" if more > 0 else ""
         planned, expected = "", ""

@@ -16,15 +16,17 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
 
 from remat import torch_compat
 from remat.errors import PeakWarning, warn
+from remat.graph.costs.base import Forms, signature_of
 from remat.graph.costs.measure import undisturbed
 from remat.graph.storages import MEASURE, WORKSPACE, extent_of, hint, tensor_bytes, tensors_of
+from remat.graph.writes import by_target
 from remat.running.measure import allocations
 from remat.torch_compat import pytree
 from remat.units import format_bytes
@@ -228,33 +230,78 @@ def note_workspaces(graph: fx.Graph) -> None:
     is 0 bytes, because their workspace may be larger later. If backward repeats a random draw, the
     generator state is added, and another machine may need more memory.
     """
+    defer_workspaces(graph, compiled=False)
+    measure_deferred(graph)
+
+
+def measure_deferred(graph: fx.Graph) -> None:
+    """Measure the workspaces of a graph that `defer_workspaces` has left to their first reader, each kind once."""
+    forms, known = Forms(), dict[Any, Any]()
     for node in graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, torch_compat.OpOverload):
-            continue
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
-        call = args, kwargs, node.meta.get("val")
-        tensors = tensors_of(call)
-        if not _may_take(node.target, tensors):
-            continue
-        nbytes = _cached(node.target, args, kwargs, tensors)
-        draws = torch.Tag.nondeterministic_seeded in node.target.tags
-        if nbytes > _NUMBERS or draws or any(may_allocate(node.target, t.dtype) for t in tensors):
-            node.meta[WORKSPACE] = in_proportion(nbytes, call)
+        if node.meta.get(WORKSPACE) is _workspace:
+            call = signature_of(node, forms)
+            if call not in known:
+                known[call] = _workspace(node)
+            if known[call] is None:
+                del node.meta[WORKSPACE]
+            else:
+                node.meta[WORKSPACE] = known[call]
 
 
-def defer_workspaces(graph: fx.Graph) -> None:
-    """Write a function that measures the node's workspace into each node's metadata, under `MEASURE`.
+def defer_workspaces(graph: fx.Graph, *, compiled: bool) -> None:
+    """Write functions that measure workspaces into the metadata of nodes.
 
-    A compiled step calls few operators of PyTorch, and passes tensors of other layouts than the graph's to them. The
-    layouts depend on the plan, so the workspace is measured once an estimate of the step asks for it.
+    Args:
+        graph: the graph.
+        compiled: whether Inductor compiles the graph. False: the entries are for `WORKSPACE`, which the first reader
+            measures. True: they are for `MEASURE`. A compiled step calls few operators of PyTorch, and passes tensors of
+            other layouts than the graph's to them. The layouts depend on the plan.
     """
-    for node in graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, torch_compat.OpOverload):
-            continue
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
-        call = args, kwargs, node.meta.get("val")
+    if not compiled:
+        for node in _where(graph, _has_allocations):
+            node.meta[WORKSPACE] = _workspace
+        return
+    for node in _where(graph, _may_allocate):
+        call = _call(node)
         if any(may_allocate(node.target, t.dtype) for t in tensors_of(call)):
             node.meta[MEASURE] = functools.cache(functools.partial(_compiled, node.target, call))
+
+
+def _where(graph: fx.Graph, holds: Callable[[fx.Node], bool]) -> list[fx.Node]:
+    """Return the nodes for whose operators a condition holds."""
+    nodes = [n for n in graph.nodes if isinstance(n.target, torch_compat.OpOverload)]
+    return [n for n, found in zip(nodes, by_target(nodes, holds), strict=True) if found]
+
+
+def _has_allocations(node: fx.Node) -> bool:
+    """Return whether some calls of a node's operator may have a workspace; see `_may_take`."""
+    op: Any = node.target
+    is_view = op.is_view or torch.Tag.inplace_view in op.tags
+    return op.namespace == "aten" and not is_view
+
+
+def _may_allocate(node: fx.Node) -> bool:
+    """Return whether `may_allocate` holds for some dtype."""
+    return any(may_allocate(node.target, dtype) for dtype in (torch.float32, torch.bfloat16))
+
+
+def _call(node: fx.Node) -> tuple[Any, Any, Any]:
+    """Return the positional arguments, keyword arguments and results of a node, as fake values."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    return args, kwargs, node.meta.get("val")
+
+
+def _workspace(node: fx.Node) -> Any:
+    """Return the workspace of a node, as a number or a symbolic size; None if it needs no entry."""
+    call, op = _call(node), cast(Any, node.target)
+    tensors = tensors_of(call)
+    if not _may_take(op, tensors):
+        return None
+    nbytes = _cached(op, *call[:2], tensors)
+    draws = torch.Tag.nondeterministic_seeded in op.tags
+    if nbytes > _NUMBERS or draws or any(may_allocate(op, t.dtype) for t in tensors):
+        return in_proportion(nbytes, call)
+    return None
 
 
 def _compiled(op: Any, call: tuple[Any, Any, Any], channels_last: bool) -> Any:

@@ -15,7 +15,7 @@ from remat.solvers.base import Solver
 from remat.solvers.effort import EFFORT
 from remat.solvers.flow import Network
 from remat.solvers.graph_problem import GraphProblem, evaluate, infeasible
-from remat.solvers.graph_reduction import reduce_graph
+from remat.solvers.hull import Hull
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.solution import GraphSolution, Solution
 from remat.solvers.verify import verify
@@ -40,17 +40,15 @@ def by_knapsack(
         BudgetError: every decision saves more bytes than the capacity.
         SolverError: the solver fails; see `remat.solvers.run.run`.
     """
-    reduction = reduce_graph(problem)
-    core = reduction.core
+    hull = Hull.of(problem)
+    reduction, core, least_bytes = hull.reduction, hull.core, hull.least_bytes
     capacity = sum(problem.size) if problem.capacity is None else problem.capacity
-    least = Network(core).cut(core.size).saved
-    least_bytes = sum(core.size[i] for i in least)
     if least_bytes > capacity:
         raise infeasible(capacity, least_bytes)
     scored = [(d, evaluate(problem, d)) for d in problem.known]
     fitting = [d for d, e in scored if e.saved_bytes <= capacity]
     # The cut of fewest bytes fits if any decision fits, so `found` always has an answer.
-    found = [verify(problem, solver, d) for d in (reduction.invert(least), *fitting)]
+    found = [verify(problem, solver, d) for d in (reduction.invert(hull.least.saved), *fitting)]
     weight = _weights(core)
     items = [i for i in range(len(core)) if core.cost[i] and weight[i]]
     sets = [items]

@@ -81,6 +81,7 @@ class Hull:
     Attributes:
         reduction: the reduction of the problem to its *core*, a smaller graph problem. All minimum
             cuts are cuts of the core.
+        least: the vertex of the decision that saves the fewest bytes.
         least_bytes: the fewest bytes that any decision saves.
     """
 
@@ -97,7 +98,7 @@ class Hull:
         self._total_cost = sum(self.core.cost)
         self._edges: dict[tuple[int, int], Edge] = {}
         self._compiled: tuple[tuple[int, int], Any] | None = None
-        least = self._vertex(1, 0)[0]
+        self.least = least = self._vertex(1, 0)[0]
         scale = max(1, (ROOM - self._total_size) // max(1, self._total_cost))
         self._vertices = [least]
         # The first of these two cuts has the least cost and, among such cuts, the fewest bytes. In 64 bits,

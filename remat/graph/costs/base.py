@@ -157,7 +157,7 @@ def node_costs(
             The message names the model. It also names the node, except if a model that overrides
             `CostModel.costs` raises or returns a wrong number of costs.
     """
-    known: dict[int, Any] = {}
+    forms = Forms()
     alike: dict[Any, list[int]] = {}  # positions of identical calls
     for i in range(len(index)) if positions is None else positions:
         node = index.nodes[i]
@@ -166,7 +166,7 @@ def node_costs(
             continue
         # The cost of a higher-order operator depends on the graphs that it calls, not on neighbours.
         by_neighbours = model.contextual and (index.plain[i] or not _bodies(node))
-        alike.setdefault(i if by_neighbours else _signature(node, known), []).append(i)
+        alike.setdefault(i if by_neighbours else signature_of(node, forms), []).append(i)
     found = _priced(model, [index.nodes[same[0]] for same in alike.values()])
     costs = [0] * len(index)
     for same, cost in zip(alike.values(), found, strict=True):
@@ -301,45 +301,54 @@ def _is_free(node: fx.Node) -> bool:
     return is_element(node) or isinstance(node.meta.get("val"), (*SYMBOLIC, int, float))
 
 
-def _signature(node: fx.Node, known: dict[int, Any]) -> Any:
+class Forms(dict[int, bytes]):
+    """Numbers of the forms of values, by ``id`` of the value; values of equal forms have equal numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._numbers: dict[Any, bytes] = {}
+
+    def of(self, node: fx.Node) -> bytes:
+        """Return the number of a node's value, as `bytes`, which no constant argument is."""
+        value = node.meta.get("val", self)
+        found = self.get(id(value)) if value is not self else None
+        if found is None:
+            # A subgraph or a constant has no value, only a name.
+            form = (node.op, str(node.target)) if value is self else _form_of(value)
+            found = self._numbers.setdefault(form, b"%d" % len(self._numbers))
+            if value is not self:
+                self[id(value)] = found
+        return found
+
+
+def signature_of(node: fx.Node, forms: Forms) -> Any:
     """Return a hashable key of a call; calls with equal keys have equal costs.
 
-    The key consists of the operator, its constants and descriptions of its tensor inputs.
+    The key consists of the operator, its constants and the forms of its inputs. Inputs that repeat are numbered by
+    first appearance, because ``x + x`` and ``x + y`` read different amounts of memory.
 
     Args:
         node: the call.
-        known: cache of value descriptions, by ``id`` of the value.
+        forms: numbers of the forms of values.
     """
-    seen: dict[fx.Node, int] = {}
-    kwargs = _describe(node.kwargs, seen, known) if node.kwargs else None
+    reads: list[fx.Node] = []
+
+    def described(read: fx.Node) -> bytes:
+        reads.append(read)
+        return forms.of(read)
+
+    args = repr(fx.map_arg(node.args, described))
+    kwargs = repr(fx.map_arg(node.kwargs, described)) if node.kwargs else ""
+    distinct = dict.fromkeys(reads)
+    repeated = None if len(distinct) == len(reads) else tuple(map([*distinct].index, reads))
     # Operators are keyed by identity, because hashing an overload takes longer.
-    return (id(node.target), _describe(node.args, seen, known), kwargs)
+    return (id(node.target), args, kwargs, repeated)
 
 
-def _describe(x: Any, seen: dict[fx.Node, int], known: dict[int, Any]) -> Any:
-    """Return a hashable description of an argument.
-
-    Nodes are numbered by first appearance, because ``x + x`` and ``x + y`` read different amounts
-    of memory.
-
-    Args:
-        x: the argument.
-        seen: number of each node in the arguments so far; a new node is added.
-        known: cache of value descriptions, by ``id`` of the value.
-    """
-    if isinstance(x, fx.Node):
-        which = seen.setdefault(x, len(seen))
-        if "val" not in x.meta:
-            return (x.op, str(x.target))  # a subgraph or a constant, by name
-        value = x.meta["val"]
-        described = known.get(id(value))
-        if described is None:
-            described = known[id(value)] = _describe(value, seen, known)
-        return (which, described)
-    if isinstance(x, torch.Tensor):
-        return form_of(x)
-    if isinstance(x, (tuple, list)):
-        return tuple([_describe(v, seen, known) for v in x])
-    if isinstance(x, dict):
-        return tuple([(k, _describe(v, seen, known)) for k, v in x.items()])
-    return repr(x)
+def _form_of(value: Any) -> Any:
+    """Return a hashable description of a value: sizes, strides, dtype and device of each tensor in it."""
+    if isinstance(value, torch.Tensor):
+        return form_of(value)
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_form_of, value))
+    return repr(value)

@@ -164,7 +164,7 @@ def banned(state: State, rules: BanRules, fusion: Fusion) -> bytearray:
         may_ban[i] = 1
         if not fusion.computes[i]:
             continue
-        if must_save(node) or tag is CheckpointPolicy.PREFER_SAVE:
+        if tag is not None and (must_save(node) or tag is CheckpointPolicy.PREFER_SAVE):
             ban[i] = 1
         elif isinstance(index.values[i], (torch.Tensor, tuple, list)):
             ban[i] = (

@@ -20,7 +20,7 @@ from remat.graph.copying import RUN_OF, run_of
 from remat.graph.index import are_plain
 from remat.graph.joint import HandedKind, Role, output_node, role_of
 from remat.graph.replays import random_device, state_bytes
-from remat.graph.storages import WORKSPACE, fake_mode_of
+from remat.graph.storages import WORKSPACE, fake_mode_of, workspace_of
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import PassResult, State
 from remat.passes.split.convention import own_descriptors, write_output
@@ -107,7 +107,7 @@ def _save_state(fwd: fx.Node) -> fx.Node:
         torch_compat.rename(run, f"{fwd.name}_drawn")
         run.meta = {**_provenance(fwd), "val": (sample, fwd.meta.get("val"))}
         # The workspace belongs to the operator, and ``fwd`` becomes an element of its result.
-        if WORKSPACE in fwd.meta:
+        if workspace_of(fwd) is not None:
             run.meta[WORKSPACE] = fwd.meta.pop(WORKSPACE)
         state = graph.call_function(operator.getitem, (run, 0))
         torch_compat.rename(state, f"{fwd.name}_state")
@@ -126,7 +126,7 @@ def _replay(node: fx.Node, state: fx.Node) -> None:
     """
     # `run_with_rng_state` keeps the generator's current state in host memory while the operator draws.
     # If the step runs on a CPU, this memory counts as memory of the step.
-    if WORKSPACE in node.meta:
+    if workspace_of(node) is not None:
         node.meta[WORKSPACE] += state_bytes(node)
     node.args = (state, node.target, *node.args)  # type: ignore[arg-type]
     node.target = torch_compat.rng_prims.run_with_rng_state

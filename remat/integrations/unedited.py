@@ -35,12 +35,14 @@ class Compilations:
         options: remat's options of planning by name.
         calls: number of calls of ``torch.compile`` with Inductor.
         graphs: number of graphs that Dynamo sent to Inductor, and hence to remat.
+        compiled: number of these graphs that were compiled; an error refused the others.
         others: number of graphs by name of another backend.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
     calls: int = 0
     graphs: int = 0
+    compiled: int = 0
     others: Counter[str] = field(default_factory=Counter)
 
     def report(self) -> list[str]:
@@ -53,8 +55,10 @@ class Compilations:
         from remat.integrations.plan_log import plans
 
         made = plans()
-        lines = [f"{counted(self.graphs, 'graph')} compiled, {counted(len(made), 'plan')} made"]
-        if not made:
+        lines = [f"{counted(self.compiled, 'graph')} compiled, {counted(len(made), 'plan')} made"]
+        if self.compiled < self.graphs:
+            lines[0] += f", {counted(self.graphs - self.compiled, 'graph')} refused by an error"
+        elif not made:
             lines[0] += ", because no graph computes gradients"
         lines += [closing_line(plan) for plan in made[:MOST_LINES]]
         if len(made) > MOST_LINES:
@@ -107,7 +111,9 @@ class PlannedInductor(torch_compat.CompileWithInductor):
 
         COMPILATIONS.graphs += 1
         options = self._options | config_patches if config_patches else self._options
-        return compile_step(model_, inputs_, options=options)
+        compiled = compile_step(model_, inputs_, options=options)
+        COMPILATIONS.compiled += 1
+        return compiled
 
 
 class CountedBackend(torch_compat.CompileWithBackend):

@@ -193,6 +193,16 @@ def test_the_report_says_that_no_graph_has_gradients(
     assert made.report() == ["1 graph compiled, 0 plans made, because no graph computes gradients"]
 
 
+def test_the_report_counts_graphs_that_an_error_refused(
+    made: Compilations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remat.integrations.plan_log.plans", lambda: ())
+    made.options["budget"] = "1KiB"
+    with pytest.raises(remat.RematError, match="infeasible"):
+        train(torch.compile(Net()))
+    assert made.report() == ["0 graphs compiled, 0 plans made, 1 graph refused by an error"]
+
+
 def test_long_reports_are_cut(made: Compilations, monkeypatch: pytest.MonkeyPatch) -> None:
     train(torch.compile(Net()))
     plan = remat.plans()[-1]

@@ -85,7 +85,7 @@ def test_a_script_trains_under_the_budget_in_each_process(folder: Path, spawn: b
     assert ("the script calls torch.compile nowhere" in ours.stderr) is spawn
     if not spawn:
         plain = python(folder, "train.py")
-        assert (plain.returncode, plain.stderr) == (7, "")
+        assert (plain.returncode, "remat" in plain.stderr) == (7, False)
         assert ours.stdout.count("loss ") == 2
         assert ours.stdout == plain.stdout
 

@@ -29,6 +29,8 @@ class TorchVersionWarning(UserWarning):
 
 
 if TYPE_CHECKING:
+    from torch import _TorchCompileInductorWrapper as CompileWithInductor
+    from torch import _TorchCompileWrapper as CompileWithBackend
     from torch import fx
     from torch._C import DisableTorchFunction
     from torch._C import _current_graph_task_id as current_graph_task_id
@@ -227,6 +229,19 @@ def is_before(release: str) -> bool:
         return tuple(int(n) for n in re.findall(r"\d+", version)[:3])
 
     return numbers(torch.__version__) < numbers(release)
+
+
+def replace_compilers(inductor: type[Any], other: type[Any]) -> None:
+    """Replace the classes of which ``torch.compile`` makes a backend.
+
+    Args:
+        inductor: the class for Inductor, a subclass of `CompileWithInductor`.
+        other: the class for all other backends, a subclass of `CompileWithBackend`.
+    """
+    import torch
+
+    torch._TorchCompileInductorWrapper = inductor  # type: ignore[misc]
+    torch._TorchCompileWrapper = other  # type: ignore[misc]
 
 
 def schema(op: Any) -> Any:

@@ -73,7 +73,8 @@ def test_a_wheel_trains_from_another_folder(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as zipped:
         names = set(zipped.namelist())
     modules = {str(f.relative_to(ROOT)) for f in (ROOT / "remat").rglob("*.py")}
-    assert modules | {"remat/py.typed"} <= names
+    hook = "remat/cli/autoload/remat_run.dist-info/"
+    assert modules | {"remat/py.typed", f"{hook}METADATA", f"{hook}entry_points.txt"} <= names
     assert not [name for name in names if name.endswith((".cpp", ".hpp"))]
 
     python = environment(tmp_path, "--ignore-installed", wheel)

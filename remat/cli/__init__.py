@@ -13,6 +13,7 @@ try:
     from remat.cli import policies as _policies  # noqa: F401 - its command registers itself
     from remat.cli import reduce as _reduce  # noqa: F401 - its command registers itself
     from remat.cli import repro as _repro  # noqa: F401 - its command registers itself
+    from remat.cli import run as _run  # noqa: F401 - its command registers itself
     from remat.cli import sac as _sac  # noqa: F401 - its command registers itself
     from remat.cli import sweep as _sweep  # noqa: F401 - its command registers itself
     from remat.cli.commands import main

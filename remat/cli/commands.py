@@ -54,6 +54,9 @@ HELP: Mapping[str, Mapping[str, str]] = {
         "sweep": "remat sweep hf:gpt2 hf:bert --budgets 0.25,0.5 --jobs 2 -o sweep.jsonl",
         "sac": "remat sac train.py:build --memory 12GiB -o checkpoints.json",
     },
+    "Train": {
+        "run": "remat run --budget 40GiB train.py --epochs 3",
+    },
     "See": {
         "policies": "remat policies hf:gpt2 --budget peak:0.5 --policy '*.attn=save'",
         "explain": "remat explain hf:gpt2 --budget peak:0.5 --html page.html",

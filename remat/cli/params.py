@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from remat.arguments import SOLVER as DEFAULT_SOLVER
 from remat.errors import RematError, first_line
 
 if TYPE_CHECKING:
@@ -79,6 +80,9 @@ def search_here() -> None:
 
 
 def _solver_name(text: str) -> str:
+    # Plugins are not loaded for the default, so that `remat run` starts quickly.
+    if text == DEFAULT_SOLVER:
+        return text
     from remat.plugins.registry import registry
 
     if ":" in text:

@@ -32,8 +32,9 @@ def test_the_help_of_a_command_ends_with_an_example_that_it_takes(name: str) -> 
     assert " ".join(shown.split()).endswith(f"Example: {EXAMPLES[name]}")
     program, command, *words = shlex.split(EXAMPLES[name])
     assert (program, command) == ("remat", name)
-    context = click.Context(main.commands[name], info_name=name)
-    _, left, _ = main.commands[name].make_parser(context).parse_args(words)
+    named = main.commands[name]
+    context = click.Context(named, info_name=name, **named.context_settings)
+    _, left, _ = named.make_parser(context).parse_args(words)
     assert left == []
 
 

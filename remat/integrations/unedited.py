@@ -1,0 +1,147 @@
+"""Plan each graph that an unedited script compiles with Inductor, for the command ``remat run``.
+
+The command starts the script in an environment in which PyTorch calls `install` at the end of ``import torch``. Python
+processes that the script starts inherit the environment.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from remat import torch_compat
+from remat.units import counted
+
+#: Name of the environment variable that holds the settings as JSON: ``options``, the options of planning by name, and
+#: ``pid``, the process of the script itself.
+SETTINGS = "REMAT_RUN"
+#: The report lists this many plans, so that it leaves the script's own last lines on the screen.
+MOST_LINES = 8
+
+
+@dataclass(slots=True)
+class Compilations:
+    """The compilations that this process asked ``torch.compile`` for.
+
+    Attributes:
+        options: remat's options of planning by name.
+        calls: number of calls of ``torch.compile`` with Inductor.
+        graphs: number of graphs that Dynamo sent to Inductor, and hence to remat.
+        compiled: number of these graphs that were compiled; an error refused the others.
+        others: number of graphs by name of another backend.
+    """
+
+    options: dict[str, Any] = field(default_factory=dict)
+    calls: int = 0
+    graphs: int = 0
+    compiled: int = 0
+    others: Counter[str] = field(default_factory=Counter)
+
+    def report(self) -> list[str]:
+        """Return lines about the plans, or about why there are none; each is a sentence without a full stop."""
+        others = [f"'{name}' ({counted(n, 'graph')})" for name, n in sorted(self.others.items())]
+        if not self.graphs:
+            head = "no graph was compiled through remat in this process; processes that it starts report theirs"
+            return [f"{head}. Reason: {self._why(others)}"]
+        from remat.integrations.compile_progress import closing_line
+        from remat.integrations.plan_log import plans
+
+        made = plans()
+        lines = [f"{counted(self.compiled, 'graph')} compiled, {counted(len(made), 'plan')} made"]
+        if self.compiled < self.graphs:
+            lines[0] += f", {counted(self.graphs - self.compiled, 'graph')} refused by an error"
+        elif not made:
+            lines[0] += ", because no graph computes gradients"
+        lines += [closing_line(plan) for plan in made[:MOST_LINES]]
+        if len(made) > MOST_LINES:
+            lines.append(f"{len(made) - MOST_LINES} more: remat.plans() in the script lists all")
+        if others:
+            lines.append(f"the script's other backends keep their graphs: {', '.join(others)}")
+        return lines
+
+    def _why(self, others: Sequence[str]) -> str:
+        """Return why no graph was compiled through remat, and what to do."""
+        if others:
+            return f"the script names other backends, {', '.join(others)}; leave the backend out, or name 'inductor'"
+        if not self.calls:
+            return (
+                "the script calls torch.compile nowhere; compile the model by torch.compile(model), "
+                "or set the trainer's flag, such as TrainingArguments(torch_compile=True)"
+            )
+        return (
+            f"the script calls torch.compile ({counted(self.calls, 'call')}), but Dynamo compiled no graph. Either the "
+            "compiled model never ran, or Dynamo skips it: write DDP(torch.compile(model)) instead of "
+            "torch.compile(DDP(model)), and torch.compile(model) instead of model.compile() if the model's class is "
+            "PyTorch's own, such as nn.Sequential"
+        )
+
+
+#: The compilations of this process.
+COMPILATIONS = Compilations()
+
+
+class PlannedInductor(torch_compat.CompileWithInductor):
+    """What ``torch.compile`` makes for the backend Inductor: remat plans each graph, then Inductor compiles it.
+
+    PyTorch's class checks ``mode`` and ``options``, and merges them into the settings ``config``.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
+        COMPILATIONS.calls += 1
+        # One dict for all graphs, because `compile_step` makes a backend for each dict.
+        self._options = COMPILATIONS.options | self.config
+
+    def __call__(
+        self,
+        model_: fx.GraphModule,
+        inputs_: Sequence[Any],
+        *,
+        config_patches: dict[str, Any] | None = None,
+    ) -> Callable[..., Any]:
+        from remat.integrations.backend import compile_step
+
+        COMPILATIONS.graphs += 1
+        options = self._options | config_patches if config_patches else self._options
+        compiled = compile_step(model_, inputs_, options=options)
+        COMPILATIONS.compiled += 1
+        return compiled
+
+
+class CountedBackend(torch_compat.CompileWithBackend):
+    """What ``torch.compile`` makes for any other backend, which compiles its graphs as without remat."""
+
+    def __call__(self, model_: fx.GraphModule, inputs_: Sequence[Any]) -> Callable[..., Any]:
+        COMPILATIONS.others[self.compiler_name] += 1
+        return super().__call__(model_, inputs_)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def install() -> None:
+    """Make ``torch.compile`` plan what it compiles with Inductor; at exit, print what was planned.
+
+    Nothing happens in a process that was started without the settings.
+    """
+    if SETTINGS not in os.environ:
+        return
+    settings = json.loads(os.environ[SETTINGS])
+    COMPILATIONS.options = settings["options"]
+    torch_compat.replace_compilers(PlannedInductor, CountedBackend)
+    atexit.register(_print_report, is_script=os.getpid() == settings["pid"])
+
+
+def _print_report(*, is_script: bool) -> None:
+    """Print the report of this process; a process that the script started prints one only if it compiled graphs."""
+    if is_script or COMPILATIONS.graphs:
+        rank = os.environ.get("RANK")
+        process = f"rank {rank}" if rank else "" if is_script else f"process {os.getpid()}"
+        head = ", ".join(filter(None, ["remat run", process]))
+        for line in COMPILATIONS.report():
+            print(f"{head}: {line}", file=sys.stderr)

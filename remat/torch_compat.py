@@ -15,6 +15,7 @@ import functools
 import re
 import warnings
 from collections.abc import Callable, Iterable
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from remat.errors import TorchVersionError, levels_to_user
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from torch._C._autograd import _get_current_graph_task_keep_graph as keeps_graph
     from torch._C._autograd import _profiler_enabled as is_profiling
     from torch._C._autograd import _top_saved_tensors_default_hooks as saved_tensor_hooks
+    from torch._C._dynamo.eval_frame import reset_code
     from torch._dispatch.python import enable_python_dispatcher
     from torch._dynamo import config as dynamo_config
     from torch._dynamo import lookup_backend
@@ -370,6 +372,17 @@ def traced_frame() -> tuple[str, dict[str, Any]]:
         return tracer.f_code.co_qualname, tracer.f_locals
     except AttributeError:
         return "", {}
+
+
+def traced_code() -> CodeType | None:
+    """Return the code object whose frame Dynamo is compiling; None if Dynamo is tracing no function."""
+    from remat.torch_compat import InstructionTranslator
+
+    try:
+        tracer: Any = InstructionTranslator.current_tx()
+        return tracer.output.root_tx.f_code  # type: ignore[no-any-return]
+    except AttributeError:
+        return None
 
 
 def resumes_after_break() -> bool:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, overload
 
 import torch
 from torch import fx
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from remat import torch_compat
 from remat.errors import CaptureError
@@ -25,8 +23,9 @@ from remat.graph.capture_errors import (
     takes_lock,
 )
 from remat.graph.fakes_of_models import as_fakes
-from remat.graph.joint import JointGraph, Role, Turn, role_of
+from remat.graph.joint import JointGraph
 from remat.graph.regions import is_region, split_region
+from remat.graph.step_runs import StepRuns
 from remat.graph.storages import tensors_of
 from remat.graph.tangents import layouts_of_tangents
 
@@ -173,12 +172,7 @@ class _Backend:
         self._lower = lower
         self._name = name
         self._stop = stop
-        # `_made` maps a tensor to (index of the graph run that returned it, index among the outputs of that run).
-        # `_given` maps it to (index of the first graph run that received it, index among the arguments). The keys
-        # are weak: otherwise a run on real tensors would keep all activations alive.
-        self._made: MutableMapping[torch.Tensor, tuple[int, int]] = WeakTensorKeyDictionary()
-        self._given: MutableMapping[torch.Tensor, tuple[int, int]] = WeakTensorKeyDictionary()
-        self._turns: list[tuple[int, Turn]] = []  # (index of the graph, its run), in run order
+        self._runs = StepRuns()
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         before = len(self._sink)
@@ -186,13 +180,10 @@ class _Backend:
             compiled = self._compiled(module, inputs)
         if self._stop or len(self._sink) == before:
             return compiled
-        return self._record_inputs(compiled, len(self._sink) - 1)
+        return self._recording(compiled, len(self._sink) - 1)
 
-    def _record_inputs(self, compiled: Callable[..., Any], graph: int) -> Callable[..., Any]:
-        """Return a callable that runs a compiled graph and records a `Turn` for each run.
-
-        A `Turn` describes one graph run. It lists the arguments that an earlier graph run returned,
-        and the arguments that an earlier graph run received too.
+    def _recording(self, compiled: Callable[..., Any], graph: int) -> Callable[..., Any]:
+        """Return a callable that runs a compiled graph and records each run.
 
         Args:
             compiled: the compiled graph.
@@ -200,60 +191,24 @@ class _Backend:
         """
 
         def run(*args: Any) -> Any:
-            tensors = [(i, a) for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
-            received = [(i, *self._made[a]) for i, a in tensors if a in self._made]
-            shared = [(i, *self._given[a]) for i, a in tensors if a in self._given]
-            nodes = self._sink[graph].graph.find_nodes(op="placeholder")
-            turn = Turn(at=len(self._turns))
-            # A `Turn` counts positions among the primals. They equal positions among the arguments only if there
-            # are as many primals as arguments.
-            if sum(role_of(n) is Role.PRIMAL for n in nodes) == len(args):
-                turn = turn._replace(received=tuple(received), shared=tuple(shared))
-            self._turns.append((graph, turn))
-            for i, value in tensors:
-                if value not in self._made:
-                    self._given.setdefault(value, (turn.at, i))
             nothing_kept = torch.autograd.graph.saved_tensors_hooks(_dropped, _never)
             with nothing_kept if self._really else contextlib.nullcontext():
                 out = compiled(*args)
-            for k, value in enumerate(out if isinstance(out, (tuple, list)) else (out,)):
-                if isinstance(value, torch.Tensor):
-                    self._made[value] = (turn.at, k)
+            outputs = out if isinstance(out, (tuple, list)) else (out,)
+            self._runs.add(graph, self._sink[graph], args, outputs)
             return out
 
         return run
 
     def finish(self, result: Any) -> None:
-        """Record in each joint graph which values the graph exchanges with other graphs of the step.
+        """Record in each joint graph how often it runs, and which values it exchanges with other graphs of the step.
 
-        The number of runs of each graph is recorded too. Call this method after the compiled model
-        has been called.
+        Call this method after the compiled model has been called.
 
         Args:
             result: return value of the compiled model, whose tensors the step's caller holds.
         """
-        received = {(j, k) for _, turn in self._turns for _, j, k in turn.received}
-        found = {self._made[v] for v in tensors_of(result) if v in self._made}
-        turns: list[list[Turn]] = [[] for _ in self._sink]
-        for graph, turn in self._turns:
-            returned = tuple(k for at, k in sorted(found & received) if at == turn.at)
-            turns[graph].append(turn._replace(returned=returned))
-        graph_of = [graph for graph, _ in self._turns]
-        repeats = len(self._turns) > len(set(graph_of))
-        for graph, joint in enumerate(self._sink):
-            if not turns[graph]:
-                continue
-            # `received` and `shared` describe the first run only. If a graph of the step runs several times,
-            # `turns` describes every run.
-            first = turns[graph][0]
-            self._sink[graph] = replace(
-                joint,
-                received=tuple((i, graph_of[at], k) for i, at, k in first.received),
-                shared=tuple((i, graph_of[at], k) for i, at, k in first.shared),
-                returned=tuple(dict.fromkeys(k for t in turns[graph] for k in t.returned)),
-                runs=len(turns[graph]),
-                turns=tuple(turns[graph]) if repeats else (),
-            )
+        self._sink[:] = self._runs.joints(self._sink, tensors_of(result))
 
     def _compiled(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         if self._lower == "inductor":

@@ -166,7 +166,7 @@ class Backend:
             planned.check_host()
             look = planned.finish(_traced_inputs(gm, example_inputs))
             progress.finish(planned.plan)
-            count = planned.count_runs(gm, example_inputs)
+            count = planned.count_runs(gm, example_inputs, self)
             return wrap_step(
                 compiled.run, planned.plan, by_inductor=lower == "inductor", count=count, look=look
             )

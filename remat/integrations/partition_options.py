@@ -47,6 +47,8 @@ class CompiledGraphs:
             may then match a module in another graph.
         host_bytes: dict from the identity of each graph to the bytes that the graph offloads.
         unplanned: identities of the functions without a plan that a warning has named.
+        from_caches: whether compiled steps may come from a cache, which has no graph that could be planned again.
+        replanned: whether the graphs of a step were planned together after its first run.
         said: dict from the identity of each graph to the bytes that warnings about the graph named.
     """
 
@@ -57,6 +59,8 @@ class CompiledGraphs:
     has_breaks: bool = False
     host_bytes: dict[str, int] = field(default_factory=dict)
     unplanned: set[str] = field(default_factory=set)
+    from_caches: bool = True
+    replanned: bool = False
     said: defaultdict[str, Said] = field(default_factory=lambda: defaultdict(Said))
 
 
@@ -251,6 +255,8 @@ class PartitionOptions:
         False if a pipeline, a hook without a cache key, or code from outside remat takes part in
         the decision. False also if ranks must agree on the decision.
         """
-        if not self.cacheable or self.request.pipeline is not None or self.check is not None:
+        if not self.cacheable or not self.graphs.from_caches:
+            return False
+        if self.request.pipeline is not None or self.check is not None:
             return False
         return not self.with_others and is_known_elsewhere(self.described())

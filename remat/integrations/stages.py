@@ -24,6 +24,7 @@ from remat.integrations.partition_options import PartitionOptions
 from remat.integrations.recompute_check import add_checks
 from remat.integrations.step_guards import Look, at_declared_sizes, guard_sizes
 from remat.integrations.step_tally import CountRun, GraphMemory, StepTally, tally_of
+from remat.integrations.step_together import Member
 from remat.integrations.traced_graph import code_of, parameters_of
 from remat.integrations.workarounds import GeneratedCode
 from remat.passes.decide.policies import check_matched
@@ -93,7 +94,8 @@ class Arrived:
         ends_frame = not getattr(reason, "graph_break", False)
         options.graphs.has_breaks |= not ends_frame
         request, tally, runs, held = options.request, None, 0, 0
-        if request.decides and request.hooks is None and request.budget.peak_bytes is not None:
+        counts = request.decides or options.graphs.replanned
+        if counts and request.hooks is None and request.budget.peak_bytes is not None:
             tally = tally_of(request.budget.peak_bytes)
             runs, held = tally.runs, tally.beside(gm, inputs)
         return cls(
@@ -162,6 +164,7 @@ class Arrived:
             )
         primals = [node.meta.get("val") for node in primals_of(joint)]
         asked, over = self.options.request, self.over
+        kept = joint.copy() if self.tally is not None and asked.plan is None else None
         self.stage("planning")
         try:
             with at_declared_sizes(primals, in_bytes=self.options.in_bytes):
@@ -183,7 +186,7 @@ class Arrived:
                     least = Budget(peak_share=0.0) if asked.budget.on_peak else Budget(share=0.0)
                     asked = replace(asked, budget=least)
                     plan = self._plan(joint, asked, plan_graph)
-                planned = Planned.of(self, plan, asked, kind, over)
+                planned = Planned.of(self, plan, asked, kind, over, kept)
                 # If watched, the backend calls `finish` after compilation, when the compiled bytes are known.
                 if not self.watched:
                     planned.finish(primals)
@@ -291,6 +294,8 @@ class Planned:
         kind: identity of the graph's code and parameters; see `code_of`.
         over: text that says why the budget cannot be met, if the step runs nevertheless; else
             empty.
+        joint: the joint graph before the split, to plan it together with others; None if it comes from a cache, or
+            is not planned again.
     """
 
     arrived: Arrived
@@ -298,10 +303,17 @@ class Planned:
     request: PlanRequest
     kind: str
     over: str = ""
+    joint: JointGraph | None = None
 
     @classmethod
     def of(
-        cls, arrived: Arrived, plan: Plan, request: PlanRequest, kind: str, over: str = ""
+        cls,
+        arrived: Arrived,
+        plan: Plan,
+        request: PlanRequest,
+        kind: str,
+        over: str = "",
+        joint: JointGraph | None = None,
     ) -> Self:
         """Return the stage of a graph with a new plan or a plan from a cache; log and count the plan.
 
@@ -311,10 +323,13 @@ class Planned:
             request: the options that the graph was planned under.
             kind: identity of the graph's code and parameters.
             over: text that says why the budget cannot be met.
+            joint: a copy of the joint graph.
         """
         if arrived.is_part and not plan.of_step:
             plan = replace(plan, _of_step=_other_graphs(arrived))
-        planned = cls(arrived=arrived, plan=plan, request=request, kind=kind, over=over)
+        planned = cls(
+            arrived=arrived, plan=plan, request=request, kind=kind, over=over, joint=joint
+        )
         if request.decides:
             planned._count()
         if _LOG.isEnabledFor(logging.INFO):  # the peak takes time
@@ -443,7 +458,9 @@ class Planned:
                 f'remat.capture(model, args, fullgraph=False), …, host_memory={most}), then options={{"plan": plans}}'
             )
 
-    def count_runs(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> CountRun | None:
+    def count_runs(
+        self, gm: fx.GraphModule, inputs: Sequence[Any], backend: object
+    ) -> CountRun | None:
         """Return the callback that counts runs of the compiled graph, for `step_wrapper.wrap_step`.
 
         The result is None if the budget is not a peak in bytes.
@@ -451,11 +468,15 @@ class Planned:
         Args:
             gm: the graph from Dynamo.
             inputs: example inputs of the graph.
+            backend: the backend that compiled the graph.
         """
         tally = self.arrived.tally
         if tally is None:
             return None
-        memory = GraphMemory.of(self.plan, gm, inputs)
+        memory, code = GraphMemory.of(self.plan, gm, inputs), torch_compat.traced_code()
+        if self.saved_plan is None and code is not None and memory.sizes is None:
+            fingerprint, options = self.plan.fingerprint, self.arrived.options
+            tally.together.add(memory, Member(self.joint, fingerprint, code, options, backend))
         tally.add(memory, inputs)
         return partial(tally.forward, memory)
 

@@ -24,6 +24,7 @@ from remat.graph.joint import primal_place
 from remat.graph.liveness import StorageKind, Timeline
 from remat.graph.storages import hint
 from remat.integrations.step_guards import RunSizes, SizedBytes
+from remat.integrations.step_together import StepTogether
 from remat.planning.plan import Plan
 from remat.units import format_bytes
 
@@ -228,6 +229,9 @@ class StepTally:
 
     Args:
         limit: the budget on the peak, in bytes.
+
+    Attributes:
+        together: the graphs of a step, which are planned together if the first step exceeds the budget.
     """
 
     def __init__(self, limit: int) -> None:
@@ -244,6 +248,7 @@ class StepTally:
         self._outputs: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._parameters: dict[tuple[int, ...], _Parameters] = {}
         self._gradients: dict[int, int] = {}  # bytes by storage id of the parameter
+        self.together = StepTogether()
         self._begin()
 
     def _begin(self) -> None:
@@ -255,6 +260,7 @@ class StepTally:
         self._graphs: weakref.WeakSet[GraphMemory] = weakref.WeakSet()
         self._runs = self._peak = 0
         self._each = 0  # bytes that each run may save if the step shall meet its budget
+        self.together.begin()
 
     @property
     def runs(self) -> int:
@@ -318,6 +324,7 @@ class StepTally:
             self._compiled.pop(graph, None)
             self._runs += 1
             self._graphs.add(graph)
+            self.together.ran(graph, arguments, outputs)
             factor = graph.scaled(arguments, step)
             parameters = self._parameters_of(graph, arguments)
             run = _Run(self, graph, factor, parameters)
@@ -402,7 +409,18 @@ class StepTally:
             if not run.retained:
                 self.release(run)
             if run.retained or not self._waiting:
-                self._warn(run, done=True)
+                self._end(run)
+
+    def _end(self, run: _Run) -> None:
+        """End a step: if it exceeded the budget, plan its graphs together, or warn."""
+        above = self._peak > self.limit
+        if above and not run.retained and self.together.plan(self._graphs, self._runs, self._peak):
+            for graph in self._graphs:
+                self._said[graph] = self._peak
+        else:
+            self._warn(run, done=True)
+        if not above:
+            self.together.end()
 
     def release(self, run: _Run) -> None:
         """Remove the saved bytes of a run from the count: its backward has begun or will never run."""
@@ -475,7 +493,8 @@ class StepTally:
         self._peak = taken
         if taken > self.limit:
             self._each = (self.limit - (taken - held)) // others if others else 0
-            self._warn(run, done=False)
+            if not self.together.can_plan(self._graphs):
+                self._warn(run, done=False)
 
     def _forget_others(self) -> None:
         """Stop counting parameters that no graph reads in this step; count freed parameters as shards.

@@ -1,0 +1,85 @@
+"""Record the runs of a step's graphs: their order, and the values that they exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, MutableMapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from remat.graph.joint import JointGraph, Turn, primals_of
+
+
+class StepRuns:
+    """The runs of all graphs of one step, in their order."""
+
+    def __init__(self) -> None:
+        # `_made` maps a tensor to (index of the graph run that returned it, index among the outputs of that run).
+        # `_given` maps it to (index of the first graph run that received it, index among the arguments). The keys
+        # are weak: otherwise a run on real tensors would keep all activations alive.
+        self._made: MutableMapping[torch.Tensor, tuple[int, int]] = WeakTensorKeyDictionary()
+        self._given: MutableMapping[torch.Tensor, tuple[int, int]] = WeakTensorKeyDictionary()
+        self._turns: list[tuple[int, Turn]] = []  # (index of the graph, its run), in run order
+
+    def add(
+        self, graph: int, joint: JointGraph, args: Sequence[Any], outputs: Iterable[Any]
+    ) -> None:
+        """Record one run of a graph.
+
+        Args:
+            graph: index of the graph among those of the step.
+            joint: its joint graph.
+            args: arguments of the run.
+            outputs: outputs of the run.
+        """
+        tensors = [(i, a) for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
+        turn = Turn(at=len(self._turns))
+        # A `Turn` counts positions among the primals. They equal positions among the arguments only if there
+        # are as many primals as arguments.
+        if len(primals_of(joint)) == len(args):
+            received = tuple((i, *self._made[a]) for i, a in tensors if a in self._made)
+            shared = tuple((i, *self._given[a]) for i, a in tensors if a in self._given)
+            turn = turn._replace(received=received, shared=shared)
+        self._turns.append((graph, turn))
+        for i, value in tensors:
+            if value not in self._made:
+                self._given.setdefault(value, (turn.at, i))
+        for k, value in enumerate(outputs):
+            if isinstance(value, torch.Tensor):
+                self._made[value] = (turn.at, k)
+
+    def joints(
+        self, graphs: Sequence[JointGraph], kept: Iterable[torch.Tensor]
+    ) -> list[JointGraph]:
+        """Return the joint graphs with the runs of each, and the values that it exchanges with other graphs.
+
+        Args:
+            graphs: the joint graphs of the step.
+            kept: tensors that the step's caller holds.
+        """
+        received = {(j, k) for _, turn in self._turns for _, j, k in turn.received}
+        found = {self._made[v] for v in kept if v in self._made}
+        turns: list[list[Turn]] = [[] for _ in graphs]
+        for graph, turn in self._turns:
+            returned = tuple(k for at, k in sorted(found & received) if at == turn.at)
+            turns[graph].append(turn._replace(returned=returned))
+        graph_of = [graph for graph, _ in self._turns]
+        repeats = len(self._turns) > len(set(graph_of))
+        made = list(graphs)
+        for graph, joint in enumerate(graphs):
+            if not turns[graph]:
+                continue
+            # `received` and `shared` describe the first run only. If a graph of the step runs several times,
+            # `turns` describes every run.
+            first = turns[graph][0]
+            made[graph] = replace(
+                joint,
+                received=tuple((i, graph_of[at], k) for i, at, k in first.received),
+                shared=tuple((i, graph_of[at], k) for i, at, k in first.shared),
+                returned=tuple(dict.fromkeys(k for t in turns[graph] for k in t.returned)),
+                runs=len(turns[graph]),
+                turns=tuple(turns[graph]) if repeats else (),
+            )
+        return made

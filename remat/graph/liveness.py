@@ -30,7 +30,14 @@ from remat.graph.joint import (
     role_of,
 )
 from remat.graph.source import module_path, source_line
-from remat.graph.storages import Memories, Sizes, expression_of, hint, leaves_of, workspace_of
+from remat.graph.storages import (
+    Memories,
+    Sizes,
+    expression_of,
+    leaves_of,
+    workspace_bytes,
+    workspace_of,
+)
 
 #: Key that stands for the workspaces of all operators; it is the key of no storage.
 _INSIDE = 0
@@ -380,8 +387,7 @@ class StepWalk:
         Each item is (node, bytes, first moment, last moment).
         """
         for moment, node in self.running():
-            nbytes = hint(workspace_of(node) or 0)
-            if nbytes:
+            if nbytes := workspace_bytes(node):
                 yield node, nbytes, moment, moment
 
     def storages(self) -> Iterator[tuple[int, fx.Node, int, int, int]]:

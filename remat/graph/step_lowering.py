@@ -25,7 +25,7 @@ from remat.graph.joint import JointGraph, Role, split_outputs
 from remat.graph.lowering import Lowered, SavedKind
 from remat.graph.replays import is_element, state_bytes
 from remat.graph.roles import Roles
-from remat.graph.storages import Sizes, hint, tensor_bytes, workspace_of
+from remat.graph.storages import Sizes, tensor_bytes, workspace_bytes
 from remat.graph.writes import is_destination, written_by
 from remat.solvers.schedule_problem import ScheduleProblem, least_peak
 
@@ -225,7 +225,7 @@ def lower_step(
                 tuple(sorted({*reads, *state})),
                 cost,
                 sizes.nbytes[fresh[0]] if fresh else 0,
-                extra=hint(workspace_of(node) or 0),
+                extra=workspace_bytes(node),
             )
         )
         of_name[node.name] = at

@@ -147,6 +147,12 @@ def workspace_of(node: fx.Node) -> Any:
     return found
 
 
+def workspace_bytes(node: fx.Node) -> int:
+    """Return the bytes of a node's workspace, as `hint` reads them; 0 if no workspace is recorded."""
+    found = workspace_of(node)
+    return 0 if found is None else hint(found)
+
+
 def hint(size: Any) -> int:
     """Return a size as a nonnegative int.
 

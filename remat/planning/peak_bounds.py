@@ -19,7 +19,7 @@ from remat.graph import ops
 from remat.graph.joint import Role, split_outputs
 from remat.graph.liveness import sums_of
 from remat.graph.lowering import Decision
-from remat.graph.storages import hint, leaves_of, storage_bytes, workspace_of
+from remat.graph.storages import leaves_of, storage_bytes, workspace_bytes
 from remat.passes.core.state import State
 
 #: Bytes, first and last moment at which they are surely alive, and first and last moment at which they may be alive.
@@ -162,7 +162,7 @@ class _Step:
             (self._backward, earliest, latest, self._late),
         ):
             for i in runs:
-                if nbytes := hint(workspace_of(self._index.nodes[i]) or 0):
+                if nbytes := workspace_bytes(self._index.nodes[i]):
                     sure = first[i] if is_main[i] else self._end + 1
                     yield nbytes, sure, first[i], first[i], last[i]
             for i, nbytes in self._tuples(runs):

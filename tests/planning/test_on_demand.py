@@ -89,8 +89,8 @@ def test_who_changes_the_modules_does_not_change_the_figures() -> None:
             forward.graph.erase_node(node)
     forward.graph.find_nodes(op="output")[0].args = ((),)
     forward.graph.eliminate_dead_code()
-    assert made.made is not None
-    assert made.made.peak_bytes == wanted
+    assert made.graphs.latest is not None
+    assert made.graphs.latest.peak_bytes == wanted
 
 
 def test_the_log_keeps_what_was_read() -> None:

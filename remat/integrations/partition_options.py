@@ -48,7 +48,7 @@ class CompiledGraphs:
         host_bytes: dict from the identity of each graph to the bytes that the graph offloads.
         unplanned: identities of the functions without a plan that a warning has named.
         from_caches: whether compiled steps may come from a cache, which has no graph that could be planned again.
-        replanned: whether the graphs of a step were planned together after its first run.
+        replanned: how often the graphs of a step were planned together after a run.
         said: dict from the identity of each graph to the bytes that warnings about the graph named.
     """
 
@@ -60,7 +60,7 @@ class CompiledGraphs:
     host_bytes: dict[str, int] = field(default_factory=dict)
     unplanned: set[str] = field(default_factory=set)
     from_caches: bool = True
-    replanned: bool = False
+    replanned: int = 0
     said: defaultdict[str, Said] = field(default_factory=lambda: defaultdict(Said))
 
 

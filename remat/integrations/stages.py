@@ -94,7 +94,7 @@ class Arrived:
         ends_frame = not getattr(reason, "graph_break", False)
         options.graphs.has_breaks |= not ends_frame
         request, tally, runs, held = options.request, None, 0, 0
-        counts = request.decides or options.graphs.replanned
+        counts = request.decides or options.graphs.replanned > 0
         if counts and request.hooks is None and request.budget.peak_bytes is not None:
             tally = tally_of(request.budget.peak_bytes)
             runs, held = tally.runs, tally.beside(gm, inputs)
@@ -164,7 +164,7 @@ class Arrived:
             )
         primals = [node.meta.get("val") for node in primals_of(joint)]
         asked, over = self.options.request, self.over
-        kept = joint.copy() if self.tally is not None and asked.plan is None else None
+        kept = joint.copy() if self.tally is not None else None
         self.stage("planning")
         try:
             with at_declared_sizes(primals, in_bytes=self.options.in_bytes):
@@ -474,9 +474,10 @@ class Planned:
         if tally is None:
             return None
         memory, code = GraphMemory.of(self.plan, gm, inputs), torch_compat.traced_code()
-        if self.saved_plan is None and code is not None and memory.sizes is None:
-            fingerprint, options = self.plan.fingerprint, self.arrived.options
-            tally.together.add(memory, Member(self.joint, fingerprint, code, options, backend))
+        if code is not None and memory.sizes is None:
+            plan, options = self.plan, self.arrived.options
+            member = Member(self.joint, plan.fingerprint, code, plan.decision, options, backend)
+            tally.together.add(memory, member)
         tally.add(memory, inputs)
         return partial(tally.forward, memory)
 

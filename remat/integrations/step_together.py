@@ -17,8 +17,10 @@ from typing import Any
 from remat import torch_compat
 from remat.errors import BudgetError, BudgetWarning, RematError, warn
 from remat.graph.joint import JointGraph
+from remat.graph.lowering import Decision
 from remat.graph.step_runs import StepRuns
 from remat.integrations.partition_options import PartitionOptions
+from remat.planning.search.effort import DEFAULT
 from remat.units import Budget, format_bytes
 
 
@@ -30,6 +32,7 @@ class Member:
         joint: the joint graph; None if the compiled graph came from a cache.
         fingerprint: its digest.
         code: the code that Dynamo compiled. Equal blocks that share their code share a plan.
+        decision: the decision that it was compiled with.
         options: the options of its compilation.
         backend: the backend, which has these options.
     """
@@ -37,6 +40,7 @@ class Member:
     joint: JointGraph | None
     fingerprint: str
     code: CodeType
+    decision: Decision
     options: PartitionOptions
     backend: object
 
@@ -90,8 +94,8 @@ class StepTogether:
         members = [m for m in found if m is not None]
         if self._runs is None or not members or len(members) < len(found):
             return False
-        first = members[0].options
-        return all(
+        first, most = members[0].options, DEFAULT.compiling.replans
+        return first.graphs.replanned < most and all(
             m.options.request == first.request and not m.options.with_others for m in members
         )
 
@@ -110,14 +114,15 @@ class StepTogether:
         Returns:
             Whether they have a plan now.
         """
-        from remat.planning.plan_set import plan_graphs
+        from remat.planning.plan_set import set_planner
 
         graphs = [*graphs]
         if not self.can_plan(graphs) or runs != self._recorded or runs < 2:
             return False
         assert self._runs is not None, "the step can be planned"
         members = [self._members[graph] for graph in graphs]
-        request = members[0].options.request
+        graphs_of = [m.options.graphs for m in members]
+        request = replace(members[0].options.request, plan=None, plans_others=False)
         joint_of = {m.key: m.joint for m in members}
         traced = [joint for key in self._order if (joint := joint_of[key]) is not None]
         recorded = self._runs
@@ -125,20 +130,30 @@ class StepTogether:
         taken = f"a step takes {format_bytes(peak_bytes)} ({peak_bytes} bytes) in {runs} runs of compiled graphs"
         above = f"above its budget, a {request.budget.label}"
         if len(traced) < len(self._order):
-            for m in members:
-                m.options.graphs.from_caches = False
+            for record in graphs_of:
+                record.from_caches = False
             self._compile_again(members)
             warn(
                 f"{taken}, {above}. Its graphs came from a cache; they are traced again to be planned together",
                 BudgetWarning,
             )
             return True
-        joints, least = recorded.joints(traced, ()), ""
+        decision_of = {m.key: m.decision for m in members}
+        joints, replans, least = recorded.joints(traced, ()), graphs_of[0].replanned + 1, ""
         try:
+            planner = set_planner(joints, request)
+            # The difference to the count: fused code takes less, and outputs that the user holds take more.
+            offset = planner.peak_of([decision_of[key] for key in self._order]) - peak_bytes
+            room = request.budget.peak_bytes or 0
+            fused = members[0].options.lower == "inductor"
+            room += offset - room // DEFAULT.compiling.margin if fused else min(0, offset)
             try:
-                made = plan_graphs(joints, request)
+                made = planner.within_peak(Budget(peak_bytes=max(1, room)))
             except BudgetError as error:
-                made = plan_graphs(joints, replace(request, budget=Budget(peak_share=0.0)))
+                made, replans = (
+                    planner.within_peak(Budget(peak_share=0.0)),
+                    DEFAULT.compiling.replans,
+                )
                 least = f". No plans within the budget were found, so those with the least peak run: {error}"
         except RematError as error:
             why = f"and its graphs cannot be planned together: {error}"
@@ -146,13 +161,13 @@ class StepTogether:
             return False
         # Equal graphs take their plans in turn, whichever backend compiles them.
         met = Counter[str]()
-        for options in {id(m.options): m.options for m in members}.values():
-            options.request = replace(options.request, plan=made, plans_others=True)
-            options.graphs.met, options.graphs.replanned = met, True
+        for m in members:
+            m.options.request = replace(request, plan=made, plans_others=True)
+        for record in graphs_of:
+            record.met, record.replanned = met, replans
         self._compile_again(members)
         warn(
-            f"{taken}, {above}. Its graphs are planned together now, within {format_bytes(made.peak_bytes)}, and are "
-            f"compiled again when they run next{least}",
+            f"{taken}, {above}. Its graphs are planned together now, and are compiled again when they run next{least}",
             BudgetWarning,
         )
         return True

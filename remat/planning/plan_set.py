@@ -14,6 +14,7 @@ from torch import fx
 from remat.errors import BudgetError, PlanError
 from remat.graph.joint import JointGraph, outputs_of, primals_of
 from remat.graph.liveness_of_graphs import PartitionedGraph, highest_of_graphs
+from remat.graph.lowering import Decision
 from remat.graph.storages import storage_bytes
 from remat.passes.decide.budgeted import LeastDecision
 from remat.passes.decide.least_causes import least_causes
@@ -53,6 +54,17 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
         ProblemError: the request has a saved plan, a pipeline or chunks of the loss, which are for a single graph; or
             an entry of ``joints`` is no joint graph.
     """
+    planner = set_planner(joints, request)
+    return planner.within_peak() if request.budget.on_peak else planner.within_bytes()
+
+
+def set_planner(joints: Sequence[JointGraph], request: PlanRequest) -> SetPlanner:
+    """Return the planner of all graphs of a step; arguments as in `plan_graphs`.
+
+    Raises:
+        PlanError: as in `plan_graphs`.
+        ProblemError: as in `plan_graphs`.
+    """
     request.check("several graphs")
     if not joints:
         raise PlanError("there are no graphs to plan: remat.plan was given an empty list")
@@ -62,8 +74,7 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
     if request.policies:
         check_matched(request.policies, [joint.graph for joint in joints], joints[0].name)
         request = replace(request, has_matched=True)
-    planner = SetPlanner(joints, request)
-    return planner.within_peak() if request.budget.on_peak else planner.within_bytes()
+    return SetPlanner(joints, request)
 
 
 class SetPlanner:
@@ -143,25 +154,35 @@ class SetPlanner:
             if kept >= reserve:
                 break
             reserve = kept
-        return self._finished(best, capacity)
+        return self._finished(best, capacity, budget)
 
-    def within_peak(self) -> PlanSet:
+    def peak_of(self, decisions: Sequence[Decision]) -> int:
+        """Return the simulated peak of the step under one decision for each graph, in bytes."""
+        lowered = (p.context.lowered for p in self._planners)
+        decided = [Candidate.of(low, d, 0) for low, d in zip(lowered, decisions, strict=True)]
+        return max(self._graphs.highest(decided))
+
+    def within_peak(self, budget: Budget | None = None) -> PlanSet:
         """Plan all graphs under a budget on the peak of the step.
+
+        Args:
+            budget: the budget; None: that of the request.
 
         Raises:
             BudgetError: no plans were found within the peak. Or there are hooks on saved tensors, with which the peak
                 of the step cannot be computed.
         """
-        label, count = self._request.budget.label, len(self._planners)
+        budget = budget or self._request.budget
+        label, count = budget.label, len(self._planners)
         if self._request.hooks is not None:
             raise BudgetError(
                 f"budget is {label}, one peak over {count} graphs, beside hooks on saved "
                 "tensors: how much they hold between the graphs is not known; leave the hooks out, or give the "
                 "budget in bytes or as a share"
             )
-        best = self._graphs.within(self._request.budget)
+        best = self._graphs.within(budget)
         saved = self._saved(best) + self._passed.kept(best)
-        return self._finished(best, max(saved, self._full_bytes))
+        return self._finished(best, max(saved, self._full_bytes), budget)
 
     def _parts_of_host(self, searches: Sequence[Search], host_memory: int) -> list[int]:
         """Divide the host's memory among the graphs; return the bytes of each.
@@ -181,12 +202,13 @@ class SetPlanner:
         total = max(1, sum(r * n for r, n in zip(runs, full, strict=True)))
         return [m + rest * n // total for m, n in zip(must, full, strict=True)]
 
-    def _finished(self, decided: Sequence[Candidate], capacity: int) -> PlanSet:
+    def _finished(self, decided: Sequence[Candidate], capacity: int, budget: Budget) -> PlanSet:
         """Build the plans of the decisions, and compute the figures of the whole step.
 
         Args:
             decided: one decision for each graph.
             capacity: the most bytes that all graphs together may save.
+            budget: the budget that the plans record.
         """
         planners, request, passed = self._planners, self._request, self._passed
         decided = [p.search.offloads.with_tagged(d) for p, d in zip(planners, decided, strict=True)]
@@ -198,7 +220,7 @@ class SetPlanner:
             )
         # A ratio of the peak stands for bytes of the whole step, so it limits no graph alone.
         each = zip(planners, decided, strict=True)
-        plans = [replace(p.finish(d, request.budget, peak_limit=0), search="") for p, d in each]
+        plans = [replace(p.finish(d, budget, peak_limit=0), search="") for p, d in each]
         partitioned = [
             PartitionedGraph(
                 joint=p.context.state.joint, forward=plan.forward, backward=plan.backward
@@ -214,7 +236,7 @@ class SetPlanner:
             passed_bytes=passed.kept(decided),
             capacity=capacity,
             peak_bytes=max(map(max, highest_of_graphs(partitioned))),
-            budget=str(request.budget),
+            budget=str(budget),
             runs=tuple(self._runs),
             without_peak_bytes=max(
                 self._graphs.highest([p.search.decisions.without_remat for p in planners])
@@ -222,9 +244,9 @@ class SetPlanner:
             if known
             else 0,
         )
-        if known and not request.budget.on_peak and capacity < self._full_bytes:
+        if known and not budget.on_peak and capacity < self._full_bytes:
             made.before_after.warn_if_not_lower(
-                f"budget {request.budget.label} for {len(plans)} graphs",
+                f"budget {budget.label} for {len(plans)} graphs",
                 capacity / self._full_bytes,
                 of_graph=False,
                 is_estimated=False,

@@ -74,7 +74,7 @@ def test_the_versions_are_those_of_the_file(constraints: str) -> None:
         if not line.startswith("#")
     ]
     assert len(names) == len(set(names))
-    assert {"cbcbox", "numpy", "pulp", "torch"} <= set(names)
+    assert {"cbcbox", "numpy", "pulp", "torch", "torch_remat"} <= set(names)
 
 
 def test_the_demo_installs_what_it_needs_and_no_more(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-python3.12 -m venv "$folder/venv"
+PYENV_VERSION=3.12.1 python3 -m venv "$folder/venv"
 "$folder/venv/bin/pip" install --quiet 'pulp[cbc]==4.2.0' cbcbox==2.929 numpy
 "$folder/venv/bin/python" - <<'PY'
 import random

@@ -13,12 +13,14 @@
 #
 # Each sets up .venv first, once, and again when pyproject.toml or constraints.txt change; the demo
 # installs there what it needs and no more.
-# TORCH and PYTHON name another version of PyTorch and another interpreter; each combination has an
-# environment of its own: make test TORCH=2.15.0 PYTHON=python3.12
+# TORCH and PYTHON name another version of PyTorch and another interpreter, and CONSTRAINTS other versions
+# of everything; each combination has an environment of its own: make test TORCH=2.15.0 PYTHON=python3.12
+# make test PYTHON=python3.12 CONSTRAINTS=constraints-newest.txt   needs Python 3.12 or newer
 
 PYTHON ?= python3
 TORCH ?=
-VENV := .venv$(TORCH:%=-torch-%)$(patsubst %,-%,$(filter-out python3,$(notdir $(PYTHON))))
+CONSTRAINTS ?= constraints.txt
+VENV := .venv$(CONSTRAINTS:constraints%.txt=%)$(TORCH:%=-torch-%)$(patsubst %,-%,$(filter-out python3,$(notdir $(PYTHON))))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # What the demo installs is a part of that: where all is installed, it is there already.
@@ -42,10 +44,10 @@ $(STAMP): EXTRAS := dev
 # Python compiles what it imports; pip would compile all of PyTorch and transformers, for half a minute.
 $(VENV)/.installed-demo: EXTRAS := hf,plot
 $(VENV)/.installed-demo: PIPFLAGS := --no-compile
-$(STAMP) $(VENV)/.installed-demo: pyproject.toml constraints.txt
+$(STAMP) $(VENV)/.installed-demo: pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"remat needs Python 3.11 or newer, this is {sys.version}: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/',cat) constraints.txt > $(VENV)/constraints.txt
+	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/',cat) $(CONSTRAINTS) > $(VENV)/constraints.txt
 	@echo "installing PyTorch and more into $(VENV): 1.3 to 2.2 GB, some minutes"
 	$(BIN)/python -m pip install --quiet $(PIPFLAGS) --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@

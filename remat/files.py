@@ -117,10 +117,14 @@ def resolved(path: Path) -> Path:
     Raises:
         OSError: the symbolic links form a cycle.
     """
+    cycle = OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     try:
-        return path.resolve()
+        found = path.resolve()
     except RuntimeError:  # Python before 3.13 raises this for a cycle
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
+        raise cycle from None
+    if found.is_symlink():  # Python 3.13 returns a link of the cycle
+        raise cycle
+    return found
 
 
 def read_as(

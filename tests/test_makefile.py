@@ -1,4 +1,4 @@
-"""`make` keeps an environment for each PyTorch and Python."""
+"""`make` keeps an environment for each file of versions, PyTorch and Python."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make(*arguments: str, folder: Path = ROOT) -> str:
     own = {
         k: v
         for k, v in os.environ.items()
-        if k not in ("MAKEFLAGS", "MAKEOVERRIDES", "TORCH", "PYTHON")
+        if k not in ("MAKEFLAGS", "MAKEOVERRIDES", "TORCH", "PYTHON", "CONSTRAINTS")
     }
     command = ["make", *arguments]
     return subprocess.run(
@@ -39,6 +39,10 @@ def make(*arguments: str, folder: Path = ROOT) -> str:
         (["TORCH=2.15.0"], ".venv-torch-2.15.0"),
         (["PYTHON=/opt/bin/python3.12"], ".venv-python3.12"),
         (["TORCH=2.14.1", "PYTHON=python3.13"], ".venv-torch-2.14.1-python3.13"),
+        (
+            ["CONSTRAINTS=constraints-newest.txt", "PYTHON=python3.12"],
+            ".venv-newest-python3.12",
+        ),
     ],
 )
 def test_each_combination_has_a_folder_of_its_own(arguments: list[str], folder: str) -> None:
@@ -58,6 +62,19 @@ def test_the_version_of_pytorch_replaces_the_one_of_the_constraints() -> None:
     after = said.stdout.splitlines()
     assert [x for x in after if x.startswith("torch=")] == ["torch==2.15.0"]
     assert set(before) - set(after) == {"torch==2.13.0"}
+
+
+@pytest.mark.parametrize("constraints", ["constraints.txt", "constraints-newest.txt"])
+def test_the_versions_are_those_of_the_file(constraints: str) -> None:
+    said = would_run("test", f"CONSTRAINTS={constraints}")
+    assert f"cat {constraints} > " in said
+    names = [
+        line.partition("==")[0].lower()
+        for line in (ROOT / constraints).read_text().splitlines()
+        if not line.startswith("#")
+    ]
+    assert len(names) == len(set(names))
+    assert {"cbcbox", "numpy", "pulp", "torch", "torch_remat"} <= set(names)
 
 
 def test_the_demo_installs_what_it_needs_and_no_more(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from remat.solvers.isolation import Isolated
 #: Text that a description contains if the description is valid in this process only.
 _OF_THIS_PROCESS = f"process-{uuid4().hex}"
 #: Distribution names of the libraries whose version may change a solver's result.
-_LIBRARIES = ("highspy", "networkx", "numpy", "ortools", "pulp", "scipy")
+_LIBRARIES = ("cbcbox", "highspy", "networkx", "numpy", "ortools", "pulp", "scipy")
 
 
 def identity(thing: object) -> str:

@@ -1,4 +1,7 @@
-"""Solver of knapsacks with CBC, whose binary comes with PuLP.
+"""Solver of knapsacks with CBC, through PuLP 2.8 to 4.
+
+CBC's binary is that of the package ``cbcbox``, which ``pulp[cbc]`` installs. Without ``cbcbox``, it is
+the binary that comes with PuLP up to version 3, or one on the search path.
 
 CBC computes in floating point, as HiGHS does. PuLP writes numbers with thirteen digits, so
 the sums are kept below that length. PuLP does not return a bound, only whether the answer is
@@ -6,12 +9,13 @@ optimal.
 
 PuLP imports ``highspy`` if it is installed. The ``libhighs`` libraries of ``highspy`` and OR-Tools
 have the same name, and the one loaded second fails. remat needs OR-Tools, so `load_pulp` keeps PuLP
-from importing ``highspy``.
+from importing ``highspy``. PuLP 4 also imports CP-SAT, and with it pandas, which doubles the time of
+the import, so `load_pulp` leaves CP-SAT out too.
 """
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 import tempfile
 import time
@@ -20,6 +24,9 @@ from typing import Any, ClassVar
 
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.tolerances import Attempt, ToleranceSolver
+
+#: Modules of other solvers, which PuLP imports if it can.
+_UNNEEDED = ("highspy", "ortools.sat.python.cp_model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -39,7 +46,8 @@ class PulpCbc(ToleranceSolver):
     @classmethod
     def cannot_run(cls) -> str | None:
         """Return why CBC cannot run; None if PuLP finds CBC's binary, which some builds lack."""
-        if _engine().available():
+        # Look for `cbcbox` first, because every plan asks, and the import of PuLP 4 takes 0.2 s.
+        if importlib.util.find_spec("cbcbox") or _engine().available():
             return None
         return "PuLP is installed, but no CBC binary: pip install 'pulp[cbc]'"
 
@@ -50,8 +58,10 @@ class PulpCbc(ToleranceSolver):
         model = pulp.LpProblem("knapsack", pulp.LpMaximize)
         new = getattr(model, "add_variable", pulp.LpVariable)  # `add_variable` came with PuLP 3.3
         picks = [new(f"x{i}", cat=pulp.LpBinary) for i in range(len(problem))]
-        model += pulp.LpAffineExpression(list(zip(picks, problem.values, strict=True)))
-        load = pulp.LpAffineExpression(list(zip(picks, problem.weights, strict=True)))
+        # PuLP 4 has `from_list`, and its constructor accepts a list that fails later.
+        linear = getattr(pulp.LpAffineExpression, "from_list", pulp.LpAffineExpression)
+        model += linear(list(zip(picks, problem.values, strict=True)))
+        load = linear(list(zip(picks, problem.weights, strict=True)))
         # Half a unit of margin, so that rounding cannot cut off a choice that fills the capacity exactly.
         model += load <= problem.capacity + 0.5
         with tempfile.TemporaryDirectory() as folder:
@@ -61,29 +71,52 @@ class PulpCbc(ToleranceSolver):
                 limits = {"timeLimit": max(0.01, left)}
             engine = _engine(gapRel=0.0, **limits)
             engine.tmpDir = folder
-            model.solve(engine)
-        optimal = model.sol_status == pulp.LpSolutionOptimal
+            outcome = model.solve(engine)
+        optimal = _is_optimal(pulp, model, outcome)
         upper = float(pulp.value(model.objective)) if optimal else float("inf")
         picked = tuple(i for i, x in enumerate(picks) if (x.varValue or 0.0) > 0.5)
         return Attempt(picked=picked, upper=upper)
 
 
+def _is_optimal(pulp: Any, model: Any, outcome: Any) -> bool:
+    """Return whether CBC proved its answer optimal.
+
+    Args:
+        pulp: the module.
+        model: the solved problem.
+        outcome: the result of ``model.solve`` with a gap of zero.
+    """
+    if hasattr(pulp, "LpSolveStatus"):  # PuLP 4 returns statistics
+        # CBC reports that the gap was reached, instead of an optimum, even if the gap is zero.
+        return outcome.status in (pulp.LpSolveStatus.Optimal, pulp.LpSolveStatus.GapLimit)
+    # PuLP 2 and 3 return "optimal" for an answer at a limit, too.
+    return bool(model.sol_status == pulp.LpSolutionOptimal)
+
+
 def _engine(**options: Any) -> Any:
-    """Create a PuLP object that runs CBC: PuLP's own binary or, without one, a binary on the search path."""
+    """Create a PuLP object that runs CBC."""
     pulp = load_pulp()
+    if importlib.util.find_spec("cbcbox"):
+        path = importlib.import_module("cbcbox").cbc_bin_path()
+    else:
+        path = getattr(getattr(pulp, "PULP_CBC_CMD", None), "pulp_cbc_path", None)
     # A path of None makes PuLP look for CBC on the search path. Pass no number of threads: CBC uses one thread by
     # default, and with an explicit number it may sleep ten seconds at the end.
-    own = getattr(getattr(pulp, "PULP_CBC_CMD", None), "pulp_cbc_path", None)
-    return pulp.COIN_CMD(path=own, msg=False, **options)
+    return pulp.COIN_CMD(path=path, msg=False, **options)
 
 
 def load_pulp() -> Any:
-    """Import PuLP without ``highspy``, unless ``highspy`` is already imported."""
-    if "pulp" in sys.modules or "highspy" in sys.modules:
-        return importlib.import_module("pulp")
-    # None makes `import highspy` fail.
-    sys.modules["highspy"] = None  # type: ignore[assignment]
+    """Import PuLP without the solvers that it would load; PuLP then calls these unavailable.
+
+    If another solver's module is already imported, PuLP finds this module.
+    """
+    if "pulp" in sys.modules:
+        return sys.modules["pulp"]
+    hidden = [name for name in _UNNEEDED if name not in sys.modules]
+    # None makes the import of a module fail.
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
         return importlib.import_module("pulp")
     finally:
-        del sys.modules["highspy"]
+        for name in hidden:
+            del sys.modules[name]

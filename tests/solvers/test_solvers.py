@@ -137,6 +137,14 @@ def test_pulp_leaves_nothing_behind(tmp_path: Path, monkeypatch, capfd) -> None:
     assert capfd.readouterr() == ("", "")
 
 
+def test_an_answer_of_pulp_has_a_bound_if_cbc_proves_it() -> None:
+    problem = family("uncorrelated", items=400, span=10**6, share=50, seed=3)
+    proven = PulpCbc().attempt(problem, None)
+    assert proven.upper == problem.value_of(proven.picked)
+    hard = family("strongly-correlated", items=400, span=10**6, share=50, seed=3)
+    assert PulpCbc(nodes=1).attempt(hard, None).upper == float("inf")
+
+
 def test_importing_solvers_loads_no_back_end_and_using_pulp_does_not_keep_ortools_out() -> None:
     script = """
 import sys, remat
@@ -148,7 +156,8 @@ from remat.solvers.pulp_cbc import PulpCbc
 assert remat.Solver and remat.KnapsackProblem and remat.Answer
 heavy = {"torch", "numpy", "scipy", "ortools", "pulp", "pytest", "pluggy"}
 problem = KnapsackProblem((3, 4, 5), (3, 4, 6), 8)
-print(heavy & set(sys.modules), run(PulpCbc(), problem).value, run(CpSat(), problem).value)
+print(heavy & set(sys.modules), run(PulpCbc(), problem).value, "ortools" in sys.modules)
+print(run(CpSat(), problem).value)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.stdout == "set() 9 9\n", done.stderr
+    assert done.stdout == "set() 9 False\n9\n", done.stderr

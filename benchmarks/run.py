@@ -27,6 +27,7 @@ PLACES = {
     "partition": ("partition", "compile-time"),
     "frozen": ("frozen",),
     "ladders": ("ladders",),
+    "blocks": ("blocks",),
     "step": ("step",),
     "default": ("default",),
     "memory": ("peak", "compiled-memory", "fit", "hooks"),

@@ -414,7 +414,9 @@ class StepTally:
     def _end(self, run: _Run) -> None:
         """End a step: if it exceeded the budget, plan its graphs together, or warn."""
         above = self._peak > self.limit
-        if above and not run.retained and self.together.plan(self._graphs, self._runs, self._peak):
+        # Backward may run inside of a function that Dynamo traces.
+        plan: Callable[..., bool] = torch.compiler.disable(self.together.plan)  # type: ignore[no-untyped-call]
+        if above and not run.retained and plan(self._graphs, self._runs, self._peak):
             for graph in self._graphs:
                 self._said[graph] = self._peak
         else:

@@ -15,11 +15,13 @@ from types import CodeType
 from typing import Any
 
 from remat import torch_compat
-from remat.errors import BudgetError, BudgetWarning, RematError, warn
+from remat.errors import BudgetError, BudgetWarning, warn
 from remat.graph.joint import JointGraph
 from remat.graph.lowering import Decision
 from remat.graph.step_runs import StepRuns
 from remat.integrations.partition_options import PartitionOptions
+from remat.planning.plans import PlanSet
+from remat.planning.request import PlanRequest
 from remat.planning.search.effort import DEFAULT
 from remat.units import Budget, format_bytes
 
@@ -58,17 +60,17 @@ class StepTogether:
 
     def __init__(self) -> None:
         self._members: weakref.WeakKeyDictionary[Any, Member] = weakref.WeakKeyDictionary()
-        self._order: list[
-            tuple[str, int]
-        ] = []  # keys of the graphs, in the order of their first runs
+        # Keys of the graphs, in the order of their first runs.
+        self._order: list[tuple[str, int]] = []
         self._runs: StepRuns | None = None
         self._recorded = 0
-        # Backends that Dynamo drops with their code, and that get the plans at the next call.
-        self._kept: list[object] = []
+        # Backends that Dynamo has dropped with their code, until they compile a graph again.
+        self._kept: dict[int, object] = {}
 
     def add(self, graph: Hashable, member: Member) -> None:
         """Add a graph that was just compiled."""
         self._members[graph] = member
+        self._kept.pop(id(member.backend), None)
         self._runs = self._runs or StepRuns()
 
     def begin(self) -> None:
@@ -92,16 +94,17 @@ class StepTogether:
         """Return whether the graphs of a step can be planned together: all are known, with equal options."""
         found = [self._members.get(graph) for graph in graphs]
         members = [m for m in found if m is not None]
-        if self._runs is None or not members or len(members) < len(found):
+        if not members or len(members) < len(found):
             return False
-        first, most = members[0].options, DEFAULT.compiling.replans
-        return first.graphs.replanned < most and all(
-            m.options.request == first.request and not m.options.with_others for m in members
+        asked, most = _asked(members[0]), DEFAULT.compiling.replans
+        return all(
+            _asked(m) == asked and m.options.graphs.replanned < most and not m.options.with_others
+            for m in members
         )
 
     def end(self) -> None:
         """Stop recording, until a further graph is compiled."""
-        self._runs, self._kept = None, []
+        self._runs = None
 
     def plan(self, graphs: Iterable[Hashable], runs: int, peak_bytes: int) -> bool:
         """Plan the graphs of a step together; their code is compiled again, under these plans, when it is called next.
@@ -114,66 +117,113 @@ class StepTogether:
         Returns:
             Whether they have a plan now.
         """
-        from remat.planning.plan_set import set_planner
-
         graphs = [*graphs]
-        if not self.can_plan(graphs) or runs != self._recorded or runs < 2:
+        if runs < 2 or not self.can_plan(graphs):
             return False
-        assert self._runs is not None, "the step can be planned"
+        if self._runs is None or runs != self._recorded:
+            self._runs = StepRuns()  # a later step is recorded from its beginning
+            return False
         members = [self._members[graph] for graph in graphs]
-        graphs_of = [m.options.graphs for m in members]
-        request = replace(members[0].options.request, plan=None, plans_others=False)
-        joint_of = {m.key: m.joint for m in members}
-        traced = [joint for key in self._order if (joint := joint_of[key]) is not None]
-        recorded = self._runs
+        of_key = {m.key: m for m in members}
+        ordered = [of_key[key] for key in self._order]
+        traced = [m.joint for m in ordered if m.joint is not None]
+        recorded, request = self._runs, _asked(members[0])
         self.end()
-        taken = f"a step takes {format_bytes(peak_bytes)} ({peak_bytes} bytes) in {runs} runs of compiled graphs"
-        above = f"above its budget, a {request.budget.label}"
-        if len(traced) < len(self._order):
-            for record in graphs_of:
-                record.from_caches = False
+        why = (
+            f"a step takes {format_bytes(peak_bytes)} ({peak_bytes} bytes) in {runs} runs of compiled graphs, above its "
+            f"budget, a {request.budget.label}"
+        )
+        if len(traced) < len(ordered):
+            if not all(m.options.graphs.from_caches for m in members):
+                return False
+            for m in members:
+                m.options.graphs.from_caches = False
             self._compile_again(members)
-            warn(
-                f"{taken}, {above}. Its graphs came from a cache; they are traced again to be planned together",
-                BudgetWarning,
-            )
+            again = "Its graphs came from a cache; they are traced again to be planned together"
+            warn(f"{why}. {again}", BudgetWarning)
             return True
-        decision_of = {m.key: m.decision for m in members}
-        joints, replans, least = recorded.joints(traced, ()), graphs_of[0].replanned + 1, ""
         try:
-            planner = set_planner(joints, request)
-            # The difference to the count: fused code takes less, and outputs that the user holds take more.
-            offset = planner.peak_of([decision_of[key] for key in self._order]) - peak_bytes
-            room = request.budget.peak_bytes or 0
-            fused = members[0].options.lower == "inductor"
-            room += offset - room // DEFAULT.compiling.margin if fused else min(0, offset)
-            try:
-                made = planner.within_peak(Budget(peak_bytes=max(1, room)))
-            except BudgetError as error:
-                made, replans = (
-                    planner.within_peak(Budget(peak_share=0.0)),
-                    DEFAULT.compiling.replans,
-                )
-                least = f". No plans within the budget were found, so those with the least peak run: {error}"
-        except RematError as error:
-            why = f"and its graphs cannot be planned together: {error}"
-            warn(f"{taken}, {above}, {why}", BudgetWarning)
+            made, least = _planned(recorded.joints(traced, ()), ordered, request, peak_bytes)
+        except Exception as error:  # training goes on with the plans that it has
+            warn(f"{why}, and its graphs cannot be planned together: {error}", BudgetWarning)
             return False
+        replans = 1 + max(m.options.graphs.replanned for m in members)
         # Equal graphs take their plans in turn, whichever backend compiles them.
         met = Counter[str]()
         for m in members:
-            m.options.request = replace(request, plan=made, plans_others=True)
-        for record in graphs_of:
-            record.met, record.replanned = met, replans
+            known = m.options.request.plan
+            plan = _with_others(made, known if isinstance(known, PlanSet) else None)
+            m.options.request = replace(request, plan=plan, plans_others=True)
+            m.options.graphs.met = met
+            m.options.graphs.replanned = DEFAULT.compiling.replans if least else replans
         self._compile_again(members)
         warn(
-            f"{taken}, {above}. Its graphs are planned together now, and are compiled again when they run next{least}",
+            f"{why}. Its graphs are planned together now, and are compiled again when they run next{least}",
             BudgetWarning,
         )
         return True
 
     def _compile_again(self, members: Sequence[Member]) -> None:
         """Drop the compiled code of graphs, so that their next calls compile them with the same backends."""
-        self._kept = [m.backend for m in members]
+        self._kept |= {id(m.backend): m.backend for m in members}
         for code in {m.code for m in members}:
             torch_compat.reset_code(code)
+
+
+def _asked(member: Member) -> PlanRequest:
+    """Return the options that the user gave, without the plans that were made since."""
+    request = member.options.request
+    if not member.options.graphs.replanned:
+        return request
+    return replace(request, plan=None, plans_others=False)
+
+
+def _planned(
+    joints: Sequence[JointGraph], members: Sequence[Member], request: PlanRequest, peak_bytes: int
+) -> tuple[PlanSet, str]:
+    """Plan the graphs of a step together.
+
+    Args:
+        joints: the graphs, with their runs.
+        members: the same graphs, as they are compiled now.
+        request: the options.
+        peak_bytes: the bytes that the step takes now.
+
+    Returns:
+        The plans; and a text that says why they have the least peak, if none within the budget were found.
+
+    Raises:
+        BudgetError: no plans have a lower peak than those that the graphs have now.
+    """
+    from remat.planning.plan_set import set_planner
+
+    planner, limit = set_planner(joints, request), request.budget.peak_bytes or 0
+    now = planner.peak_of([m.decision for m in members])
+    # The difference to the count: fused code takes less, and outputs that the user holds take more.
+    offset, fused = now - peak_bytes, members[0].options.lower == "inductor"
+    room = limit + (offset - limit // DEFAULT.compiling.margin if fused else min(0, offset))
+    try:
+        return planner.within_peak(Budget(peak_bytes=max(1, room))), ""
+    except BudgetError as error:
+        made = planner.within_peak(Budget(peak_share=0.0))
+        if made.peak_bytes >= now:
+            raise
+        return (
+            made,
+            f". No plans within the budget were found, so those with the least peak run: {error}",
+        )
+
+
+def _with_others(made: PlanSet, before: PlanSet | None) -> PlanSet:
+    """Return the plans of a step, and those of graphs of other steps that were planned before."""
+    if before is None:
+        return made
+    mine = {plan.fingerprint for plan in made}
+    others = [
+        (plan, runs)
+        for plan, runs in zip(before, before.runs or (1,) * len(before), strict=True)
+        if plan.fingerprint not in mine
+    ]
+    runs = (*(made.runs or (1,) * len(made)), *(runs for _, runs in others))
+    # The figures are those of one step, so they are not held to the budget.
+    return replace(made, plans=(*made, *(plan for plan, _ in others)), runs=runs, budget="")

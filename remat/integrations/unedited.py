@@ -69,16 +69,20 @@ class Compilations:
 
     def _why(self, others: Sequence[str]) -> str:
         """Return why no graph was compiled through remat, and what to do."""
+        if self.others.keys() == {"remat"}:
+            return f"the script names backend='remat' itself ({', '.join(others)}), whose own budget counts"
         if others:
             return f"the script names other backends, {', '.join(others)}; leave the backend out, or name 'inductor'"
         if not self.calls:
             return (
-                "the script calls torch.compile nowhere; compile the model by torch.compile(model), "
-                "or set the trainer's flag, such as TrainingArguments(torch_compile=True)"
+                "the script calls torch.compile nowhere, or its call raised an error; compile the model by "
+                "torch.compile(model), or set the trainer's flag, such as TrainingArguments(torch_compile=True)"
             )
+        if os.environ.get("TORCHDYNAMO_DISABLE", "0") == "1":
+            return "the environment variable TORCHDYNAMO_DISABLE is 1, so PyTorch compiles nothing; unset it"
         return (
             f"the script calls torch.compile ({counted(self.calls, 'call')}), but Dynamo compiled no graph. Either the "
-            "compiled model never ran, or Dynamo skips it: write DDP(torch.compile(model)) instead of "
+            "compiled model never ran, or torch.compiler.set_stance says 'force_eager', or Dynamo skips it: write DDP(torch.compile(model)) instead of "
             "torch.compile(DDP(model)), and torch.compile(model) instead of model.compile() if the model's class is "
             "PyTorch's own, such as nn.Sequential"
         )
@@ -139,7 +143,7 @@ def install() -> None:
 
 def _print_report(*, is_script: bool) -> None:
     """Print the report of this process; a process that the script started prints one only if it compiled graphs."""
-    if is_script or COMPILATIONS.graphs:
+    if sys.stderr is not None and (is_script or COMPILATIONS.graphs):
         rank = os.environ.get("RANK")
         process = f"rank {rank}" if rank else "" if is_script else f"process {os.getpid()}"
         head = ", ".join(filter(None, ["remat run", process]))

@@ -149,6 +149,74 @@ def test_a_budget_that_the_first_step_exceeds_holds_from_the_second_step_on(
     assert len(remat.plans()) == made_before, "nothing is compiled a third time"
 
 
+def settled(train: Callable[[], object]) -> int:
+    """How many plans a training makes after its first four rounds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BudgetWarning)
+        for _ in range(4):
+            train()
+        before = len(remat.plans())
+        for _ in range(3):
+            train()
+    return len(remat.plans()) - before
+
+
+def test_steps_of_two_kinds_are_each_planned_together() -> None:
+    model, x = made("blocks"), torch.randn(1024, 64)
+    f = by_block(model, {"budget": remat.Peak("9MiB"), "lower": "eager"})
+
+    def train() -> None:
+        for mode in (True, False):
+            model.train(mode)
+            f(x).sum().backward()
+
+    assert settled(train) == 0
+    for mode in (True, False):
+        model.train(mode)
+        taken, said = measured(model, f, x)
+        assert (taken <= 9 * 2**20, said) == (True, [])
+
+
+def test_models_that_share_a_budget_keep_their_plans() -> None:
+    models, x = [made("blocks"), made("blocks")], torch.randn(1024, 64)
+    for model in models:
+        by_block(model, {"budget": remat.Peak("9MiB"), "lower": "eager"})
+    assert settled(lambda: [model(x).sum().backward() for model in models]) == 0
+
+
+def test_a_later_step_that_exceeds_the_budget_is_planned_together() -> None:
+    model, x = made("blocks"), torch.randn(1024, 64)
+    f = by_block(model, {"budget": remat.Peak("9MiB"), "lower": "eager"})
+    model.blocks[0](x).sum().backward()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            f(x).sum().backward()
+    assert any("planned together now" in str(w.message) for w in said)
+    taken, figures = measured(model, f, x)
+    assert (taken <= 9 * 2**20, figures) == (True, [])
+
+
+def test_a_step_is_planned_together_where_dynamo_traces_backward() -> None:
+    model, x = made("breaks"), torch.randn(1024, 64)
+
+    def train(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).sum()
+        loss.backward()
+        return loss.detach()
+
+    compiled = torch.compile(
+        train, backend="remat", options={"budget": remat.Peak("9MiB"), "lower": "eager"}
+    )
+    with pytest.warns(BudgetWarning, match="planned together"):
+        compiled(x)
+    model.zero_grad()
+    compiled(x)
+    found = [p.grad for p in model.parameters()]
+    for a, b in zip(found, torch.autograd.grad(model(x).sum(), [*model.parameters()]), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_the_figure_is_that_of_the_allocator_and_is_said_once() -> None:
     """Here the least peak of all plans exceeds the budget."""
     model, x = made("blocks"), torch.randn(1024, 64)

@@ -180,7 +180,7 @@ def at_ratio_zero(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
     So a higher ratio of the peak does not cost more than ratio 0.
     """
     least, best = search.known_least, search.recomputing(limits)
-    if not _is_searched(search.context) or not search.is_exact(limits.measure):
+    if not _is_searched(search, limits, seeds):
         return
     if least is None or best is None or least >= limits.peak_bytes:
         return
@@ -192,7 +192,7 @@ def at_ratio_zero(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
 def at_more_saved_bytes(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
     """Propose decisions of the solver, if the cheapest candidate is far below the limit, as on some large graphs."""
     best, peak_bytes = search.recomputing(limits), int(limits.peak_bytes)
-    if not _is_searched(search.context) or not search.is_exact(limits.measure):
+    if not _is_searched(search, limits, seeds):
         return
     if best and best.cost and limits.measure(best) < search.effort.slack * peak_bytes:
         low, high = search.starts.between(peak_bytes)
@@ -201,9 +201,11 @@ def at_more_saved_bytes(search: Search, limits: Limits, seeds: Seeds) -> Candida
         )
 
 
-def _is_searched(context: GraphContext) -> bool:
-    """Return whether remat searches by peaks that no hook changes."""
-    return not context.is_alone and not context.request.hooks
+def _is_searched(search: Search, limits: Limits, seeds: Seeds) -> bool:
+    """Return whether remat searches a whole graph by peaks that no hook changes, without seeds to go on from."""
+    context = search.context
+    own = context.is_alone or context.request.hooks or seeds
+    return not own and search.is_exact(limits.measure)
 
 
 def with_offloads(search: Search, limits: Limits, seeds: Seeds) -> Candidates:

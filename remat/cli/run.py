@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from remat.cli.commands import PLANNING, main, plan_options
 from remat.errors import about
 
-#: Name of the environment variable by which PyTorch is told to load no entry points.
+#: Environment variable that keeps PyTorch from loading entry points.
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 #: Folder of an installed distribution without code. Its entry point in the group ``torch.backends`` makes ``import
 #: torch`` call `remat.integrations.unedited.install` if the folder is in ``PYTHONPATH``.

@@ -231,7 +231,7 @@ class StepTally:
         limit: the budget on the peak, in bytes.
 
     Attributes:
-        together: the graphs of a step, which are planned together if the first step exceeds the budget.
+        together: the graphs of a step, which are planned together if the step exceeds the budget.
     """
 
     def __init__(self, limit: int) -> None:
@@ -386,6 +386,8 @@ class StepTally:
         for storage in parameters.gradients:
             self._bytes -= self._gradients.pop(storage, 0)
 
+    # Backward may run inside of a function that Dynamo traces.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def backward(self, run: _Run) -> None:
         """Record the predicted peak of a run's backward, right before backward begins.
 
@@ -413,16 +415,14 @@ class StepTally:
 
     def _end(self, run: _Run) -> None:
         """End a step: if it exceeded the budget, plan its graphs together, or warn."""
-        above = self._peak > self.limit
-        # Backward may run inside of a function that Dynamo traces.
-        plan: Callable[..., bool] = torch.compiler.disable(self.together.plan)  # type: ignore[no-untyped-call]
-        if above and not run.retained and plan(self._graphs, self._runs, self._peak):
-            for graph in self._graphs:
-                self._said[graph] = self._peak
-        else:
-            self._warn(run, done=True)
-        if not above:
+        if self._peak <= self.limit:
             self.together.end()
+            return
+        if run.retained or not self.together.plan(self._graphs, self._runs, self._peak):
+            self._warn(run, done=True)
+            return
+        for graph in self._graphs:
+            self._said[graph] = self._peak
 
     def release(self, run: _Run) -> None:
         """Remove the saved bytes of a run from the count: its backward has begun or will never run."""

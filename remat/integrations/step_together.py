@@ -1,7 +1,7 @@
-"""Plan the graphs of a step together, once the first step has shown which graphs it runs.
+"""Plan the graphs of a step together, once a step has shown which graphs it runs.
 
 Blocks that are compiled one by one, and graphs between graph breaks, are planned one after the other. The first graph is
-compiled before anybody knows that others follow. After the first step, all graphs and their runs are known. If the step
+compiled before anybody knows that others follow. After a step, all its graphs and their runs are known. If the step
 exceeds its budget, its graphs are planned together, and their code is compiled again at its next call.
 """
 
@@ -145,7 +145,8 @@ class StepTogether:
         try:
             made, least = _planned(recorded.joints(traced, ()), ordered, request, peak_bytes)
         except Exception as error:  # training goes on with the plans that it has
-            warn(f"{why}, and its graphs cannot be planned together: {error}", BudgetWarning)
+            what = f"its graphs cannot be planned together: {type(error).__name__}: {error}"
+            warn(f"{why}, and {what}", BudgetWarning)
             return False
         replans = 1 + max(m.options.graphs.replanned for m in members)
         # Equal graphs take their plans in turn, whichever backend compiles them.

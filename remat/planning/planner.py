@@ -446,11 +446,9 @@ class Planner:
         made = self.finish(decided, budget, agree, copied_outputs=copied_outputs)
         if budget.on_peak or made.capacity >= made.full_bytes:
             return made
-        bounded = _bounded(self.search, made)
-        if bounded is None:
-            warn_of_peak(made)
-        elif not bounded[0].is_lower(is_estimated=False):
-            warn_of_peak(made, *bounded[1:])
+        bounded, is_exact = _by_bounds(self.search, made)
+        if bounded is None or not bounded.is_lower(is_estimated=False):
+            warn_of_peak(made, bounded if is_exact else None)
         return made
 
     def finish(
@@ -527,7 +525,7 @@ class Planner:
         )
 
 
-def _bounded(search: Search, made: Plan) -> Sequence[BeforeAfter] | None:
+def _by_bounds(search: Search, made: Plan) -> tuple[BeforeAfter | None, bool]:
     """Compare a plan with the step without remat by bounds on both peaks.
 
     Args:
@@ -535,20 +533,20 @@ def _bounded(search: Search, made: Plan) -> Sequence[BeforeAfter] | None:
         made: the plan.
 
     Returns:
-        A comparison of the highest peak that the plan may have with the lowest that the step without remat may have. The
-        same comparison again if both peaks are exact. None without bounds.
+        A comparison of the highest peak that the plan may have with the lowest that the step without remat may have, and
+        whether both peaks are exact. The comparison is None if no bounds are known.
     """
     context = search.context
     if not context.is_eager or context.request.hooks is not None or context.state.plain:
-        return None
+        return None, False
     try:
         full = search.decisions.without_remat
     except RematError:
-        return None
+        return None, False
     measure_deferred(context.state.joint.graph)
     own, other = (peak_bounds(context.state, d) for d in (made.decision, full.decision))
     if own is None or other is None:
-        return None
+        return None, False
     figures = BeforeAfter(
         peak_bytes=own[1],
         without_peak_bytes=other[0],
@@ -558,8 +556,7 @@ def _bounded(search: Search, made: Plan) -> Sequence[BeforeAfter] | None:
         unit=made.unit,
         exposed_time=made.exposed_time,
     )
-    is_exact = own[0] == own[1] and other[0] == other[1]
-    return (figures, figures) if is_exact else (figures,)
+    return figures, own[0] == own[1] and other[0] == other[1]
 
 
 @paused_collection()

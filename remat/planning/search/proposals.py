@@ -179,9 +179,9 @@ def at_ratio_zero(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
 
     So a higher ratio of the peak does not cost more than ratio 0.
     """
-    least, best = search.known_least, search.recomputing(limits)
     if not _is_searched(search, limits, seeds):
         return
+    least, best = search.known_least, search.recomputing(limits)
     if least is None or best is None or least >= limits.peak_bytes:
         return
     lowest = search.schedules.tried(search.least_peak.saved)
@@ -191,9 +191,9 @@ def at_ratio_zero(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
 
 def at_more_saved_bytes(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
     """Propose decisions of the solver, if the cheapest candidate is far below the limit, as on some large graphs."""
-    best, peak_bytes = search.recomputing(limits), int(limits.peak_bytes)
     if not _is_searched(search, limits, seeds):
         return
+    best, peak_bytes = search.recomputing(limits), int(limits.peak_bytes)
     if best and best.cost and limits.measure(best) < search.effort.slack * peak_bytes:
         low, high = search.starts.between(peak_bytes)
         yield from search.decisions.bisected(

@@ -105,6 +105,8 @@ class JointGraph:
         runs: number of runs of the graph in one step; above 1 if equal layers are compiled once.
         turns: one record per run of this graph, if some graph of the step runs several times;
             otherwise empty.
+        places: if the step is one graph, the position of each of its outputs among those of the joint graph; empty for
+            a joint graph of AOTAutograd. See `remat.graph.one_graph`.
         memories: cache of the storages behind the fake values.
     """
 
@@ -118,6 +120,7 @@ class JointGraph:
     returned: tuple[int, ...] = ()
     runs: int = 1
     turns: tuple[Turn, ...] = ()
+    places: tuple[int, ...] = ()
     memories: Memories = field(default_factory=Memories, repr=False)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import fx
 
@@ -14,7 +15,7 @@ from remat.graph.joint import JointGraph, Role, role_of, split_outputs
 UNREACHABLE = 10**9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Roles:
     """Classification of the nodes of a joint graph; every tuple is indexed by node position.
 
@@ -35,6 +36,12 @@ class Roles:
     tangent_closure: tuple[bool, ...]
     required_backward: tuple[bool, ...]
     forward_order: tuple[int, ...]
+
+    @cached_property
+    def first_late(self) -> int:
+        """Position of the first node of `tangent_closure` that is no placeholder; their number if there is none."""
+        late = (i for i, is_late in enumerate(self.tangent_closure) if is_late)
+        return next((i for i in late if i not in self.placeholders), len(self.tangent_closure))
 
     def unclaimed(self, position: int) -> bool:
         """Return whether neither forward nor backward requires the node at a position."""
@@ -65,6 +72,10 @@ def classify(joint: JointGraph, index: GraphIndex) -> Roles:
         if not reads and node.op == "placeholder":
             role = placeholders[i] = role_of(node)
             tangent[i] = role.in_backward
+        elif must_be_in_backward(node):
+            tangent[i] = 1
+        elif node.meta.get("partitioner_tag") == "must_be_in_forward":
+            roots.append(i)
         elif not index.plain[i] and ops.may_have_effects(node):
             if belongs_to_backward(node):
                 tangent[i] = 1
@@ -118,6 +129,11 @@ def distances(index: GraphIndex, roles: Roles) -> tuple[int, ...]:
 def belongs_to_backward(node: fx.Node) -> bool:
     """Return whether AOTAutograd traced the node while the user's backward ran."""
     return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
+
+
+def must_be_in_backward(node: fx.Node) -> bool:
+    """Return whether a node is marked to run in backward, as AOTAutograd marks its last writes of inputs."""
+    return bool(node.meta.get("partitioner_tag") == "must_be_in_backward")
 
 
 def has_tangents(joint: JointGraph) -> bool:

@@ -65,8 +65,7 @@ class _Step:
         self._handed = keep.intersection((*read, *self._gradients))
         required = [i for i, is_required in enumerate(self._required) if is_required]
         self._forward = sorted([*required, *self._reached(self._handed, required)])
-        tangents = (i for i, role in self._placeholders.items() if role is Role.TANGENT)
-        self._start = min((u for i in tangents for u in self._index.users[i]), default=0)
+        self._start = roles.first_late
         self._end = 4 * len(self._index)
 
     def _reached(self, roots: Iterable[int], there: Iterable[int]) -> list[int]:

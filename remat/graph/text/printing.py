@@ -45,6 +45,7 @@ FIELDS: Mapping[str, Any] = {
     "shared": [(0, 0, 0)],
     "returned": [0],
     "runs": 1,
+    "places": [0],
     "turns": [(0, [(0, 0, 0)], [(0, 0, 0)], [0])],
 }
 #: Name of the call that declares a placeholder, such as ``primal``, by role.

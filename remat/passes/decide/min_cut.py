@@ -10,7 +10,6 @@ from torch import fx
 from remat.errors import PlanError
 from remat.graph import ops, purity
 from remat.graph.collection import paused_collection
-from remat.graph.joint import Role
 from remat.graph.lowering import Lowered, SavedKind, tag_of
 from remat.graph.source import located
 from remat.passes.core.base import Pass, Stage
@@ -165,9 +164,9 @@ def require_tangents(state: State) -> None:
     """Refuse a graph without a backward, because there is nothing to plan.
 
     Raises:
-        PlanError: no placeholder is a tangent.
+        PlanError: no node must run in backward.
     """
-    if Role.TANGENT not in state.roles.placeholders.values():
+    if not any(state.roles.tangent_closure):
         raise PlanError(
             f"graph '{state.joint.name}' has no tangents: nothing in it is differentiated, so there "
             "is nothing to plan. Capture a model whose output requires a gradient"

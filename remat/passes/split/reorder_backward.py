@@ -16,6 +16,7 @@ from torch import fx
 from remat.graph import ops
 from remat.graph.index import are_plain, inputs_of
 from remat.graph.joint import Role, role_of
+from remat.graph.roles import must_be_in_backward
 from remat.graph.storages import Memories
 from remat.graph.writes import written_by
 from remat.passes.core.base import Pass, Stage
@@ -51,10 +52,9 @@ def reorder(graph: fx.Graph) -> int:
     nodes = [n for n in graph.nodes if n.op != "output"]
     placeholders = graph.find_nodes(op="placeholder")
     rank = dict(zip(nodes, range(len(nodes)), strict=True))
-    users = [
-        rank[u] for n in placeholders if role_of(n) is Role.TANGENT for u in n.users if u in rank
-    ]
-    if not users:
+    late = [u for n in placeholders if role_of(n) is Role.TANGENT for u in n.users if u in rank]
+    late += filter(must_be_in_backward, nodes)
+    if not late:
         return 0
     plain = are_plain(nodes)
     before = _ordered_by_memory(nodes, plain)
@@ -79,7 +79,7 @@ def reorder(graph: fx.Graph) -> int:
             place(earlier)
         place(node)
 
-    start = min(users)
+    start = min(map(rank.__getitem__, late))
     # A node with an effect may have no reader before which it could be placed, so it is placed here. PyTorch
     # does this only for `copy_`.
     for node, harmless in zip(nodes[:start], plain, strict=False):

@@ -83,13 +83,6 @@ class Schedules:
         closure = self._state.roles.tangent_closure
         return tuple(i for i, late in enumerate(closure) if late)
 
-    @cached_property
-    def _first_late(self) -> int:
-        """Position in the joint graph of the first node that reads an input of backward only, such as a tangent."""
-        index, roles = self._state.index, self._state.roles
-        tangents = (i for i, role in roles.placeholders.items() if role.in_backward)
-        return min((u for i in tangents for u in index.users[i]), default=len(index))
-
     def schedule(self, saved: Iterable[int]) -> tuple[list[int], list[int], int]:
         """Return the schedule of a decision, in the node order of the passes.
 
@@ -241,7 +234,7 @@ class Schedules:
             if owner[i] != i:
                 first[owner[i]] = min(first[owner[i]], first[i])
                 last[owner[i]] = max(last[owner[i]], last[i])
-        begin = [p if roles.required_forward[p] else self._first_late for p in range(end)]
+        begin = [p if roles.required_forward[p] else roles.first_late for p in range(end)]
         position = lowered.position
         found = self._uses[checkpoints] = (
             [begin[p] for p in position],

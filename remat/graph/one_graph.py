@@ -1,0 +1,317 @@
+"""Plan a step that is one graph: draw the line between its forward and backward, and join the halves again.
+
+PyTorch traces a whole training step, or an inference, as one graph. `as_joint` rewrites such a graph as a joint graph,
+so that everything that plans joint graphs plans it too; `joined` makes one graph of the forward and backward of a plan.
+
+The line is the first node that autograd traced in backward. In a graph without such nodes, it is the node at which most
+bytes are alive. What depends on that node, or comes behind it in a graph without backward, is *late*: the joint graph's
+backward. Whatever the line, the joined graph computes the same: the line only decides which values may be computed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from remat import torch_compat
+from remat.errors import ProblemError
+from remat.graph import ops
+from remat.graph.copying import RUN_OF, Copier, run_of
+from remat.graph.index import inputs_of
+from remat.graph.joint import JointGraph, make_module, output_node, outputs_of
+from remat.graph.liveness import memory_curve
+from remat.graph.roles import belongs_to_backward
+from remat.graph.storages import Memories, storage_key
+from remat.graph.writes import root_of
+
+#: Suffix of the node that stands for the write of an input, in the joint graph of a step that is one graph.
+_WRITTEN = "_written"
+
+
+def as_joint(gm: fx.GraphModule, *, lower: str = "eager", name: str = "") -> JointGraph:
+    """Rewrite the graph of a whole step as a joint graph.
+
+    Writes to inputs at the end of the graph, as functionalisation leaves them, move to right behind the last node that
+    needs the old contents; so does the optimizer's arithmetic before them. In the joint graph, an output of no bytes
+    stands for each write.
+
+    Args:
+        gm: the graph; it is not changed. Its nodes need fake values in ``meta["val"]``.
+        lower: lowering that the graph was traced for, ``"inductor"`` or ``"eager"``.
+        name: name of the graph in messages; empty: the name of the module's class.
+
+    Raises:
+        ProblemError: the graph has no node to run, or a node without a fake value.
+    """
+    _check(gm)
+    nodes = list(gm.graph.nodes)
+    writes = _final_writes(nodes)
+    nodes = _with_early_updates(nodes, writes)
+    late, forced = _line(gm, nodes, writes)
+    graph = fx.Graph()
+    copier = Copier(graph, gm.graph, quick=False)
+    values = outputs_of(gm.graph)
+    wanted = {v for v in values if isinstance(v, fx.Node)}
+    stands: dict[fx.Node, fx.Node] = {}
+    for node in nodes:
+        if node.op == "output":
+            continue
+        if node in writes:
+            new = writes[node][1]
+            made = _stand_in(graph, copier.copies[new], f"{writes[node][0].name}{_WRITTEN}")
+            stands[node] = copier.copies[node] = made
+        else:
+            copier.copy([node])
+            made = copier.copies[node]
+        made.meta.pop("partitioner_tag", None)
+        if node.op == "call_function" and (node in late or node in forced):
+            where = "backward" if node in late else "forward"
+            made.meta["partitioner_tag"] = f"must_be_in_{where}"
+    rows = [(v, copier.copies.get(v, v) if isinstance(v, fx.Node) else v) for v in values]
+    rows += [(w, stands[w]) for w in writes if w not in wanted]
+    is_late = [isinstance(v, fx.Node) and v in late for v, _ in rows]
+    order = sorted(range(len(rows)), key=is_late.__getitem__)
+    graph.output(tuple(rows[k][1] for k in order))
+    places = tuple(order.index(k) for k in range(len(values)))
+    graph.set_codegen(torch_compat.codegen_of(gm.graph))
+    return JointGraph(
+        graph_module=make_module(gm, graph),
+        num_fwd_outputs=is_late.count(False),
+        static_inputs=_static(nodes, writes),
+        lower=lower,
+        name=name or type(gm).__name__,
+        places=places,
+    )
+
+
+def joined(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule) -> fx.GraphModule:
+    """Join the forward and backward of a plan to one graph that computes what the original graph computes.
+
+    Args:
+        joint: the joint graph from `as_joint`.
+        forward: the plan's forward.
+        backward: the plan's backward.
+
+    Returns:
+        A graph module with the inputs and outputs of the original graph. A node that runs a second time is called
+        ``NAME_again``.
+    """
+    graph = fx.Graph()
+    ahead = Copier(graph, joint.graph, quick=False)
+    first = [n for n in forward.graph.nodes if n.op != "output"]
+    ahead.copy(first)
+    behind = Copier(graph, joint.graph, quick=False)
+    by_name = {n.name: ahead.copies[n] for n in first}
+    names = {n.name for n in first}
+    for node in backward.graph.nodes:
+        if node.op == "placeholder":
+            behind.copies[node] = by_name[node.name]
+        elif node.op != "output":
+            behind.copy([node], apart=node.name in names)
+    traced = {n.name: n for n in joint.graph.nodes}
+    values = [_copied(ahead, v) for v in outputs_of(forward.graph)[: joint.num_fwd_outputs]]
+    values += [_copied(behind, v) for v in outputs_of(backward.graph)]
+    out = graph.output(tuple(values))
+    for node in graph.nodes:
+        _restore_meta(node, traced)
+    written = _write_back(graph, out)
+    values = [written.get(v, v) if isinstance(v, fx.Node) else v for v in values]
+    returned = [values[k] for k in joint.places]
+    out.args = (tuple(returned),)
+    for node in reversed(written):
+        graph.erase_node(node)
+    graph.set_codegen(torch_compat.codegen_of(joint.graph))
+    module = make_module(joint.graph_module, graph)
+    module.meta.update(joint.graph_module.meta)
+    return module
+
+
+def peak_of(gm: fx.GraphModule) -> int:
+    """Return the simulated peak of a graph that runs alone, in bytes, its inputs and outputs included."""
+    return memory_curve(gm, _empty(), len(outputs_of(gm.graph)), Memories()).peak_bytes
+
+
+def _check(gm: object) -> None:
+    if not isinstance(gm, fx.GraphModule):
+        raise ProblemError(
+            f"the graph is a {type(gm).__name__}; expected a torch.fx.GraphModule whose nodes have fake values, such as "
+            "torch.fx.experimental.proxy_tensor.make_fx(step, tracing_mode='fake')(*args) returns"
+        )
+    for node in gm.graph.nodes:
+        if node.op in ("call_module", "call_method"):
+            raise ProblemError(
+                f"'{node.name}' is a {node.op}; expected a graph of ATen operators, as make_fx or AOTAutograd trace it"
+            )
+        if node.op in ("placeholder", "call_function") and "val" not in node.meta:
+            raise ProblemError(
+                f"'{node.name}' has no fake value in meta['val']; trace the graph with make_fx(…, tracing_mode='fake'), "
+                "or run torch.fx.passes.fake_tensor_prop.FakeTensorProp on it"
+            )
+    if not any(n.op == "call_function" for n in gm.graph.nodes):
+        raise ProblemError("the graph runs no operator, so there is nothing to plan")
+
+
+def _copied(copier: Copier, value: Any) -> Any:
+    return copier.copies[value] if isinstance(value, fx.Node) else value
+
+
+def _empty() -> fx.GraphModule:
+    graph = fx.Graph()
+    graph.output(())
+    return make_module({}, graph)
+
+
+def _final_writes(nodes: Sequence[fx.Node]) -> dict[fx.Node, tuple[fx.Node, fx.Node]]:
+    """Return the copies into inputs behind which nothing reads the input: for each, the input and the value."""
+    position = {n: i for i, n in enumerate(nodes)}
+    copies = [n for n in nodes if n.target is torch.ops.aten.copy_.default]
+    into = [n.args[0] for n in copies]
+    found = {}
+    for copy in copies:
+        target, value = copy.args[:2]
+        if not isinstance(target, fx.Node) or not isinstance(value, fx.Node):
+            continue
+        read = {u for v in _views_of(target) for u in v.users} - {copy}
+        is_last = all(u.op == "output" or position[u] < position[copy] for u in read)
+        alone = into.count(target) == 1 and all(u.op == "output" for u in copy.users)
+        same = storage_key(value.meta.get("val")) != storage_key(target.meta.get("val"))
+        alike = _form(value) == _form(target)
+        if target.op == "placeholder" and is_last and alone and same and alike:
+            found[copy] = (target, value)
+    return found
+
+
+def _form(node: fx.Node) -> Any:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and (value.dtype, value.device, value.shape)
+
+
+def _views_of(base: fx.Node) -> set[fx.Node]:
+    """Return a node and all views of its memory."""
+    found = [base]
+    for node in found:
+        found += [u for u in node.users if root_of(u) is base and u not in found]
+    return {*found}
+
+
+def _with_early_updates(
+    nodes: list[fx.Node], writes: Mapping[fx.Node, tuple[fx.Node, fx.Node]]
+) -> list[fx.Node]:
+    """Move what comes behind backward, such as the optimizer, to right behind what it needs.
+
+    A gradient then lives until its parameter is updated, and not until all are. A write stays behind all nodes that
+    read the old contents, or that may read values computed again from them.
+    """
+    position = {n: i for i, n in enumerate(nodes)}
+    start = max((i for i, n in enumerate(nodes) if belongs_to_backward_or_traced(n)), default=-1)
+    if start < 0:
+        return nodes
+    last = _last_needs(nodes)
+    rank: dict[fx.Node, int] = {}
+    for i, node in enumerate(nodes):
+        moves = node in writes or (i > start and ops.is_plain(node) and node.op == "call_function")
+        rank[node] = max((rank[j] for j in node.all_input_nodes), default=0) if moves else i
+        if node in writes:
+            rank[node] = max(rank[node], last.get(writes[node][0], 0))
+    return sorted(nodes, key=lambda n: (rank[n], position[n]))
+
+
+def _last_needs(nodes: Sequence[fx.Node]) -> dict[fx.Node, int]:
+    """Return the last position that reads each node, or anything that forward computes from the node."""
+    last: dict[fx.Node, int] = {}
+    for i in range(len(nodes) - 1, -1, -1):
+        node = nodes[i]
+        if node.op == "output" or node.target is torch.ops.aten.copy_.default:
+            continue
+        own = i if belongs_to_backward_or_traced(node) else max(i, last.get(node, 0))
+        for read in node.all_input_nodes:
+            last[read] = max(last.get(read, 0), own)
+    return last
+
+
+def belongs_to_backward_or_traced(node: fx.Node) -> bool:
+    """Return whether autograd traced the node in backward, by AOTAutograd's or by `make_fx`'s mark."""
+    return belongs_to_backward(node) or bool(node.meta.get("autograd_backward"))
+
+
+def _line(
+    gm: fx.GraphModule,
+    nodes: Sequence[fx.Node],
+    writes: Mapping[fx.Node, tuple[fx.Node, fx.Node]],
+) -> tuple[set[fx.Node], set[fx.Node]]:
+    """Return the late nodes, and the nodes that must run before the line: those that late nodes or the caller read."""
+    at = next((i for i, n in enumerate(nodes) if belongs_to_backward_or_traced(n)), None)
+    late: set[fx.Node] = set()
+    if at is None:
+        at = _peak_position(gm, nodes)
+        late.update(n for n in nodes[at:] if n.op == "call_function")
+    else:
+        late.add(nodes[at])
+        for node in nodes[at:]:
+            reads = not late.isdisjoint(inputs_of(node))
+            effect = node not in writes and ops.may_have_effects(node)
+            if node.op == "call_function" and (reads or effect):
+                late.add(node)
+    before = {n for n in nodes[:at] if n.op == "call_function" and n not in late}
+    forced = {
+        n for n in before if any(u not in before and u not in writes for u in n.users)
+    }
+    return late, forced
+
+
+def _peak_position(gm: fx.GraphModule, nodes: Sequence[fx.Node]) -> int:
+    """Return the position of the node at which most bytes are alive in a graph that runs alone."""
+    curve = memory_curve(gm, _empty(), len(outputs_of(gm.graph)), Memories())
+    name = curve.runs[curve.nbytes.index(curve.peak_bytes)]
+    return next(i for i, n in enumerate(nodes) if n.name == name)
+
+
+def _stand_in(graph: fx.Graph, value: fx.Node, name: str) -> fx.Node:
+    """Append a node that reads a value, and whose result has no bytes."""
+    made = graph.create_node(
+        "call_function", torch.ops.aten.new_zeros.default, (value, [0]), name=name
+    )
+    fake = value.meta["val"]
+    made.meta["val"] = fake.new_zeros([0])
+    return made
+
+
+def _write_back(graph: fx.Graph, out: fx.Node) -> dict[fx.Node, fx.Node]:
+    """Insert the writes that nodes stand for; return each write by its stand-in.
+
+    A write comes behind the last node that reads the old contents of the input.
+    """
+    position = {n: i for i, n in enumerate(graph.nodes)}
+    inputs = {n.name: n for n in graph.nodes if n.op == "placeholder"}
+    written: dict[fx.Node, fx.Node] = {}
+    for node in list(graph.nodes):
+        target = inputs.get(run_of(node).removesuffix(_WRITTEN))
+        if node.op != "call_function" or target is None or not run_of(node).endswith(_WRITTEN):
+            continue
+        value = node.args[0]
+        readers = (u for v in _views_of(target) for u in (v, *v.users) if u is not out)
+        behind = max((node, *readers), key=position.__getitem__)
+        with graph.inserting_after(behind):
+            copy = graph.call_function(torch.ops.aten.copy_.default, (target, value))
+        position[copy] = position[behind]
+        copy.meta = {**node.meta, "val": target.meta["val"]}
+        copy.meta.pop(RUN_OF, None)
+        written[node] = copy
+    return written
+
+
+def _restore_meta(node: fx.Node, traced: Mapping[str, fx.Node]) -> None:
+    """Remove from a node of the joined graph what only the joint graph's halves need."""
+    node.meta.pop("partitioner_tag", None)
+    origin = traced.get(node.name)
+    if origin is not None and not origin.meta.get("autograd_backward"):
+        node.meta.pop("autograd_backward", None)
+
+
+def _static(nodes: Sequence[fx.Node], writes: Iterable[Any]) -> tuple[int, ...]:
+    """Return the positions of the inputs: a graph that runs alone finds all of them in memory, and leaves them there."""
+    return tuple(range(sum(n.op == "placeholder" for n in nodes)))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from remat.api import instance as instance
     from remat.api import knapsack_fn as knapsack_fn
     from remat.api import plan as plan
+    from remat.api import rematerialize as rematerialize
     from remat.api import solve as solve
     from remat.api import solver_names as solver_names
     from remat.errors import PeakWarning as PeakWarning
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from remat.graph.policies import region as region
     from remat.graph.purity import declare_pure as declare_pure
     from remat.graph.purity import undeclare_pure as undeclare_pure
+    from remat.graph.whole_graph import whole_graph as whole_graph
     from remat.integrations.backend import backend as backend
     from remat.integrations.partitioner import partitioner as partitioner
     from remat.integrations.plan_log import plans as plans

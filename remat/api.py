@@ -22,6 +22,8 @@ from remat.solvers.run import run
 from remat.units import AnyBudget
 
 if TYPE_CHECKING:
+    from torch import fx
+
     from remat.graph.joint import JointGraph
     from remat.passes.core.pipeline import Pipeline
     from remat.planning.frontier import Frontier
@@ -152,6 +154,51 @@ def plan(
     if isinstance(joint, (list, tuple)):
         return plan_graphs(joint, request)
     return plan_graph(joint, request)  # type: ignore[arg-type]  # other types are refused there
+
+
+@passes_on(KeywordOptions.__annotations__, PlanOptions)
+def rematerialize(
+    gm: fx.GraphModule,
+    budget: AnyBudget = BUDGET,
+    solver: SolverOption = SOLVER,
+    cost: CostOption = COST,
+    time_limit: float | None = None,
+    **options: Unpack[KeywordOptions],
+) -> fx.GraphModule:
+    """Rewrite the graph of a whole training step, or of an inference, so that it holds a budget at least cost.
+
+    The graph may come from ``make_fx``, from ``torch.export``, or from a compiler whose step is one graph. It should
+    be functional: writes of inputs stand at its end. The line between what is kept and what is computed again is the
+    first node of backward, or, without a backward, the node at which most bytes are alive.
+
+    Args:
+        gm: the graph, of ATen operators with fake values in ``meta["val"]``; it is not changed.
+        budget: as in `plan`. Without a backward, only a limit on the peak is useful.
+        solver: as in `plan`.
+        cost: as in `plan`.
+        time_limit: as in `plan`.
+        options: as in `plan`.
+
+    Returns:
+        A graph module with the inputs, outputs and results of ``gm``, bit for bit if it runs uncompiled. Its
+        ``meta["remat"]`` is the `Plan`. A node that runs again is called ``NAME_again``.
+
+    Raises:
+        ProblemError: ``gm`` is no graph of ATen operators with fake values, or an argument is invalid.
+        RematError: as in `plan`.
+    """
+    from remat.graph.whole_graph import joined, whole_graph
+    from remat.planning.planner import plan_graph
+    from remat.planning.request import PlanRequest
+
+    request = PlanRequest.of(
+        budget=budget, solver=solver, cost=cost, time_limit=time_limit, **options
+    )
+    joint = whole_graph(gm)
+    made = plan_graph(joint, request)
+    module = joined(joint, made.forward, made.backward)
+    module.meta["remat"] = made
+    return module
 
 
 def default_pipeline(

@@ -42,7 +42,8 @@ def check_joint(joint: object) -> None:
     if not isinstance(joint, JointGraph):
         raise ProblemError(
             f"joint is a {type(joint).__name__}; expected a JointGraph: use remat.capture(model, args); "
-            "several graphs of one step are what remat.plan takes as a list"
+            "several graphs of one step are what remat.plan takes as a list; for the graph of a whole step, use "
+            "remat.whole_graph(gm)"
         )
 
 

@@ -1,6 +1,6 @@
 """Plan a step that is one graph: draw the line between its forward and backward, and join the halves again.
 
-PyTorch traces a whole training step, or an inference, as one graph. `as_joint` rewrites such a graph as a joint graph,
+PyTorch traces a whole training step, or an inference, as one graph. `whole_graph` rewrites such a graph as a joint graph,
 so that everything that plans joint graphs plans it too; `joined` makes one graph of the forward and backward of a plan.
 
 The line is the first node that autograd traced in backward. In a graph without such nodes, it is the node at which most
@@ -10,8 +10,7 @@ backward. Whatever the line, the joined graph computes the same: the line only d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,9 +21,8 @@ from remat.errors import ProblemError
 from remat.graph import ops
 from remat.graph.copying import RUN_OF, Copier, run_of
 from remat.graph.index import inputs_of
-from remat.graph.joint import JointGraph, make_module, output_node, outputs_of
-from remat.graph.liveness import memory_curve
-from remat.graph.roles import belongs_to_backward
+from remat.graph.joint import JointGraph, make_module, outputs_of
+from remat.graph.liveness import MemoryCurve, memory_curve
 from remat.graph.storages import Memories, storage_key
 from remat.graph.writes import root_of
 
@@ -32,7 +30,7 @@ from remat.graph.writes import root_of
 _WRITTEN = "_written"
 
 
-def as_joint(gm: fx.GraphModule, *, lower: str = "eager", name: str = "") -> JointGraph:
+def whole_graph(gm: fx.GraphModule, *, lower: str = "eager", name: str = "") -> JointGraph:
     """Rewrite the graph of a whole step as a joint graph.
 
     Writes to inputs at the end of the graph, as functionalisation leaves them, move to right behind the last node that
@@ -81,7 +79,7 @@ def as_joint(gm: fx.GraphModule, *, lower: str = "eager", name: str = "") -> Joi
     return JointGraph(
         graph_module=make_module(gm, graph),
         num_fwd_outputs=is_late.count(False),
-        static_inputs=_static(nodes, writes),
+        static_inputs=tuple(range(len(gm.graph.find_nodes(op="placeholder")))),
         lower=lower,
         name=name or type(gm).__name__,
         places=places,
@@ -92,7 +90,7 @@ def joined(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule)
     """Join the forward and backward of a plan to one graph that computes what the original graph computes.
 
     Args:
-        joint: the joint graph from `as_joint`.
+        joint: the joint graph from `whole_graph`.
         forward: the plan's forward.
         backward: the plan's backward.
 
@@ -119,9 +117,8 @@ def joined(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule)
     for node in graph.nodes:
         _restore_meta(node, traced)
     written = _write_back(graph, out)
-    values = [written.get(v, v) if isinstance(v, fx.Node) else v for v in values]
-    returned = [values[k] for k in joint.places]
-    out.args = (tuple(returned),)
+    values = [written.get(v, v) for v in values]
+    out.args = (tuple(values[k] for k in joint.places),)
     for node in reversed(written):
         graph.erase_node(node)
     graph.set_codegen(torch_compat.codegen_of(joint.graph))
@@ -130,9 +127,16 @@ def joined(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule)
     return module
 
 
-def peak_of(gm: fx.GraphModule) -> int:
-    """Return the simulated peak of a graph that runs alone, in bytes, its inputs and outputs included."""
-    return memory_curve(gm, _empty(), len(outputs_of(gm.graph)), Memories()).peak_bytes
+def curve_of_one(gm: fx.GraphModule) -> MemoryCurve:
+    """Return the simulated bytes alive over a graph that runs alone, its inputs and outputs included."""
+    nothing = fx.Graph()
+    nothing.output(())
+    return memory_curve(gm, make_module({}, nothing), len(outputs_of(gm.graph)), Memories())
+
+
+def has_backward(gm: fx.GraphModule) -> bool:
+    """Return whether autograd traced some of a graph's nodes in backward."""
+    return any(map(_is_of_backward, gm.graph.nodes))
 
 
 def _check(gm: object) -> None:
@@ -157,12 +161,6 @@ def _check(gm: object) -> None:
 
 def _copied(copier: Copier, value: Any) -> Any:
     return copier.copies[value] if isinstance(value, fx.Node) else value
-
-
-def _empty() -> fx.GraphModule:
-    graph = fx.Graph()
-    graph.output(())
-    return make_module({}, graph)
 
 
 def _final_writes(nodes: Sequence[fx.Node]) -> dict[fx.Node, tuple[fx.Node, fx.Node]]:
@@ -207,7 +205,7 @@ def _with_early_updates(
     read the old contents, or that may read values computed again from them.
     """
     position = {n: i for i, n in enumerate(nodes)}
-    start = max((i for i, n in enumerate(nodes) if belongs_to_backward_or_traced(n)), default=-1)
+    start = max((i for i, n in enumerate(nodes) if _is_of_backward(n)), default=-1)
     if start < 0:
         return nodes
     last = _last_needs(nodes)
@@ -227,15 +225,17 @@ def _last_needs(nodes: Sequence[fx.Node]) -> dict[fx.Node, int]:
         node = nodes[i]
         if node.op == "output" or node.target is torch.ops.aten.copy_.default:
             continue
-        own = i if belongs_to_backward_or_traced(node) else max(i, last.get(node, 0))
+        own = i if _is_of_backward(node) else max(i, last.get(node, 0))
         for read in node.all_input_nodes:
             last[read] = max(last.get(read, 0), own)
     return last
 
 
-def belongs_to_backward_or_traced(node: fx.Node) -> bool:
-    """Return whether autograd traced the node in backward, by AOTAutograd's or by `make_fx`'s mark."""
-    return belongs_to_backward(node) or bool(node.meta.get("autograd_backward"))
+def _is_of_backward(node: fx.Node) -> bool:
+    """Return whether autograd traced the node in backward, by the mark of AOTAutograd or of `make_fx`."""
+    return bool(node.meta.get("autograd_backward")) or (
+        node.meta.get("partitioner_tag") == "is_backward"
+    )
 
 
 def _line(
@@ -244,7 +244,7 @@ def _line(
     writes: Mapping[fx.Node, tuple[fx.Node, fx.Node]],
 ) -> tuple[set[fx.Node], set[fx.Node]]:
     """Return the late nodes, and the nodes that must run before the line: those that late nodes or the caller read."""
-    at = next((i for i, n in enumerate(nodes) if belongs_to_backward_or_traced(n)), None)
+    at = next((i for i, n in enumerate(nodes) if _is_of_backward(n)), None)
     late: set[fx.Node] = set()
     if at is None:
         at = _peak_position(gm, nodes)
@@ -257,15 +257,13 @@ def _line(
             if node.op == "call_function" and (reads or effect):
                 late.add(node)
     before = {n for n in nodes[:at] if n.op == "call_function" and n not in late}
-    forced = {
-        n for n in before if any(u not in before and u not in writes for u in n.users)
-    }
+    forced = {n for n in before if any(u not in before and u not in writes for u in n.users)}
     return late, forced
 
 
 def _peak_position(gm: fx.GraphModule, nodes: Sequence[fx.Node]) -> int:
     """Return the position of the node at which most bytes are alive in a graph that runs alone."""
-    curve = memory_curve(gm, _empty(), len(outputs_of(gm.graph)), Memories())
+    curve = curve_of_one(gm)
     name = curve.runs[curve.nbytes.index(curve.peak_bytes)]
     return next(i for i, n in enumerate(nodes) if n.name == name)
 
@@ -310,8 +308,3 @@ def _restore_meta(node: fx.Node, traced: Mapping[str, fx.Node]) -> None:
     origin = traced.get(node.name)
     if origin is not None and not origin.meta.get("autograd_backward"):
         node.meta.pop("autograd_backward", None)
-
-
-def _static(nodes: Sequence[fx.Node], writes: Iterable[Any]) -> tuple[int, ...]:
-    """Return the positions of the inputs: a graph that runs alone finds all of them in memory, and leaves them there."""
-    return tuple(range(sum(n.op == "placeholder" for n in nodes)))

@@ -21,13 +21,15 @@ from remat.errors import ProblemError
 from remat.graph import ops
 from remat.graph.copying import RUN_OF, Copier, run_of
 from remat.graph.index import inputs_of
-from remat.graph.joint import JointGraph, make_module, outputs_of
+from remat.graph.joint import JointGraph, make_module, output_node, outputs_of
 from remat.graph.liveness import MemoryCurve, memory_curve
 from remat.graph.storages import Memories, storage_key
 from remat.graph.writes import root_of
 
 #: Suffix of the node that stands for the write of an input, in the joint graph of a step that is one graph.
 _WRITTEN = "_written"
+#: Metadata key, at the output of the joint graph, for the metadata of the original graph's output.
+_OF_OUTPUT = "of_output"
 
 
 def whole_graph(gm: fx.GraphModule, *, lower: str = "eager", name: str = "") -> JointGraph:
@@ -73,7 +75,7 @@ def whole_graph(gm: fx.GraphModule, *, lower: str = "eager", name: str = "") -> 
     rows += [(w, stands[w]) for w in writes if w not in wanted]
     is_late = [isinstance(v, fx.Node) and v in late for v, _ in rows]
     order = sorted(range(len(rows)), key=is_late.__getitem__)
-    graph.output(tuple(rows[k][1] for k in order))
+    graph.output(tuple(rows[k][1] for k in order)).meta[_OF_OUTPUT] = output_node(gm.graph).meta
     places = tuple(order.index(k) for k in range(len(values)))
     graph.set_codegen(torch_compat.codegen_of(gm.graph))
     return JointGraph(
@@ -119,6 +121,7 @@ def joined(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule)
     written = _write_back(graph, out)
     values = [written.get(v, v) for v in values]
     out.args = (tuple(values[k] for k in joint.places),)
+    out.meta.update(output_node(joint.graph).meta.get(_OF_OUTPUT, {}))
     for node in reversed(written):
         graph.erase_node(node)
     graph.set_codegen(torch_compat.codegen_of(joint.graph))
@@ -244,21 +247,38 @@ def _line(
     writes: Mapping[fx.Node, tuple[fx.Node, fx.Node]],
 ) -> tuple[set[fx.Node], set[fx.Node]]:
     """Return the late nodes, and the nodes that must run before the line: those that late nodes or the caller read."""
-    at = next((i for i, n in enumerate(nodes) if _is_of_backward(n)), None)
-    late: set[fx.Node] = set()
-    if at is None:
-        at = _peak_position(gm, nodes)
-        late.update(n for n in nodes[at:] if n.op == "call_function")
+    marked = [i for i, n in enumerate(nodes) if n.op == "call_function" and _is_of_backward(n)]
+    if marked:
+        at, late = marked[0], _behind_gradients(nodes, marked)
+        # What has an effect stays on its side of the line, as written.
+        late |= {n for n in nodes[at:] if n not in writes and ops.may_have_effects(n)}
     else:
-        late.add(nodes[at])
-        for node in nodes[at:]:
-            reads = not late.isdisjoint(inputs_of(node))
-            effect = node not in writes and ops.may_have_effects(node)
-            if node.op == "call_function" and (reads or effect):
-                late.add(node)
-    before = {n for n in nodes[:at] if n.op == "call_function" and n not in late}
+        at = _peak_position(gm, nodes)
+        late = {n for n in nodes[at:] if n.op == "call_function"}
+    before = {n for n in nodes[:at] if n.op == "call_function"}
     forced = {n for n in before if any(u not in before and u not in writes for u in n.users)}
     return late, forced
+
+
+def _behind_gradients(nodes: Sequence[fx.Node], marked: Sequence[int]) -> set[fx.Node]:
+    """Return the nodes that depend on the loss's gradient.
+
+    Other nodes of backward, such as a mask of an activation, depend on forward's values alone, so they may run before
+    the line. The gradient is the first node of backward on which most of backward depends.
+
+    Args:
+        nodes: all nodes, in order.
+        marked: positions of the nodes that autograd traced in backward.
+    """
+    found: set[fx.Node] = set()
+    for start in marked:
+        found = {nodes[start]}
+        for node in nodes[start + 1 :]:
+            if node.op != "output" and not found.isdisjoint(inputs_of(node)):
+                found.add(node)
+        if 2 * sum(nodes[i] in found for i in marked) > len(marked):
+            return found
+    return {nodes[i] for i in marked}
 
 
 def _peak_position(gm: fx.GraphModule, nodes: Sequence[fx.Node]) -> int:

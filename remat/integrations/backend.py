@@ -24,6 +24,7 @@ from remat.graph.capture_errors import name_plain_failure
 from remat.graph.joint import copy_module
 from remat.graph.regions import Modules
 from remat.graph.tangents import layouts_of_tangents
+from remat.integrations.alone import joint_of_whole, plan_whole
 from remat.integrations.budget_loop import compile_within_budget
 from remat.integrations.compile_progress import CompileProgress
 from remat.integrations.partitioner import Partitioner, PartitionerOptions
@@ -317,8 +318,16 @@ def _compile_eager(arrived: Arrived, gm: fx.GraphModule, example_inputs: Sequenc
         planned.extend([] if own is None else [own])
         return modules
 
+    def alone(module: fx.GraphModule, given: Sequence[Any]) -> Any:
+        joint = joint_of_whole(arrived, module, name_of(gm))
+        if joint is not None:
+            own, module = plan_whole(arrived, joint, given, plan)
+            planned.extend([] if own is None else [own])
+        return _boxed(module)
+
     compiled = torch_compat.aot_autograd(
         fw_compiler=lambda module, _: _boxed(module),
+        inference_compiler=alone,
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )

@@ -20,6 +20,7 @@ from remat.graph.regions import calls_regions
 from remat.graph.roles import classify
 from remat.graph.source import located
 from remat.integrations import plan_cache
+from remat.integrations.alone import joint_of_whole, plan_whole
 from remat.integrations.compiled_budget import CompiledBudget, warn_of_saved
 from remat.integrations.compiled_memory import (
     CompiledGraph,
@@ -142,9 +143,10 @@ def compile_once(
         attempt = Attempt(arrived, known, whole=True, traces=plan_cache.traces_of(gm, inputs))
         compiled = attempt.compile(gm, inputs, patches)
         keys = () if attempt.is_new else plan_cache.graph_keys(compiled.run)
-        if attempt.is_new or len(keys) == 1:  # a single graph has no backward, hence no plan
-            return compiled
         record = plan_cache.find(keys) if keys else None
+        # A single graph usually has no plan; see `remat.integrations.alone`.
+        if attempt.is_new or (len(keys) == 1 and record is None):
+            return compiled
         if record is not None:
             with contextlib.suppress(PlanError):  # the record holds no valid plan
                 return replace(compiled, planned=restore(arrived, gm, record))
@@ -324,6 +326,8 @@ class Attempt(torch_compat.CustomPartitionerFn):
         graph = CompiledGraph.of(gm, example_inputs)
         # Inductor changes the graph that it compiles; the plan keeps the original.
         gm = copy_module(gm)
+        if kwargs.get("is_inference"):
+            gm = self._planned_alone(gm, example_inputs)
         if self.whole and not self._graphs:
             self._masks = masks_to_bytes(gm.graph, graph.own)
         elif self.whole:
@@ -336,6 +340,18 @@ class Attempt(torch_compat.CustomPartitionerFn):
         self._graphs.append(graph)
         return compiled
 
+    def _planned_alone(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
+        """Return a graph without a backward of its own that holds the budget; see `remat.integrations.alone`."""
+        joint = joint_of_whole(self.arrived, gm, name_of(gm)) if self.whole else None
+        if joint is None:
+            return gm
+        self.record = plan_cache.record_of(joint)
+        with record_warnings() as warned:
+            self.planned, gm = plan_whole(self.arrived, joint, inputs, self.known.plan)
+        if self.record is not None:
+            self.record = replace(self.record, warnings=plan_cache.repeated(warned))
+        return gm
+
     def _as_compiled(self) -> Planned | None:
         """Return the planned graph with the figures of the compiled code, and write its plan to the plan cache.
 
@@ -343,14 +359,14 @@ class Attempt(torch_compat.CustomPartitionerFn):
         plan keeps its estimated figures.
         """
         planned, options = self.planned, self.arrived.options
-        if not self.whole or len(self._graphs) != 2 or planned is None or options.check:
+        halves = 1 if planned is not None and planned.arrived.is_alone else 2
+        if not self.whole or len(self._graphs) != halves or planned is None or options.check:
             return planned
-        forward, backward = self._graphs
         made, timeline = planned.plan, None
         symbolic = options.in_bytes and (made.symbolic or made.learns_sizes)
         for kind in (True, False) if symbolic else (False,):
             try:
-                timeline = timeline or compiled_timeline(forward, backward, symbolic=kind)
+                timeline = timeline or compiled_timeline(*self._graphs, symbolic=kind)
             except Exception:  # this generated code cannot be simulated, for example a C++ wrapper
                 _LOG.info("the memory of '%s' as compiled is not known", made.graph, exc_info=True)
         if timeline is not None:
@@ -358,7 +374,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
         keys = [graph.key for graph in self._graphs if graph.key is not None]
         # Without a record, a later process that finds the step in a cache plans the step again. That is necessary if
         # sizes are data-dependent, or if the step exceeds its budget in the cases of `CompiledBudget.is_open`.
-        record = None if len(keys) != 2 or made.learns_sizes else self.record
+        record = None if len(keys) != halves or made.learns_sizes else self.record
         if record is not None and not self.known.is_open(made, planned.request):
             timed = "" if timeline is None else write_timeline(timeline)
             plan_cache.keep(keys, replace(record, plan=made.to_json(), timeline=timed))

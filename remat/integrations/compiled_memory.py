@@ -81,13 +81,13 @@ class CompiledGraph:
 
 
 def compiled_timeline(
-    forward: CompiledGraph, backward: CompiledGraph, *, symbolic: bool = False
+    forward: CompiledGraph, backward: CompiledGraph | None = None, *, symbolic: bool = False
 ) -> Timeline:
     """Return the lifetimes of all storages of a compiled step, with one program point per kernel.
 
     Args:
         forward: the forward graph, whose outputs are those for the user, then the saved values.
-        backward: the backward graph, whose inputs are the saved values and the tangents.
+        backward: the backward graph, whose inputs are the saved values and the tangents; None if the step is one graph.
         symbolic: whether to express bytes as functions of symbolic sizes. The simulation then takes
             longer.
 
@@ -104,6 +104,9 @@ def compiled_timeline(
         outputs = step.run(forward, [*given])
         if sizes is not None:
             sizes.learn(forward.values, outputs, step.nbytes)
+        if backward is None:
+            step.mark(outputs, StorageKind.OUTPUT)
+            return step.timeline()
         step.begin_backward()
         own = outputs[: forward.own]
         step.mark(own, StorageKind.OUTPUT)
@@ -178,14 +181,15 @@ class _Sizes:
         self._learned: set[Any] = set()  # data-dependent symbols that the code of forward created
 
     @classmethod
-    def of(cls, forward: CompiledGraph, backward: CompiledGraph) -> _Sizes:
+    def of(cls, forward: CompiledGraph, backward: CompiledGraph | None) -> _Sizes:
         """Create the translation for the symbols in the inputs of both graphs.
 
         Raises:
             NotImplementedError: an input of forward has a data-dependent size. The symbol of this
                 size could not be distinguished from symbols that the generated code creates.
         """
-        sizes = [n for graph in (forward, backward) for _, v in graph.given for n in _numbers(v)]
+        graphs = filter(None, (forward, backward))
+        sizes = [n for graph in graphs for _, v in graph.given for n in _numbers(v)]
         backed = [n for n in sizes if expression_of(n) is not None and n.node.has_hint()]
         found = {s for n in backed for s in expression_of(n).free_symbols}
         unbacked = [

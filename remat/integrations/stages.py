@@ -59,6 +59,7 @@ class Arrived:
             budget that is a peak in bytes.
         ends_frame: whether the user's function ends with this graph; False at a graph break.
         is_part: whether the step is known to have other graphs.
+        is_alone: whether the step is one graph; see `remat.integrations.alone`.
         over: text that says why the budget cannot be met, if an earlier compilation has found that
             out and the step runs nevertheless; else empty.
     """
@@ -72,6 +73,7 @@ class Arrived:
     bytes_beside: int = 0
     ends_frame: bool = True
     is_part: bool = False
+    is_alone: bool = False
     over: str = ""
 
     @classmethod
@@ -168,7 +170,7 @@ class Arrived:
         self.stage("planning")
         try:
             with at_declared_sizes(primals, in_bytes=self.options.in_bytes):
-                if not has_tangents(joint):
+                if not joint.places and not has_tangents(joint):
                     return None, _split_unplanned(joint)
                 self._warn_of_uncounted(joint)
                 asked = self._request_for(joint)
@@ -359,7 +361,7 @@ class Planned:
         """
         options = self.arrived.options
         planned, budget = options.graphs.planned, options.request.budget
-        known = self.identity in planned
+        known = self.identity in planned or self.arrived.is_alone
         planned.add(self.identity)
         if not known and len(planned) == 2 and budget.in_bytes and self.arrived.tally is None:
             warn(
@@ -432,9 +434,11 @@ class Planned:
             return
         said.nbytes = taken
         again = "that has run before is compiled again"
-        if not arrived.runs_again(self.kind):
+        if arrived.bytes_beside and not arrived.runs_again(self.kind):
             held = format_bytes(arrived.bytes_beside)
             again = f"is compiled while outputs of other graphs hold {held}"
+        elif not arrived.runs_again(self.kind):
+            again = "has no backward"
         warn(
             f"a step {again}, and its budget cannot be held: {self.over}. The plan with the least "
             f"{'peak' if on_peak else 'saved bytes'} runs instead, which takes {format_bytes(taken)} ({taken} bytes). "

@@ -1,0 +1,60 @@
+"""Plan a graph that AOTAutograd does not partition: a whole training step, or an inference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import fx
+
+from remat.errors import BudgetError
+from remat.graph.joint import JointGraph
+from remat.graph.whole_graph import curve_of_one, has_backward, joined, whole_graph
+from remat.integrations.stages import Arrived, PlanGraph, Planned
+
+
+def joint_of_whole(arrived: Arrived, gm: fx.GraphModule, name: str) -> JointGraph | None:
+    """Return the graph as a joint graph, if it is planned: a step with backward, or an inference above its peak in bytes.
+
+    Args:
+        arrived: the stage of the compilation.
+        gm: the graph from AOTAutograd, which autograd will not differentiate.
+        name: name of the graph in messages.
+    """
+    request = arrived.options.request
+    most = request.budget.peak_bytes if request.decides else None
+    if not has_backward(gm) and (most is None or curve_of_one(gm).peak_bytes <= most):
+        return None
+    return whole_graph(gm, lower=arrived.options.lower, name=name)
+
+
+def plan_whole(
+    arrived: Arrived, joint: JointGraph, inputs: Sequence[Any], plan_graph: PlanGraph
+) -> tuple[Planned | None, fx.GraphModule]:
+    """Plan a step that is one graph; return the plan, and the graph that computes the same within the budget.
+
+    An inference that cannot hold a peak in bytes runs with the least peak that was found, with a warning, unless the
+    option ``strict`` is given.
+
+    Args:
+        arrived: the stage of the compilation.
+        joint: the joint graph from `joint_of_whole`; it is changed.
+        inputs: example inputs of the graph.
+        plan_graph: the function that plans.
+
+    Raises:
+        RematError: planning failed.
+    """
+    # No other graph keeps values for the backward of this one.
+    alone = replace(arrived, tally=None, runs_beside=0, bytes_beside=0, is_alone=True)
+    may_exceed = not (has_backward(joint.graph_module) or arrived.options.strict)
+    kept = joint.copy() if may_exceed else joint
+    try:
+        planned, modules = alone.partition(joint, inputs, plan_graph)
+    except BudgetError as error:
+        if not may_exceed:
+            raise
+        joint = kept
+        planned, modules = replace(alone, over=str(error)).partition(joint, inputs, plan_graph)
+    return planned, joined(joint, *modules)

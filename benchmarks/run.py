@@ -28,6 +28,7 @@ PLACES = {
     "frozen": ("frozen",),
     "ladders": ("ladders",),
     "blocks": ("blocks",),
+    "whole": ("whole-step", "whole-inference"),
     "step": ("step",),
     "default": ("default",),
     "memory": ("peak", "compiled-memory", "fit", "hooks"),

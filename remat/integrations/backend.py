@@ -323,10 +323,10 @@ def _compile_eager(arrived: Arrived, gm: fx.GraphModule, example_inputs: Sequenc
         if joint is not None:
             own, module = plan_whole(arrived, joint, given, plan)
             planned.extend([] if own is None else [own])
-        return _boxed(module)
+        return boxed(module)
 
     compiled = torch_compat.aot_autograd(
-        fw_compiler=lambda module, _: _boxed(module),
+        fw_compiler=lambda module, _: boxed(module),
         inference_compiler=alone,
         partition_fn=partition,
         keep_inference_input_mutations=True,
@@ -361,7 +361,7 @@ def _warn_of_traced_backward(gm: fx.GraphModule, partition: Partitioner) -> None
     )
 
 
-def _boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
+def boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
     """Return a function that runs a graph uncompiled and frees each argument after its last use.
 
     The function takes one list of arguments and empties the list. With ordinary arguments, the

@@ -1,0 +1,200 @@
+"""Steps that are one graph: what `remat.rematerialize` computes, what it holds, and what it costs.
+
+``whole-step``: forward, loss and backward of a model in one graph, as Dynamo traces them with ``trace_autograd_ops``;
+with plain SGD as well. Both graphs run uncompiled, and their results and parameters are compared bit for bit. The peak
+is the most bytes that tensors take while the graph runs. Beside it, the plan of the same model as two graphs, at the
+same peak.
+
+``whole-inference``: a forward pass alone, at the least peak that is found.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+
+import remat
+from benchmarks.experiment import Case, Experiment, Row, grid
+from benchmarks.figures import geometric_mean, grouped
+from benchmarks.workloads import COMPILED
+from remat.graph.whole_graph import curve_of_one
+from remat.integrations.backend import boxed
+from remat.running.measure import StorageWatch
+from remat.torch_compat import dynamo_config, storage_id
+
+#: Nine models whose compilation is timed, too.
+MODELS = ("llama", "resnet", "gpt2-long", "bert", "vit", "t5", "unet", "dit", "moe")
+PLACES = (0.75, 0.5, 0.25)
+
+
+class PeakWatch(StorageWatch):
+    """The most bytes alive while it is entered."""
+
+    def __init__(self, given: Sequence[Any]) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        for value in given:
+            if isinstance(value, torch.Tensor):
+                self.add(value)
+
+    def found(self, known: int | None, nbytes: int, source: str) -> int:
+        self.now += nbytes - (known or 0)
+        self.most = max(self.most, self.now)
+        return nbytes
+
+    def freed(self, known: int) -> None:
+        self.now -= known
+
+
+def traced(step: Callable[..., Any], batch: dict[str, Any]) -> tuple[fx.GraphModule, list[Any]]:
+    """The one graph that a step is, with its inputs."""
+    found: list[tuple[fx.GraphModule, list[Any]]] = []
+
+    def keep(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        run = boxed(gm)
+
+        def call(arguments: list[Any]) -> Any:
+            found.append((gm, [*arguments]))
+            return run(arguments)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+    torch.compiler.reset()
+    backend = aot_autograd(fw_compiler=keep, keep_inference_input_mutations=True)
+    with dynamo_config.patch(trace_autograd_ops=True):
+        torch.compile(step, backend=backend, fullgraph=True)(**batch)
+    ((gm, inputs),) = found
+    return gm, inputs
+
+
+def step_of(name: str, side: str) -> tuple[torch.nn.Module, Callable[..., Any], dict[str, Any]]:
+    """A model, its step in one function, and a batch."""
+    work = COMPILED[name]
+    model, batch = work.build(), work.batches(1)[0]
+    parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def with_gradients(**given: Any) -> Any:
+        loss = model(**given)
+        return loss.detach(), torch.autograd.grad(loss, parameters, allow_unused=True)
+
+    def with_sgd(**given: Any) -> Any:
+        loss, gradients = with_gradients(**given)
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                if gradient is not None:
+                    parameter.sub_(gradient, alpha=work.rate)
+        return loss
+
+    def alone(**given: Any) -> Any:
+        with torch.no_grad():
+            return model(**given)
+
+    return model, {"grad": with_gradients, "sgd": with_sgd, "inference": alone}[side], batch
+
+
+def run(gm: fx.GraphModule, inputs: Sequence[Any]) -> tuple[list[Any], int]:
+    """Results and inputs after a run of a graph on copies of its inputs, and the most bytes alive in it."""
+    given = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in inputs]
+    torch.manual_seed(3)
+    watch, call = PeakWatch(given), boxed(gm)
+    with watch, torch.no_grad():
+        results = call([*given])
+    tensors = [x for x in (*results, *given) if isinstance(x, torch.Tensor)]
+    return [*tensors, torch.rand(1)], watch.most
+
+
+def storage_bytes(values: Sequence[Any]) -> int:
+    """Bytes of the distinct storages behind tensors."""
+    storages = [v.untyped_storage() for v in values if isinstance(v, torch.Tensor)]
+    return sum({storage_id(s): s.nbytes() for s in storages}.values())
+
+
+def compared(gm: fx.GraphModule, inputs: list[Any], budget: Any) -> tuple[remat.Plan, Row]:
+    """The plan of a graph, and how a run of it compares with a run of the graph as it was."""
+    started = time.process_time()
+    # Workspaces of operators, which this measure cannot see, are left out of the peaks.
+    made = remat.rematerialize(gm, budget, cost="roofline")
+    seconds, plan = time.process_time() - started, made.meta["remat"]
+    (before, most), (after, least) = run(gm, inputs), run(made, inputs)
+    same = len(before) == len(after) and all(map(torch.equal, before, after))
+    return plan, {
+        "equal": same,
+        "unplanned_bytes": most,
+        "planned_bytes": plan.peak_bytes,
+        "measured_bytes": least,
+        "held": least <= plan.peak_bytes,
+        "cost": plan.recompute_cost,
+        "bound": plan.recompute_bound,
+        "step_cost": plan.step_cost,
+        "plan_seconds": round(seconds, 2),
+    }
+
+
+def measure_steps(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
+    model, _, batch = step_of(name, "grad")
+    joint = remat.capture(model, (), batch, lower="eager")
+    for side, own in grouped([c.row() for c in cases], "side").items():
+        _, step, batch = step_of(name, side)
+        gm, inputs = traced(step, batch)
+        for row in own:
+            case = Case(workload=name, budget=row["budget"], side=side)
+            plan, figures = compared(gm, inputs, remat.Peak(case.budget))
+            if side == "grad":
+                started = time.process_time()
+                two = remat.plan(joint, remat.Peak(plan.peak_bytes), cost="roofline")
+                figures |= {
+                    "two_graphs": two.recompute_cost,
+                    "two_graphs_seconds": round(time.process_time() - started, 2),
+                }
+            yield case.row(nodes=len(gm.graph.nodes), **figures)
+
+
+def summarise_steps(rows: list[Row]) -> Row:
+    both = [r for r in rows if r.get("two_graphs")]
+    ratios = [
+        (r["step_cost"] + r["cost"]) / (r["step_cost"] + r["two_graphs"]) for r in both
+    ]
+    bounded = [r["cost"] / r["bound"] for r in rows if r["bound"]]
+    return {
+        "equal": sum(r["equal"] for r in rows),
+        "held": sum(r["held"] for r in rows),
+        "cells": len(rows),
+        "recompute_cost_beside_two_graphs": [
+            round(r["cost"] / r["two_graphs"], 4) for r in both
+        ],
+        "mean_step_cost_beside_two_graphs": round(geometric_mean(ratios), 4),
+        "worst_step_cost_beside_two_graphs": round(max(ratios), 4),
+        "mean_cost_beside_bound": round(geometric_mean(bounded), 4) if bounded else None,
+    }
+
+
+def measure_inference(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
+    for case in cases:
+        _, step, batch = step_of(name, "inference")
+        gm, inputs = traced(step, batch)
+        _, figures = compared(gm, inputs, remat.Peak(case.budget))
+        simulated = curve_of_one(gm).peak_bytes
+        yield case.row(nodes=len(gm.graph.nodes), simulated_unplanned=simulated, **figures)
+
+
+EXPERIMENTS = {
+    "whole-step": Experiment(
+        about="training steps in one graph: results, peaks, and cost beside the plan of two graphs",
+        cases=grid(MODELS, PLACES, ("grad", "sgd")),
+        quick=grid(("gpt2-long",), (0.5,), ("grad", "sgd")),
+        measure=measure_steps,
+        summarise=summarise_steps,
+    ),
+    "whole-inference": Experiment(
+        about="forward passes in one graph, at the least peak that is found",
+        cases=grid(("unet", "llama", "resnet"), (0.0,)),
+        quick=grid(("unet",), (0.0,)),
+        measure=measure_inference,
+    ),
+}

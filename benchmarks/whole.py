@@ -16,61 +16,17 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
 
 import remat
 from benchmarks.experiment import Case, Experiment, Row, grid
 from benchmarks.figures import geometric_mean, grouped
 from benchmarks.workloads import COMPILED
 from remat.graph.whole_graph import curve_of_one
-from remat.integrations.backend import boxed
-from remat.running.measure import StorageWatch
-from remat.torch_compat import dynamo_config, storage_id
+from tests.whole_steps import run, traced
 
 #: Nine models whose compilation is timed, too.
 MODELS = ("llama", "resnet", "gpt2-long", "bert", "vit", "t5", "unet", "dit", "moe")
 PLACES = (0.75, 0.5, 0.25)
-
-
-class PeakWatch(StorageWatch):
-    """The most bytes alive while it is entered."""
-
-    def __init__(self, given: Sequence[Any]) -> None:
-        super().__init__()
-        self.now = self.most = 0
-        for value in given:
-            if isinstance(value, torch.Tensor):
-                self.add(value)
-
-    def found(self, known: int | None, nbytes: int, source: str) -> int:
-        self.now += nbytes - (known or 0)
-        self.most = max(self.most, self.now)
-        return nbytes
-
-    def freed(self, known: int) -> None:
-        self.now -= known
-
-
-def traced(step: Callable[..., Any], batch: dict[str, Any]) -> tuple[fx.GraphModule, list[Any]]:
-    """The one graph that a step is, with its inputs."""
-    found: list[tuple[fx.GraphModule, list[Any]]] = []
-
-    def keep(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        run = boxed(gm)
-
-        def call(arguments: list[Any]) -> Any:
-            found.append((gm, [*arguments]))
-            return run(arguments)
-
-        call._boxed_call = True  # type: ignore[attr-defined]
-        return call
-
-    torch.compiler.reset()
-    backend = aot_autograd(fw_compiler=keep, keep_inference_input_mutations=True)
-    with dynamo_config.patch(trace_autograd_ops=True):
-        torch.compile(step, backend=backend, fullgraph=True)(**batch)
-    ((gm, inputs),) = found
-    return gm, inputs
 
 
 def step_of(name: str, side: str) -> tuple[torch.nn.Module, Callable[..., Any], dict[str, Any]]:
@@ -96,23 +52,6 @@ def step_of(name: str, side: str) -> tuple[torch.nn.Module, Callable[..., Any], 
             return model(**given)
 
     return model, {"grad": with_gradients, "sgd": with_sgd, "inference": alone}[side], batch
-
-
-def run(gm: fx.GraphModule, inputs: Sequence[Any]) -> tuple[list[Any], int]:
-    """Results and inputs after a run of a graph on copies of its inputs, and the most bytes alive in it."""
-    given = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in inputs]
-    torch.manual_seed(3)
-    watch, call = PeakWatch(given), boxed(gm)
-    with watch, torch.no_grad():
-        results = call([*given])
-    tensors = [x for x in (*results, *given) if isinstance(x, torch.Tensor)]
-    return [*tensors, torch.rand(1)], watch.most
-
-
-def storage_bytes(values: Sequence[Any]) -> int:
-    """Bytes of the distinct storages behind tensors."""
-    storages = [v.untyped_storage() for v in values if isinstance(v, torch.Tensor)]
-    return sum({storage_id(s): s.nbytes() for s in storages}.values())
 
 
 def compared(gm: fx.GraphModule, inputs: list[Any], budget: Any) -> tuple[remat.Plan, Row]:
@@ -157,17 +96,13 @@ def measure_steps(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row
 
 def summarise_steps(rows: list[Row]) -> Row:
     both = [r for r in rows if r.get("two_graphs")]
-    ratios = [
-        (r["step_cost"] + r["cost"]) / (r["step_cost"] + r["two_graphs"]) for r in both
-    ]
+    ratios = [(r["step_cost"] + r["cost"]) / (r["step_cost"] + r["two_graphs"]) for r in both]
     bounded = [r["cost"] / r["bound"] for r in rows if r["bound"]]
     return {
         "equal": sum(r["equal"] for r in rows),
         "held": sum(r["held"] for r in rows),
         "cells": len(rows),
-        "recompute_cost_beside_two_graphs": [
-            round(r["cost"] / r["two_graphs"], 4) for r in both
-        ],
+        "recompute_cost_beside_two_graphs": [round(r["cost"] / r["two_graphs"], 4) for r in both],
         "mean_step_cost_beside_two_graphs": round(geometric_mean(ratios), 4),
         "worst_step_cost_beside_two_graphs": round(max(ratios), 4),
         "mean_cost_beside_bound": round(geometric_mean(bounded), 4) if bounded else None,

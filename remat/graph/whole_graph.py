@@ -137,27 +137,28 @@ def curve_of_one(gm: fx.GraphModule) -> MemoryCurve:
     return memory_curve(gm, make_module({}, nothing), len(outputs_of(gm.graph)), Memories())
 
 
-def has_backward(gm: fx.GraphModule) -> bool:
-    """Return whether autograd traced some of a graph's nodes in backward."""
-    return any(map(_is_of_backward, gm.graph.nodes))
-
-
 def _check(gm: object) -> None:
     if not isinstance(gm, fx.GraphModule):
         raise ProblemError(
             f"the graph is a {type(gm).__name__}; expected a torch.fx.GraphModule whose nodes have fake values, such as "
             "torch.fx.experimental.proxy_tensor.make_fx(step, tracing_mode='fake')(*args) returns"
         )
-    for node in gm.graph.nodes:
-        if node.op in ("call_module", "call_method"):
-            raise ProblemError(
-                f"'{node.name}' is a {node.op}; expected a graph of ATen operators, as make_fx or AOTAutograd trace it"
-            )
-        if node.op in ("placeholder", "call_function") and "val" not in node.meta:
-            raise ProblemError(
-                f"'{node.name}' has no fake value in meta['val']; trace the graph with make_fx(…, tracing_mode='fake'), "
-                "or run torch.fx.passes.fake_tensor_prop.FakeTensorProp on it"
-            )
+    foreign = [n for n in gm.graph.nodes if n.op in ("call_module", "call_method")]
+    if foreign:
+        raise ProblemError(
+            f"'{foreign[0].name}' is a {foreign[0].op}; expected a graph of ATen operators, as make_fx or AOTAutograd "
+            "trace it"
+        )
+    unknown = [
+        n
+        for n in gm.graph.nodes
+        if n.op in ("placeholder", "call_function") and "val" not in n.meta
+    ]
+    if unknown:
+        raise ProblemError(
+            f"'{unknown[0].name}' has no fake value in meta['val']; trace the graph with make_fx(…, "
+            "tracing_mode='fake'), or run torch.fx.passes.fake_tensor_prop.FakeTensorProp on it"
+        )
     if not any(n.op == "call_function" for n in gm.graph.nodes):
         raise ProblemError("the graph runs no operator, so there is nothing to plan")
 
@@ -211,7 +212,7 @@ def _with_early_updates(
     start = max((i for i, n in enumerate(nodes) if _is_of_backward(n)), default=-1)
     if start < 0:
         return nodes
-    last = _last_needs(nodes)
+    last = _last_needs(nodes[: start + 1])
     rank: dict[fx.Node, int] = {}
     for i, node in enumerate(nodes):
         moves = node in writes or (i > start and ops.is_plain(node) and node.op == "call_function")
@@ -226,8 +227,6 @@ def _last_needs(nodes: Sequence[fx.Node]) -> dict[fx.Node, int]:
     last: dict[fx.Node, int] = {}
     for i in range(len(nodes) - 1, -1, -1):
         node = nodes[i]
-        if node.op == "output" or node.target is torch.ops.aten.copy_.default:
-            continue
         own = i if _is_of_backward(node) else max(i, last.get(node, 0))
         for read in node.all_input_nodes:
             last[read] = max(last.get(read, 0), own)

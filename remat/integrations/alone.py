@@ -10,7 +10,7 @@ from torch import fx
 
 from remat.errors import BudgetError
 from remat.graph.joint import JointGraph
-from remat.graph.whole_graph import curve_of_one, has_backward, joined, whole_graph
+from remat.graph.whole_graph import curve_of_one, joined, whole_graph
 from remat.integrations.stages import Arrived, PlanGraph, Planned
 
 
@@ -24,7 +24,9 @@ def joint_of_whole(arrived: Arrived, gm: fx.GraphModule, name: str) -> JointGrap
     """
     request = arrived.options.request
     most = request.budget.peak_bytes if request.decides else None
-    if not has_backward(gm) and (most is None or curve_of_one(gm).peak_bytes <= most):
+    fits = most is None or curve_of_one(gm).peak_bytes <= most
+    runs = any(n.op == "call_function" for n in gm.graph.nodes)
+    if not runs or (fits and not arrived.runs_backward):
         return None
     return whole_graph(gm, lower=arrived.options.lower, name=name)
 
@@ -48,7 +50,7 @@ def plan_whole(
     """
     # No other graph keeps values for the backward of this one.
     alone = replace(arrived, tally=None, runs_beside=0, bytes_beside=0, is_alone=True)
-    may_exceed = not (has_backward(joint.graph_module) or arrived.options.strict)
+    may_exceed = not (arrived.runs_backward or arrived.options.strict)
     kept = joint.copy() if may_exceed else joint
     try:
         planned, modules = alone.partition(joint, inputs, plan_graph)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
-import torch
 from torch import fx
 
 from remat import torch_compat
@@ -162,7 +161,8 @@ class Backend:
             with contextlib.suppress(AttributeError):
                 torch_compat.innermost_fn(compiled.run).partitioned = self, planned  # type: ignore[attr-defined]
             if planned is None:
-                _warn_of_traced_backward(gm, partition)
+                if arrived.runs_backward:
+                    _warn_of_traced_backward(arrived, gm)
                 return compiled.run
             planned.check_host()
             look = planned.finish(_traced_inputs(gm, example_inputs))
@@ -335,28 +335,24 @@ def _compile_eager(arrived: Arrived, gm: fx.GraphModule, example_inputs: Sequenc
     return Compiled(planned=planned[0] if planned else None, run=run)
 
 
-def _warn_of_traced_backward(gm: fx.GraphModule, partition: Partitioner) -> None:
-    """Warn that an unplanned graph runs backward itself, as under Dynamo's option ``trace_autograd_ops``.
+def _warn_of_traced_backward(arrived: Arrived, gm: fx.GraphModule) -> None:
+    """Warn that a graph that runs backward itself has no plan, because it calls nested regions.
 
-    AOTAutograd does not partition such a graph, because autograd runs no part of it later. The
-    warning is given once for each compiled function.
+    The warning is given once for each compiled function.
 
     Args:
+        arrived: the stage of the compilation, with the record of the functions that a warning has named.
         gm: the graph from Dynamo.
-        partition: the options, with the record of the functions that a warning has named.
     """
-    modules = [m for m in gm.modules() if isinstance(m, fx.GraphModule)]
-    targets = {node.target for m in modules for node in m.graph.nodes}
-    name = torch_compat.traced_frame()[0]
+    name, graphs = torch_compat.traced_frame()[0], arrived.options.graphs
     key = f"{name} {code_of('')}"
-    unplanned, asked = partition.graphs.unplanned, partition.request
-    if key in unplanned or targets.isdisjoint((torch.autograd.grad, torch_compat.functorch_grad)):
+    if key in graphs.unplanned:
         return
-    unplanned.add(key)
+    graphs.unplanned.add(key)
     warn(
-        f"'{name or name_of(gm)}' runs without a plan, and its budget {asked.budget.label} is not held: it computes "
-        "gradients itself, so forward and backward are one graph, which cannot be partitioned. Compile only the model "
-        "or the loss, and call backward() or torch.autograd.grad outside of the compiled function",
+        f"'{name or name_of(gm)}' runs without a plan, and its budget {arrived.options.request.budget.label} is not "
+        "held: it computes gradients itself, and calls torch.compiler.nested_compile_region. Compile it without such "
+        "regions",
         BudgetWarning,
     )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
+import torch
 from torch import fx
 
 from remat import torch_compat
@@ -59,6 +60,8 @@ class Arrived:
             budget that is a peak in bytes.
         ends_frame: whether the user's function ends with this graph; False at a graph break.
         is_part: whether the step is known to have other graphs.
+        runs_backward: whether the user's function computes gradients itself, as under Dynamo's option
+            ``trace_autograd_ops``.
         is_alone: whether the step is one graph; see `remat.integrations.alone`.
         over: text that says why the budget cannot be met, if an earlier compilation has found that
             out and the step runs nevertheless; else empty.
@@ -73,6 +76,7 @@ class Arrived:
     bytes_beside: int = 0
     ends_frame: bool = True
     is_part: bool = False
+    runs_backward: bool = False
     is_alone: bool = False
     over: str = ""
 
@@ -109,6 +113,7 @@ class Arrived:
             runs_beside=runs,
             bytes_beside=held,
             ends_frame=ends_frame,
+            runs_backward=_runs_backward(gm),
             is_part=bool(held) or not ends_frame or torch_compat.resumes_after_break(),
         )
 
@@ -260,6 +265,13 @@ class Arrived:
                 "cost='roofline:epyc', and it is counted",
                 BudgetWarning,
             )
+
+
+def _runs_backward(gm: fx.GraphModule) -> bool:
+    """Return whether a graph from Dynamo computes gradients itself."""
+    modules = [m for m in gm.modules() if isinstance(m, fx.GraphModule)]
+    targets = {node.target for m in modules for node in m.graph.nodes}
+    return not targets.isdisjoint((torch.autograd.grad, torch_compat.functorch_grad))
 
 
 def _split_unplanned(joint: JointGraph) -> Modules:

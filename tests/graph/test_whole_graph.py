@@ -1,0 +1,168 @@
+"""`remat.whole_graph` and `remat.rematerialize`: a step that is one graph computes the same within a peak."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import remat
+from remat.errors import BudgetError, ProblemError
+from remat.graph.text import parse_joint, print_joint
+from remat.graph.whole_graph import curve_of_one, joined, whole_graph
+from tests import whole_steps
+
+LAYERS = 4
+X = torch.linspace(-1, 1, 64 * 32).reshape(64, 32)
+
+
+def model(*, dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    blocks = (
+        nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Dropout(dropout), nn.Linear(128, 32))
+        for _ in range(LAYERS)
+    )
+    return nn.Sequential(*blocks)
+
+
+def traced(step: Callable[..., Any], *inputs: Any) -> fx.GraphModule:
+    return make_fx(step, tracing_mode="fake")(*inputs)  # type: ignore[no-any-return]
+
+
+def training(net: nn.Module) -> tuple[Callable[..., Any], list[torch.Tensor]]:
+    """A function of parameters and batch that returns loss and gradients, and the parameters."""
+    names = [name for name, _ in net.named_parameters()]
+
+    def step(parameters: list[torch.Tensor], x: torch.Tensor) -> Any:
+        given = dict(zip(names, parameters, strict=True))
+        loss = torch.func.functional_call(net, given, (x,)).square().mean()
+        gradients = torch.autograd.grad(loss, parameters)
+        return loss, gradients
+
+    return step, [p.detach().requires_grad_() for p in net.parameters()]
+
+
+def results(gm: fx.GraphModule, *inputs: Any) -> list[torch.Tensor]:
+    """What a graph returns, and its inputs afterwards."""
+    given = copy.deepcopy(inputs)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        made = gm(*given)
+    return [*torch.utils._pytree.tree_leaves((made, given)), torch.rand(1)]
+
+
+@pytest.mark.parametrize("place", [0.75, 0.25, 0.0])
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_a_training_step_computes_the_same_within_a_lower_peak(
+    place: float, dropout: float
+) -> None:
+    step, parameters = training(model(dropout=dropout))
+    gm = traced(step, parameters, X)
+    made = remat.rematerialize(gm, remat.Peak(place))
+    plan = made.meta["remat"]
+    assert plan.recompute_cost > 0
+    assert curve_of_one(made).peak_bytes <= plan.peak_bytes < curve_of_one(gm).peak_bytes
+    before, after = results(gm, parameters, X), results(made, parameters, X)
+    assert all(map(torch.equal, before, after))
+
+
+def test_writes_of_inputs_come_behind_the_last_reader_and_free_gradients_early() -> None:
+    net = model(dropout=0.25)
+    parameters = [*net.parameters()]
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = net(x).square().mean()
+        gradients = torch.autograd.grad(loss, parameters)
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.sub_(gradient, alpha=0.1)
+        return loss.detach()
+
+    gm, inputs = whole_steps.traced(step, {"x": X})
+    made = remat.rematerialize(gm, remat.Peak(0.5))
+    assert not any(n.name.endswith("_written") for n in made.graph.nodes)
+    (before, most), (after, least) = (whole_steps.run(g, inputs) for g in (gm, made))
+    assert all(map(torch.equal, before, after))
+    assert least <= made.meta["remat"].peak_bytes < most
+    nodes = [n.target for n in made.graph.nodes]
+    first = nodes.index(torch.ops.aten.copy_.default)
+    last = len(nodes) - 1 - nodes[::-1].index(torch.ops.aten.mm.default)
+    assert first < last, "the last layer is updated before the first layer has its gradient"
+
+
+def skipping(x: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
+    """An inference that adds its first values, which are wide, to its last."""
+    kept = [torch.cat([x * k] * 8) for k in range(6)]
+    for weight in weights:
+        x = torch.tanh(x @ weight)
+    for value in kept:
+        x = x + value.sum() * value[: len(x)]
+    return x
+
+
+def test_an_inference_is_planned_at_the_node_with_most_bytes() -> None:
+    weights = [torch.eye(32) * 0.5 for _ in range(4)]
+    gm = traced(skipping, X, weights)
+    most = curve_of_one(gm).peak_bytes
+    made = remat.rematerialize(gm, most // 2)
+    assert curve_of_one(made).peak_bytes <= most // 2
+    assert made.meta["remat"].recompute_cost > 0
+    assert all(map(torch.equal, results(gm, X, weights), results(made, X, weights)))
+
+
+def test_a_peak_that_no_plan_holds_is_refused_with_the_least() -> None:
+    gm = traced(skipping, X, [torch.eye(32)])
+    with pytest.raises(BudgetError, match="The least peak of any plan found is"):
+        remat.rematerialize(gm, 2000)
+
+
+def test_constants_and_inputs_are_returned_in_their_places() -> None:
+    def step(x: torch.Tensor) -> Any:
+        y = x.sin()
+        return y, x, None, y.cos(), y
+
+    gm = traced(step, X)
+    made = remat.rematerialize(gm, remat.Peak(0.0))
+    assert made(X)[2] is None
+    for a, b in zip(made(X), gm(X), strict=True):
+        assert a is b or torch.equal(a, b)
+
+
+def test_the_text_of_a_whole_step_can_be_planned_and_joined() -> None:
+    step, parameters = training(model())
+    gm = traced(step, parameters, X)
+    joint = parse_joint(print_joint(whole_graph(gm)))
+    plan = remat.plan(joint, remat.Peak(0.25))
+    made = joined(joint, plan.forward, plan.backward)
+    before, after = results(gm, parameters, X), made(*parameters, X)
+    assert all(map(torch.equal, before, torch.utils._pytree.tree_leaves(after)))
+
+
+def test_a_tag_that_forbids_recomputation_holds() -> None:
+    step, parameters = training(model())
+    gm = traced(step, parameters, X)
+    gelu = next(n for n in gm.graph.nodes if "gelu" in n.name)
+    gelu.meta["recompute"] = torch.utils.checkpoint.CheckpointPolicy.MUST_SAVE
+    made = remat.rematerialize(gm, remat.Peak(0.2))
+    again = {n.name for n in made.graph.nodes if n.name.endswith("_again")}
+    assert again
+    assert f"{gelu.name}_again" not in again
+
+
+@pytest.mark.parametrize(
+    ("gm", "expected"),
+    [
+        (nn.Linear(2, 2), "expected a torch.fx.GraphModule"),
+        (fx.symbolic_trace(nn.Sequential(nn.ReLU())), "is a call_module; expected a graph of ATen"),
+        (fx.symbolic_trace(lambda x: torch.sin(x)), "has no fake value"),
+        (traced(lambda x: x, X), "runs no operator"),
+    ],
+)
+def test_what_is_no_graph_of_a_step_is_refused(gm: Any, expected: str) -> None:
+    with pytest.raises(ProblemError, match=expected):
+        remat.rematerialize(gm)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from remat import sac as sac
     from remat.api import default_pipeline as default_pipeline
     from remat.api import frontier as frontier
+    from remat.api import graph_pass as graph_pass
     from remat.api import instance as instance
     from remat.api import knapsack_fn as knapsack_fn
     from remat.api import plan as plan

@@ -187,18 +187,49 @@ def rematerialize(
         ProblemError: ``gm`` is no graph of ATen operators with fake values, or an argument is invalid.
         RematError: as in `plan`.
     """
-    from remat.graph.whole_graph import joined, whole_graph
-    from remat.planning.planner import plan_graph
+    return graph_pass(budget, solver, cost, time_limit, **options)(gm)
+
+
+@passes_on(KeywordOptions.__annotations__, PlanOptions)
+def graph_pass(
+    budget: AnyBudget = BUDGET,
+    solver: SolverOption = SOLVER,
+    cost: CostOption = COST,
+    time_limit: float | None = None,
+    **options: Unpack[KeywordOptions],
+) -> Callable[..., fx.GraphModule]:
+    """Build a function that rewrites graphs of whole steps as `rematerialize` does, for a compiler's list of passes.
+
+    Args:
+        budget: as in `rematerialize`.
+        solver: as in `rematerialize`.
+        cost: as in `rematerialize`.
+        time_limit: as in `rematerialize`.
+        options: as in `rematerialize`.
+
+    Returns:
+        A function ``(gm, example_inputs=()) -> gm``. The example inputs are not used: fake values are in the graph.
+
+    Raises:
+        RematError: an argument is invalid. This function raises the error, not the first graph.
+    """
     from remat.planning.request import PlanRequest
 
     request = PlanRequest.of(
         budget=budget, solver=solver, cost=cost, time_limit=time_limit, **options
     )
-    joint = whole_graph(gm)
-    made = plan_graph(joint, request)
-    module = joined(joint, made.forward, made.backward)
-    module.meta["remat"] = made
-    return module
+
+    def rewrite(gm: fx.GraphModule, example_inputs: Sequence[object] = ()) -> fx.GraphModule:
+        from remat.graph.whole_graph import joined, whole_graph
+        from remat.planning.planner import plan_graph
+
+        joint = whole_graph(gm)
+        made = plan_graph(joint, request)
+        module = joined(joint, made.forward, made.backward)
+        module.meta["remat"] = made
+        return module
+
+    return rewrite
 
 
 def default_pipeline(

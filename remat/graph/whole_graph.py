@@ -28,6 +28,9 @@ from remat.graph.writes import root_of
 
 #: Suffix of the node that stands for the write of an input, in the joint graph of a step that is one graph.
 _WRITTEN = "_written"
+#: Number of nodes of backward among which the loss's gradient is looked for. Few nodes come before it: constants, and
+#: what depends on weights alone.
+_TRIED = 64
 #: Metadata key, at the output of the joint graph, for the metadata of the original graph's output.
 _OF_OUTPUT = "of_output"
 
@@ -263,21 +266,28 @@ def _behind_gradients(nodes: Sequence[fx.Node], marked: Sequence[int]) -> set[fx
     """Return the nodes that depend on the loss's gradient.
 
     Other nodes of backward, such as a mask of an activation, depend on forward's values alone, so they may run before
-    the line. The gradient is the first node of backward on which most of backward depends.
+    the line. The gradient is the first node of backward on which all results of backward depend. Without such a node,
+    as with several losses, all of backward is returned.
 
     Args:
         nodes: all nodes, in order.
         marked: positions of the nodes that autograd traced in backward.
     """
-    found: set[fx.Node] = set()
-    for start in marked:
-        found = {nodes[start]}
-        for node in nodes[start + 1 :]:
-            if node.op != "output" and not found.isdisjoint(inputs_of(node)):
+
+    def behind(found: set[fx.Node]) -> set[fx.Node]:
+        for node in nodes[marked[0] :]:
+            if node.op == "call_function" and not found.isdisjoint(inputs_of(node)):
                 found.add(node)
-        if 2 * sum(nodes[i] in found for i in marked) > len(marked):
+        return found
+
+    returned = {n for n in nodes if any(u.op == "output" for u in n.users)}
+    returned |= {n for n in nodes if n.target is torch.ops.aten.copy_.default}
+    everything = behind({nodes[i] for i in marked})
+    results = returned & everything
+    for i in marked[:_TRIED]:
+        if results <= (found := behind({nodes[i]})):
             return found
-    return {nodes[i] for i in marked}
+    return everything
 
 
 def _peak_position(gm: fx.GraphModule, nodes: Sequence[fx.Node]) -> int:

@@ -359,8 +359,8 @@ class Attempt(torch_compat.CustomPartitionerFn):
         plan keeps its estimated figures.
         """
         planned, options = self.planned, self.arrived.options
-        halves = 1 if planned is not None and planned.arrived.is_alone else 2
-        if not self.whole or len(self._graphs) != halves or planned is None or options.check:
+        graphs = 1 if planned is not None and planned.arrived.is_alone else 2
+        if not self.whole or len(self._graphs) != graphs or planned is None or options.check:
             return planned
         made, timeline = planned.plan, None
         symbolic = options.in_bytes and (made.symbolic or made.learns_sizes)
@@ -374,7 +374,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
         keys = [graph.key for graph in self._graphs if graph.key is not None]
         # Without a record, a later process that finds the step in a cache plans the step again. That is necessary if
         # sizes are data-dependent, or if the step exceeds its budget in the cases of `CompiledBudget.is_open`.
-        record = None if len(keys) != halves or made.learns_sizes else self.record
+        record = None if len(keys) != graphs or made.learns_sizes else self.record
         if record is not None and not self.known.is_open(made, planned.request):
             timed = "" if timeline is None else write_timeline(timeline)
             plan_cache.keep(keys, replace(record, plan=made.to_json(), timeline=timed))

@@ -60,6 +60,7 @@ def remat_passes() -> list[type[Pass]]:
     from remat.passes.joint.dist_from_backward import DistanceFromBackward
     from remat.passes.ranks.agree_ranks import AgreeRanks
     from remat.passes.split.functionalize_rng import FunctionalizeRng
+    from remat.passes.split.join import Join
     from remat.passes.split.partition import Partition
     from remat.passes.split.raise_getitems import RaiseGetitems
     from remat.passes.split.reorder_backward import ReorderBackward
@@ -81,6 +82,7 @@ def remat_passes() -> list[type[Pass]]:
         RaiseGetitems,
         OffloadSaved,
         PackSaved,
+        Join,
         Fixpoint,
     ]
 

@@ -12,7 +12,7 @@ from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import remat
-from remat.errors import BudgetError, ProblemError
+from remat.errors import BudgetError, PassError, ProblemError
 from remat.graph.text import parse_joint, print_joint
 from remat.graph.whole_graph import curve_of_one, joined, whole_graph
 from tests import whole_steps
@@ -141,6 +141,26 @@ def test_the_text_of_a_whole_step_can_be_planned_and_joined() -> None:
     made = joined(joint, plan.forward, plan.backward)
     before, after = results(gm, parameters, X), made(*parameters, X)
     assert all(map(torch.equal, before, torch.utils._pytree.tree_leaves(after)))
+
+
+def test_a_pipeline_ends_with_one_graph() -> None:
+    step, parameters = training(model())
+    gm = traced(step, parameters, X)
+    passes = "dce,cse,classify,min-cut,partition,reorder-backward,join"
+    done = remat.PassManager.parse(passes).run(whole_graph(gm))
+    before, after = results(gm, parameters, X), done.graph_module(parameters, X)
+    assert all(map(torch.equal, before, torch.utils._pytree.tree_leaves(after)))
+    with pytest.raises(PassError, match="'Linear' is a joint graph of AOTAutograd"):
+        remat.PassManager.parse("partition,join").run(remat.capture(nn.Linear(32, 32), (X,)))
+
+
+def test_a_compiler_takes_it_as_a_pass_with_example_inputs() -> None:
+    step, parameters = training(model())
+    gm = traced(step, parameters, X)
+    made = remat.graph_pass(remat.Peak(0.25))(gm, [*parameters, X])
+    assert made.meta["remat"].peak_bytes == remat.plan(whole_graph(gm), remat.Peak(0.25)).peak_bytes
+    with pytest.raises(BudgetError, match="nonsense"):
+        remat.graph_pass("nonsense")
 
 
 def test_a_tag_that_forbids_recomputation_holds() -> None:

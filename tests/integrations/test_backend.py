@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import warnings
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from torch import nn
 
 import remat
 from remat import torch_compat
-from remat.errors import BudgetError, BudgetWarning, ProblemError
+from remat.errors import BudgetError, ProblemError
 from remat.integrations import compile_progress
 from remat.integrations.compile_progress import CompileProgress
 from remat.integrations.stages import Compiled
@@ -59,40 +58,6 @@ def test_it_compiles_what_the_name_and_options_compile(model: nn.Module) -> None
     (saved, grads), (same, likewise) = found
     assert saved == same
     assert all(map(torch.equal, grads, likewise))
-
-
-@pytest.mark.parametrize("lower", ["eager", "inductor"])
-@pytest.mark.parametrize("by", ["backward", "grad", "func"])
-def test_a_function_that_computes_gradients_itself_is_said_once_to_have_no_plan(
-    model: nn.Module, lower: str, by: str
-) -> None:
-    def step(x: torch.Tensor) -> Any:
-        if by == "func":
-            loss = lambda p: torch.func.functional_call(model, p, (x,)).sum()  # noqa: E731
-            return torch.func.grad(loss)(constants)
-        loss = model(x).sum()
-        return torch.autograd.grad(loss, [*model.parameters()]) if by == "grad" else loss.backward()
-
-    constants = {name: p.detach() for name, p in model.named_parameters()}
-    options = {"budget": "1KiB", "lower": lower}
-    before = len(remat.plans())
-    compiled = torch.compile(step, backend="remat", options=options, fullgraph=True)
-    with torch_compat.dynamo_config.patch(trace_autograd_ops=True):
-        with pytest.warns(
-            BudgetWarning, match=r"\.step' runs without a plan, .* 1 KiB is not held"
-        ):
-            compiled(X)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", BudgetWarning)
-            compiled(X[:4])  # compiled again, with a dynamic shape
-    assert len(remat.plans()) == before
-
-
-def test_inference_runs_without_a_plan_and_without_a_warning(model: nn.Module) -> None:
-    options = {"budget": "1KiB", "lower": "eager"}
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("error", remat.errors.PeakWarning)  # others are errors already
-        torch.compile(model, backend="remat", options=options)(X)
 
 
 def test_settings_of_inductor_and_modes_reach_inductor(

@@ -1,0 +1,44 @@
+"""Pass that makes one graph of forward and backward, for a step that was one graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from remat.errors import PlanError
+from remat.graph.whole_graph import joined
+from remat.passes.core.base import Pass, Stage
+from remat.passes.core.state import PassResult, State, partitioned_graphs
+
+
+@dataclass(frozen=True)
+class Join(Pass):
+    """Make one graph of forward and backward, if `remat.whole_graph` made the joint graph of one graph.
+
+    The result takes the place of the joint graph; it has the inputs and outputs of the original graph.
+    """
+
+    name: ClassVar[str] = "join"
+    stage: ClassVar[Stage] = Stage.SPLIT
+    summary: ClassVar[str] = "make one graph of forward and backward again"
+
+    def run(self, state: State) -> PassResult:
+        joint = state.joint
+        forward, backward = partitioned_graphs(state, self.name)
+        if not joint.places:
+            raise PlanError(
+                f"'{self.name}' is about a step that is one graph, but '{joint.name}' is a joint graph of AOTAutograd, "
+                "whose halves run at different times; use remat.whole_graph(gm), or leave the pass out"
+            )
+        module = joined(joint, forward, backward)
+        whole = replace(joint, graph_module=module, num_fwd_outputs=len(joint.places), places=())
+        after = replace(
+            state,
+            joint=whole,
+            decision=None,
+            limits=None,
+            provenance=None,
+            forward=None,
+            backward=None,
+        )
+        return PassResult(state=after, modified=True, detail=f"{len(module.graph.nodes)} nodes")

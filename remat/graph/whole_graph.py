@@ -104,17 +104,23 @@ def joined(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule)
         ``NAME_again``.
     """
     graph = fx.Graph()
+    inputs = joint.graph.find_nodes(op="placeholder")
     ahead = Copier(graph, joint.graph, quick=False)
-    first = [n for n in forward.graph.nodes if n.op != "output"]
-    ahead.copy(first)
+    ahead.copy(inputs)
+    made = {n.name: ahead.copies[n] for n in inputs}
+    for node in forward.graph.nodes:
+        if node.op == "placeholder":
+            ahead.copies[node] = made[node.name]
+        elif node.op != "output":
+            ahead.copy([node])
+            made[node.name] = ahead.copies[node]
     behind = Copier(graph, joint.graph, quick=False)
-    by_name = {n.name: ahead.copies[n] for n in first}
-    names = {n.name for n in first}
+    again = frozenset(made)
     for node in backward.graph.nodes:
         if node.op == "placeholder":
-            behind.copies[node] = by_name[node.name]
+            behind.copies[node] = made[node.name]
         elif node.op != "output":
-            behind.copy([node], apart=node.name in names)
+            behind.copy([node], apart=node.name in again)
     traced = {n.name: n for n in joint.graph.nodes}
     values = [_copied(ahead, v) for v in outputs_of(forward.graph)[: joint.num_fwd_outputs]]
     values += [_copied(behind, v) for v in outputs_of(backward.graph)]

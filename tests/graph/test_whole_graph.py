@@ -12,7 +12,7 @@ from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import remat
-from remat.errors import BudgetError, PassError, ProblemError
+from remat.errors import BudgetError, PlanError, ProblemError
 from remat.graph.text import parse_joint, print_joint
 from remat.graph.whole_graph import curve_of_one, joined, whole_graph
 from tests import whole_steps
@@ -150,7 +150,7 @@ def test_a_pipeline_ends_with_one_graph() -> None:
     done = remat.PassManager.parse(passes).run(whole_graph(gm))
     before, after = results(gm, parameters, X), done.graph_module(parameters, X)
     assert all(map(torch.equal, before, torch.utils._pytree.tree_leaves(after)))
-    with pytest.raises(PassError, match="'Linear' is a joint graph of AOTAutograd"):
+    with pytest.raises(PlanError, match="'Linear' is a joint graph of AOTAutograd"):
         remat.PassManager.parse("partition,join").run(remat.capture(nn.Linear(32, 32), (X,)))
 
 
@@ -161,6 +161,19 @@ def test_a_compiler_takes_it_as_a_pass_with_example_inputs() -> None:
     assert made.meta["remat"].peak_bytes == remat.plan(whole_graph(gm), remat.Peak(0.25)).peak_bytes
     with pytest.raises(BudgetError, match="nonsense"):
         remat.graph_pass("nonsense")
+
+
+def test_a_joint_graph_of_autograd_is_a_whole_step_with_tangents_as_inputs() -> None:
+    net = model()
+    joint = remat.capture(net, (X,), lower="eager")
+    made = remat.rematerialize(joint.graph_module, remat.Peak(0.25))
+    assert [n.name for n in made.graph.find_nodes(op="placeholder")] == [
+        n.name for n in joint.graph.find_nodes(op="placeholder")
+    ]
+    inputs = [torch.rand(n.meta["val"].shape) for n in joint.graph.find_nodes(op="placeholder")]
+    before, after = (whole_steps.run(g, inputs) for g in (joint.graph_module, made))
+    assert all(map(torch.equal, before[0], after[0]))
+    assert after[1] < before[1]
 
 
 def test_a_tag_that_forbids_recomputation_holds() -> None:

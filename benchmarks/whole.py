@@ -5,22 +5,30 @@ with plain SGD as well. Both graphs run uncompiled, and their results and parame
 is the most bytes that tensors take while the graph runs. Beside it, the plan of the same model as two graphs, at the
 same peak.
 
+``whole-tags``: the same graphs with checkpoint tags on each layer's nodes: on all nodes, or on all but matrix products, which
+are tagged to be saved. Beside them, the plan without tags at the peak that the tags lead to.
+
+``whole-time``: processor seconds to plan the joint graph of a Llama 7B as one graph, and as two.
+
 ``whole-inference``: a forward pass alone, at the least peak that is found.
 """
 
 from __future__ import annotations
 
+import copy
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 import remat
 from benchmarks.experiment import Case, Experiment, Row, grid
 from benchmarks.figures import geometric_mean, grouped
-from benchmarks.workloads import COMPILED
+from benchmarks.workloads import COMPILED, captured
 from remat.graph.whole_graph import curve_of_one
 from tests.whole_steps import run, traced
 
@@ -118,6 +126,55 @@ def measure_inference(name: str, cases: Sequence[Case], quick: bool) -> Iterator
         yield case.row(nodes=len(gm.graph.nodes), simulated_unplanned=simulated, **figures)
 
 
+#: A layer in the path of a module, such as ``layers.3``.
+_LAYER = re.compile(r"(?:layers|layer|h|blocks?)\.(\d+)")
+
+
+def tag(gm: fx.GraphModule, *, saves_products: bool) -> int:
+    """Tags forward's nodes of each layer as a checkpoint of the layer would; returns the number of tagged nodes."""
+    products = {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm}
+    count = 0
+    for node in gm.graph.nodes:
+        stack = node.meta.get("nn_module_stack") or {}
+        layer = _LAYER.search(" ".join(path for path, _ in stack.values()))
+        if layer is None or node.meta.get("autograd_backward") or node.op != "call_function":
+            continue
+        saved = saves_products and getattr(node.target, "overloadpacket", None) in products
+        node.meta["recompute"] = (
+            CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+        )
+        node.meta["ac_graph_id"] = int(layer[1])
+        count += 1
+    return count
+
+
+def measure_tags(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
+    for case in cases:
+        gm, inputs = traced(*step_of(name, "grad")[1:])
+        tagged = copy.deepcopy(gm)
+        count = tag(tagged, saves_products=case.side == "operators")
+        plan, figures = compared(tagged, inputs, 1.0)
+        free = remat.rematerialize(gm, plan.peak_bytes, cost="roofline").meta["remat"]
+        yield case.row(tagged=count, without_tags=free.recompute_cost, **figures)
+
+
+def measure_time(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
+    joint = captured(name, "eager")
+    for case in cases:
+        started = time.process_time()
+        two = remat.plan(joint, remat.Peak(case.budget))
+        middle = time.process_time()
+        one = remat.rematerialize(joint.graph_module, two.peak_bytes).meta["remat"]
+        yield case.row(
+            nodes=len(joint.graph.nodes),
+            two_graphs_seconds=round(middle - started, 2),
+            one_graph_seconds=round(time.process_time() - middle, 2),
+            two_graphs=two.recompute_cost,
+            one_graph=one.recompute_cost,
+            bytes=two.peak_bytes,
+        )
+
+
 EXPERIMENTS = {
     "whole-step": Experiment(
         about="training steps in one graph: results, peaks, and cost beside the plan of two graphs",
@@ -125,6 +182,18 @@ EXPERIMENTS = {
         quick=grid(("gpt2-long",), (0.5,), ("grad", "sgd")),
         measure=measure_steps,
         summarise=summarise_steps,
+    ),
+    "whole-tags": Experiment(
+        about="checkpoint tags in one graph, and the plan without them at the same peak",
+        cases=grid(("llama", "bert", "vit"), (None,), ("layers", "operators")),
+        quick=grid(("bert",), (None,), ("layers",)),
+        measure=measure_tags,
+    ),
+    "whole-time": Experiment(
+        about="processor seconds to plan a Llama 7B as one graph and as two",
+        cases=grid(("llama-32",), (0.3, 0.1)),
+        quick=grid(("llama-2",), (0.1,)),
+        measure=measure_time,
     ),
     "whole-inference": Experiment(
         about="forward passes in one graph, at the least peak that is found",

@@ -169,6 +169,8 @@ class StepTogether:
         self._kept |= {id(m.backend): m.backend for m in members}
         for code in {m.code for m in members}:
             torch_compat.reset_code(code)
+            # Strides that differed between equal blocks would now be dynamic, and the graph not the planned one.
+            torch_compat.forget_sizes(code)
 
 
 def _asked(member: Member) -> PlanRequest:

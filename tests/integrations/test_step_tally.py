@@ -177,6 +177,30 @@ def test_steps_of_two_kinds_are_each_planned_together() -> None:
         assert (taken <= 9 * 2**20, said) == (True, [])
 
 
+def test_equal_blocks_whose_inputs_have_other_strides_are_compiled_again_as_they_were() -> None:
+    """The blocks of a DiT: the first one gets a transposed tensor. Dynamo would make its strides dynamic."""
+    model, x = made("blocks"), torch.randn(16, 64, 64)
+    options = {"budget": remat.Peak("9MiB"), "lower": "eager"}
+    by_block(model, options)
+
+    def step() -> torch.Tensor:
+        y = model.blocks[0](x.mT)
+        for block in model.blocks[1:]:
+            y = block(y.contiguous())
+        return y.sum()
+
+    before = len(remat.plans())
+    with pytest.warns(BudgetWarning, match="planned together now"):
+        step().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BudgetWarning)
+        step().backward()
+        step().backward()
+    plans = remat.plans()[before:]
+    assert not any(plan.symbolic for plan in plans)
+    assert step_tally.tally_of(9 * 2**20)._peak <= 9 * 2**20
+
+
 def test_models_that_share_a_budget_keep_their_plans() -> None:
     models, x = [made("blocks"), made("blocks")], torch.randn(1024, 64)
     for model in models:

@@ -18,6 +18,7 @@ from remat import torch_compat
 from remat.errors import BudgetError, BudgetWarning, warn
 from remat.graph.joint import JointGraph
 from remat.graph.lowering import Decision
+from remat.graph.ops import is_collective
 from remat.graph.step_runs import StepRuns
 from remat.integrations.partition_options import PartitionOptions
 from remat.planning.plans import PlanSet
@@ -98,7 +99,7 @@ class StepTogether:
             return False
         asked, most = _asked(members[0]), DEFAULT.compiling.replans
         return all(
-            _asked(m) == asked and m.options.graphs.replanned < most and not m.options.with_others
+            _asked(m) == asked and m.options.graphs.replanned < most and not _must_agree(m)
             for m in members
         )
 
@@ -171,6 +172,13 @@ class StepTogether:
             torch_compat.reset_code(code)
             # Strides that differed between equal blocks would now be dynamic, and the graph not the planned one.
             torch_compat.forget_sizes(code)
+
+
+def _must_agree(member: Member) -> bool:
+    """Return whether ranks with different plans for a graph could hang: they may recompute its collectives."""
+    if not member.options.with_others:
+        return False
+    return member.joint is None or any(map(is_collective, member.joint.graph.nodes))
 
 
 def _asked(member: Member) -> PlanRequest:

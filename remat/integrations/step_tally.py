@@ -418,7 +418,11 @@ class StepTally:
         if self._peak <= self.limit:
             self.together.end()
             return
-        if run.retained or not self.together.plan(self._graphs, self._runs, self._peak):
+        sharded = any(found.fleeting_bytes for found in self._parameters.values())
+        planned = not run.retained and self.together.plan(
+            self._graphs, self._runs, self._peak, sharded=sharded
+        )
+        if not planned:
             self._warn(run, done=True)
             return
         for graph in self._graphs:

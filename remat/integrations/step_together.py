@@ -107,13 +107,16 @@ class StepTogether:
         """Stop recording, until a further graph is compiled."""
         self._runs = None
 
-    def plan(self, graphs: Iterable[Hashable], runs: int, peak_bytes: int) -> bool:
+    def plan(
+        self, graphs: Iterable[Hashable], runs: int, peak_bytes: int, *, sharded: bool = False
+    ) -> bool:
         """Plan the graphs of a step together; their code is compiled again, under these plans, when it is called next.
 
         Args:
             graphs: the graphs that ran.
             runs: number of their runs.
-            peak_bytes: bytes that the step took, for the message.
+            peak_bytes: bytes that the step took.
+            sharded: whether these bytes have shards instead of whole parameters, as under FSDP.
 
         Returns:
             Whether they have a plan now.
@@ -144,7 +147,8 @@ class StepTogether:
             warn(f"{why}. {again}", BudgetWarning)
             return True
         try:
-            made, least = _planned(recorded.joints(traced, ()), ordered, request, peak_bytes)
+            joints = recorded.joints(traced, ())
+            made, least = _planned(joints, ordered, request, peak_bytes, sharded=sharded)
         except Exception as error:  # training goes on with the plans that it has
             what = f"its graphs cannot be planned together: {type(error).__name__}: {error}"
             warn(f"{why}, and {what}", BudgetWarning)
@@ -190,7 +194,12 @@ def _asked(member: Member) -> PlanRequest:
 
 
 def _planned(
-    joints: Sequence[JointGraph], members: Sequence[Member], request: PlanRequest, peak_bytes: int
+    joints: Sequence[JointGraph],
+    members: Sequence[Member],
+    request: PlanRequest,
+    peak_bytes: int,
+    *,
+    sharded: bool,
 ) -> tuple[PlanSet, str]:
     """Plan the graphs of a step together.
 
@@ -199,6 +208,7 @@ def _planned(
         members: the same graphs, as they are compiled now.
         request: the options.
         peak_bytes: the bytes that the step takes now.
+        sharded: whether these bytes have shards instead of whole parameters.
 
     Returns:
         The plans; and a text that says why they have the least peak, if none within the budget were found.
@@ -210,9 +220,9 @@ def _planned(
 
     planner, limit = set_planner(joints, request), request.budget.peak_bytes or 0
     now = planner.peak_of([m.decision for m in members])
-    # The difference to the count: fused code takes less, and outputs that the user holds take more.
-    offset, fused = now - peak_bytes, members[0].options.lower == "inductor"
-    room = limit + (offset - limit // DEFAULT.compiling.margin if fused else min(0, offset))
+    # The difference to the count: fused code and shards take less, and outputs that the user holds take more.
+    offset, less = now - peak_bytes, sharded or members[0].options.lower == "inductor"
+    room = limit + (offset - limit // DEFAULT.compiling.margin if less else min(0, offset))
     try:
         return planner.within_peak(Budget(peak_bytes=max(1, room))), ""
     except BudgetError as error:

@@ -32,7 +32,7 @@ class Member:
     """A graph of a step, with what is needed to plan it again.
 
     Attributes:
-        joint: the joint graph; None if the compiled graph came from a cache.
+        joint: the joint graph; None if the compiled graph came from a cache, or has dynamic sizes.
         fingerprint: its digest.
         code: the code that Dynamo compiled. Equal blocks that share their code share a plan.
         decision: the decision that it was compiled with.
@@ -143,8 +143,8 @@ class StepTogether:
             for m in members:
                 m.options.graphs.from_caches = False
             self._compile_again(members)
-            again = "Its graphs came from a cache; they are traced again to be planned together"
-            warn(f"{why}. {again}", BudgetWarning)
+            again = "came from a cache or have dynamic sizes. They are traced again, for the sizes of the next step"
+            warn(f"{why}. Its graphs {again}, to be planned together", BudgetWarning)
             return True
         try:
             joints = recorded.joints(traced, ())

@@ -129,7 +129,7 @@ class Arrived:
             kind: identity of the graph's code and parameters; see `code_of`.
         """
         options, asked = self.options, self.options.request
-        decides = asked.decides or asked.plans_others
+        decides = asked.decides or options.graphs.replanned > 0
         may_exceed = not options.strict and decides and asked.budget.in_bytes
         return may_exceed and (self.runs_again(kind) or self.bytes_beside > 0)
 

@@ -305,6 +305,20 @@ def test_a_check_at_another_size_before_the_training_leaves_it_static() -> None:
     assert (taken <= 9 * 2**20, said) == (True, [])
 
 
+def test_validation_at_another_size_leaves_the_plans_of_the_training() -> None:
+    model = made("blocks")
+    f, limit = by_block(model, {"budget": remat.Peak("9MiB"), "lower": "eager"}), 9 * 2**20
+
+    def train() -> None:
+        for _ in range(2):
+            f(torch.randn(1024, 64)).sum().backward()
+        assert step_tally.tally_of(limit)._peak <= limit
+        with torch.no_grad():
+            f(torch.randn(100, 64))
+
+    assert settled(train) == 0
+
+
 def test_a_warning_about_dynamic_sizes_says_what_to_do() -> None:
     model = made("blocks")
     for block in model.blocks:  # type: ignore[union-attr]

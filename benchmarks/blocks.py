@@ -9,6 +9,7 @@ of the whole model within the same budget. Gradients are compared with those of 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -64,6 +65,19 @@ def llama() -> tuple[nn.Module, Callable[[nn.Module], torch.Tensor], Any]:
     return model, lambda m: m(input_ids=ids, labels=ids).loss, model.model.layers
 
 
+def dit() -> tuple[nn.Module, Callable[[nn.Module], torch.Tensor], Any]:
+    """Needs Diffusers. ``compile_repeated_blocks`` does the same for its models that name their blocks; this one names none."""
+    from diffusers import DiTTransformer2DModel
+
+    heads = {"num_attention_heads": 4, "attention_head_dim": 32}
+    # Keys have no bias, whose gradient is rounding errors only.
+    sizes = {"num_layers": LAYERS, "sample_size": 32, "in_channels": 4, "attention_bias": False}
+    model = DiTTransformer2DModel(**heads, **sizes).eval()  # else it drops labels
+    x, noise = torch.randn(2, 4, 4, 32, 32)
+    of = {"timestep": torch.randint(0, 1000, (4,)), "class_labels": torch.randint(0, 1000, (4,))}
+    return model, lambda m: (m(x, **of).sample - noise).square().mean(), model.transformer_blocks
+
+
 def layers(*, breaks: bool) -> tuple[nn.Module, Callable[[nn.Module], torch.Tensor], Any]:
     model, x = Layers(breaks=breaks), torch.randn(4096, 128)
     return model, lambda m: m(x), () if breaks else model.layers
@@ -73,6 +87,7 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Callable[[nn.Module], torch.Tensor
     "layers": lambda: layers(breaks=False),
     "breaks": lambda: layers(breaks=True),
     "llama": llama,
+    "dit": dit,
 }
 
 
@@ -87,6 +102,9 @@ def whole_plan(name: str, budget: Any, lower: str) -> remat.Plan:
 
 
 def measure_blocks(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
+    if name == "dit" and importlib.util.find_spec("diffusers") is None:
+        print("blocks: 'dit' is left out, since Diffusers is missing; run pip install diffusers")
+        return
     for case in cases:
         full = whole_plan(name, remat.Peak(1.0), case.side).peak_bytes
         limit = int(case.budget * full)

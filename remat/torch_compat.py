@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from torch._dynamo.backends.common import aot_autograd
     from torch._dynamo.eval_frame import explain, innermost_fn
     from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+    from torch._dynamo.pgo import get_code_state
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.utils import counters
     from torch._functorch import config as functorch_config
@@ -383,6 +384,16 @@ def traced_code() -> CodeType | None:
         return tracer.output.root_tx.f_code  # type: ignore[no-any-return]
     except AttributeError:
         return None
+
+
+def forget_sizes(code: CodeType) -> None:
+    """Forget the sizes, strides and numbers that Dynamo has seen a code with; its next compilation is static."""
+    from remat.torch_compat import get_code_state
+
+    place = code.co_filename, code.co_firstlineno, code.co_name
+    for known, state in get_code_state().items():
+        if (known.filename, known.firstlineno, known.name) == place:
+            state.automatic_dynamic.clear()
 
 
 def resumes_after_break() -> bool:

@@ -30,6 +30,7 @@ import remat
 from remat.errors import BudgetWarning
 from remat.graph.costs import CostModel
 from remat.graph.liveness import Lifetime, StorageKind
+from remat.integrations import step_tally
 from remat.passes.core.control import Fixpoint, Runner
 from remat.passes.core.state import PassResult, State
 from remat.passes.ranks import protocol as ranks
@@ -350,6 +351,44 @@ def case_ddp_peak(rank: int) -> Any:
 
 def case_fsdp2_peak(rank: int) -> Any:
     return peaks(sharded)
+
+
+def by_block(wrap: Callable[[Wide], nn.Module], rows: Sequence[int], rank: int) -> Any:
+    """Blocks compiled one by one, in steps of which each rank has rows of its own: peaks, plans and gradients."""
+    torch.manual_seed(0)
+    plain, model = Wide(), Wide()
+    model.load_state_dict(plain.state_dict())
+    batches = [torch.randn(n, 256) for n in rows]
+    each = [torch.autograd.grad(plain(x).square().mean(), [*plain.parameters()]) for x in batches]
+    expected = [sum(g) / WORLD for g in zip(*each, strict=True)]
+    limit = 29_600_000
+    for block in model.blocks:
+        options = {"lower": "eager", "budget": remat.Peak(limit)}
+        block.compile(backend="remat", options=options)
+    wrapped, counted = wrap(model), step_tally.tally_of(limit)
+    peaks, errors = [], []
+    before = len(remat.plans())
+    for _ in range(4):
+        wrapped.zero_grad()
+        wrapped(batches[rank]).square().mean().backward()
+        peaks.append(counted._peak)
+        found = [getattr(p.grad, "full_tensor", lambda p=p: p.grad)() for p in wrapped.parameters()]
+        errors.append(apart(found, expected))
+    plans = [figures(p)["saved"] for p in remat.plans()[before:]]
+    return {"limit": limit, "peaks": peaks, "error": max(errors), "plans": plans}
+
+
+def case_ddp_by_block(rank: int) -> Any:
+    return by_block(nn.parallel.DistributedDataParallel, (1024, 1024), rank)
+
+
+def case_fsdp2_by_block(rank: int) -> Any:
+    return by_block(sharded, (1024, 1024), rank)
+
+
+def case_one_plans_again(rank: int) -> Any:
+    """Rank 1 has half of the rows, so rank 0 alone exceeds the budget, and compiles again while rank 1 waits for it."""
+    return by_block(sharded, (1024, 512), rank)
 
 
 def case_ddp(rank: int) -> Any:

@@ -189,7 +189,25 @@ def test_a_peak_over_several_graphs_is_held_or_said(folder: Path, case: str) -> 
         figures = [re.search(r"a step takes [^(]*\((\d+) bytes\)", text) for text in below["said"]]
         assert figures
         assert figures[-1]
-        assert 0.93 * below["taken"] <= int(figures[-1][1]) <= 1.1 * below["taken"]
+        # FSDP may have freed a gathered block by then, a tenth of this small step, which still counts.
+        assert 0.93 * below["taken"] <= int(figures[-1][1]) <= 1.12 * below["taken"]
+
+
+@pytest.mark.parametrize("case", ["ddp_by_block", "fsdp2_by_block"])
+def test_blocks_are_planned_together_on_all_ranks(folder: Path, case: str) -> None:
+    one, other = results(load(folder, case))
+    assert one["plans"] == other["plans"]
+    for found in (one, other):
+        assert found["peaks"][0] > found["limit"] >= max(found["peaks"][1:])
+        assert found["error"] < 1e-6
+
+
+def test_one_plans_again(by_rank: Ranks) -> None:
+    one, other = results(by_rank)
+    assert one["peaks"][0] > one["limit"] >= max(one["peaks"][1:])
+    assert max(other["peaks"]) <= other["limit"]
+    assert len(one["plans"]) == 2 * len(other["plans"])
+    assert max(one["error"], other["error"]) < 1e-6
 
 
 def test_dynamic(by_rank: Ranks) -> None:

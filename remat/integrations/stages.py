@@ -136,7 +136,8 @@ class Arrived:
             kind: identity of the graph's code and parameters; see `code_of`.
         """
         options, asked = self.options, self.options.request
-        may_exceed = not options.strict and asked.decides and asked.budget.in_bytes
+        decides = asked.decides or options.graphs.replanned > 0
+        may_exceed = not options.strict and decides and asked.budget.in_bytes
         return may_exceed and (self.runs_again(kind) or self.bytes_beside > 0)
 
     def of_step(self, asked: PlanRequest) -> PlanRequest:
@@ -490,9 +491,10 @@ class Planned:
         if tally is None:
             return None
         memory, code = GraphMemory.of(self.plan, gm, inputs), torch_compat.traced_code()
-        if code is not None and memory.sizes is None:
-            plan, options = self.plan, self.arrived.options
-            member = Member(self.joint, plan.fingerprint, code, plan.decision, options, backend)
+        plan, options = self.plan, self.arrived.options
+        if code is not None and (memory.sizes is None or memory.sizes.are_automatic):
+            joint = self.joint if memory.sizes is None else None
+            member = Member(joint, plan.fingerprint, code, plan.decision, options, backend)
             tally.together.add(memory, member)
         tally.add(memory, inputs)
         return partial(tally.forward, memory)

@@ -447,6 +447,12 @@ class RunSizes:
         inputs = {n: s for n, s in sizes_of(example_inputs).items() if n in symbols}
         return cls(made, [*inputs.values(), *_learned_sizes(made, symbols - inputs.keys())])
 
+    @property
+    def are_automatic(self) -> bool:
+        """Whether the sizes are dynamic only because Dynamo, which is compiling, has seen others before."""
+        asked = not torch_compat.dynamo_config.assume_static_by_default
+        return not asked and all(s.place and not s.marked for s in self.planned.values())
+
     def read(self, arguments: Sequence[Any], step: Any) -> dict[str, int]:
         """Return the sizes of a finished run; a size that cannot be read has its planned value.
 

@@ -418,7 +418,11 @@ class StepTally:
         if self._peak <= self.limit:
             self.together.end()
             return
-        if run.retained or not self.together.plan(self._graphs, self._runs, self._peak):
+        sharded = any(found.fleeting_bytes for found in self._parameters.values())
+        planned = not run.retained and self.together.plan(
+            self._graphs, self._runs, self._peak, sharded=sharded
+        )
+        if not planned:
             self._warn(run, done=True)
             return
         for graph in self._graphs:
@@ -535,6 +539,11 @@ class StepTally:
             "once in a step. Compile the model as one graph, or plan its graphs together: remat.plan(remat.capture("
             f'model, args, fullgraph=False), budget=…), then options={{"plan": plans}}{saved}'
         )
+        if any(graph.sizes is not None for graph in self._graphs):
+            advice = (
+                "Graphs of dynamic sizes are not planned together. With torch.compile(…, dynamic=False), each size has "
+                "graphs of its own, which are"
+            )
         if run.retained:
             advice = (
                 "Backward retained the autograd graph (retain_graph=True), so it freed no saved value, as plans "

@@ -18,6 +18,7 @@ from remat import torch_compat
 from remat.errors import BudgetError, BudgetWarning, warn
 from remat.graph.joint import JointGraph
 from remat.graph.lowering import Decision
+from remat.graph.ops import is_collective
 from remat.graph.step_runs import StepRuns
 from remat.integrations.partition_options import PartitionOptions
 from remat.planning.plans import PlanSet
@@ -31,7 +32,7 @@ class Member:
     """A graph of a step, with what is needed to plan it again.
 
     Attributes:
-        joint: the joint graph; None if the compiled graph came from a cache.
+        joint: the joint graph; None if the compiled graph came from a cache, or has dynamic sizes.
         fingerprint: its digest.
         code: the code that Dynamo compiled. Equal blocks that share their code share a plan.
         decision: the decision that it was compiled with.
@@ -98,7 +99,7 @@ class StepTogether:
             return False
         asked, most = _asked(members[0]), DEFAULT.compiling.replans
         return all(
-            _asked(m) == asked and m.options.graphs.replanned < most and not m.options.with_others
+            _asked(m) == asked and m.options.graphs.replanned < most and not _must_agree(m)
             for m in members
         )
 
@@ -106,13 +107,16 @@ class StepTogether:
         """Stop recording, until a further graph is compiled."""
         self._runs = None
 
-    def plan(self, graphs: Iterable[Hashable], runs: int, peak_bytes: int) -> bool:
+    def plan(
+        self, graphs: Iterable[Hashable], runs: int, peak_bytes: int, *, sharded: bool = False
+    ) -> bool:
         """Plan the graphs of a step together; their code is compiled again, under these plans, when it is called next.
 
         Args:
             graphs: the graphs that ran.
             runs: number of their runs.
-            peak_bytes: bytes that the step took, for the message.
+            peak_bytes: bytes that the step took.
+            sharded: whether these bytes have shards instead of whole parameters, as under FSDP.
 
         Returns:
             Whether they have a plan now.
@@ -139,11 +143,12 @@ class StepTogether:
             for m in members:
                 m.options.graphs.from_caches = False
             self._compile_again(members)
-            again = "Its graphs came from a cache; they are traced again to be planned together"
-            warn(f"{why}. {again}", BudgetWarning)
+            again = "came from a cache or have dynamic sizes. They are traced again, for the sizes of the next step"
+            warn(f"{why}. Its graphs {again}, to be planned together", BudgetWarning)
             return True
         try:
-            made, least = _planned(recorded.joints(traced, ()), ordered, request, peak_bytes)
+            joints = recorded.joints(traced, ())
+            made, least = _planned(joints, ordered, request, peak_bytes, sharded=sharded)
         except Exception as error:  # training goes on with the plans that it has
             what = f"its graphs cannot be planned together: {type(error).__name__}: {error}"
             warn(f"{why}, and {what}", BudgetWarning)
@@ -169,6 +174,15 @@ class StepTogether:
         self._kept |= {id(m.backend): m.backend for m in members}
         for code in {m.code for m in members}:
             torch_compat.reset_code(code)
+            # Strides that differed between equal blocks would now be dynamic, and the graph not the planned one.
+            torch_compat.forget_sizes(code)
+
+
+def _must_agree(member: Member) -> bool:
+    """Return whether ranks with different plans for a graph could hang: they may recompute its collectives."""
+    if not member.options.with_others:
+        return False
+    return member.joint is None or any(map(is_collective, member.joint.graph.nodes))
 
 
 def _asked(member: Member) -> PlanRequest:
@@ -180,7 +194,12 @@ def _asked(member: Member) -> PlanRequest:
 
 
 def _planned(
-    joints: Sequence[JointGraph], members: Sequence[Member], request: PlanRequest, peak_bytes: int
+    joints: Sequence[JointGraph],
+    members: Sequence[Member],
+    request: PlanRequest,
+    peak_bytes: int,
+    *,
+    sharded: bool,
 ) -> tuple[PlanSet, str]:
     """Plan the graphs of a step together.
 
@@ -189,6 +208,7 @@ def _planned(
         members: the same graphs, as they are compiled now.
         request: the options.
         peak_bytes: the bytes that the step takes now.
+        sharded: whether these bytes have shards instead of whole parameters.
 
     Returns:
         The plans; and a text that says why they have the least peak, if none within the budget were found.
@@ -200,9 +220,9 @@ def _planned(
 
     planner, limit = set_planner(joints, request), request.budget.peak_bytes or 0
     now = planner.peak_of([m.decision for m in members])
-    # The difference to the count: fused code takes less, and outputs that the user holds take more.
-    offset, fused = now - peak_bytes, members[0].options.lower == "inductor"
-    room = limit + (offset - limit // DEFAULT.compiling.margin if fused else min(0, offset))
+    # The difference to the count: fused code and shards take less, and outputs that the user holds take more.
+    offset, less = now - peak_bytes, sharded or members[0].options.lower == "inductor"
+    room = limit + (offset - limit // DEFAULT.compiling.margin if less else min(0, offset))
     try:
         return planner.within_peak(Budget(peak_bytes=max(1, room))), ""
     except BudgetError as error:

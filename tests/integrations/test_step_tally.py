@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import remat
 from remat import torch_compat
 from remat.errors import BudgetError, BudgetWarning
-from remat.integrations import step_tally
+from remat.integrations import step_tally, step_together
+from remat.integrations.partition_options import PartitionOptions
 from remat.running import measure
 from remat.running.measure import measure_step
 
@@ -175,6 +177,156 @@ def test_steps_of_two_kinds_are_each_planned_together() -> None:
         model.train(mode)
         taken, said = measured(model, f, x)
         assert (taken <= 9 * 2**20, said) == (True, [])
+
+
+def test_equal_blocks_whose_inputs_have_other_strides_are_compiled_again_as_they_were() -> None:
+    """The blocks of a DiT: the first one gets a transposed tensor. Dynamo would make its strides dynamic."""
+    model, x = made("blocks"), torch.randn(16, 64, 64)
+    options = {"budget": remat.Peak("9MiB"), "lower": "eager"}
+    by_block(model, options)
+
+    def step() -> torch.Tensor:
+        y = model.blocks[0](x.mT)
+        for block in model.blocks[1:]:
+            y = block(y.contiguous())
+        return y.sum()
+
+    before = len(remat.plans())
+    with pytest.warns(BudgetWarning, match="planned together now"):
+        step().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BudgetWarning)
+        step().backward()
+        step().backward()
+    plans = remat.plans()[before:]
+    assert not any(plan.symbolic for plan in plans)
+    assert step_tally.tally_of(9 * 2**20)._peak <= 9 * 2**20
+
+
+def validating(model: nn.Module, x: torch.Tensor) -> None:
+    model(x).sum().backward()
+    model.eval()
+    with torch.no_grad():
+        model(x)
+    model.train()
+
+
+def accumulating(model: nn.Module, x: torch.Tensor) -> None:
+    for k in (1, 2):
+        model(k * x).sum().backward()
+
+
+def with_one_backward(model: nn.Module, x: torch.Tensor) -> None:
+    """Both forwards keep their values until backward."""
+    (model(x[:512]).sum() + model(x[512:]).sum()).backward()
+
+
+def checkpointing(model: nn.Module, x: torch.Tensor) -> None:
+    first, *others = model.blocks  # type: ignore[misc]
+    x = checkpoint(first, x, use_reentrant=False)
+    for block in others:
+        x = block(x)
+    x.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("train", "graphs"),
+    [(validating, 2), (accumulating, 2), (with_one_backward, 2), (checkpointing, 3)],
+)
+def test_loops_as_people_write_them_hold_the_budget(
+    train: Callable[[nn.Module, torch.Tensor], None], graphs: int
+) -> None:
+    model, plain, x = made("blocks"), made("blocks"), torch.randn(1024, 64)
+    by_block(model, {"budget": remat.Peak("9MiB"), "lower": "eager"})
+    before = len(remat.plans())
+    train(plain, x)
+    with pytest.warns(BudgetWarning, match="planned together now"):
+        train(model, x)
+    peaks = []
+    for _ in range(3):
+        model.zero_grad()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", BudgetWarning)
+            train(model, x)
+        peaks.append(step_tally.tally_of(9 * 2**20)._peak)
+    assert max(peaks) <= 9 * 2**20
+    assert len(remat.plans()) - before <= 2 * graphs, "nothing is compiled a third time"
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("collectives", [False, True])
+def test_ranks_plan_together_unless_their_graphs_have_collectives(
+    collectives: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks whose plans differ would recompute other collectives, and hang."""
+    monkeypatch.setattr(PartitionOptions, "with_others", True)
+    monkeypatch.setattr(step_together, "is_collective", lambda node: collectives)
+    f = by_block(made("blocks"), {"budget": remat.Peak("9MiB"), "lower": "eager"})
+    text = "Compile the model as one graph" if collectives else "planned together now"
+    with pytest.warns(BudgetWarning, match=text):
+        f(torch.randn(1024, 64)).sum().backward()
+
+
+def with_graphs_for_each_size() -> nn.Module:
+    model = made("blocks")
+    for block in model.blocks:  # type: ignore[union-attr]
+        options = {"budget": remat.Peak("9MiB"), "lower": "eager"}
+        block.compile(backend="remat", dynamic=False, options=options)
+    return model
+
+
+def test_two_lengths_hold_where_each_has_graphs_of_its_own() -> None:
+    model, figures = with_graphs_for_each_size(), []
+    for rows in (1024, 900) * 3:
+        taken, said = measured(model, model, torch.randn(rows, 64))
+        figures.append((taken <= 9 * 2**20, said))
+    assert figures[-2:] == [(True, [])] * 2
+
+
+def test_a_later_size_that_finds_no_room_runs_on_its_least_peak() -> None:
+    """The graphs of the first size were planned together by then."""
+    model = with_graphs_for_each_size()
+    with pytest.warns(BudgetWarning, match="planned together now"):
+        model(torch.randn(1024, 64)).sum().backward()
+    with pytest.warns(BudgetWarning, match="No plans within the budget were found"):
+        model(torch.randn(1500, 64)).sum().backward()
+
+
+def test_a_check_at_another_size_before_the_training_leaves_it_static() -> None:
+    """Dynamo makes the sizes of the training dynamic, and would keep them so."""
+    model, x = made("blocks"), torch.randn(1024, 64)
+    f = by_block(model, {"budget": remat.Peak("9MiB"), "lower": "eager"})
+    with torch.no_grad():
+        f(x[:100])
+    # A tensor that was dynamic once remains so for Dynamo, so each batch is a new one.
+    assert settled(lambda: f(x.clone()).sum().backward()) == 0
+    taken, said = measured(model, f, x.clone())
+    assert (taken <= 9 * 2**20, said) == (True, [])
+
+
+def test_validation_at_another_size_leaves_the_plans_of_the_training() -> None:
+    model = made("blocks")
+    f, limit = by_block(model, {"budget": remat.Peak("9MiB"), "lower": "eager"}), 9 * 2**20
+
+    def train() -> None:
+        for _ in range(2):
+            f(torch.randn(1024, 64)).sum().backward()
+        assert step_tally.tally_of(limit)._peak <= limit
+        with torch.no_grad():
+            f(torch.randn(100, 64))
+
+    assert settled(train) == 0
+
+
+def test_a_warning_about_dynamic_sizes_says_what_to_do() -> None:
+    model = made("blocks")
+    for block in model.blocks:  # type: ignore[union-attr]
+        options = {"budget": remat.Peak("9MiB"), "lower": "eager"}
+        block.compile(backend="remat", dynamic=True, options=options)
+    model(torch.randn(512, 64)).sum().backward()
+    with pytest.warns(BudgetWarning, match="dynamic=False"):
+        model(torch.randn(1024, 64)).sum().backward()
 
 
 def test_models_that_share_a_budget_keep_their_plans() -> None:

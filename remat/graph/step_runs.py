@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,21 +52,26 @@ class StepRuns:
                 self._made[value] = (turn.at, k)
 
     def joints(
-        self, graphs: Sequence[JointGraph], kept: Iterable[torch.Tensor]
+        self,
+        graphs: Sequence[JointGraph],
+        kept: Iterable[torch.Tensor],
+        graph_of: Sequence[int] | None = None,
     ) -> list[JointGraph]:
         """Return the joint graphs with the runs of each, and the values that it exchanges with other graphs.
 
         Args:
             graphs: the joint graphs of the step.
             kept: tensors that the step's caller holds.
+            graph_of: index of the graph of each run, where they differ from the recorded ones: parts of the runs of
+                a graph may count as graphs of their own.
         """
         received = {(j, k) for _, turn in self._turns for _, j, k in turn.received}
         found = {self._made[v] for v in kept if v in self._made}
         turns: list[list[Turn]] = [[] for _ in graphs]
-        for graph, turn in self._turns:
+        graph_of = [graph for graph, _ in self._turns] if graph_of is None else graph_of
+        for graph, (_, turn) in zip(graph_of, self._turns, strict=True):
             returned = tuple(k for at, k in sorted(found & received) if at == turn.at)
             turns[graph].append(turn._replace(returned=returned))
-        graph_of = [graph for graph, _ in self._turns]
         repeats = len(self._turns) > len(set(graph_of))
         made = list(graphs)
         for graph, joint in enumerate(graphs):
@@ -83,3 +89,30 @@ class StepRuns:
                 turns=tuple(turns[graph]) if repeats else (),
             )
         return made
+
+
+def parts_of(graphs: Sequence[Hashable], most: int) -> list[int]:
+    """Divide the runs of each graph into parts of consecutive runs, which may get plans of their own.
+
+    Each part has about half of the runs that are left: 4, 2, 1 and 1 of eight. So unions of few parts have any number
+    of runs, or nearly so.
+
+    Args:
+        graphs: the graph of each run of a step, in run order.
+        most: the most parts of a graph.
+
+    Returns:
+        The part of each run. Parts of all graphs are numbered in the order of their first runs.
+    """
+    left, found = Counter(graphs), list[tuple[Hashable, int]]()
+    room, part = dict[Hashable, int](), dict.fromkeys(graphs, -1)
+    for graph in graphs:
+        if not room.get(graph):
+            part[graph] += 1
+            parts = most - part[graph]
+            room[graph] = -(-left[graph] * 2 ** (parts - 1) // (2**parts - 1))
+        room[graph] -= 1
+        left[graph] -= 1
+        found.append((graph, part[graph]))
+    number = {one: k for k, one in enumerate(dict.fromkeys(found))}
+    return [number[one] for one in found]

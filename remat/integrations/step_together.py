@@ -18,12 +18,16 @@ from remat import torch_compat
 from remat.errors import BudgetError, BudgetWarning, warn
 from remat.graph.joint import JointGraph
 from remat.graph.lowering import Decision
-from remat.graph.step_runs import StepRuns
+from remat.graph.step_runs import StepRuns, parts_of
 from remat.integrations.partition_options import PartitionOptions
 from remat.planning.plans import PlanSet
 from remat.planning.request import PlanRequest
 from remat.planning.search.effort import DEFAULT
 from remat.units import Budget, format_bytes
+
+
+#: What tells a graph from others of the step: its digest, and the id of its code.
+Key = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +51,7 @@ class Member:
     backend: object
 
     @property
-    def key(self) -> tuple[str, int]:
+    def key(self) -> Key:
         """What tells the graph from others of the step."""
         return self.fingerprint, id(self.code)
 
@@ -60,10 +64,12 @@ class StepTogether:
 
     def __init__(self) -> None:
         self._members: weakref.WeakKeyDictionary[Any, Member] = weakref.WeakKeyDictionary()
-        # Keys of the graphs, in the order of their first runs.
-        self._order: list[tuple[str, int]] = []
         self._runs: StepRuns | None = None
-        self._recorded = 0
+        # The graph of each run that is recorded.
+        self._recorded: list[Member] = []
+        # For each graph, the number of its runs in this step, and which of its plans each run of a step takes.
+        self._ran = Counter[Key]()
+        self._kinds: dict[Key, tuple[int, ...]] = {}
         # Backends that Dynamo has dropped with their code, until they compile a graph again.
         self._kept: dict[int, object] = {}
 
@@ -75,20 +81,36 @@ class StepTogether:
 
     def begin(self) -> None:
         """Begin a step."""
-        self._order, self._recorded = [], 0
+        self._recorded = []
+        self._ran.clear()
         self._runs = None if self._runs is None else StepRuns()
 
     def ran(self, graph: Hashable, arguments: Sequence[Any], outputs: Iterable[Any]) -> None:
         """Record a run of a graph."""
         member = self._members.get(graph)
-        if self._runs is None or member is None:
+        if member is None:
             return
-        if member.key not in self._order:
-            self._order.append(member.key)
-        place = self._order.index(member.key)
+        self._ran[member.key] += 1
+        if self._runs is None:
+            return
         if member.joint is not None:
-            self._runs.add(place, member.joint, arguments, outputs)
-        self._recorded += 1
+            self._runs.add(len(self._recorded), member.joint, arguments, outputs)
+        self._recorded.append(member)
+
+    def kinds(self, graph: Key) -> int:
+        """Return how many plans the runs of a graph take."""
+        return 1 + max(self._kinds.get(graph, (0,)))
+
+    def kind(self, graph: Key, *, begins: bool) -> int:
+        """Return which of the graph's plans its next run takes.
+
+        Args:
+            graph: the graph.
+            begins: whether this run begins a step.
+        """
+        kinds = self._kinds[graph]
+        # A step may have more runs than the planned one, for example two forwards before the backwards.
+        return kinds[0 if begins else self._ran[graph] % len(kinds)]
 
     def can_plan(self, graphs: Iterable[Hashable]) -> bool:
         """Return whether the graphs of a step can be planned together: all are known, with equal options."""
@@ -120,20 +142,20 @@ class StepTogether:
         graphs = [*graphs]
         if runs < 2 or not self.can_plan(graphs):
             return False
-        if self._runs is None or runs != self._recorded:
+        if self._runs is None or runs != len(self._recorded):
             self._runs = StepRuns()  # a later step is recorded from its beginning
             return False
         members = [self._members[graph] for graph in graphs]
-        of_key = {m.key: m for m in members}
-        ordered = [of_key[key] for key in self._order]
-        traced = [m.joint for m in ordered if m.joint is not None]
-        recorded, request = self._runs, _asked(members[0])
+        ran, recorded, request = self._recorded, self._runs, _asked(members[0])
+        part_of = parts_of([m.key for m in ran], DEFAULT.several.kinds)
+        parts = [ran[part_of.index(k)] for k in range(1 + max(part_of))]
+        traced = [m.joint for m in parts if m.joint is not None]
         self.end()
         why = (
             f"a step takes {format_bytes(peak_bytes)} ({peak_bytes} bytes) in {runs} runs of compiled graphs, above its "
             f"budget, a {request.budget.label}"
         )
-        if len(traced) < len(ordered):
+        if len(traced) < len(parts):
             if not all(m.options.graphs.from_caches for m in members):
                 return False
             for m in members:
@@ -143,11 +165,14 @@ class StepTogether:
             warn(f"{why}. {again}", BudgetWarning)
             return True
         try:
-            made, least = _planned(recorded.joints(traced, ()), ordered, request, peak_bytes)
+            made, least = _planned(
+                recorded.joints(traced, (), part_of), parts, request, peak_bytes
+            )
         except Exception as error:  # training goes on with the plans that it has
             what = f"its graphs cannot be planned together: {type(error).__name__}: {error}"
             warn(f"{why}, and {what}", BudgetWarning)
             return False
+        made = self._by_kind(made, [(m.key, part) for m, part in zip(ran, part_of, strict=True)])
         replans = 1 + max(m.options.graphs.replanned for m in members)
         # Equal graphs take their plans in turn, whichever backend compiles them.
         met = Counter[str]()
@@ -163,6 +188,25 @@ class StepTogether:
             BudgetWarning,
         )
         return True
+
+    def _by_kind(self, made: PlanSet, ran: Sequence[tuple[Key, int]]) -> PlanSet:
+        """Return each distinct plan of each graph once, and remember which runs take which.
+
+        Args:
+            made: the plans of all parts of all graphs.
+            ran: graph and part of each run.
+        """
+        kinds: dict[Key, dict[Decision, list[int]]] = {}
+        for key, part in ran:
+            kinds.setdefault(key, {}).setdefault(made[part].decision, []).append(part)
+        for key, found in kinds.items():
+            order = [*found]
+            self._kinds[key] = tuple(
+                order.index(made[part].decision) for graph, part in ran if graph == key
+            )
+        each = [parts for found in kinds.values() for parts in found.values()]
+        plans, runs = tuple(made[parts[0]] for parts in each), tuple(map(len, each))
+        return replace(made, plans=plans, runs=runs)
 
     def _compile_again(self, members: Sequence[Member]) -> None:
         """Drop the compiled code of graphs, so that their next calls compile them with the same backends."""
@@ -185,7 +229,7 @@ def _planned(
     """Plan the graphs of a step together.
 
     Args:
-        joints: the graphs, with their runs.
+        joints: the graphs, or parts of their runs.
         members: the same graphs, as they are compiled now.
         request: the options.
         peak_bytes: the bytes that the step takes now.

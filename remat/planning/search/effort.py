@@ -145,8 +145,10 @@ class Several:
         searched: graphs whose decisions are searched further, those of highest cost.
         shared: most rounds that distribute saved bytes over the graphs.
         choices: about how many choices are kept after each graph; further ones are nearly equal.
+        kinds: most plans of a compiled graph that runs several times in a step; each plan is compiled.
     """
 
+    kinds: int = 4
     rounds: int = 8
     low: int = 6
     searched: int = 8

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Iterable, MutableMapping, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -89,30 +88,3 @@ class StepRuns:
                 turns=tuple(turns[graph]) if repeats else (),
             )
         return made
-
-
-def parts_of(graphs: Sequence[Hashable], most: int) -> list[int]:
-    """Divide the runs of each graph into parts of consecutive runs, which may get plans of their own.
-
-    Each part has about half of the runs that are left: 4, 2, 1 and 1 of eight. So unions of few parts have any number
-    of runs, or nearly so.
-
-    Args:
-        graphs: the graph of each run of a step, in run order.
-        most: the most parts of a graph.
-
-    Returns:
-        The part of each run. Parts of all graphs are numbered in the order of their first runs.
-    """
-    left, found = Counter(graphs), list[tuple[Hashable, int]]()
-    room, part = dict[Hashable, int](), dict.fromkeys(graphs, -1)
-    for graph in graphs:
-        if not room.get(graph):
-            part[graph] += 1
-            parts = most - part[graph]
-            room[graph] = -(-left[graph] * 2 ** (parts - 1) // (2**parts - 1))
-        room[graph] -= 1
-        left[graph] -= 1
-        found.append((graph, part[graph]))
-    number = {one: k for k, one in enumerate(dict.fromkeys(found))}
-    return [number[one] for one in found]

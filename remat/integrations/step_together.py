@@ -18,7 +18,7 @@ from remat import torch_compat
 from remat.errors import BudgetError, BudgetWarning, warn
 from remat.graph.joint import JointGraph
 from remat.graph.lowering import Decision
-from remat.graph.step_runs import StepRuns, parts_of
+from remat.graph.step_runs import StepRuns
 from remat.integrations.partition_options import PartitionOptions
 from remat.planning.plans import PlanSet
 from remat.planning.request import PlanRequest
@@ -147,15 +147,12 @@ class StepTogether:
             return False
         members = [self._members[graph] for graph in graphs]
         ran, recorded, request = self._recorded, self._runs, _asked(members[0])
-        part_of = parts_of([m.key for m in ran], DEFAULT.several.kinds)
-        parts = [ran[part_of.index(k)] for k in range(1 + max(part_of))]
-        traced = [m.joint for m in parts if m.joint is not None]
         self.end()
         why = (
             f"a step takes {format_bytes(peak_bytes)} ({peak_bytes} bytes) in {runs} runs of compiled graphs, above its "
             f"budget, a {request.budget.label}"
         )
-        if len(traced) < len(parts):
+        if any(m.joint is None for m in ran):
             if not all(m.options.graphs.from_caches for m in members):
                 return False
             for m in members:
@@ -165,9 +162,7 @@ class StepTogether:
             warn(f"{why}. {again}", BudgetWarning)
             return True
         try:
-            made, least = _planned(
-                recorded.joints(traced, (), part_of), parts, request, peak_bytes
-            )
+            made, least, part_of = _planned(recorded, ran, request, peak_bytes)
         except Exception as error:  # training goes on with the plans that it has
             what = f"its graphs cannot be planned together: {type(error).__name__}: {error}"
             warn(f"{why}, and {what}", BudgetWarning)
@@ -224,9 +219,65 @@ def _asked(member: Member) -> PlanRequest:
 
 
 def _planned(
+    recorded: StepRuns, ran: Sequence[Member], request: PlanRequest, peak_bytes: int
+) -> tuple[PlanSet, str, list[int]]:
+    """Plan the graphs of a step together, with few plans for the runs of each graph.
+
+    Args:
+        recorded: the runs of the step.
+        ran: the graph of each run.
+        request: the options.
+        peak_bytes: the bytes that the step takes now.
+
+    Returns:
+        The plans; a text that says why they have the least peak, if none within the budget were found; and the plan of
+        each run.
+
+    Raises:
+        BudgetError: no plans have a lower peak than those that the graphs have now.
+    """
+    keys, nth, effort = [m.key for m in ran], Counter[Key](), DEFAULT.several
+    runs, groups = Counter(keys), list[int]()
+    for key in keys:
+        groups.append(nth[key] * min(runs[key], effort.parts) // runs[key])
+        nth[key] += 1
+    while True:
+        names = [*zip(keys, groups, strict=True)]
+        number = {name: k for k, name in enumerate(dict.fromkeys(names))}
+        part_of = [number[name] for name in names]
+        parts = [ran[part_of.index(k)] for k in number.values()]
+        joints = recorded.joints([m.joint for m in parts if m.joint is not None], (), part_of)
+        made, least = _planned_parts(joints, parts, request, peak_bytes)
+        saved = dict[Key, dict[Decision, int]]()
+        for (key, _), k in number.items():
+            saved.setdefault(key, {})[made[k].decision] = made[k].saved_bytes
+        if max(map(len, saved.values())) <= effort.kinds:
+            return made, least, part_of
+        # Decisions that save about as much become one.
+        levels = {key: [*found.values()] for key, found in saved.items()}
+        groups = [
+            _group(levels[key], made[k].saved_bytes, effort.kinds)
+            for key, k in zip(keys, part_of, strict=True)
+        ]
+
+
+def _group(levels: Iterable[int], level: int, most: int) -> int:
+    """Divide numbers into groups at their widest gaps; return the group of one of them.
+
+    Args:
+        levels: the numbers.
+        level: one of them.
+        most: the most groups.
+    """
+    known = sorted({*levels})
+    gaps = sorted(zip(known, known[1:], strict=False), key=lambda gap: gap[0] - gap[1])
+    return sum(above <= level for _, above in gaps[: most - 1])
+
+
+def _planned_parts(
     joints: Sequence[JointGraph], members: Sequence[Member], request: PlanRequest, peak_bytes: int
 ) -> tuple[PlanSet, str]:
-    """Plan the graphs of a step together.
+    """Plan graphs of a step together, with one plan for each.
 
     Args:
         joints: the graphs, or parts of their runs.

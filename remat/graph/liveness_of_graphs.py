@@ -13,6 +13,7 @@ from itertools import accumulate
 
 from torch import fx
 
+from remat.graph.fused_liveness import FusedWalk
 from remat.graph.joint import (
     JointGraph,
     Role,
@@ -99,7 +100,8 @@ class _Step:
         known: dict[int, StepWalk] = {}
         for g in graphs:
             if id(g.forward) not in known:
-                known[id(g.forward)] = StepWalk(
+                walk = FusedWalk if g.joint.lower == "inductor" else StepWalk
+                known[id(g.forward)] = walk(
                     g.forward, g.backward, g.joint.num_fwd_outputs, g.joint.memories
                 )
         self.walks = [known[id(g.forward)] for g in graphs]

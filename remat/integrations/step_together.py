@@ -295,9 +295,9 @@ def _planned_parts(
 
     planner, limit = set_planner(joints, request), request.budget.peak_bytes or 0
     now = planner.peak_of([m.decision for m in members])
-    # The difference to the count: fused code takes less, and outputs that the user holds take more.
-    offset, fused = now - peak_bytes, members[0].options.lower == "inductor"
-    room = limit + (offset - limit // DEFAULT.compiling.margin if fused else min(0, offset))
+    # Fused code may take more than predicted, and outputs that the user holds take more.
+    fused = members[0].options.lower == "inductor"
+    room = limit + min(0, now - peak_bytes) - (limit // DEFAULT.compiling.margin if fused else 0)
     try:
         return planner.within_peak(Budget(peak_bytes=max(1, room))), ""
     except BudgetError as error:

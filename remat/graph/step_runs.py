@@ -61,16 +61,19 @@ class StepRuns:
         Args:
             graphs: the joint graphs of the step.
             kept: tensors that the step's caller holds.
-            graph_of: index of the graph of each run, where they differ from the recorded ones: parts of the runs of
-                a graph may count as graphs of their own.
+            graph_of: the graph of each run, if backward has reached the first run by now, so that outputs which
+                nobody holds are known. Parts of the runs of a graph may count as graphs of their own.
         """
         received = {(j, k) for _, turn in self._turns for _, j, k in turn.received}
         found = {self._made[v] for v in kept if v in self._made}
+        alive = None if graph_of is None else received.union(self._made.values())
         turns: list[list[Turn]] = [[] for _ in graphs]
         graph_of = [graph for graph, _ in self._turns] if graph_of is None else graph_of
         for graph, (_, turn) in zip(graph_of, self._turns, strict=True):
             returned = tuple(k for at, k in sorted(found & received) if at == turn.at)
-            turns[graph].append(turn._replace(returned=returned))
+            outputs = range(0 if alive is None else graphs[graph].num_fwd_outputs)
+            dropped = tuple(k for k in outputs if (turn.at, k) not in (alive or ()))
+            turns[graph].append(turn._replace(returned=returned, dropped=dropped))
         repeats = len(self._turns) > len(set(graph_of))
         made = list(graphs)
         for graph, joint in enumerate(graphs):
@@ -84,6 +87,7 @@ class StepRuns:
                 received=tuple((i, graph_of[at], k) for i, at, k in first.received),
                 shared=tuple((i, graph_of[at], k) for i, at, k in first.shared),
                 returned=tuple(dict.fromkeys(k for t in turns[graph] for k in t.returned)),
+                dropped=first.dropped,
                 runs=len(turns[graph]),
                 turns=tuple(turns[graph]) if repeats else (),
             )

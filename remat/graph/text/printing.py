@@ -45,7 +45,8 @@ FIELDS: Mapping[str, Any] = {
     "shared": [(0, 0, 0)],
     "returned": [0],
     "runs": 1,
-    "turns": [(0, [(0, 0, 0)], [(0, 0, 0)], [0])],
+    "dropped": [0],
+    "turns": [(0, [(0, 0, 0)], [(0, 0, 0)], [0], [0])],
 }
 #: Name of the call that declares a placeholder, such as ``primal``, by role.
 ROLES = {role: role.name.lower() for role in Role}

@@ -192,7 +192,9 @@ class _Step:
             keys = [self.walks[k].sizes.keys(v) if isinstance(v, fx.Node) else () for v in made]
             for output in graph.joint.dropped:
                 until = max(self.backward_at[k] - 1, self._read_until(k, made[output]))
-                others = {key for j, of in enumerate(keys) if j not in graph.joint.dropped for key in of}
+                others = {
+                    key for j, of in enumerate(keys) if j not in graph.joint.dropped for key in of
+                }
                 passed[k] |= {key: until for key in keys[output] if key not in others}
         return passed
 

@@ -11,6 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from types import CodeType
 from typing import Any
 
@@ -24,7 +25,6 @@ from remat.planning.plans import PlanSet
 from remat.planning.request import PlanRequest
 from remat.planning.search.effort import DEFAULT
 from remat.units import Budget, format_bytes
-
 
 #: What tells a graph from others of the step: its digest, and the id of its code.
 Key = tuple[str, int]
@@ -270,7 +270,7 @@ def _group(levels: Iterable[int], level: int, most: int) -> int:
         most: the most groups.
     """
     known = sorted({*levels})
-    gaps = sorted(zip(known, known[1:], strict=False), key=lambda gap: gap[0] - gap[1])
+    gaps = sorted(pairwise(known), key=lambda gap: gap[0] - gap[1])
     return sum(above <= level for _, above in gaps[: most - 1])
 
 

@@ -24,7 +24,6 @@ from remat.planning.search.pool import CandidatePool, Limits
 from remat.planning.search.search import Search
 from remat.units import Budget, bytes_of_share, format_bytes
 
-
 #: What equal graphs have in common: their digest, and the names of their nodes.
 Same = tuple[str, tuple[str, ...]]
 

@@ -2,7 +2,8 @@
 
 Blocks that are compiled one by one, and graphs between graph breaks, are planned one after the other. The first graph is
 compiled before anybody knows that others follow. After a step, all its graphs and their runs are known. If the step
-exceeds its budget, its graphs are planned together, and their code is compiled again at its next call.
+exceeds its budget, its graphs are planned together, and their code is compiled again at its next call. The runs of one
+graph, such as equal blocks, may get different plans, with each of which the graph is compiled.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Member:
     Attributes:
         joint: the joint graph; None if the compiled graph came from a cache.
         fingerprint: its digest.
-        code: the code that Dynamo compiled. Equal blocks that share their code share a plan.
+        code: the code that Dynamo compiled. Equal blocks that share their code share a few plans.
         decision: the decision that it was compiled with.
         options: the options of its compilation.
         backend: the backend, which has these options.
@@ -93,7 +94,7 @@ class StepTogether:
         self._ran[member.key] += 1
         if self._runs is None:
             return
-        if member.joint is not None:
+        if member.joint is not None:  # each run is a graph of its own, until `plan` divides them
             self._runs.add(len(self._recorded), member.joint, arguments, outputs)
         self._recorded.append(member)
 
@@ -236,11 +237,12 @@ def _planned(
     Raises:
         BudgetError: no plans have a lower peak than those that the graphs have now.
     """
-    keys, nth, effort = [m.key for m in ran], Counter[Key](), DEFAULT.several
-    runs, groups = Counter(keys), list[int]()
-    for key in keys:
-        groups.append(nth[key] * min(runs[key], effort.parts) // runs[key])
-        nth[key] += 1
+    keys, effort = [m.key for m in ran], DEFAULT.several
+    # Consecutive runs of a graph are planned as one; up to `parts`, each run is planned by itself.
+    runs, nth = Counter(keys), [keys[:k].count(key) for k, key in enumerate(keys)]
+    groups = [
+        k * min(runs[key], effort.parts) // runs[key] for k, key in zip(nth, keys, strict=True)
+    ]
     while True:
         names = [*zip(keys, groups, strict=True)]
         number = {name: k for k, name in enumerate(dict.fromkeys(names))}

@@ -17,6 +17,7 @@ from remat import torch_compat
 from remat.errors import BudgetError, BudgetWarning
 from remat.integrations import step_tally
 from remat.integrations.step_together import _group
+from remat.planning.plan_set import SetPlanner
 from remat.running import measure
 from remat.running.measure import measure_step
 
@@ -310,6 +311,37 @@ def test_random_numbers_of_blocks_with_several_plans_are_those_of_one_plan() -> 
         assert (len(remat.plans()) - before > 2) == (budget < 2**30)
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(
+    ("lower", "holds"), [("eager", True), ("eager", False), ("inductor", True)]
+)
+def test_the_simulated_step_is_the_counted_one(
+    lower: str, holds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nobody holds the last output when backward begins, and as fused."""
+    own, simulated = SetPlanner.peak_of, list[int]()
+
+    def peak_of(*given: Any) -> int:
+        simulated.append(own(*given))
+        return simulated[-1]
+
+    monkeypatch.setattr(SetPlanner, "peak_of", peak_of)
+    model, x = Blocks([Block() for _ in range(3)]), torch.randn(1024, 64).requires_grad_()
+    f = by_block(model, {"budget": remat.Peak("7MiB"), "lower": lower})
+    with pytest.warns(BudgetWarning, match="planned together now") as said:
+        for _ in range(2):  # graphs from a cache are traced in a step of their own
+            out = f(x)
+            loss = out.sin().sum()
+            kept = out if holds else None
+            del out
+            loss.backward()
+            del kept
+            if simulated:
+                break
+    counted = re.search(r"a step takes [^(]*\((\d+) bytes\)", str(said[-1].message))
+    assert counted
+    assert simulated[0] == int(counted[1])
 
 
 def test_plans_that_save_about_as_much_become_one_beyond_four() -> None:

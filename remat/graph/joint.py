@@ -74,12 +74,15 @@ class Turn(NamedTuple):
             first such run, position of the primal in that run).
         returned: indices of this run's forward outputs that both a later run and the step's caller
             receive.
+        dropped: indices of this run's forward outputs that no later run receives, and that nobody
+            holds once backward has reached this run.
     """
 
     at: int
     received: tuple[tuple[int, int, int], ...] = ()
     shared: tuple[tuple[int, int, int], ...] = ()
     returned: tuple[int, ...] = ()
+    dropped: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -102,6 +105,7 @@ class JointGraph:
         shared: primals that an earlier graph of the same step received too, such as tied weights:
             (position of the primal, index of the first such graph, position of the primal there).
         returned: indices of forward outputs that both a later graph and the step's caller receive.
+        dropped: indices of forward outputs that die before backward reaches the graph; see `Turn`.
         runs: number of runs of the graph in one step; above 1 if equal layers are compiled once.
         turns: one record per run of this graph, if some graph of the step runs several times;
             otherwise empty.
@@ -118,6 +122,7 @@ class JointGraph:
     received: tuple[tuple[int, int, int], ...] = ()
     shared: tuple[tuple[int, int, int], ...] = ()
     returned: tuple[int, ...] = ()
+    dropped: tuple[int, ...] = ()
     runs: int = 1
     turns: tuple[Turn, ...] = ()
     places: tuple[int, ...] = ()

@@ -13,6 +13,7 @@ from itertools import accumulate
 
 from torch import fx
 
+from remat.graph.fused_liveness import FusedWalk
 from remat.graph.joint import (
     JointGraph,
     Role,
@@ -80,8 +81,9 @@ def _in_turns(graphs: Sequence[PartitionedGraph]) -> list[tuple[int, Partitioned
     if not turns:
         return list(enumerate(graphs))
     found = []
-    for (_, received, shared, returned), k in sorted(turns):
-        joint = replace(graphs[k].joint, received=received, shared=shared, returned=returned)
+    for turn, k in sorted(turns):
+        ran = {name: value for name, value in turn._asdict().items() if name != "at"}
+        joint = replace(graphs[k].joint, **ran)
         found.append((k, replace(graphs[k], joint=joint)))
     return found
 
@@ -99,7 +101,8 @@ class _Step:
         known: dict[int, StepWalk] = {}
         for g in graphs:
             if id(g.forward) not in known:
-                known[id(g.forward)] = StepWalk(
+                walk = FusedWalk if g.joint.lower == "inductor" else StepWalk
+                known[id(g.forward)] = walk(
                     g.forward, g.backward, g.joint.num_fwd_outputs, g.joint.memories
                 )
         self.walks = [known[id(g.forward)] for g in graphs]
@@ -117,7 +120,8 @@ class _Step:
 
         Moments are counted over all graph runs of the step.
         """
-        found = [list(walk.lifetimes()) for walk in self.walks]
+        by_walk = {id(walk): list(walk.lifetimes()) for walk in {*self.walks}}
+        found = [by_walk[id(walk)] for walk in self.walks]
         passed = self._passed()
         for k, (graph, walk, lifetimes) in enumerate(
             zip(self._graphs, self.walks, found, strict=True)
@@ -161,7 +165,7 @@ class _Step:
         return self._at(k, max(reads, default=walk.boundary - 1))
 
     def _passed(self) -> list[dict[int, int]]:
-        """Return the last moments of the outputs that later graph runs receive.
+        """Return the last moments of the outputs that later graph runs receive, or that nobody holds.
 
         Returns:
             One dict per graph run. It maps the storage key of each such output to the last moment
@@ -184,6 +188,14 @@ class _Step:
                     until = self.end
                 for key in self.walks[producer].sizes.keys(made):
                     passed[producer][key] = max(passed[producer].get(key, 0), until)
+            made = outputs_of(graph.forward.graph)[: graph.joint.num_fwd_outputs]
+            keys = [self.walks[k].sizes.keys(v) if isinstance(v, fx.Node) else () for v in made]
+            for output in graph.joint.dropped:
+                until = max(self.backward_at[k] - 1, self._read_until(k, made[output]))
+                others = {
+                    key for j, of in enumerate(keys) if j not in graph.joint.dropped for key in of
+                }
+                passed[k] |= {key: until for key in keys[output] if key not in others}
         return passed
 
     def _from_outside(self, k: int) -> set[str]:

@@ -51,21 +51,29 @@ class StepRuns:
                 self._made[value] = (turn.at, k)
 
     def joints(
-        self, graphs: Sequence[JointGraph], kept: Iterable[torch.Tensor]
+        self,
+        graphs: Sequence[JointGraph],
+        kept: Iterable[torch.Tensor],
+        graph_of: Sequence[int] | None = None,
     ) -> list[JointGraph]:
         """Return the joint graphs with the runs of each, and the values that it exchanges with other graphs.
 
         Args:
             graphs: the joint graphs of the step.
             kept: tensors that the step's caller holds.
+            graph_of: the graph of each run, if backward has reached the first run by now, so that outputs which
+                nobody holds are known. Parts of the runs of a graph may count as graphs of their own.
         """
         received = {(j, k) for _, turn in self._turns for _, j, k in turn.received}
         found = {self._made[v] for v in kept if v in self._made}
+        alive = None if graph_of is None else received.union(self._made.values())
         turns: list[list[Turn]] = [[] for _ in graphs]
-        for graph, turn in self._turns:
+        graph_of = [graph for graph, _ in self._turns] if graph_of is None else graph_of
+        for graph, (_, turn) in zip(graph_of, self._turns, strict=True):
             returned = tuple(k for at, k in sorted(found & received) if at == turn.at)
-            turns[graph].append(turn._replace(returned=returned))
-        graph_of = [graph for graph, _ in self._turns]
+            outputs = range(0 if alive is None else graphs[graph].num_fwd_outputs)
+            dropped = tuple(k for k in outputs if (turn.at, k) not in (alive or ()))
+            turns[graph].append(turn._replace(returned=returned, dropped=dropped))
         repeats = len(self._turns) > len(set(graph_of))
         made = list(graphs)
         for graph, joint in enumerate(graphs):
@@ -79,6 +87,7 @@ class StepRuns:
                 received=tuple((i, graph_of[at], k) for i, at, k in first.received),
                 shared=tuple((i, graph_of[at], k) for i, at, k in first.shared),
                 returned=tuple(dict.fromkeys(k for t in turns[graph] for k in t.returned)),
+                dropped=first.dropped,
                 runs=len(turns[graph]),
                 turns=tuple(turns[graph]) if repeats else (),
             )

@@ -27,7 +27,7 @@ from remat.integrations.alone import joint_of_whole, plan_whole
 from remat.integrations.budget_loop import compile_within_budget
 from remat.integrations.compile_progress import CompileProgress
 from remat.integrations.partitioner import Partitioner, PartitionerOptions
-from remat.integrations.stages import Arrived, Compiled, Planned
+from remat.integrations.stages import Arrived, Compiled, Planned, Run
 from remat.integrations.step_guards import at_declared_sizes
 from remat.integrations.step_wrapper import wrap_step
 from remat.integrations.traced_graph import code_of, joint_of, name_of
@@ -132,11 +132,18 @@ class Backend:
                     f"torch.compile was given {', '.join(more)} beside remat.backend(…); give remat.backend all "
                     "of them: remat.backend(budget=…, mode=…)"
                 )
-            return self._compile(gm, example_inputs)
+            compile_once = partial(self._compile, gm, example_inputs)
+            run, planned = compile_once()
+            if planned is None:
+                return run
+            return planned.in_turn(lambda: compile_once()[0], run)
         except RematError as error:
             raise _for_dynamo(error) from None
 
-    def _compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def _compile(
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any]
+    ) -> tuple[Run, Planned | None]:
+        """Plan and compile one graph; return it with its stage, None if nothing was planned."""
         partition, lower = self._partition, self._partition.lower
         progress = CompileProgress(name_of(gm))
         arrived = Arrived.of(partition, gm, example_inputs, progress.stage)
@@ -163,14 +170,16 @@ class Backend:
             if planned is None:
                 if arrived.runs_backward:
                     _warn_of_traced_backward(arrived, gm)
-                return compiled.run
+                return compiled.run, None
             planned.check_host()
             look = planned.finish(_traced_inputs(gm, example_inputs))
             progress.finish(planned.plan)
             count = planned.count_runs(gm, example_inputs, self)
-            return wrap_step(
-                compiled.run, planned.plan, by_inductor=lower == "inductor", count=count, look=look
+            by_inductor = lower == "inductor"
+            run = wrap_step(
+                compiled.run, planned.plan, by_inductor=by_inductor, count=count, look=look
             )
+            return run, planned
 
 
 def _traced_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:

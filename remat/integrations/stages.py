@@ -40,6 +40,8 @@ _LOG = logging.getLogger(__name__)
 #: A function that plans a joint graph in place. Its arguments are the graph, the options and, by name, ``agree``: the
 #: pass by which ranks agree on a decision; None if this rank decides alone.
 PlanGraph = Callable[..., Plan]
+#: A compiled graph.
+Run = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -474,6 +476,20 @@ class Planned:
                 f"{format_bytes(sum(held.values()))} in the host's memory together; plan them together: remat.plan("
                 f'remat.capture(model, args, fullgraph=False), …, host_memory={most}), then options={{"plan": plans}}'
             )
+
+    def in_turn(self, compile_again: Callable[[], Run], run: Run) -> Run:
+        """Return a function that runs a graph with the plan that each run of a step takes.
+
+        Args:
+            compile_again: compiles the graph with the next of its plans.
+            run: the graph as it is compiled with the first of them.
+        """
+        tally, code = self.arrived.tally, torch_compat.traced_code()
+        key = self.plan.fingerprint, id(code)
+        if tally is None or self.saved_plan is None or tally.together.kinds(key) == 1:
+            return run
+        others = (compile_again() for _ in range(1, tally.together.kinds(key)))
+        return tally.in_turn(key, (run, *others))
 
     def count_runs(
         self, gm: fx.GraphModule, inputs: Sequence[Any], backend: object

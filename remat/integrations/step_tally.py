@@ -24,7 +24,7 @@ from remat.graph.joint import primal_place
 from remat.graph.liveness import StorageKind, Timeline
 from remat.graph.storages import hint
 from remat.integrations.step_guards import RunSizes, SizedBytes
-from remat.integrations.step_together import StepTogether
+from remat.integrations.step_together import Key, StepTogether
 from remat.planning.plan import Plan
 from remat.units import format_bytes
 
@@ -300,6 +300,21 @@ class StepTally:
         with self._lock:
             new = sum(nbytes for key, nbytes in there.items() if key not in self._values)
             self._compiled[graph] = graph.held_bytes + new
+
+    def in_turn(self, graph: Key, compiled: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+        """Return a function that runs a graph with the plan that this run of the step takes.
+
+        Args:
+            graph: the graph.
+            compiled: the compiled graph, once for each plan.
+        """
+
+        def run(*arguments: Any) -> Any:
+            with self._lock:
+                kind = self.together.kind(graph, begins=not self._waiting)
+            return compiled[kind](*arguments)
+
+        return run
 
     def forward(
         self, graph: GraphMemory, arguments: Sequence[Any], outputs: Sequence[Any], step: Any

@@ -2,7 +2,8 @@
 
 Blocks that are compiled one by one, and graphs between graph breaks, are planned one after the other. The first graph is
 compiled before anybody knows that others follow. After a step, all its graphs and their runs are known. If the step
-exceeds its budget, its graphs are planned together, and their code is compiled again at its next call.
+exceeds its budget, its graphs are planned together, and their code is compiled again at its next call. The runs of one
+graph, such as equal blocks, may get different plans, with each of which the graph is compiled.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import weakref
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from types import CodeType
 from typing import Any
 
@@ -26,6 +28,9 @@ from remat.planning.request import PlanRequest
 from remat.planning.search.effort import DEFAULT
 from remat.units import Budget, format_bytes
 
+#: What tells a graph from others of the step: its digest, and the id of its code.
+Key = tuple[str, int]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Member:
@@ -34,7 +39,7 @@ class Member:
     Attributes:
         joint: the joint graph; None if the compiled graph came from a cache, or has dynamic sizes.
         fingerprint: its digest.
-        code: the code that Dynamo compiled. Equal blocks that share their code share a plan.
+        code: the code that Dynamo compiled. Equal blocks that share their code share a few plans.
         decision: the decision that it was compiled with.
         options: the options of its compilation.
         backend: the backend, which has these options.
@@ -48,7 +53,7 @@ class Member:
     backend: object
 
     @property
-    def key(self) -> tuple[str, int]:
+    def key(self) -> Key:
         """What tells the graph from others of the step."""
         return self.fingerprint, id(self.code)
 
@@ -61,10 +66,12 @@ class StepTogether:
 
     def __init__(self) -> None:
         self._members: weakref.WeakKeyDictionary[Any, Member] = weakref.WeakKeyDictionary()
-        # Keys of the graphs, in the order of their first runs.
-        self._order: list[tuple[str, int]] = []
         self._runs: StepRuns | None = None
-        self._recorded = 0
+        # The graph of each run that is recorded.
+        self._recorded: list[Member] = []
+        # For each graph, the number of its runs in this step, and which of its plans each run of a step takes.
+        self._ran = Counter[Key]()
+        self._kinds: dict[Key, tuple[int, ...]] = {}
         # Backends that Dynamo has dropped with their code, until they compile a graph again.
         self._kept: dict[int, object] = {}
 
@@ -76,20 +83,36 @@ class StepTogether:
 
     def begin(self) -> None:
         """Begin a step."""
-        self._order, self._recorded = [], 0
+        self._recorded = []
+        self._ran.clear()
         self._runs = None if self._runs is None else StepRuns()
 
     def ran(self, graph: Hashable, arguments: Sequence[Any], outputs: Iterable[Any]) -> None:
         """Record a run of a graph."""
         member = self._members.get(graph)
-        if self._runs is None or member is None:
+        if member is None:
             return
-        if member.key not in self._order:
-            self._order.append(member.key)
-        place = self._order.index(member.key)
-        if member.joint is not None:
-            self._runs.add(place, member.joint, arguments, outputs)
-        self._recorded += 1
+        self._ran[member.key] += 1
+        if self._runs is None:
+            return
+        if member.joint is not None:  # each run is a graph of its own, until `plan` divides them
+            self._runs.add(len(self._recorded), member.joint, arguments, outputs)
+        self._recorded.append(member)
+
+    def kinds(self, graph: Key) -> int:
+        """Return how many plans the runs of a graph take."""
+        return 1 + max(self._kinds.get(graph, (0,)))
+
+    def kind(self, graph: Key, *, begins: bool) -> int:
+        """Return which of the graph's plans its next run takes.
+
+        Args:
+            graph: the graph.
+            begins: whether this run begins a step.
+        """
+        kinds = self._kinds[graph]
+        # A step may have more runs than the planned one, for example two forwards before the backwards.
+        return kinds[0 if begins else self._ran[graph] % len(kinds)]
 
     def can_plan(self, graphs: Iterable[Hashable]) -> bool:
         """Return whether the graphs of a step can be planned together: all are known, with equal options."""
@@ -124,20 +147,17 @@ class StepTogether:
         graphs = [*graphs]
         if runs < 2 or not self.can_plan(graphs):
             return False
-        if self._runs is None or runs != self._recorded:
+        if self._runs is None or runs != len(self._recorded):
             self._runs = StepRuns()  # a later step is recorded from its beginning
             return False
         members = [self._members[graph] for graph in graphs]
-        of_key = {m.key: m for m in members}
-        ordered = [of_key[key] for key in self._order]
-        traced = [m.joint for m in ordered if m.joint is not None]
-        recorded, request = self._runs, _asked(members[0])
+        ran, recorded, request = self._recorded, self._runs, _asked(members[0])
         self.end()
         why = (
             f"a step takes {format_bytes(peak_bytes)} ({peak_bytes} bytes) in {runs} runs of compiled graphs, above its "
             f"budget, a {request.budget.label}"
         )
-        if len(traced) < len(ordered):
+        if any(m.joint is None for m in ran):
             if not all(m.options.graphs.from_caches for m in members):
                 return False
             for m in members:
@@ -147,12 +167,12 @@ class StepTogether:
             warn(f"{why}. Its graphs {again}, to be planned together", BudgetWarning)
             return True
         try:
-            joints = recorded.joints(traced, ())
-            made, least = _planned(joints, ordered, request, peak_bytes, sharded=sharded)
+            made, least, part_of = _planned(recorded, ran, request, peak_bytes, sharded=sharded)
         except Exception as error:  # training goes on with the plans that it has
             what = f"its graphs cannot be planned together: {type(error).__name__}: {error}"
             warn(f"{why}, and {what}", BudgetWarning)
             return False
+        made = self._by_kind(made, [(m.key, part) for m, part in zip(ran, part_of, strict=True)])
         replans = 1 + max(m.options.graphs.replanned for m in members)
         # Equal graphs take their plans in turn, whichever backend compiles them.
         met = Counter[str]()
@@ -168,6 +188,25 @@ class StepTogether:
             BudgetWarning,
         )
         return True
+
+    def _by_kind(self, made: PlanSet, ran: Sequence[tuple[Key, int]]) -> PlanSet:
+        """Return each distinct plan of each graph once, and remember which runs take which.
+
+        Args:
+            made: the plans of all parts of all graphs.
+            ran: graph and part of each run.
+        """
+        kinds: dict[Key, dict[Decision, list[int]]] = {}
+        for key, part in ran:
+            kinds.setdefault(key, {}).setdefault(made[part].decision, []).append(part)
+        for key, found in kinds.items():
+            order = [*found]
+            self._kinds[key] = tuple(
+                order.index(made[part].decision) for graph, part in ran if graph == key
+            )
+        each = [parts for found in kinds.values() for parts in found.values()]
+        plans, runs = tuple(made[parts[0]] for parts in each), tuple(map(len, each))
+        return replace(made, plans=plans, runs=runs)
 
     def _compile_again(self, members: Sequence[Member]) -> None:
         """Drop the compiled code of graphs, so that their next calls compile them with the same backends."""
@@ -194,6 +233,69 @@ def _asked(member: Member) -> PlanRequest:
 
 
 def _planned(
+    recorded: StepRuns,
+    ran: Sequence[Member],
+    request: PlanRequest,
+    peak_bytes: int,
+    *,
+    sharded: bool,
+) -> tuple[PlanSet, str, list[int]]:
+    """Plan the graphs of a step together, with few plans for the runs of each graph.
+
+    Args:
+        recorded: the runs of the step.
+        ran: the graph of each run.
+        request: the options.
+        peak_bytes: the bytes that the step takes now.
+        sharded: whether these bytes have shards instead of whole parameters.
+
+    Returns:
+        The plans; a text that says why they have the least peak, if none within the budget were found; and the plan of
+        each run.
+
+    Raises:
+        BudgetError: no plans have a lower peak than those that the graphs have now.
+    """
+    keys, effort = [m.key for m in ran], DEFAULT.several
+    # Consecutive runs of a graph are planned as one; up to `parts`, each run is planned by itself.
+    runs, nth = Counter(keys), [keys[:k].count(key) for k, key in enumerate(keys)]
+    groups = [
+        k * min(runs[key], effort.parts) // runs[key] for k, key in zip(nth, keys, strict=True)
+    ]
+    while True:
+        names = [*zip(keys, groups, strict=True)]
+        number = {name: k for k, name in enumerate(dict.fromkeys(names))}
+        part_of = [number[name] for name in names]
+        parts = [ran[part_of.index(k)] for k in number.values()]
+        joints = recorded.joints([m.joint for m in parts if m.joint is not None], (), part_of)
+        made, least = _planned_parts(joints, parts, request, peak_bytes, sharded=sharded)
+        saved = dict[Key, dict[Decision, int]]()
+        for (key, _), k in number.items():
+            saved.setdefault(key, {})[made[k].decision] = made[k].saved_bytes
+        if max(map(len, saved.values())) <= effort.kinds:
+            return made, least, part_of
+        # Decisions that save about as much become one.
+        levels = {key: [*found.values()] for key, found in saved.items()}
+        groups = [
+            _group(levels[key], made[k].saved_bytes, effort.kinds)
+            for key, k in zip(keys, part_of, strict=True)
+        ]
+
+
+def _group(levels: Iterable[int], level: int, most: int) -> int:
+    """Divide numbers into groups at their widest gaps; return the group of one of them.
+
+    Args:
+        levels: the numbers.
+        level: one of them.
+        most: the most groups.
+    """
+    known = sorted({*levels})
+    gaps = sorted(pairwise(known), key=lambda gap: gap[0] - gap[1])
+    return sum(above <= level for _, above in gaps[: most - 1])
+
+
+def _planned_parts(
     joints: Sequence[JointGraph],
     members: Sequence[Member],
     request: PlanRequest,
@@ -201,10 +303,10 @@ def _planned(
     *,
     sharded: bool,
 ) -> tuple[PlanSet, str]:
-    """Plan the graphs of a step together.
+    """Plan graphs of a step together, with one plan for each.
 
     Args:
-        joints: the graphs, with their runs.
+        joints: the graphs, or parts of their runs.
         members: the same graphs, as they are compiled now.
         request: the options.
         peak_bytes: the bytes that the step takes now.
@@ -220,9 +322,10 @@ def _planned(
 
     planner, limit = set_planner(joints, request), request.budget.peak_bytes or 0
     now = planner.peak_of([m.decision for m in members])
-    # The difference to the count: fused code and shards take less, and outputs that the user holds take more.
+    # Fused code may take more than predicted, and outputs that the user holds take more. Shards take less.
     offset, less = now - peak_bytes, sharded or members[0].options.lower == "inductor"
-    room = limit + (offset - limit // DEFAULT.compiling.margin if less else min(0, offset))
+    room = limit + (offset if sharded else min(0, offset))
+    room -= limit // DEFAULT.compiling.margin if less else 0
     try:
         return planner.within_peak(Budget(peak_bytes=max(1, room))), ""
     except BudgetError as error:

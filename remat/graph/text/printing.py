@@ -46,7 +46,8 @@ FIELDS: Mapping[str, Any] = {
     "returned": [0],
     "runs": 1,
     "places": [0],
-    "turns": [(0, [(0, 0, 0)], [(0, 0, 0)], [0])],
+    "dropped": [0],
+    "turns": [(0, [(0, 0, 0)], [(0, 0, 0)], [0], [0])],
 }
 #: Name of the call that declares a placeholder, such as ``primal``, by role.
 ROLES = {role: role.name.lower() for role in Role}

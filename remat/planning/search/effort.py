@@ -145,8 +145,12 @@ class Several:
         searched: graphs whose decisions are searched further, those of highest cost.
         shared: most rounds that distribute saved bytes over the graphs.
         choices: about how many choices are kept after each graph; further ones are nearly equal.
+        parts: most parts of the runs of one graph that are first planned apart.
+        kinds: most plans of one graph for its runs, because each of them is compiled.
     """
 
+    parts: int = 16
+    kinds: int = 4
     rounds: int = 8
     low: int = 6
     searched: int = 8

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from torch import fx
+
 from remat.errors import BudgetError
 from remat.graph.liveness_of_graphs import PartitionedGraph, highest_of_graphs
 from remat.graph.lowering import Decision
@@ -21,6 +23,9 @@ from remat.planning.search.effort import DEFAULT
 from remat.planning.search.pool import CandidatePool, Limits
 from remat.planning.search.search import Search
 from remat.units import Budget, bytes_of_share, format_bytes
+
+#: What equal graphs have in common: their digest, and the names of their nodes.
+Same = tuple[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,7 +70,7 @@ class SeveralGraphs:
     def __init__(self, searches: Sequence[Search]) -> None:
         self._searches = searches
         self.runs = [s.context.state.joint.runs for s in searches]
-        self._partitioned: dict[tuple[int, Decision], PartitionedGraph] = {}
+        self._modules: dict[tuple[Same, Decision], tuple[fx.GraphModule, fx.GraphModule]] = {}
 
     def highest(self, decided: Sequence[Candidate]) -> tuple[int, ...]:
         """Return, for each graph, the most bytes alive in the whole step while this graph runs, forward or backward.
@@ -121,15 +126,19 @@ class SeveralGraphs:
         )
 
     def _split(self, k: int, decided: Candidate) -> PartitionedGraph:
-        """Return the graph at index ``k``, split by a decision into forward and backward; cached."""
-        key = (k, decided.decision)
-        if key not in self._partitioned:
-            done = self._searches[k].measures.split_of(decided)
-            forward, backward = modules_of(done)
-            self._partitioned[key] = PartitionedGraph(
-                joint=done.joint, forward=forward, backward=backward
-            )
-        return self._partitioned[key]
+        """Return the graph at index ``k``, split by a decision into forward and backward; equal graphs share both."""
+        search = self._searches[k]
+        key = self._same[k], decided.decision
+        if key not in self._modules:
+            self._modules[key] = modules_of(search.measures.split_of(decided))
+        forward, backward = self._modules[key]
+        joint = search.context.state.joint
+        return PartitionedGraph(joint=joint, forward=forward, backward=backward)
+
+    @cached_property
+    def _same(self) -> list[Same]:
+        """For each graph, what equal graphs have in common."""
+        return [*map(_identity, self._searches)]
 
     @cached_property
     def _options(self) -> list[list[Candidate]]:
@@ -139,9 +148,8 @@ class SeveralGraphs:
         cheapest decision. Candidates that exceed a budget that the user's code sets for the graph are left out. Equal
         graphs, such as equal layers, are decided once and share their candidates.
         """
-        known: dict[tuple[str, tuple[str, ...]], list[Candidate]] = {}
-        for search in self._searches:
-            key = _identity(search)
+        known: dict[Same, list[Candidate]] = {}
+        for key, search in zip(self._same, self._searches, strict=True):
             if key in known:
                 continue
             tried, decisions = search.schedules.tried, search.decisions
@@ -149,7 +157,7 @@ class SeveralGraphs:
             found = frontier_by_peak(search)[0]
             found += [replace(d, peak_bytes=tried(d.saved).peak_bytes) for d in by_saved]
             known[key] = [*filter(search.context.may_save, found)]
-        return [known[_identity(search)] for search in self._searches]
+        return [known[key] for key in self._same]
 
     @cached_property
     def _others(self) -> list[int]:
@@ -322,7 +330,7 @@ class SeveralGraphs:
         return sum(runs * d.cost for runs, d in zip(self.runs, decided, strict=True))
 
 
-def _identity(search: Search) -> tuple[str, tuple[str, ...]]:
+def _identity(search: Search) -> Same:
     """Return a key by which to compare graphs: equal keys mean equal graphs with equal names of nodes."""
     context = search.context
     return context.fingerprint, tuple(n.name for n in context.state.index.nodes)

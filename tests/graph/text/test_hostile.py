@@ -122,7 +122,7 @@ def test_a_line_is_refused_with_its_place(
         (JOINT[:-2] + ", received=[1])", "received as '[1]'; expected one such as [(0, 0, 0)]"),
         (
             JOINT.replace("=1)", "=1, turns=[(0, 1)])"),
-            "turns as '[(0, 1)]'; expected one such as [(0, [(0, 0, 0)], [(0, 0, 0)], [0])]",
+            "turns as '[(0, 1)]'; expected one such as [(0, [(0, 0, 0)], [(0, 0, 0)], [0], [0])]",
         ),
         (JOINT.replace("=1)", "=1, **{})"), "a head with None, device, lower"),
         (JOINT + "symbols(1)", "'1'; expected name=symbol(…)"),

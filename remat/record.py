@@ -46,8 +46,7 @@ _OF_MODULES = ("_modules", "_problem", "_costs")
 class PlanRecord(Record):
     """Record of the plan of one graph of a training step: its values by policy, figures, and modules in memory.
 
-    The runtime-optimal partition is the minimum cut that recomputes only cheap operators. "The step without remat"
-    is the step under the default solver's plan for budget 1, which saves no more bytes than this partition.
+    "The step without remat" is the step under the default solver's plan for budget 1.
 
     Attributes:
         saved: names of the joint graph's nodes whose values forward hands to backward, inputs and outputs

@@ -137,8 +137,7 @@ class Saved:
 class Budget:
     """A budget on the peak of the step, or on the bytes that forward saves for backward.
 
-    Exactly one attribute is set; the others are None. The runtime-optimal partition is the one of
-    plain ``torch.compile``, which saves results of expensive operators and recomputes cheap ones.
+    Exactly one attribute is set; the others are None.
 
     Attributes:
         share: limit on the saved bytes, as a ratio from 0 to 1 of the bytes that the

@@ -79,10 +79,6 @@ class Baseline:
 class GraphContext:
     """A prepared graph with the options of planning; nothing changes it.
 
-    The *graph problem* asks which nodes to save, so that recomputing the others costs least. Its *frontier* is the
-    least recompute cost for each number of saved bytes. The *hull* is the frontier's lower convex hull. *Budget 1*
-    allows the bytes that the runtime-optimal partition saves: the minimum cut that recomputes only cheap operators.
-
     Args:
         state: a state from `remat.planning.pipelines.prepare`; it is not changed.
         request: the options, among them solver and cost model.
@@ -237,7 +233,7 @@ class GraphContext:
 
     @cached_property
     def runtime_optimal(self) -> Candidate:
-        """The decision of the runtime-optimal partition: the minimum cut that recomputes only cheap operators."""
+        """The decision of the runtime-optimal partition."""
         scored = evaluate(self.lowered.problem, self.state.get(RuntimeOptimalCut()))
         return Candidate(
             lowered=self.lowered,

@@ -58,8 +58,7 @@ class Frontier:
         points: points with increasing bytes and decreasing cost.
         bound: vertices (bytes, cost) of a line below which no plan lies, fewest bytes first. Bytes are saved bytes or
             peaks, as ``by`` says.
-        full_bytes: bytes that the runtime-optimal partition, the minimum cut that recomputes only cheap operators,
-            saves. Budget 0.5 allows half of these bytes.
+        full_bytes: bytes that the runtime-optimal partition saves. Budget 0.5 allows half of these bytes.
         least_bytes: the least bytes that any plan saves.
         link: the link over which values may be offloaded, as text; empty if none may.
     """

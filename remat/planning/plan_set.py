@@ -38,8 +38,8 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
         joints: the graphs in the order in which they run, as ``remat.capture(…, fullgraph=False)`` returns
             them.
         request: the options. The budget holds for all graphs together: saved bytes, a ratio of the bytes that their
-            runtime-optimal partitions (which recompute only cheap operators) save together, or the peak of the whole
-            step. The user's code may set a budget of its own for a graph, as a ratio. Under a budget on saved bytes,
+            runtime-optimal partitions save together, or the peak of the whole step.
+            The user's code may set a budget of its own for a graph, as a ratio. Under a budget on saved bytes,
             such a graph is decided by its own budget alone. If the requested budget is in bytes, the bytes that these
             graphs save are subtracted from it. If it is a ratio, it refers to the other graphs only. Under a budget on
             the peak, the graph's own budget applies in addition.

@@ -15,8 +15,7 @@ _LITTLE = 0.01
 class BeforeAfter:
     """Peak and costs of a step under a plan, and of the same step without remat.
 
-    "Without remat" means under the plan for budget 1. This plan saves no more bytes than the runtime-optimal
-    partition, which `torch.compile` uses without remat.
+    "Without remat" means under the plan for budget 1.
 
     Attributes:
         peak_bytes: peak of the step under the plan.

@@ -11,8 +11,7 @@ class SavedLimits:
 
     Attributes:
         capacity: bytes that the decision may save; None without a limit.
-        full_bytes: bytes that the runtime-optimal cut (the minimum cut that recomputes only cheap
-            operators) saves; None if not computed.
+        full_bytes: bytes that the runtime-optimal cut saves; None if not computed.
         least_bytes: fewest bytes that any decision can save; None if not computed.
         region_budget: budget ratio that the user's code sets for the graph, with
             ``torch.autograd.graph.region_activation_memory_budget``; None if the code sets none.

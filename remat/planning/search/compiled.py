@@ -89,8 +89,7 @@ class CompiledSearch:
 
         The peak of a decision is its compiled peak if it was compiled, else its estimated peak. An estimate may
         be wrong, so the caller compiles the decision, and calls again with the compiled peak in ``done``. The
-        decision for budget 1 saves no more than the runtime-optimal partition (the minimum cut that recomputes only
-        cheap operators).
+        decision for budget 1 saves no more than the runtime-optimal partition.
 
         Most estimates are off by less than 2 %. So an estimated peak counts as within the budget if it is at least 2 %
         below the budget, or near the least one; most steps then need no second plan. There are two exceptions before

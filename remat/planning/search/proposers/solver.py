@@ -24,9 +24,6 @@ BY_SOLVER = "of the solver"
 class SolverDecisions:
     """The decisions of the request's solver on one graph, at any limits on saved bytes.
 
-    *Budget 1* allows the bytes that the runtime-optimal partition saves: the minimum cut that recomputes only cheap
-    operators.
-
     Args:
         context: the prepared graph.
         measures: peaks of its candidates.

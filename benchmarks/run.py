@@ -28,7 +28,7 @@ PLACES = {
     "frozen": ("frozen",),
     "ladders": ("ladders",),
     "blocks": ("blocks",),
-    "whole": ("whole-step", "whole-tags", "whole-time", "whole-inference"),
+    "whole": ("whole-step", "whole-tags", "whole-compiled", "whole-time", "whole-inference"),
     "step": ("step",),
     "default": ("default",),
     "memory": ("peak", "compiled-memory", "fit", "hooks"),

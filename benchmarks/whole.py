@@ -8,6 +8,8 @@ same peak.
 ``whole-tags``: the same graphs with checkpoint tags on each layer's nodes: on all nodes, or on all but matrix products, which
 are tagged to be saved. Beside them, the plan without tags at the peak that the tags lead to.
 
+``whole-compiled``: the same steps under Inductor, within a peak half way between the least that is planned and budget 1's.
+
 ``whole-time``: processor seconds to plan the joint graph of a Llama 7B as one graph, and as two.
 
 ``whole-inference``: a forward pass alone, at the least peak that is found.
@@ -30,6 +32,7 @@ from benchmarks.experiment import Case, Experiment, Row, grid
 from benchmarks.figures import geometric_mean, grouped
 from benchmarks.workloads import COMPILED, captured
 from remat.graph.whole_graph import curve_of_one
+from remat.torch_compat import dynamo_config
 from tests.whole_steps import run, traced
 
 #: Nine models whose compilation is timed, too.
@@ -158,6 +161,39 @@ def measure_tags(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]
         yield case.row(tagged=count, without_tags=free.recompute_cost, **figures)
 
 
+def compiled_results(name: str, budget: Any) -> tuple[list[torch.Tensor], remat.Plan]:
+    """Loss and gradients of a whole step that Inductor compiled, and its plan."""
+    _, step, batch = step_of(name, "grad")
+    torch.compiler.reset()
+    compiled = torch.compile(step, backend="remat", options={"budget": budget}, fullgraph=True)
+    with dynamo_config.patch(trace_autograd_ops=True):
+        loss, gradients = compiled(**batch)
+    return [loss, *(g for g in gradients if g is not None)], remat.plans()[-1]
+
+
+def measure_compiled(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
+    expected, full = compiled_results(name, 1.0)
+    gm, _ = traced(*step_of(name, "grad")[1:])
+    least = remat.plan(remat.whole_graph(gm, lower="inductor"), remat.Peak(0.0)).peak_bytes
+    for case in cases:
+        budget = int(least + case.budget * (full.peak_bytes - least))
+        found, plan = compiled_results(name, budget)
+        off = max(
+            float((a - b).norm() / b.norm())
+            for a, b in zip(found, expected, strict=True)
+            if b.norm()
+        )
+        yield case.row(
+            bytes=budget,
+            at_budget_one=full.peak_bytes,
+            compiled=plan.peak_bytes,
+            held=plan.peak_bytes <= budget,
+            recompute_cost=plan.recompute_cost,
+            step_cost=plan.step_cost,
+            gradients_off=off,
+        )
+
+
 def measure_time(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
     joint = captured(name, "eager")
     for case in cases:
@@ -188,6 +224,12 @@ EXPERIMENTS = {
         cases=grid(("llama", "bert", "vit"), (None,), ("layers", "operators")),
         quick=grid(("bert",), (None,), ("layers",)),
         measure=measure_tags,
+    ),
+    "whole-compiled": Experiment(
+        about="training steps in one graph under Inductor: compiled peaks, and gradients beside budget 1's",
+        cases=grid(("llama", "bert", "unet", "moe"), (0.5,)),
+        quick=grid(("unet",), (0.5,)),
+        measure=measure_compiled,
     ),
     "whole-time": Experiment(
         about="processor seconds to plan a Llama 7B as one graph and as two",

@@ -22,7 +22,7 @@ from remat.errors import TorchVersionError, levels_to_user
 from remat.lazy import names_for_types
 
 #: The minor versions of PyTorch on which the whole test suite passes, oldest first.
-TESTED = ("2.13", "2.14", "2.15")
+TESTED = ("2.11", "2.12", "2.13", "2.14", "2.15")
 
 
 class TorchVersionWarning(UserWarning):
@@ -30,6 +30,7 @@ class TorchVersionWarning(UserWarning):
 
 
 if TYPE_CHECKING:
+    import torch
     from torch import _TorchCompileInductorWrapper as CompileWithInductor
     from torch import _TorchCompileWrapper as CompileWithBackend
     from torch import fx
@@ -113,7 +114,9 @@ if TYPE_CHECKING:
     from torch.fx._lazy_graph_module import _make_graph_module as make_graph_module
     from torch.fx._lazy_graph_module import _use_lazy_graph_module as use_lazy_graph_module
     from torch.fx.experimental._backward_state import BackwardState
+    from torch.fx.experimental.symbolic_shapes import optimization_hint
     from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen
+    from torch.fx.traceback import MEMORY_BUDGET_ANNOTATION_KEY as REGION_BUDGET
     from torch.utils import _pytree as pytree
     from torch.utils._dtype_abbrs import dtype_abbrs
     from torch.utils._python_dispatch import (
@@ -129,8 +132,18 @@ if TYPE_CHECKING:
     from torch.xpu import _is_compiled as xpu_is_compiled
 
 #: Dict from a private name to its import paths in other PyTorch versions, as ``module:name``, newest version first. A
-#: comment beside each path names the versions that have it.
-ELSEWHERE: dict[str, tuple[str, ...]] = {}
+#: comment beside each path names the versions that have it. A path in this file is a substitute for a name that these
+#: versions lack.
+ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "CustomSchedulerPass": ("torch._inductor.custom_graph_pass:CustomGraphPass",),  # 2.11, 2.12
+    "REGION_BUDGET": ("remat.torch_compat:REGION_BUDGET_KEY",),  # 2.11, 2.12
+    "get_default_generator": ("remat.torch_compat:default_cuda_generator",),  # 2.11, 2.12
+    "optimization_hint": ("torch.fx.experimental.symbolic_shapes:size_hint",),  # 2.11
+    "supports_graphsafe_rng": ("remat.torch_compat:is_on_cuda",),  # 2.11, 2.12
+}
+
+#: Key of region budgets in graphs that newer versions traced and an older version reads.
+REGION_BUDGET_KEY = "_region_activation_memory_budget"
 
 #: Inductor's settings for passes of its scheduler that run before fusion, and after it.
 PRE_FUSION_PASS = "_pre_fusion_custom_pass"
@@ -231,6 +244,18 @@ def is_before(release: str) -> bool:
         return tuple(int(n) for n in re.findall(r"\d+", version)[:3])
 
     return numbers(torch.__version__) < numbers(release)
+
+
+def is_on_cuda(device: torch.device) -> bool:
+    """Return whether a device is a CUDA device, the only kind with graph-safe generators before PyTorch 2.13."""
+    return device.type == "cuda"
+
+
+def default_cuda_generator(device: torch.device) -> Any:
+    """Return the default generator of a CUDA device."""
+    import torch
+
+    return torch.cuda.default_generators[device.index]
 
 
 def replace_compilers(inductor: type[Any], other: type[Any]) -> None:

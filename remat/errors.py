@@ -63,7 +63,7 @@ class PluginError(RematError):
 
 
 class TorchVersionError(RematError):
-    """Raised if the installed PyTorch lacks a private name that remat needs."""
+    """Raised if the installed PyTorch is too old, or lacks a private name that remat needs."""
 
 
 class CaptureError(RematError):

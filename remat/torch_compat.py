@@ -214,12 +214,19 @@ def is_tested() -> bool:
 
 @functools.cache
 def check_version() -> None:
-    """Warn once per process if the installed PyTorch is newer than all tested versions.
+    """Warn once per process if the installed PyTorch is newer than all tested versions, and refuse an older one.
 
     Capturing, partitioning and compiling call this function; importing remat does not.
+
+    Raises:
+        TorchVersionError: the installed PyTorch is older than all tested versions.
     """
     import torch
 
+    if _minor(torch.__version__) < _minor(TESTED[0]):
+        raise TorchVersionError(
+            f"remat needs PyTorch {TESTED[0]} or newer; this is {torch.__version__}: install a newer PyTorch"
+        )
     if _minor(torch.__version__) > _minor(TESTED[-1]):
         warnings.warn(
             f"remat is tested with PyTorch {', '.join(TESTED)}; this is {torch.__version__}. What it "
@@ -256,6 +263,23 @@ def default_cuda_generator(device: torch.device) -> Any:
     import torch
 
     return torch.cuda.default_generators[device.index]
+
+
+def flop_formula(packet: Any) -> Callable[..., Any] | None:
+    """Return PyTorch's formula for the floating-point operations of an operator; None if there is none.
+
+    PyTorch 2.13 added formulas of flex attention. Older versions get them from here.
+    """
+    from torch.utils import flop_counter
+
+    found = flop_counter.flop_registry.get(packet)
+    if found is None and str(packet) == "flex_attention":
+        return lambda q, k, v, *_, **__: flop_counter.sdpa_flop_count(q.shape, k.shape, v.shape)
+    if found is None and str(packet) == "flex_attention_backward":
+        return lambda q, k, v, out, *_, **__: flop_counter.sdpa_backward_flop_count(
+            out.shape, q.shape, k.shape, v.shape
+        )
+    return found  # type: ignore[no-any-return]
 
 
 def replace_compilers(inductor: type[Any], other: type[Any]) -> None:

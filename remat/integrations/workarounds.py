@@ -39,7 +39,7 @@ _STEPS = {
 
 #: Dict from the name of a workaround's function to the first version of PyTorch without the fault. From that version on
 #: the workaround is not applied.
-FIXED_IN: dict[str, str] = {"waits_of_formed_loops": "2.14.1"}
+FIXED_IN: dict[str, str] = {"waits_of_formed_loops": "2.14.1", "clones_of_written": "2.13"}
 
 
 def is_needed(workaround: Callable[..., Any]) -> bool:
@@ -203,6 +203,22 @@ def no_unsound_reinplacing(graph: fx.Graph, is_backward: bool) -> Iterator[None]
 
 
 @contextlib.contextmanager
+def clones_of_written(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
+    """Make Inductor clone the tensors that a custom operator writes to, if reinplacing is off.
+
+    The reinplacing pass notes which tensors need no clone. Without the note, PyTorch 2.11 and 2.12 clone
+    none (``torch/_inductor/fx_passes/post_grad.py``, ``decompose_auto_functionalized``). The pass
+    replaces the notes made here. `no_unsound_reinplacing` may switch the pass off.
+    """
+    higher = torch.ops.higher_order
+    for node in graph.find_nodes(op="call_function", target=higher.auto_functionalized_v2):
+        node.meta["only_clone_these_tensors"] = list(range(len(node.kwargs["_all_bases"])))
+    for node in graph.find_nodes(op="call_function", target=higher.auto_functionalized):
+        node.meta["only_clone_these_tensors"] = torch_compat.get_mutable_args(node.args[0])[0]
+    yield
+
+
+@contextlib.contextmanager
 def scalar_tails(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
     """Compile the remainders of vectorised loops to scalar code, if the graph has strided access.
 
@@ -337,6 +353,7 @@ WORKAROUNDS: tuple[Callable[[fx.Graph, bool], AbstractContextManager[None]], ...
     saved_inputs_themselves,
     planned_order,
     no_unsound_reinplacing,
+    clones_of_written,
     scalar_tails,
     replays_on_fakes,
     whole_tiles,

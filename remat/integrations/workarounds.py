@@ -39,7 +39,11 @@ _STEPS = {
 
 #: Dict from the name of a workaround's function to the first version of PyTorch without the fault. From that version on
 #: the workaround is not applied.
-FIXED_IN: dict[str, str] = {"waits_of_formed_loops": "2.14.1", "clones_of_written": "2.13"}
+FIXED_IN: dict[str, str] = {
+    "waits_of_formed_loops": "2.14.1",
+    "clones_of_written": "2.13",
+    "rounded_on_cpu": "2.13",
+}
 
 
 def is_needed(workaround: Callable[..., Any]) -> bool:
@@ -341,8 +345,21 @@ def rounded_as_in_eager(graph: fx.Graph) -> Iterator[None]:
         values = (n.meta.get("val") for n in (node, *node.all_input_nodes))
         if node.op == "call_function" and any(map(is_16_bits, values)):
             node.meta["low_precision_pointwise_barrier"] = True
-    with torch_compat.inductor_config.patch(emulate_precision_casts=True):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch_compat.inductor_config.patch(emulate_precision_casts=True))
+        if is_needed(rounded_on_cpu):
+            stack.enter_context(rounded_on_cpu())
         yield
+
+
+def rounded_on_cpu() -> AbstractContextManager[None]:
+    """Make CPU kernels keep the rounding of ``emulate_precision_casts``.
+
+    PyTorch 2.11 and 2.12 cache the number before the rounding as the result of converting it back to 32
+    bits (``torch/_inductor/codegen/cpp.py``, ``cache_dtype_convert``).
+    """
+    owner: Any = torch_compat.CppKernel
+    return _for_thread(owner, "cache_dtype_convert").instead(lambda *_: None)
 
 
 #: The workarounds that `compile_graph` applies. Those that change the graph come first, because the others inspect the

@@ -133,6 +133,17 @@ def clones_of_written() -> bool:
         return is_wrong(model, torch.randn(4, 8), True)
 
 
+def rounded_on_cpu() -> bool:
+    """A kernel on a CPU keeps 32 bits of a result although each result was to be rounded to 16."""
+    x = torch.randn(64).bfloat16()
+
+    def f(x: T) -> T:
+        return x.exp().sin()
+
+    with inductor_config.patch(emulate_precision_casts=True):
+        return not torch.equal(torch.compile(f)(x), f(x))
+
+
 def replays_on_fakes() -> bool:
     """The generator's state that was kept on fake tensors is refused where a draw is made again."""
     mode = FakeTensorMode(shape_env=ShapeEnv())
@@ -297,6 +308,7 @@ FAULTS: tuple[Callable[[], bool], ...] = (
     saved_inputs_themselves,
     no_unsound_reinplacing,
     clones_of_written,
+    rounded_on_cpu,
     replays_on_fakes,
     whole_tiles,
     waits_of_formed_loops,

@@ -254,6 +254,15 @@ def is_before(release: str) -> bool:
     return numbers(torch.__version__) < numbers(release)
 
 
+@functools.cache
+def holds_tangents() -> bool:
+    """Return whether autograd holds the gradients of a compiled step's outputs until its backward ends.
+
+    From PyTorch 2.13 on, backward frees each of them after its last use.
+    """
+    return is_before("2.13")
+
+
 def is_on_cuda(device: torch.device) -> bool:
     """Return whether a device is a CUDA device, the only kind with graph-safe generators before PyTorch 2.13."""
     return device.type == "cuda"
@@ -337,7 +346,9 @@ def _region_mode() -> type[Any]:
             self.calls.clear()
             return super().__enter__()
 
-        def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, op: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             kwargs = kwargs or {}
             if op in theirs.SAC_IGNORED_OPS:
                 return op(*args, **kwargs)

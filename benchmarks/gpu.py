@@ -2,7 +2,7 @@
 
 It runs from a bare checkout. It needs a CUDA device with 40 GiB of free memory, a CUDA build of PyTorch 2.11 or later with Triton, and
 numpy, scipy, networkx, pluggy, filelock, rich, click and transformers; nothing is fetched or compiled beforehand. ``--device cpu`` walks
-the same code with small models: peaks are then those of the profiler's record of allocations, copies stay in the host's memory, and
+the same code with small models, of which Inductor compiles one: peaks are then those of the profiler's record of allocations, copies stay in the host's memory, and
 nothing overlaps.
 
 Each model has a process and a share of the time. What the time does not reach is listed as left out. Measured, in bfloat16:
@@ -36,12 +36,13 @@ import remat
 from benchmarks import run
 from benchmarks.experiment import Case, Experiment, Row, grid, in_process, silence
 from benchmarks.figures import geometric_mean
-from benchmarks.workloads import LARGE, STEPS, Workload
+from benchmarks.workloads import LARGE
 from remat.graph.costs.measure import describe_device, free_bytes
 from remat.planning.pipelines import prepare
 from remat.plugins.registry import registry
 from remat.running.measure import measure_step
 from tests.models import Outcome, Step
+from tests.models import build as build_small
 
 NEEDED_BYTES = 40 * 2**30
 #: Seconds after which nothing more is begun, and after which what still runs is ended.
@@ -51,10 +52,8 @@ BUDGET = 0.4
 #: Relative distance of gradients between two compiled steps in bfloat16 or float32, over all parameters.
 LIMIT = {"cuda": 5e-2, "cpu": 1e-3}
 COSTS = ("roofline", "roofline-fused")
-MODELS = {
-    "cuda": LARGE,
-    "cpu": {name: STEPS[name] for name in ("llama", "gpt2-long", "bert", "vit", "resnet", "unet")},
-}
+#: The models of each device. On a CPU, they are small, and Inductor compiles the last one alone.
+MODELS = {"cuda": tuple(LARGE), "cpu": ("gpt2", "bert", "vit", "resnet", "t5", "llama")}
 ROUTERS = "branches"
 
 
@@ -63,11 +62,12 @@ class Bench:
 
     Args:
         device: ``"cuda"`` or ``"cpu"``.
+        lower: ``"inductor"`` or ``"eager"``: what compiles the steps.
         until: time of the clock after which nothing more is begun.
     """
 
-    def __init__(self, device: str, until: float = float("inf")) -> None:
-        self.device, self.until = device, until
+    def __init__(self, device: str, lower: str = "inductor", until: float = float("inf")) -> None:
+        self.device, self.lower, self.until = device, lower, until
         self.on_gpu = device == "cuda"
         self.repeats = 20 if self.on_gpu else 3
         self.dtype = torch.bfloat16 if self.on_gpu else torch.float32
@@ -93,10 +93,14 @@ class Bench:
             found.append(1e3 * (time.perf_counter() - start))
         return round(statistics.median(found), 4)
 
-    def step(self, work: Workload) -> Step:
+    def step(self, name: str) -> tuple[Step, str]:
+        """A step of a model, and its sizes for people."""
+        if not self.on_gpu:
+            return build_small(name), "small"
+        work = LARGE[name]
         (batch,) = work.batches(1, self.device, self.dtype)
         model = work.build(self.device, self.dtype)
-        return Step(model=model, kwargs=batch, loss=lambda loss: loss)
+        return Step(model=model, kwargs=batch, loss=lambda loss: loss), work.about
 
     def variant(self, step: Step, backend: str, options: Row) -> tuple[Row, Outcome]:
         """Compiles the step, and measures its time, its memory and its gradients."""
@@ -107,15 +111,19 @@ class Bench:
         compile_s = time.perf_counter() - start
 
         def once() -> None:
-            compiled(**step.kwargs).backward()
+            step(compiled)[1].backward()
             step.model.zero_grad(set_to_none=True)
 
         once()
         step_ms = self.milliseconds(once)
         measured = measure_step(
-            compiled, kwargs=step.kwargs, resident=step.model.parameters(), by="allocator"
+            compiled,
+            step.args,
+            step.kwargs,
+            resident=step.model.parameters(),
+            by="allocator",
         )
-        self.took[options.get("lower", "inductor")] = time.perf_counter() - start
+        self.took[options.get("lower", self.lower)] = time.perf_counter() - start
         found = {"compile_s": round(compile_s, 1), "step_ms": step_ms}
         return {**found, "peak_bytes": measured.peak_bytes, **self.memory(once)}, outcome
 
@@ -151,7 +159,7 @@ class Bench:
 
     def plan(self, step: Step, options: Row) -> tuple[Row, Outcome]:
         """A variant of remat's, with the figures of its plan."""
-        found, outcome = self.variant(step, "remat", options)
+        found, outcome = self.variant(step, "remat", {"lower": self.lower, **options})
         plan = remat.plans()[-1]
         names = ("saved_bytes", "host_bytes", "recompute_cost", "exposed_time", "unit", "solve_s")
         return {
@@ -167,13 +175,14 @@ class Bench:
         """Plain Inductor, PyTorch's partitioner, and remat at the peak of that one."""
         from torch._functorch import config
 
+        plain = "inductor" if self.lower == "inductor" else "aot_eager_decomp_partition"
         theirs: dict[float, Row] = {}
         reference: Outcome | None = None
         for budget, side in ((1.0, "inductor"), (BUDGET, "pytorch")):
-            if not self.has_time(f"step {side}", "inductor"):
+            if not self.has_time(f"step {side}", self.lower):
                 return
             with config.patch(activation_memory_budget=budget, enable_autograd_cache=False):
-                theirs[budget], outcome = self.variant(step, "inductor", {})
+                theirs[budget], outcome = self.variant(step, plain, {})
             reference = reference or outcome
             yield Case(workload=name, budget=budget, side=side).row(
                 part="step",
@@ -183,7 +192,7 @@ class Bench:
             )
         asked_bytes = theirs[BUDGET]["peak_bytes"]
         for budget, asked in ((BUDGET, remat.Peak(asked_bytes)), (1.0, 1.0)):
-            if not self.has_time(f"step remat {budget:g}", "inductor"):
+            if not self.has_time(f"step remat {budget:g}", self.lower):
                 return
             ours, outcome = self.plan(step, {"budget": asked})
             off = outcome.gradient_distance(reference)
@@ -227,7 +236,7 @@ class Bench:
         """How each cost model ranks the operators of a step, against their times on this device."""
         if not self.has_time("costs", "costs"):
             return
-        state = prepare(remat.capture(step.model, (), step.kwargs))
+        state = prepare(remat.capture(step.model, step.args, step.kwargs))
         prices: dict[str, dict[str, int]] = {}
         for cost in ("profile", *COSTS):
             problem = state.lowered(registry().cost_model(f"{cost}:{self.device}")).problem
@@ -307,10 +316,11 @@ class Bench:
 
     def model(self, name: str, rate: float) -> Iterator[Row]:
         """All rows of one model."""
-        step = self.step(MODELS[self.device][name])
+        step, about = self.step(name)
         yield Case(workload=name, side="model").row(
             part="model",
-            about=MODELS[self.device][name].about,
+            about=about,
+            lower=self.lower,
             parameters=sum(p.numel() for p in step.model.parameters()),
             dtype=str(self.dtype),
         )
@@ -336,7 +346,8 @@ def rows_of(device: str, name: str, rate: float, until: float) -> Iterator[Row]:
     """The rows of one workload, in the process of this call."""
     silence()
     register()
-    bench = Bench(device, until)
+    lower = "inductor" if device == "cuda" or name == MODELS[device][-1] else "eager"
+    bench = Bench(device, lower, until)
     if not bench.on_gpu:
         from torch._inductor import config
 
@@ -419,8 +430,8 @@ def experiment_on(device: str) -> Experiment:
     return Experiment(
         name="gpu" if device == "cuda" else "gpu-cpu",
         about="remat on a device: steps, offloading, costs of operators, branches",
-        cases=grid(("link", *MODELS[device], ROUTERS)),
-        quick=grid(("link", next(iter(MODELS[device])), ROUTERS)),
+        cases=grid(("link", ROUTERS, *MODELS[device])),
+        quick=grid(("link", ROUTERS, MODELS[device][0])),
         measure=Clock(device).measure,
         summarise=summarise,
         missed=lambda summary: summary["failed"],

@@ -430,7 +430,7 @@ def experiment_on(device: str) -> Experiment:
     return Experiment(
         name="gpu" if device == "cuda" else "gpu-cpu",
         about="remat on a device: steps, offloading, costs of operators, branches",
-        cases=grid(("link", ROUTERS, *MODELS[device])),
+        cases=grid(("link", *MODELS[device][:-1], ROUTERS, MODELS[device][-1])),
         quick=grid(("link", ROUTERS, MODELS[device][0])),
         measure=Clock(device).measure,
         summarise=summarise,

@@ -30,7 +30,7 @@ def host_bytes_of(nbytes: int, *, pinned: bool) -> int:
     """Return the bytes that a copy takes in the host's memory.
 
     PyTorch's allocator of page-locked memory rounds each buffer up to a power of two
-    (``ATen/core/CachingHostAllocator.h``). From PyTorch 2.12 on, the allocator's setting
+    (``ATen/core/CachingHostAllocator.h``). From PyTorch 2.13 on, the allocator's setting
     ``pinned_max_round_threshold_mb`` exempts large buffers; remat counts these as rounded, too.
 
     Args:

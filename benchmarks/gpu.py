@@ -96,7 +96,9 @@ class Bench:
     def step(self, name: str) -> tuple[Step, str]:
         """A step of a model, and its sizes for people."""
         if not self.on_gpu:
-            return build_small(name), "small"
+            step = build_small(name)
+            step.model.eval()  # dropout draws other numbers in other compiled steps
+            return step, "small"
         work = LARGE[name]
         (batch,) = work.batches(1, self.device, self.dtype)
         model = work.build(self.device, self.dtype)

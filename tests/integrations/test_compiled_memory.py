@@ -233,7 +233,8 @@ class _Planned(BaseException):
         pytest.param(
             "pooling",
             marks=pytest.mark.skipif(
-                torch_compat.is_before("2.12"), reason="PyTorch 2.11 compiles poolings to other kernels"
+                torch_compat.is_before("2.12"),
+                reason="PyTorch 2.11 compiles poolings to other kernels",
             ),
         ),
     ],

@@ -13,7 +13,6 @@ from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.scipy_flow import ScipyFlow
 
 
-
 def drawn(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Arcs from the source 0 over other vertices to the sink 1; capacities are small, large, or above any flow."""
     rng = random.Random(seed)
@@ -25,7 +24,9 @@ def drawn(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         tails.append(order[first])
         heads.append(order[second])
         direct = (first, second) == (0, count - 1)
-        capacities.append(rng.choice([rng.randrange(most), rng.randrange(100), 0 if direct else -1]))
+        capacities.append(
+            rng.choice([rng.randrange(most), rng.randrange(100), 0 if direct else -1])
+        )
     above = 2 * sum(c for c in capacities if c > 0) + 1
     return (
         np.asarray(tails),
@@ -48,7 +49,7 @@ def test_flows_and_cuts_are_those_of_or_tools(seed: int) -> None:
     assert ours.optimal_flow() == theirs.optimal_flow()
     assert set(ours.get_sink_side_min_cut()) == set(theirs.get_sink_side_min_cut())
     flows = ours.flows(np.arange(len(capacities)))
-    assert (0 <= flows).all()
+    assert (flows >= 0).all()
     assert (flows <= capacities).all()
     net = np.zeros(30, dtype=np.int64)
     np.add.at(net, heads, flows)
@@ -77,4 +78,7 @@ def test_cuts_and_losses_need_no_or_tools(monkeypatch: pytest.MonkeyPatch) -> No
     network, prices = Network(problem), [2**45 + 3 * i for i in range(40)]
     expected = network.cut(prices, problem.cost), network.losses(prices, problem.cost).value
     monkeypatch.setitem(sys.modules, "ortools.graph.python", None)  # importing it fails
-    assert (network.cut(prices, problem.cost), network.losses(prices, problem.cost).value) == expected
+    assert (
+        network.cut(prices, problem.cost),
+        network.losses(prices, problem.cost).value,
+    ) == expected

@@ -275,7 +275,7 @@ def default_cuda_generator(device: torch.device) -> Any:
     return torch.cuda.default_generators[device.index]
 
 
-def size_within_bounds(size: torch.SymInt | int, fallback: int | None = None) -> int:
+def size_within_bounds(size: Any, fallback: int | None = None) -> int:
     """Return a number for a symbolic size, as ``optimization_hint`` of PyTorch 2.12 does; for PyTorch 2.11.
 
     Args:
@@ -308,7 +308,7 @@ def selective_contexts(policy: Any, *, allow_cache_entry_mutation: bool, traced:
     from torch.utils import checkpoint
 
     if traced or not is_before("2.13"):
-        make = checkpoint.create_selective_checkpoint_contexts
+        make: Any = checkpoint.create_selective_checkpoint_contexts
         return make(policy, allow_cache_entry_mutation=allow_cache_entry_mutation)
     mode, saved = _region_mode(), defaultdict[Any, dict[int, Any]](dict)
     return mode(policy, saved, True), mode(None, saved, allow_cache_entry_mutation)
@@ -324,7 +324,7 @@ def _region_mode() -> type[Any]:
     theirs: Any = checkpoint
     recomputed, used = object(), object()  # cache entries of results that are not saved
 
-    class RegionMode(TorchDispatchMode):
+    class RegionMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Save or recompute each operator's result, as PyTorch 2.13 does.
 
         Args:
@@ -334,7 +334,7 @@ def _region_mode() -> type[Any]:
         """
 
         def __init__(self, policy: Any, storage: Any, written: bool) -> None:
-            super().__init__()
+            super().__init__()  # type: ignore[no-untyped-call]
             self.policy, self.storage, self.written = policy, storage, written
             self.calls: dict[Any, int] = defaultdict(int)
 
@@ -344,7 +344,7 @@ def _region_mode() -> type[Any]:
 
         def __enter__(self) -> Any:
             self.calls.clear()
-            return super().__enter__()
+            return super().__enter__()  # type: ignore[no-untyped-call]
 
         def __torch_dispatch__(
             self, op: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -392,11 +392,12 @@ def flop_formula(packet: Any) -> Callable[..., Any] | None:
     """
     from torch.utils import flop_counter
 
-    found = flop_counter.flop_registry.get(packet)
+    theirs: Any = flop_counter
+    found: Any = theirs.flop_registry.get(packet)
     if found is None and str(packet) == "flex_attention":
-        return lambda q, k, v, *_, **__: flop_counter.sdpa_flop_count(q.shape, k.shape, v.shape)
+        return lambda q, k, v, *_, **__: theirs.sdpa_flop_count(q.shape, k.shape, v.shape)
     if found is None and str(packet) == "flex_attention_backward":
-        return lambda q, k, v, out, *_, **__: flop_counter.sdpa_backward_flop_count(
+        return lambda q, k, v, out, *_, **__: theirs.sdpa_backward_flop_count(
             out.shape, q.shape, k.shape, v.shape
         )
     return found  # type: ignore[no-any-return]

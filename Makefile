@@ -41,13 +41,14 @@ help:
 setup: $(STAMP)
 
 $(STAMP): EXTRAS := dev
+# Each version of PyTorch asks for a setuptools of its own.
 # Python compiles what it imports; pip would compile all of PyTorch and transformers, for half a minute.
 $(VENV)/.installed-demo: EXTRAS := hf,plot
 $(VENV)/.installed-demo: PIPFLAGS := --no-compile
 $(STAMP) $(VENV)/.installed-demo: pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"remat needs Python 3.11 or newer, this is {sys.version}: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/',cat) $(CONSTRAINTS) > $(VENV)/constraints.txt
+	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/; /^setuptools==/d',cat) $(CONSTRAINTS) > $(VENV)/constraints.txt
 	@echo "installing PyTorch and more into $(VENV): 1.3 to 2.2 GB, some minutes"
 	$(BIN)/python -m pip install --quiet $(PIPFLAGS) --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@

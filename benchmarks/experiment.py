@@ -105,12 +105,21 @@ def in_process(
     work: Callable[..., Iterable[Row]],
     *arguments: Any,
     environment: Mapping[str, str] | None = None,
+    within_s: float | None = None,
 ) -> Iterator[Row]:
     """Runs a generator of rows in a new process.
+
+    Args:
+        work: the generator.
+        arguments: its arguments.
+        environment: variables of the process.
+        within_s: seconds for all rows; by default, there is a limit for each row alone.
 
     Raises:
         RuntimeError: the process ends before the generator does, or yields nothing for too long.
     """
+    limit_s = LIMIT_S if within_s is None else within_s
+    deadline = None if within_s is None else time.monotonic() + within_s
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_send_rows, args=(sender, work, arguments))
@@ -118,13 +127,13 @@ def in_process(
         process.start()
     sender.close()
     try:
-        while receiver.poll(LIMIT_S):
+        while receiver.poll(limit_s if deadline is None else max(0.0, deadline - time.monotonic())):
             row = receiver.recv()
             if row is None:
                 process.join(LIMIT_S)
                 return
             yield row
-        raise RuntimeError(f"not done after {LIMIT_S:g} s")
+        raise RuntimeError(f"not done after {limit_s:g} s")
     except EOFError:
         process.join()
         raise RuntimeError(f"the process ended with status {process.exitcode}") from None

@@ -22,6 +22,7 @@ from benchmarks.experiment import Case, Experiment, Row, measured, result_path, 
 #: Where the experiments are: each is an entry of ``EXPERIMENTS`` of its module.
 PLACES = {
     "gradients": ("gradients", "model-types"),
+    "bare": ("bare",),
     "branch_values": ("branch-values", "branch-price", "branch-rounding"),
     "quality": ("plan-quality", "flops", "hand-written"),
     "partition": ("partition", "compile-time"),

@@ -63,7 +63,7 @@ class PluginError(RematError):
 
 
 class TorchVersionError(RematError):
-    """Raised if the installed PyTorch lacks a private name that remat needs."""
+    """Raised if the installed PyTorch is too old, or lacks a private name that remat needs."""
 
 
 class CaptureError(RematError):
@@ -132,7 +132,7 @@ class PeakWarning(UserWarning):
     A plan under a budget on saved bytes may have a peak as high as the plan at budget 1, which may
     save as many bytes as the runtime-optimal partition. A plan made for a point of a frontier may
     have a higher peak than this point states. A computed peak is incomplete if it leaves out memory
-    that operators allocate internally.
+    that operators allocate internally. Without the compiled kernel, plans within a peak are costlier.
     """
 
 

@@ -369,8 +369,8 @@ class PlanRecord(Record):
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of the offloaded values."""
-        return sum(value.nbytes for value in self.offloads)
+        """Bytes of the offloaded values in the host's memory, where page-locked buffers are powers of two."""
+        return sum(value.host_bytes for value in self.offloads)
 
     @property
     def before_after(self) -> BeforeAfter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -102,6 +103,17 @@ def test_the_rows_of_a_process_that_dies_are_not_lost() -> None:
     assert next(rows) == {"workload": "mine"}
     with pytest.raises(RuntimeError, match="status 3"):
         next(rows)
+
+
+def hang(name: str) -> Iterator[Row]:
+    """Yields a row, and then nothing more."""
+    yield {"workload": name}
+    threading.Event().wait()
+
+
+def test_a_process_ends_after_the_seconds_that_it_may_take() -> None:
+    with pytest.raises(RuntimeError, match="not done after 0 s"):
+        next(in_process(hang, "mine", within_s=0.0))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")

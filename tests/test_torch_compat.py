@@ -219,7 +219,7 @@ def newer(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     torch_compat.check_version.cache_clear()
 
 
-@pytest.mark.parametrize(
+DOORS = pytest.mark.parametrize(
     "use",
     [
         lambda: remat.capture(_double, (torch.ones(4, requires_grad=True),), lower="eager"),
@@ -229,6 +229,20 @@ def newer(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     ],
     ids=["capture", "partitioner", "torch_solver", "compile"],
 )
+
+
+@DOORS
+def test_every_door_refuses_an_older_pytorch(
+    use: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.10.0+cu128"))
+    torch_compat.check_version.cache_clear()
+    said = "remat needs PyTorch 2.11 or newer; this is 2.10.0+cu128: install a newer PyTorch"
+    with pytest.raises(Exception, match=re.escape(said)):
+        use()
+
+
+@DOORS
 def test_every_door_tells_of_a_newer_pytorch(use: Callable[[], object], newer: str) -> None:
     with pytest.warns(TorchVersionWarning) as told:
         use()
@@ -247,7 +261,7 @@ def test_the_warning_is_silenced_as_it_says() -> None:
 
 
 @pytest.mark.usefixtures("newer")
-@pytest.mark.parametrize("version", ["2.13.0", "2.15.0+cu132", "2.15.7"])
+@pytest.mark.parametrize("version", ["2.11.0", "2.13.0", "2.15.0+cu132", "2.15.7"])
 def test_a_tested_pytorch_goes_without_a_word(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,12 +18,31 @@ from collections.abc import Iterable
 import torch
 from torch import fx
 
-from remat.graph.storages import Sizes
+from remat.graph.storages import Sizes, tensors_of
 
 #: Copy stream of each device and direction (True for host to device).
 _STREAMS: dict[tuple[torch.device, bool], torch.cuda.Stream] = {}
 #: Event that marks the end of each copy in progress, by the address of the copy's memory.
 _ENDS: dict[int, torch.cuda.Event] = {}
+
+
+def host_bytes_of(nbytes: int, *, pinned: bool) -> int:
+    """Return the bytes that a copy takes in the host's memory.
+
+    PyTorch's allocator of page-locked memory rounds each buffer up to a power of two
+    (``ATen/core/CachingHostAllocator.h``). From PyTorch 2.13 on, the allocator's setting
+    ``pinned_max_round_threshold_mb`` exempts large buffers; remat counts these as rounded, too.
+
+    Args:
+        nbytes: bytes of the value.
+        pinned: whether the copy is in page-locked memory.
+    """
+    return 1 << (nbytes - 1).bit_length() if pinned and nbytes else nbytes
+
+
+def is_pinned(value: object) -> bool:
+    """Return whether the copy of a value to the host is in page-locked memory."""
+    return any(tensor.device.type == "cuda" for tensor in tensors_of(value))
 
 
 @torch.library.custom_op("remat::offload", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))

@@ -19,6 +19,7 @@ from typing import Any
 
 from torch import fx
 
+from remat import torch_compat
 from remat.graph.copying import RUN_OF, run_of
 from remat.graph.host_copies import host_storages
 from remat.graph.index import inputs_of
@@ -402,7 +403,8 @@ class StepWalk:
         # Backward goes first, because the last use of a saved storage ends its lifetime.
         made, last = self._walk(self._backward, start, resident | self._initial.keys())
         self._gradients = self.sizes.of_all(self._returned)
-        for key in self._gradients:
+        held = self.tangents if torch_compat.holds_tangents() else {}
+        for key in (*self._gradients, *held):
             last[key] = end
         self.last_read = {key: last[key] for key in self._initial if key in last}
         for key, node in inputs.items():

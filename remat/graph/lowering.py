@@ -20,6 +20,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from remat.errors import PlanError
 from remat.graph import ops, purity
 from remat.graph.branch_values import KeptBranches, check_may_branch_again, keep_branches
+from remat.graph.host_copies import host_bytes_of
 from remat.graph.index import GraphIndex
 from remat.graph.ownership import Storages
 from remat.graph.policies import TAGGED_BY
@@ -112,6 +113,7 @@ class Offload:
     Attributes:
         name: joint-graph name of the value's node.
         nbytes: bytes of the value.
+        pinned: whether the copy is in page-locked memory, because the value is on a CUDA device.
         freed_after: name of the forward node after which the device memory must be free; empty for
             the value's last use in forward.
         fetched_before: name of the backward node before which the copy to the device starts; empty
@@ -120,8 +122,14 @@ class Offload:
 
     name: str
     nbytes: int
+    pinned: bool = False
     freed_after: str = ""
     fetched_before: str = ""
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes that the copy takes in the host's memory; see `host_bytes_of`."""
+        return host_bytes_of(self.nbytes, pinned=self.pinned)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ batch norm; remat ignores such operators.
 from __future__ import annotations
 
 from torch import fx
-from torch.fx.traceback import MEMORY_BUDGET_ANNOTATION_KEY
 
 from remat import torch_compat
 from remat.errors import BudgetError
@@ -92,5 +91,5 @@ def region_budget(joint: JointGraph, index: GraphIndex, roles: Roles) -> float |
 def _annotated(node: fx.Node) -> float | None:
     """Return the budget ratio that PyTorch recorded on a node; None if there is none."""
     custom = node.meta.get("custom")
-    share = custom.get(MEMORY_BUDGET_ANNOTATION_KEY) if isinstance(custom, dict) else None
+    share = custom.get(torch_compat.REGION_BUDGET) if isinstance(custom, dict) else None
     return None if share is None else float(share)

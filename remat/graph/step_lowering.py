@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from torch import fx
 
+from remat import torch_compat
 from remat.graph import ops
 from remat.graph.index import GraphIndex
 from remat.graph.joint import JointGraph, Role, split_outputs
@@ -249,6 +250,8 @@ def lower_step(
     names, inputs, costs, size, part_of, extra = columns
     outputs, gradients, _, _ = split_outputs(joint)
     returned = [value for value in (*outputs, *gradients) if isinstance(value, fx.Node)]
+    to_end = {of_key[k] for k in sizes.of_all(returned) if k in of_key}
+    to_end.update(at_boundary if torch_compat.holds_tangents() else ())
     problem = ScheduleProblem(
         names=names,
         inputs=inputs,
@@ -263,7 +266,7 @@ def lower_step(
         # If backward only returns tangents and runs no node, the schedule has no point at which backward starts.
         at_start=() if backward else tuple(at_boundary),
         at_boundary=tuple(at_boundary) if backward else (),
-        to_end=tuple(sorted({of_key[k] for k in sizes.of_all(returned) if k in of_key})),
+        to_end=tuple(sorted(to_end)),
         resident=sum(resident.values()),
         unit=chosen.unit,
     )

@@ -13,7 +13,6 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import optimization_hint
 
 from remat import torch_compat
 from remat.torch_compat import pytree
@@ -174,7 +173,7 @@ def hint(size: Any) -> int:
                 return max(0, int(left))
             # Some symbols are left, for which `optimization_hint` below supplies numbers.
             size = size.node.shape_env.create_symintnode(left, hint=None)
-    return max(0, int(optimization_hint(size, fallback=UNBACKED_HINT)))
+    return max(0, int(torch_compat.optimization_hint(size, fallback=UNBACKED_HINT)))
 
 
 @contextlib.contextmanager

@@ -116,12 +116,17 @@ def compiled_timeline(
             there[name] if name in there else step.given(name, like, StorageKind.TANGENT)
             for name, like in backward.given
         ]
+        held = [
+            x for x, (name, _) in zip(arguments, backward.given, strict=True) if name not in there
+        ]
+        if not torch_compat.holds_tangents():
+            held = []
         # Otherwise these references would keep all saved activations alive until backward ends.
         del outputs, there
         gradients = step.run(backward, arguments)
         step.mark(gradients, StorageKind.GRADIENT)
         done = step.timeline()
-    del given, own, gradients
+    del given, own, gradients, held
     return done
 
 

@@ -39,7 +39,11 @@ _STEPS = {
 
 #: Dict from the name of a workaround's function to the first version of PyTorch without the fault. From that version on
 #: the workaround is not applied.
-FIXED_IN: dict[str, str] = {"waits_of_formed_loops": "2.14.1"}
+FIXED_IN: dict[str, str] = {
+    "waits_of_formed_loops": "2.14.1",
+    "clones_of_written": "2.13",
+    "rounded_on_cpu": "2.13",
+}
 
 
 def is_needed(workaround: Callable[..., Any]) -> bool:
@@ -203,6 +207,22 @@ def no_unsound_reinplacing(graph: fx.Graph, is_backward: bool) -> Iterator[None]
 
 
 @contextlib.contextmanager
+def clones_of_written(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
+    """Make Inductor clone the tensors that a custom operator writes to, if reinplacing is off.
+
+    The reinplacing pass notes which tensors need no clone. Without the note, PyTorch 2.11 and 2.12 clone
+    none (``torch/_inductor/fx_passes/post_grad.py``, ``decompose_auto_functionalized``). The pass
+    replaces the notes made here. `no_unsound_reinplacing` may switch the pass off.
+    """
+    higher = torch.ops.higher_order
+    for node in graph.find_nodes(op="call_function", target=higher.auto_functionalized_v2):
+        node.meta["only_clone_these_tensors"] = list(range(len(node.kwargs["_all_bases"])))
+    for node in graph.find_nodes(op="call_function", target=higher.auto_functionalized):
+        node.meta["only_clone_these_tensors"] = torch_compat.get_mutable_args(node.args[0])[0]
+    yield
+
+
+@contextlib.contextmanager
 def scalar_tails(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
     """Compile the remainders of vectorised loops to scalar code, if the graph has strided access.
 
@@ -325,8 +345,21 @@ def rounded_as_in_eager(graph: fx.Graph) -> Iterator[None]:
         values = (n.meta.get("val") for n in (node, *node.all_input_nodes))
         if node.op == "call_function" and any(map(is_16_bits, values)):
             node.meta["low_precision_pointwise_barrier"] = True
-    with torch_compat.inductor_config.patch(emulate_precision_casts=True):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch_compat.inductor_config.patch(emulate_precision_casts=True))
+        if is_needed(rounded_on_cpu):
+            stack.enter_context(rounded_on_cpu())
         yield
+
+
+def rounded_on_cpu() -> AbstractContextManager[None]:
+    """Make CPU kernels keep the rounding of ``emulate_precision_casts``.
+
+    PyTorch 2.11 and 2.12 cache the number before the rounding as the result of converting it back to 32
+    bits (``torch/_inductor/codegen/cpp.py``, ``cache_dtype_convert``).
+    """
+    owner: Any = torch_compat.CppKernel
+    return _for_thread(owner, "cache_dtype_convert").instead(lambda *_: None)
 
 
 #: The workarounds that `compile_graph` applies. Those that change the graph come first, because the others inspect the
@@ -337,6 +370,7 @@ WORKAROUNDS: tuple[Callable[[fx.Graph, bool], AbstractContextManager[None]], ...
     saved_inputs_themselves,
     planned_order,
     no_unsound_reinplacing,
+    clones_of_written,
     scalar_tails,
     replays_on_fakes,
     whole_tiles,

@@ -77,7 +77,7 @@ def finish(
     cost = cost.on(state.joint)
     lowered = state.lowered(cost)
     check_tagged(state, lowered)
-    away = sum(value.nbytes for value in state.decision.offloads)
+    away = sum(value.host_bytes for value in state.decision.offloads)
     if host_bytes is not None and away > host_bytes:
         raise BudgetError(
             f"host_memory is {format_bytes(host_bytes)} ({host_bytes} bytes), and this plan for '{state.joint.name}' "

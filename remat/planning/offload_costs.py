@@ -10,6 +10,7 @@ from torch import fx
 from remat.errors import PlanError
 from remat.graph.copying import run_of
 from remat.graph.costs.base import CostModel
+from remat.graph.host_copies import is_pinned
 from remat.graph.lowering import (
     Lowered,
     Offload,
@@ -133,7 +134,11 @@ def tagged_values(state: State, lowered: Lowered) -> list[Tagged]:
     for at, node in offload_tags(state.index.nodes, state.storages.owner).items():
         i = lowered.of_position[at]
         if i >= 0 and lowered.kind[i] is SavedKind.VALUE:
-            value = Offload(name=lowered.problem.names[i], nbytes=lowered.problem.size[i])
+            value = Offload(
+                name=lowered.problem.names[i],
+                nbytes=lowered.problem.size[i],
+                pinned=is_pinned(state.index.values[at]),
+            )
             must, why = insists_on_host(node), why_kept(state, lowered, i)
             found.append(Tagged(value=value, node=node, must=must, why=why))
     return sorted(found, key=lambda tagged: not tagged.must)

@@ -15,6 +15,7 @@ from functools import cached_property
 
 from torch import fx
 
+from remat import torch_compat
 from remat.graph import ops
 from remat.graph.joint import Role, split_outputs
 from remat.graph.liveness import sums_of
@@ -151,7 +152,8 @@ class _Step:
                 yield size[o], sure, least[o], earliest[o], most[o]
         tangents = (i for i, role in self._placeholders.items() if role is Role.TANGENT)
         for o in {owner[i] for i in tangents} - inputs:
-            yield size[o], 2 * n, least[o], 2 * n, most[o]
+            ends = (self._end,) * 2 if torch_compat.holds_tangents() else (least[o], most[o])
+            yield size[o], 2 * n, ends[0], 2 * n, ends[1]
 
     def _inside(self) -> Iterator[Span]:
         """Yield the workspaces of operators, and those of their results that nothing reads."""

@@ -27,10 +27,10 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any, Self
 
-from remat.errors import BudgetError, BudgetWarning, PlanError, RematError, warn
+from remat.errors import BudgetError, BudgetWarning, PeakWarning, PlanError, RematError, warn
 from remat.graph.collection import paused_collection
 from remat.graph.costs import Roofline
 from remat.graph.joint import JointGraph
@@ -67,6 +67,7 @@ from remat.planning.search.search import Search
 from remat.plugins.registry import registry
 from remat.report.before_after import BeforeAfter
 from remat.running.workspace import measure_deferred
+from remat.solvers.kernel import missing
 from remat.units import Budget, counted, format_bytes
 
 #: For steps that Inductor compiles, `warn_of_peak` estimates compiled peaks only if the simulated peaks are close: if
@@ -248,6 +249,17 @@ def warn_of_peak(plan: Plan, figures: BeforeAfter | None = None) -> None:
     figures.warn_if_not_lower(what, ratio, of_graph=True, is_estimated=is_estimated)
 
 
+@cache
+def warn_without_kernel() -> None:
+    """Warn once per process if plans within a peak are searched without the compiled kernel."""
+    if reason := missing():
+        warn(
+            f"solver 'native' cannot run: {reason}. Without it, plans within a peak may recompute several times as "
+            "much, or not be found",
+            PeakWarning,
+        )
+
+
 class Planner:
     """Planner of one prepared graph: decides under any number of budgets, and builds plans from decisions.
 
@@ -291,6 +303,8 @@ class Planner:
         Raises:
             PlanError: the loss cannot be split into the given number of chunks.
         """
+        if request.budget.on_peak:
+            warn_without_kernel()
         if request.chunk != "auto":
             return cls(search_of(GraphContext.of(joint, request, **options)))
         made: list[GraphContext] = []

@@ -26,7 +26,7 @@ class CutSolver(Solver):
     __slots__ = ()
 
     name: ClassVar[str] = "cut"
-    requires: ClassVar[tuple[str, ...]] = ("ortools", "numpy")
+    requires: ClassVar[tuple[str, ...]] = ("scipy", "numpy")
 
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
         """Return the first of the candidate cuts whose saved bytes fit the capacity.

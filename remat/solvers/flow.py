@@ -1,4 +1,4 @@
-"""Minimum cuts of a graph problem, computed with OR-Tools' push-relabel maximum flow in int64.
+"""Minimum cuts of a graph problem, computed with OR-Tools' push-relabel maximum flow in int64, or with SciPy's.
 
 Each node is split into an *in* and an *out* vertex. If *in* is on the sink side of the cut, the
 node is recomputed in backward. If *out* is on the sink side, the node's value is available in
@@ -18,6 +18,7 @@ from typing import Any
 from remat.errors import ProblemError
 from remat.solvers.columns import INT64_MAX
 from remat.solvers.graph_problem import GraphProblem, conflict
+from remat.solvers.scipy_flow import ScipyFlow
 
 _SOURCE, _SINK = 0, 1
 #: `Network.cut_at` scales prices to a sum of at most this, so that every flow fits 64-bit integers.
@@ -220,7 +221,6 @@ class Network:
             node.
         """
         import numpy as np
-        from ortools.graph.python import max_flow
 
         if not len(self._saves):
             return None
@@ -247,10 +247,29 @@ class Network:
             tails.append(np.full(int(paid.sum()), _SOURCE, dtype=np.int64))
             heads.append(self._again_in[paid])
             caps.append(fee[paid])
-        flow = max_flow.SimpleMaxFlow()
-        capacities = np.concatenate(caps)
-        flow.add_arcs_with_capacity(np.concatenate(tails), np.concatenate(heads), capacities)
-        status = flow.solve(_SOURCE, _SINK)
-        if status != flow.OPTIMAL:
-            raise ProblemError(f"the maximum flow ended with {status.name}, expected OPTIMAL")
-        return flow, capacities, paid
+        arcs = np.concatenate(tails), np.concatenate(heads), np.concatenate(caps)
+        return _solved(*arcs, most=infinite), arcs[2], paid
+
+
+def _solved(tails: Any, heads: Any, capacities: Any, *, most: int) -> Any:
+    """Solve a maximum flow with OR-Tools or, if OR-Tools is missing, with SciPy.
+
+    Args:
+        tails: vertex at the tail of each arc.
+        heads: vertex at the head of each arc.
+        capacities: capacity of each arc.
+        most: an upper bound on the flow.
+
+    Raises:
+        ProblemError: the flow has no optimum.
+    """
+    try:
+        from ortools.graph.python import max_flow
+    except ModuleNotFoundError:
+        return ScipyFlow(tails, heads, capacities, source=_SOURCE, sink=_SINK, most=most)
+    flow = max_flow.SimpleMaxFlow()
+    flow.add_arcs_with_capacity(tails, heads, capacities)
+    status = flow.solve(_SOURCE, _SINK)
+    if status != flow.OPTIMAL:
+        raise ProblemError(f"the maximum flow ended with {status.name}, expected OPTIMAL")
+    return flow

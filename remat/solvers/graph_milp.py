@@ -44,7 +44,7 @@ class GraphMilp(Solver):
     gap: float = EFFORT.gap / 2
 
     name: ClassVar[str] = "graph-milp"
-    requires: ClassVar[tuple[str, ...]] = ("scipy", "ortools", "numpy")
+    requires: ClassVar[tuple[str, ...]] = ("scipy", "numpy")
 
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
         """Choose the nodes to save; the answer also has a lower bound on the cost of any choice.

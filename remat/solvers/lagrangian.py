@@ -62,7 +62,7 @@ class Lagrangian(Solver):
     gap: float = EFFORT.gap
 
     name: ClassVar[str] = "lagrangian"
-    requires: ClassVar[tuple[str, ...]] = ("ortools", "numpy")
+    requires: ClassVar[tuple[str, ...]] = ("scipy", "numpy")
 
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
         """Choose the nodes to save; the answer also has a lower bound on the cost of any choice.

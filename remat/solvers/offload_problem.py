@@ -29,6 +29,8 @@ class OffloadProblem:
             have the unit of the costs.
         copy_time: for each node, the time of the copy of its value to the host, which is also the
             time of the copy back; -1 if the value must not be offloaded.
+        host_size: for each node, the bytes that a copy of its value takes in the host's memory; empty: as many
+            as on the device.
         host_capacity: bytes that may lie in the host's memory at one time; None: no limit.
         always: nodes whose values are offloaded in every decision, if backward reads the values
             that forward made.
@@ -37,8 +39,13 @@ class OffloadProblem:
     step: ScheduleProblem
     times: tuple[int, ...]
     copy_time: tuple[int, ...]
+    host_size: tuple[int, ...] = ()
     host_capacity: int | None = None
     always: tuple[int, ...] = ()
+
+    def on_host(self, node: int) -> int:
+        """Return the bytes that a copy of a node's value takes in the host's memory."""
+        return self.host_size[node] if self.host_size else self.step.size[node]
 
     def host_over(self, host_bytes: int) -> int:
         """Return by how many bytes ``host_bytes`` exceed the host's capacity; 0 if they fit."""
@@ -192,7 +199,7 @@ def evaluate_offloads(
     alive = [a + c for a, c in zip(evaluation.bytes_alive, accumulate(change), strict=False)]
     times = [problem.times[v] for v in schedule.sequence]
     placed = place(times, schedule.boundary, alive, transfers, capacity)
-    host_bytes, most = sum(step.size[v] for v in used), placed.bytes_alive
+    host_bytes, most = sum(map(problem.on_host, used)), placed.bytes_alive
     # The device's excess is summed over all positions of the schedule, so count the host's excess at each
     # position too. Otherwise the device's excess would outweigh it.
     over = problem.host_over(host_bytes) * len(most)

@@ -207,7 +207,7 @@ class OffloadSearch:
         order: list[int] = []
         host_bytes = start.host_bytes
         for *_, v in sorted(rates):
-            more = 0 if v in start.offloaded else problem.step.size[v]
+            more = 0 if v in start.offloaded else problem.on_host(v)
             if not problem.host_over(host_bytes + more):
                 order, host_bytes = [*order, v], host_bytes + more
         # Bisect for the shortest prefix of `order` that fits; take the whole list if no prefix fits.

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import remat
+from remat import torch_compat
 from remat.errors import BudgetWarning
 from remat.graph.liveness import StorageKind, simulate_peak
 from remat.integrations import budget_loop
@@ -183,6 +184,7 @@ def test_a_step_that_takes_more_than_was_known_is_planned_again(
     assert made[0].planned_saved_bytes <= made[0].capacity - 4096
 
 
+@pytest.mark.filterwarnings("ignore:CUTLASS backend is not supported")  # PyTorch 2.12 for CUDA
 def test_code_that_is_not_known_leaves_the_simulated_peak() -> None:
     torch._dynamo.reset()
     options = {"budget": 0.5, "cpp_wrapper": True}
@@ -228,7 +230,13 @@ class _Planned(BaseException):
         "upsampling, bilinear",
         "amax, bf16",
         "real view",
-        "pooling",
+        pytest.param(
+            "pooling",
+            marks=pytest.mark.skipif(
+                torch_compat.is_before("2.12"),
+                reason="PyTorch 2.11 compiles poolings to other kernels",
+            ),
+        ),
     ],
 )
 def test_estimates_know_what_operators_take_inside(

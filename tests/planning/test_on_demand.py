@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import remat
+from remat import torch_compat
 from remat.graph.liveness import simulate_peak
 from remat.integrations import plan_log
 from remat.planning.peak_bounds import peak_bounds
@@ -109,7 +110,9 @@ def test_the_log_keeps_what_was_read() -> None:
 
 @pytest.mark.parametrize("name", ["llama", "vit", "resnet", "t5"])
 @pytest.mark.parametrize("cost", ["flops", "roofline:epyc"])
-def test_bounds_hold(name: str, cost: str) -> None:
+@pytest.mark.parametrize("holds", [False, True], ids=["", "tangents held"])
+def test_bounds_hold(name: str, cost: str, holds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_compat, "holds_tangents", lambda: holds)  # True before PyTorch 2.13
     step = build(name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

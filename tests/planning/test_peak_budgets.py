@@ -15,6 +15,7 @@ from torch import nn
 
 import remat
 from remat.errors import BudgetError
+from remat.planning import planner
 from remat.planning.frontier import Frontier
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
@@ -312,3 +313,18 @@ def test_ratio_0_costs_no_more_than_its_bytes() -> None:
     joint = remat.capture(nn.Sequential(*blocks), (torch.randn(256, 32),), lower="eager")
     least = remat.plan(joint, remat.Peak(0.0))
     assert least.recompute_cost <= remat.plan(joint, least.peak_bytes).recompute_cost * 1.005
+
+
+def test_without_the_kernel_a_budget_on_the_peak_says_so_once(
+    joint: remat.JointGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "missing", lambda: "no compiler: install one")
+    planner.warn_without_kernel.cache_clear()
+    said = r"solver 'native' cannot run: no compiler: install one\. .* within a peak"
+    with pytest.warns(remat.PeakWarning, match=said):
+        remat.plan(joint, remat.Peak(0.5))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="solver 'native'")
+        remat.plan(joint, remat.Peak(0.5))
+        planner.warn_without_kernel.cache_clear()
+        remat.plan(joint, 0.5)

@@ -106,23 +106,42 @@ def saved_inputs_themselves() -> bool:
     return not {x.data_ptr(), w.data_ptr()} <= set(held)
 
 
+def is_wrong(model: nn.Module, x: T, backward: bool) -> bool:
+    """Whether buffers, and gradients if backward runs, differ from those of eager PyTorch."""
+    found = []
+    for compiled in (True, False):
+        own = copy.deepcopy(model)
+        loss = (torch.compile(own) if compiled else own)(x).square().sum()
+        if backward:
+            loss.backward()
+        found.append([*(p.grad for p in own.parameters() if backward), *own.buffers()])
+    return any(not torch.allclose(a, b, atol=1e-4) for a, b in zip(*found, strict=True))
+
+
 def no_unsound_reinplacing() -> bool:
     """An operator writes to an input whose former value is returned, or read in other places (mended in 2.15)."""
-
-    def is_wrong(model: nn.Module, x: T, backward: bool) -> bool:
-        found = []
-        for compiled in (True, False):
-            own = copy.deepcopy(model)
-            loss = (torch.compile(own) if compiled else own)(x).square().sum()
-            if backward:
-                loss.backward()
-            found.append([*(p.grad for p in own.parameters() if backward), *own.buffers()])
-        return any(not torch.allclose(a, b, atol=1e-4) for a, b in zip(*found, strict=True))
-
     torch.manual_seed(0)
     # Of the first, forward leaves a wrong buffer.
     assert is_wrong(Shifted(), torch.randn(4, 6), False) is torch_compat.is_before("2.15")
     return is_wrong(Tallied(), torch.randn(4, 8), True)
+
+
+def clones_of_written() -> bool:
+    """Without the reinplacing pass, a custom operator writes to its input although a clone was due."""
+    model = Tallied()
+    with inductor_config.patch(disabled_passes="reinplace_inplaceable_ops"):
+        return is_wrong(model, torch.randn(4, 8), True)
+
+
+def rounded_on_cpu() -> bool:
+    """A kernel on a CPU keeps 32 bits of a result although each result was to be rounded to 16."""
+    x = torch.randn(64).bfloat16()
+
+    def f(x: T) -> T:
+        return x.exp().sin()
+
+    with inductor_config.patch(emulate_precision_casts=True):
+        return not torch.equal(torch.compile(f)(x), f(x))
 
 
 def replays_on_fakes() -> bool:
@@ -288,6 +307,8 @@ FAULTS: tuple[Callable[[], bool], ...] = (
     traced_layouts_of_strided,
     saved_inputs_themselves,
     no_unsound_reinplacing,
+    clones_of_written,
+    rounded_on_cpu,
     replays_on_fakes,
     whole_tiles,
     waits_of_formed_loops,

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from remat import torch_compat
 from remat.graph import ops
 from remat.graph.costs.base import CostModel
 from remat.graph.costs.formulas import FORMULAS
@@ -65,19 +66,16 @@ def count_flops(node: fx.Node) -> int:
     grouped convolution counts ``1 + groups`` times its forward there. PyTorch's registry has
     the formulas of ``flex_attention`` and of custom operators.
     """
-    from torch.utils.flop_counter import flop_registry
-
     packet = ops.packet(node.target)
     own = FORMULAS.get(str(packet))
-    if own is None and packet not in flop_registry:
+    theirs = None if own else torch_compat.flop_formula(packet)
+    if own is None and theirs is None:
         return 0
 
     args, kwargs = pytree.tree_map(_shaped, (node.args, node.kwargs))
     out = pytree.tree_map(_shaped, node.meta.get("val"))
     try:
-        if own:
-            return own(args, out)
-        return int(flop_registry[packet](*args, **kwargs, out_val=out))
+        return own(args, out) if own else int(theirs(*args, **kwargs, out_val=out))  # type: ignore[misc]
     except (AssertionError, RuntimeError, NotImplementedError, TypeError, IndexError):
         # The formula does not cover these shapes, which must not end planning. The node's cost still
         # includes memory time.

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import fx
-from torch.fx.traceback import MEMORY_BUDGET_ANNOTATION_KEY
 from torch.utils.checkpoint import CheckpointPolicy
 
 from remat import torch_compat
@@ -135,7 +134,7 @@ def write_marks(node: fx.Node, regions: Mapping[int, int]) -> list[str]:
         mark for mark, key in _FLAGS.items() if meta.get(key) or (key is PIECE and is_piece(node))
     ]
     custom = meta.get("custom")
-    budget = custom.get(MEMORY_BUDGET_ANNOTATION_KEY) if isinstance(custom, dict) else None
+    budget = custom.get(torch_compat.REGION_BUDGET) if isinstance(custom, dict) else None
     if isinstance(budget, (int, float)) and budget >= 0:
         marks.append(f"memory_budget({budget!r})")
     policy = region_of(node)
@@ -165,7 +164,7 @@ def read_mark(source: Source, node: ast.expr, meta: dict[str, Any]) -> None:
         value = args[0].value if isinstance(args[0], ast.Constant) else None
         if type(value) not in (int, float):
             raise source.error(node, "memory_budget(0.5)")
-        meta.setdefault("custom", {})[MEMORY_BUDGET_ANNOTATION_KEY] = value
+        meta.setdefault("custom", {})[torch_compat.REGION_BUDGET] = value
     elif (args := arguments(node, "policy", 1, 1)) is not None:
         mark = source.string(args[0])
         if not is_region(mark):

@@ -94,8 +94,8 @@ class Candidate:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of the offloaded values."""
-        return sum(value.nbytes for value in self.decision.offloads)
+        """Bytes of the offloaded values in the host's memory."""
+        return sum(value.host_bytes for value in self.decision.offloads)
 
 
 #: One decision for each of the first graphs of a step: summed saved bytes, score (see `combine`), and the decisions.

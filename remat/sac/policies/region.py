@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy
 
 from remat import torch_compat
 from remat.errors import PolicyError
@@ -67,18 +67,19 @@ def context_fn(
         if is_traced():
             # A trace recomputes nothing: verdicts become tags of nodes. Partitioners keep random
             # numbers consistent, and the traced graph is functionalised, so it contains no writes.
-            return _contexts(_Run(policy, module), True)
+            return _contexts(_Run(policy, module), True, traced=True)
         run = _Run(policy, module, RandomOps(), None if allow_cache_entry_mutation else Writes())
-        forward, recompute = _contexts(run, allow_cache_entry_mutation)
+        forward, recompute = _contexts(run, allow_cache_entry_mutation, traced=False)
         return _forward(forward, run), _Recompute(recompute, run)
 
     return contexts
 
 
-def _contexts(run: _Run, allow_cache_entry_mutation: bool) -> tuple[Any, Any]:
+def _contexts(run: _Run, allow_cache_entry_mutation: bool, *, traced: bool) -> tuple[Any, Any]:
     """Return PyTorch's two context managers for a region: one for forward, one for recomputation."""
-    make: Any = create_selective_checkpoint_contexts
-    forward, recompute = make(run, allow_cache_entry_mutation=allow_cache_entry_mutation)
+    forward, recompute = torch_compat.selective_contexts(
+        run, allow_cache_entry_mutation=allow_cache_entry_mutation, traced=traced
+    )
     return forward, recompute
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from remat.errors import BudgetError
+from remat.graph.host_copies import host_bytes_of, is_pinned
 from remat.graph.lowering import Decision, Offload, SavedKind
 from remat.passes.hooks.offload_saved import OffloadSaved, traced_offloads
 from remat.planning.context import GraphContext
@@ -113,7 +114,7 @@ class Offloads:
         """Build the step problem with copy times: it also asks which values to offload between forward and backward."""
         state, lowered, step = self.state, self.lowered, self._schedules.step
         problem, storages = step.problem, state.storages
-        copy = [-1] * len(problem)
+        copy, host = [-1] * len(problem), list(problem.size)
         total = sum(lowered.problem.size)
         always = {
             tagged.value.name for tagged in self._fitting(0, self._decisions.full.decision.saved)
@@ -136,15 +137,25 @@ class Offloads:
             # Offloading must free exactly the bytes that saving the value takes.
             if not why_kept(state, lowered, i) and problem.size[at] == nbytes:
                 copy[at] = self.request.link.time_ps(nbytes)
+                host[at] = host_bytes_of(nbytes, pinned=self._is_pinned(i))
         return OffloadProblem(
             step=problem,
             times=tuple(self._context.times.of_name.get(name, 0) for name in problem.names),
             copy_time=tuple(copy),
+            host_size=tuple(host),
             host_capacity=self.host_bytes,
             always=tuple(
                 at for at, time in enumerate(copy) if time >= 0 and problem.names[at] in always
             ),
         )
+
+    def _is_pinned(self, i: int) -> bool:
+        """Return whether the copy of a node's value to the host is in page-locked memory.
+
+        Args:
+            i: position of the node in the graph problem.
+        """
+        return is_pinned(self.state.index.values[self.lowered.position[i]])
 
     def _scheduled(self, saved: Iterable[int]) -> tuple[Sequence[int], int]:
         """Return the schedule of a decision in the node order of the passes, and where backward begins."""
@@ -304,7 +315,11 @@ class Offloads:
         problem = self.lowered.problem
         named = {at: i for i, at in enumerate(self._node_of) if at >= 0}
         offloads = tuple(
-            Offload(name=problem.names[named[v]], nbytes=problem.size[named[v]])
+            Offload(
+                name=problem.names[named[v]],
+                nbytes=problem.size[named[v]],
+                pinned=self._is_pinned(named[v]),
+            )
             for v in found.offloaded
         )
         decision = replace(ordered or self.lowered.decision(found.saved), offloads=())
@@ -324,7 +339,7 @@ class Offloads:
         """
         found, most = [], self.host_bytes
         for tagged in self._context.tagged:
-            name, nbytes = tagged.value.name, tagged.value.nbytes
+            name, nbytes = tagged.value.name, tagged.value.host_bytes
             if tagged.why or name in self._left_out or name not in saved:
                 continue
             if tagged.must or most is None or host_bytes + nbytes <= most:

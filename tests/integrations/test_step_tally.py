@@ -20,6 +20,7 @@ from remat.integrations import step_tally, step_together
 from remat.integrations.partition_options import PartitionOptions
 from remat.integrations.step_together import _group
 from remat.planning.plan_set import SetPlanner
+from remat.planning.search.effort import DEFAULT
 from remat.running import measure
 from remat.running.measure import measure_step
 
@@ -251,15 +252,18 @@ def test_loops_as_people_write_them_hold_the_budget(
     train(plain, x)
     with pytest.warns(BudgetWarning, match="planned together now"):
         train(model, x)
-    peaks = []
+    peaks, counts = [], []
     for _ in range(3):
         model.zero_grad()
         with warnings.catch_warnings():
             warnings.simplefilter("error", BudgetWarning)
             train(model, x)
         peaks.append(step_tally.tally_of(9 * 2**20)._peak)
+        counts.append(len(remat.plans()) - before)
     assert max(peaks) <= 9 * 2**20
-    assert len(remat.plans()) - before <= 2 * graphs, "nothing is compiled a third time"
+    kinds = DEFAULT.several.kinds
+    assert counts == [counts[0]] * 3, "nothing is compiled a third time"
+    assert counts[0] <= (1 + kinds) * graphs
     for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad)
 
@@ -299,7 +303,7 @@ def test_a_later_size_that_finds_no_room_runs_on_its_least_peak() -> None:
     with pytest.warns(BudgetWarning, match="planned together now"):
         model(torch.randn(1024, 64)).sum().backward()
     with pytest.warns(BudgetWarning, match="No plans within the budget were found"):
-        model(torch.randn(1500, 64)).sum().backward()
+        model(torch.randn(2500, 64)).sum().backward()
 
 
 def test_a_check_at_another_size_before_the_training_leaves_it_static() -> None:
@@ -308,8 +312,13 @@ def test_a_check_at_another_size_before_the_training_leaves_it_static() -> None:
     f = by_block(model, {"budget": remat.Peak("9MiB"), "lower": "eager"})
     with torch.no_grad():
         f(x[:100])
-    # A tensor that was dynamic once remains so for Dynamo, so each batch is a new one.
-    assert settled(lambda: f(x.clone()).sum().backward()) == 0
+
+    def train() -> None:
+        # A tensor that was dynamic once remains so for Dynamo, so each batch is a new one.
+        out = f(x.clone())  # held during backward, as in the measured step
+        out.sum().backward()
+
+    assert settled(train) == 0
     taken, said = measured(model, f, x.clone())
     assert (taken <= 9 * 2**20, said) == (True, [])
 

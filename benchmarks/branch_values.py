@@ -36,8 +36,9 @@ from benchmarks.figures import geometric_mean, ratio_of
 from benchmarks.plans import COST
 from benchmarks.quality import FLOOR
 from benchmarks.workloads import COMPILED, captured
-from remat.graph import lowering, verify
+from remat.graph import verify
 from remat.graph.branch_values import KeptBranches
+from remat.graph.problems import lowering
 from remat.graph.rules.runs import branches_are_forwards
 
 BUDGETS = (1, 0.5, 0.3, 0, "peak:0.3", "peak:0")

@@ -38,7 +38,7 @@ from benchmarks.tables import RESULTS
 from benchmarks.workloads import COMPILED, captured
 from remat.plugins.registry import registry
 from remat.solvers.run import run
-from remat.solvers.schedule_problem import evaluate_schedule
+from remat.solvers.schedule.problem import evaluate_schedule
 from remat.testing.steps import layered
 from remat.torch_compat import PyCodeCache
 

@@ -19,7 +19,7 @@ import remat
 from benchmarks.experiment import INSTANCES, silence
 from remat.cli.hf import build
 from remat.graph.costs import Roofline
-from remat.graph.lowering import Lowered, SavedKind
+from remat.graph.problems.lowering import Lowered, SavedKind
 from remat.graph.roles import UNREACHABLE
 from remat.passes.core.analyses import Distances
 from remat.passes.core.choice import BanRules

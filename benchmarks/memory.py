@@ -37,7 +37,7 @@ import remat
 from benchmarks.experiment import Case, Experiment, Row, grid
 from benchmarks.figures import above, grouped
 from benchmarks.workloads import FITTED, text
-from remat.graph.liveness import own_outputs, simulate_peak
+from remat.graph.memory.liveness import own_outputs, simulate_peak
 from remat.passes.packing.pairs import pack_float8, unpack_float8
 from remat.running.measure import measure_step
 from tests.models import ZOO, Outcome, Step, build

@@ -40,9 +40,9 @@ from remat.errors import BudgetError
 from remat.passes.core.state import Costs
 from remat.planning.pipelines import prepare
 from remat.plugins.registry import registry
-from remat.solvers.frontier import knapsack_frontier
+from remat.solvers.knapsack.frontier import knapsack_frontier
 from remat.solvers.run import run
-from remat.solvers.schedule_problem import evaluate_schedule, least_peak
+from remat.solvers.schedule.problem import evaluate_schedule, least_peak
 from remat.testing.steps import layered
 
 COST = "roofline:h100"

@@ -36,8 +36,8 @@ from benchmarks.figures import above, geometric_mean, grouped, ratio_of
 from benchmarks.torch_partitioner import Split, generated, partition, score, split_by
 from benchmarks.workloads import ARCHITECTURES, captured
 from remat.errors import BudgetError
-from remat.graph.liveness import simulate_peak
-from remat.graph.source import module_path
+from remat.graph.capture.source import module_path
+from remat.graph.memory.liveness import simulate_peak
 from remat.passes.core.state import State
 from remat.planning.pipelines import prepare
 from remat.plugins.registry import registry

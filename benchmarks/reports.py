@@ -25,7 +25,7 @@ from benchmarks.experiment import Case, Experiment, Row, grid
 from benchmarks.figures import grouped
 from benchmarks.torch_partitioner import partition
 from benchmarks.workloads import text
-from remat.graph.liveness import simulate_peak
+from remat.graph.memory.liveness import simulate_peak
 from remat.running.measure import measure_step
 from tests.architectures import attend
 

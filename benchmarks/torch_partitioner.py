@@ -17,11 +17,11 @@ from torch._functorch import partitioners
 import remat
 from remat.errors import ProblemError
 from remat.graph.joint import Role, role_of
-from remat.graph.liveness import saved_storages
-from remat.graph.lowering import SavedKind
+from remat.graph.memory.liveness import saved_storages
+from remat.graph.problems.lowering import SavedKind
 from remat.passes.core.state import State
 from remat.plugins.registry import registry
-from remat.solvers.graph_problem import Evaluation, evaluate
+from remat.solvers.graph.problem import Evaluation, evaluate
 
 Modules = tuple[fx.GraphModule, fx.GraphModule]
 

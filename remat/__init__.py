@@ -26,11 +26,16 @@ if TYPE_CHECKING:
     from remat.api import solver_names as solver_names
     from remat.errors import PeakWarning as PeakWarning
     from remat.errors import RematError as RematError
-    from remat.graph.capture import capture as capture
+    from remat.experiments.grid import compare as compare
+    from remat.experiments.grid import sweep as sweep
+    from remat.fitting.fit import fit as fit
+    from remat.fitting.table import Fit as Fit
+    from remat.fitting.table import FitRow as FitRow
+    from remat.graph.capture.step import capture as capture
     from remat.graph.joint import JointGraph as JointGraph
-    from remat.graph.knapsack_evaluator import GraphInfoProvider as GraphInfoProvider
-    from remat.graph.knapsack_evaluator import KnapsackEvaluator as KnapsackEvaluator
     from remat.graph.policies import region as region
+    from remat.graph.problems.knapsack_evaluator import GraphInfoProvider as GraphInfoProvider
+    from remat.graph.problems.knapsack_evaluator import KnapsackEvaluator as KnapsackEvaluator
     from remat.graph.purity import declare_pure as declare_pure
     from remat.graph.purity import undeclare_pure as undeclare_pure
     from remat.graph.whole_graph import whole_graph as whole_graph
@@ -41,11 +46,6 @@ if TYPE_CHECKING:
     from remat.passes.core.base import Pass as Pass
     from remat.passes.core.state import Analysis as Analysis
     from remat.passes.packing.pairs import SavedTensorHooks as SavedTensorHooks
-    from remat.planning.experiments import compare as compare
-    from remat.planning.experiments import sweep as sweep
-    from remat.planning.fit import fit as fit
-    from remat.planning.fit_table import Fit as Fit
-    from remat.planning.fit_table import FitRow as FitRow
     from remat.planning.pipelines import PassManager as PassManager
     from remat.planning.plan import Plan as Plan
     from remat.planning.plans import PlanSet as PlanSet
@@ -53,12 +53,12 @@ if TYPE_CHECKING:
     from remat.reduction import Reduced as Reduced
     from remat.reduction import reduce as reduce
     from remat.solvers.base import Solver as Solver
-    from remat.solvers.graph_problem import GraphProblem as GraphProblem
-    from remat.solvers.instances import Instance as Instance
-    from remat.solvers.instances import load_instance as load_instance
-    from remat.solvers.instances import save_instance as save_instance
+    from remat.solvers.graph.problem import GraphProblem as GraphProblem
+    from remat.solvers.instances.instance import Instance as Instance
+    from remat.solvers.instances.instance import load_instance as load_instance
+    from remat.solvers.instances.instance import save_instance as save_instance
     from remat.solvers.problem import KnapsackProblem as KnapsackProblem
-    from remat.solvers.schedule_problem import ScheduleProblem as ScheduleProblem
+    from remat.solvers.schedule.problem import ScheduleProblem as ScheduleProblem
     from remat.solvers.solution import Answer as Answer
     from remat.solvers.solution import Schedule as Schedule
     from remat.solvers.solution import ScheduleAnswer as ScheduleAnswer

@@ -16,7 +16,7 @@ from remat.options import (
 )
 from remat.plugins.registry import registry
 from remat.solvers.base import Solver
-from remat.solvers.instances import Instance
+from remat.solvers.instances.instance import Instance
 from remat.solvers.problem import Problem, S
 from remat.solvers.run import run
 from remat.units import AnyBudget
@@ -85,7 +85,7 @@ def knapsack_fn(
     Raises:
         SolverError: the solver is unknown or unavailable.
     """
-    from remat.solvers.float_bridge import knapsack_fn as bridge
+    from remat.solvers.knapsack.float_bridge import knapsack_fn as bridge
 
     return bridge(registry().solver(solver))
 

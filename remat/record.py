@@ -16,12 +16,12 @@ from torch import fx
 from remat.errors import PlanError, ProblemError
 from remat.files import Form, Record, check_figures
 from remat.graph.costs.links import LINKS, Link
-from remat.graph.fused_liveness import predict_peak
-from remat.graph.liveness import MemoryCurve, Timeline, own_outputs, timeline
-from remat.graph.lowering import Decision, Offload
-from remat.graph.storages import sizes_at
+from remat.graph.memory.fused_liveness import predict_peak
+from remat.graph.memory.liveness import MemoryCurve, Timeline, own_outputs, timeline
+from remat.graph.memory.storages import sizes_at
+from remat.graph.problems.lowering import Decision, Offload
 from remat.report.before_after import BeforeAfter
-from remat.solvers.graph_problem import GraphProblem
+from remat.solvers.graph.problem import GraphProblem
 from remat.units import Budget
 
 #: Fields that hold numbers: bytes and counts, which are below 2**63 as in `GraphProblem`, then costs and seconds.

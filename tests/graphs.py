@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 
 import remat
 from remat.graph.joint import output_node
-from remat.graph.step_lowering import LoweredStep
-from remat.solvers.schedule_problem import ScheduleEvaluation, evaluate_schedule
+from remat.graph.problems.step_lowering import LoweredStep
+from remat.solvers.schedule.problem import ScheduleEvaluation, evaluate_schedule
 
 
 def traced(f: Callable[..., Any], *args: torch.Tensor) -> remat.JointGraph:

@@ -29,7 +29,7 @@ from torch.utils.checkpoint import (
 import remat
 from remat.errors import BudgetWarning
 from remat.graph.costs import CostModel
-from remat.graph.liveness import Lifetime, StorageKind
+from remat.graph.memory.liveness import Lifetime, StorageKind
 from remat.integrations import step_tally
 from remat.passes.core.control import Fixpoint, Runner
 from remat.passes.core.state import PassResult, State

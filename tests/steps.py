@@ -13,7 +13,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 import remat
 from remat.graph.joint import Role, is_input_mutation, role_of, split_outputs
-from remat.graph.storages import tensors_of
+from remat.graph.memory.storages import tensors_of
 
 Half = Callable[..., Any]
 

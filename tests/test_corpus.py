@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import remat
-from remat.solvers.graph_problem import GraphProblem, conflict, evaluate
+from remat.solvers.graph.problem import GraphProblem, conflict, evaluate
 from tests.architectures import ARCHITECTURES, Call, DenseNet, RandomSkips, UNet
 
 FOLDER = Path(__file__).parent.parent / "benchmarks" / "instances"

@@ -76,8 +76,8 @@ def test_an_entry_point_declares_no_option_again(door: Callable[..., Any]) -> No
     [
         "api.py",
         "planning/request.py",
-        "planning/experiments.py",
-        "planning/fit.py",
+        "experiments/grid.py",
+        "fitting/fit.py",
         "integrations/partitioner.py",
         "integrations/backend.py",
     ],

@@ -16,7 +16,7 @@ ROOT = Path(remat.__file__).parent
 #: The rooms, each on those before it.
 IN_ORDER = """
     version lazy errors files arguments units torch_compat solvers graph running report passes plugins
-    options record sac checkpointing planning reduction api integrations testing cli __main__
+    options record sac checkpointing planning experiments fitting reduction api integrations testing cli __main__
     """
 ROOMS = tuple(IN_ORDER.split())
 #: Rooms within rooms, likewise; files beside them hand on names, or list what is in them.

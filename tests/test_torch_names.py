@@ -10,7 +10,7 @@ import torch.distributed._tools.sac_estimator as sac_estimator
 from torch._functorch._activation_checkpointing import graph_info_provider, knapsack_evaluator
 
 import remat
-from remat.solvers.pulp_cbc import load_pulp
+from remat.solvers.knapsack.pulp_cbc import load_pulp
 
 METHODS = {
     remat.GraphInfoProvider: graph_info_provider.GraphInfoProvider,

@@ -422,7 +422,7 @@ def capture_model(
             command instead of arguments of `remat.capture`.
     """
     from remat.cli.models import load
-    from remat.graph.capture import capture
+    from remat.graph.capture.step import capture
 
     with users_output():
         progress.step(f"building {model}")

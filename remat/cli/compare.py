@@ -23,7 +23,7 @@ from remat.cli.progress import Progress
 from remat.errors import RematError
 
 if TYPE_CHECKING:
-    from remat.planning.experiment_table import ExperimentRow
+    from remat.experiments.table import ExperimentRow
 
 
 @main.command()
@@ -58,7 +58,7 @@ def compare(
     """
     from remat import api
     from remat.cli import tables
-    from remat.planning.experiments import compare as run_all
+    from remat.experiments.grid import compare as run_all
     from remat.planning.request import PlanRequest
     from remat.solvers.base import Solver
     from remat.solvers.brief import BRIEF

@@ -66,7 +66,7 @@ def explain(
     """
     from remat.planning.frontier import Frontier
     from remat.planning.planner import Planner, warn_of_peak
-    from remat.planning.view import figures_of
+    from remat.planning.reading.view import figures_of
     from remat.report.exports import format_of
     from remat.report.page import require_bokeh
 

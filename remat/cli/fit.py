@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def _batches(text: str) -> Any:
-    from remat.planning.fit import read_batches
+    from remat.fitting.fit import read_batches
 
     if text.strip() == "max":
         return "max"
@@ -53,8 +53,8 @@ def _optimizer(text: str) -> str:
 
 #: Settings of `record_options` for the options of training.
 _TRAINING: Mapping[str, Mapping[str, Any]] = {
-    "memory": {"type": params.Checked("memory", "remat.planning.fit:read_memory", as_text=True)},
-    "margin": {"type": params.Checked("margin", "remat.planning.fit:read_margin")},
+    "memory": {"type": params.Checked("memory", "remat.fitting.fit:read_memory", as_text=True)},
+    "margin": {"type": params.Checked("margin", "remat.fitting.fit:read_margin")},
     "optimizer": {"type": params.Checked("optimizer", _optimizer)},
     "batches": {
         "flag": "batch",
@@ -97,7 +97,7 @@ def fit(
     argument is required or is named batch. For any other function, the first dimension of every
     tensor argument that it returns is taken to be the batch.
     """
-    from remat.planning.fit import fit_calls
+    from remat.fitting.fit import fit_calls
 
     with Progress() as progress, users_output():
         progress.step(f"building {model}")
@@ -167,7 +167,7 @@ def _calls(model: str, overrides: tuple[str, ...], seq: int | None) -> Callable[
             return example.model, example.args, example.kwargs
 
         return of_users
-    from remat.planning.fit import varied
+    from remat.fitting.fit import varied
 
     example = called(function, model)
     made = varied(example.args, example.kwargs)

@@ -24,7 +24,7 @@ from remat.errors import BudgetError, about
 if TYPE_CHECKING:
     from remat.planning.request import PlanRequest
     from remat.solvers.base import Solver
-    from remat.solvers.instances import Instance
+    from remat.solvers.instances.instance import Instance
     from remat.units import Budget
 
 
@@ -56,7 +56,7 @@ def capture(
     from remat import api
     from remat.cli import tables
     from remat.graph.text import SUFFIX, write_joint
-    from remat.solvers.instances import save_instance
+    from remat.solvers.instances.instance import save_instance
 
     with Progress() as progress:
         step = capture_model(progress, model, overrides, **options)
@@ -113,7 +113,7 @@ def solve(
     from remat.arguments import BUDGET
     from remat.cli import tables
     from remat.plugins.registry import registry
-    from remat.solvers.instances import load_instance
+    from remat.solvers.instances.instance import load_instance
     from remat.units import Budget
 
     # The command does not use `takes_request`, which imports PyTorch, because solving does not need PyTorch.
@@ -154,10 +154,10 @@ def _solve(
         budget: the budget; None for the capacity in the file.
         time_limit: seconds; None for no limit.
     """
-    from remat.solvers.graph_problem import GraphProblem
+    from remat.solvers.graph.problem import GraphProblem
     from remat.solvers.problem import KnapsackProblem
     from remat.solvers.run import run
-    from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
+    from remat.solvers.schedule.problem import ScheduleProblem, evaluate_schedule
     from remat.units import Budget
 
     problem: Any = instance.problem

@@ -278,7 +278,7 @@ def _checked(returned: Any, spec: str) -> Example:
     if not isinstance(returned, tuple) or len(returned) not in (2, 3):
         size = f" of {len(returned)}" if isinstance(returned, (tuple, list)) else ""
         raise fail(f"a {type(returned).__name__}{size}")
-    from remat.graph.calling import why_no_instance
+    from remat.graph.capture.calling import why_no_instance
 
     model, args, kwargs = returned if len(returned) == 3 else (*returned, {})
     if no_instance := why_no_instance(model):

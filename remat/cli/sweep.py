@@ -27,7 +27,7 @@ from remat.cli.progress import Progress
 from remat.errors import RematError
 
 if TYPE_CHECKING:
-    from remat.planning.experiment_table import ExperimentRow
+    from remat.experiments.table import ExperimentRow
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -76,7 +76,7 @@ class Named:
 @click.option(
     "-o",
     "--output",
-    type=params.Checked("path", "remat.planning.experiment_table:checked_path"),
+    type=params.Checked("path", "remat.experiments.table:checked_path"),
     metavar="FILE",
     help="write the table to FILE, .json, .csv or .parquet; rows that FILE or FILE.partial already has are not "
     "planned again",
@@ -91,7 +91,7 @@ def sweep(
     After a crash, the same command plans only the missing rows.
     """
     from remat.cli.models import check
-    from remat.planning import experiments as api
+    from remat.experiments import grid as api
     from remat.units import counted
 
     for spec in models:  # a misspelt model is refused before hours of planning

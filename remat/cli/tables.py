@@ -15,7 +15,7 @@ from remat.units import format_bytes, format_cost
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from remat.planning.experiment_table import Comparison
+    from remat.experiments.table import Comparison
     from remat.planning.frontier import Frontier
     from remat.planning.plan import Plan
 

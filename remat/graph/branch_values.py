@@ -31,14 +31,14 @@ from torch.utils.checkpoint import CheckpointPolicy
 from remat import torch_compat
 from remat.errors import PlanError
 from remat.graph import ops
+from remat.graph.capture.source import located
 from remat.graph.index import GraphIndex, index_graph
 from remat.graph.joint import JointGraph, output_node
+from remat.graph.memory.storages import leaves_of
+from remat.graph.memory.writes import by_target
 from remat.graph.policies import TAGGED_BY
-from remat.graph.replays import is_element, maker_of
+from remat.graph.problems.replays import is_element, maker_of
 from remat.graph.roles import Roles, classify
-from remat.graph.source import located
-from remat.graph.storages import leaves_of
-from remat.graph.writes import by_target
 
 #: Names of operators, by kind.
 _KINDS = {

@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from remat.graph import ops
-from remat.graph.writes import by_target
+from remat.graph.memory.writes import by_target
 
 #: Function that returns the nodes that a node reads, without repeats, in argument order. It avoids the public
 #: property `all_input_nodes` of `fx.Node`, which copies these nodes into a list at each access.

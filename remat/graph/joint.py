@@ -16,8 +16,8 @@ from remat.errors import first_line
 from remat.graph import ops
 from remat.graph.collection import paused_collection
 from remat.graph.copying import Copier
-from remat.graph.storages import SYMBOLIC, Memories, leaves_of
-from remat.graph.writes import by_target
+from remat.graph.memory.storages import SYMBOLIC, Memories, leaves_of
+from remat.graph.memory.writes import by_target
 
 
 class Role(enum.Enum):

@@ -18,7 +18,7 @@ from torch import fx
 
 from remat import torch_compat
 from remat.graph import purity
-from remat.graph.writes import written_places
+from remat.graph.memory.writes import written_places
 
 Target = Any
 

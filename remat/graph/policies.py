@@ -21,7 +21,7 @@ from torch import fx
 from torch.fx import traceback
 
 from remat.errors import BudgetError, ProblemError
-from remat.graph.source import enclosing_modules, module_path
+from remat.graph.capture.source import enclosing_modules, module_path
 from remat.units import Budget, some_of
 
 #: Key under which `region` annotates nodes.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from remat.errors import VerifyError
+from remat.graph.capture.source import located
 from remat.graph.rules import memory, runs, signatures
 from remat.graph.rules.facts import Facts, Fault
 from remat.graph.rules.facts import Split as Split
-from remat.graph.source import located
 from remat.units import some_of
 
 #: Largest number of faults that one error describes.

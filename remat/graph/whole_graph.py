@@ -22,9 +22,9 @@ from remat.graph import ops
 from remat.graph.copying import RUN_OF, Copier, run_of
 from remat.graph.index import inputs_of
 from remat.graph.joint import JointGraph, make_module, output_node, outputs_of
-from remat.graph.liveness import MemoryCurve, memory_curve
-from remat.graph.storages import Memories, storage_key
-from remat.graph.writes import root_of
+from remat.graph.memory.liveness import MemoryCurve, memory_curve
+from remat.graph.memory.storages import Memories, storage_key
+from remat.graph.memory.writes import root_of
 
 #: Suffix of the node that stands for the write of an input, in the joint graph of a step that is one graph.
 _WRITTEN = "_written"
@@ -258,8 +258,8 @@ def _line(
     marked = [i for i, n in enumerate(nodes) if n.op == "call_function" and _is_of_backward(n)]
     if marked:
         at, late = marked[0], _behind_gradients(nodes, marked)
-        # What has an effect stays on its side of the line, as written.
-        late |= {n for n in nodes[at:] if n not in writes and ops.may_have_effects(n)}
+        # What has an effect stays on its side of the line. So do writes, behind what may read the old contents.
+        late |= {n for n in nodes[at:] if ops.may_have_effects(n)}
     else:
         at = _peak_position(gm, nodes)
         late = {n for n in nodes[at:] if n.op == "call_function"}

@@ -18,11 +18,11 @@ from torch import fx
 from remat import torch_compat
 from remat.arguments import BUDGET, COST, SOLVER, passes_on
 from remat.errors import BudgetWarning, ProblemError, RematError, did_you_mean, warn
-from remat.graph.capture import LOWERINGS
-from remat.graph.capture_errors import name_plain_failure
+from remat.graph.capture.errors import name_plain_failure
+from remat.graph.capture.regions import Modules
+from remat.graph.capture.step import LOWERINGS
+from remat.graph.capture.tangents import layouts_of_tangents
 from remat.graph.joint import copy_module
-from remat.graph.regions import Modules
-from remat.graph.tangents import layouts_of_tangents
 from remat.integrations.alone import joint_of_whole, plan_whole
 from remat.integrations.budget_loop import compile_within_budget
 from remat.integrations.compile_progress import CompileProgress

@@ -14,11 +14,11 @@ from torch import fx
 from remat import torch_compat
 from remat.errors import BudgetError, PlanError, record_warnings
 from remat.graph.branch_values import branches_on_16_bits, has_16_bits
+from remat.graph.capture.regions import calls_regions
+from remat.graph.capture.source import located
 from remat.graph.index import index_graph
 from remat.graph.joint import JointGraph, copy_module
-from remat.graph.regions import calls_regions
 from remat.graph.roles import classify
-from remat.graph.source import located
 from remat.integrations import plan_cache
 from remat.integrations.alone import joint_of_whole, plan_whole
 from remat.integrations.compiled_budget import CompiledBudget, warn_of_saved

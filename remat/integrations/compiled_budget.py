@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from remat.errors import BudgetError, BudgetWarning, warn
 from remat.graph.joint import JointGraph
-from remat.graph.lowering import Decision
+from remat.graph.problems.lowering import Decision
 from remat.passes.ranks.agree_ranks import AgreeRanks
 from remat.planning.plan import Plan
-from remat.planning.plan_text import learned_text
 from remat.planning.planner import Planner, plan_graph
+from remat.planning.reading.plan_text import learned_text
 from remat.planning.request import PlanRequest
 from remat.planning.search.compiled import CompiledRound
 from remat.planning.search.effort import DEFAULT

@@ -24,8 +24,8 @@ from torch import fx
 
 from remat import torch_compat
 from remat.graph.joint import outputs_of
-from remat.graph.liveness import Lifetime, StorageKind, Timeline, own_outputs
-from remat.graph.storages import expression_of, hint, planned_sizes
+from remat.graph.memory.liveness import Lifetime, StorageKind, Timeline, own_outputs
+from remat.graph.memory.storages import expression_of, hint, planned_sizes
 from remat.graph.text.sizes import Fakes, read_size, size_of, symbols_of, write_expression
 from remat.running.measure import StorageWatch
 from remat.running.workspace import in_proportion, may_allocate, workspace_bytes

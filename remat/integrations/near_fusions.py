@@ -12,8 +12,8 @@ from itertools import pairwise
 from typing import Any
 
 from remat.graph import ops
-from remat.graph.fused_kernels import NEAR_SUMS
-from remat.graph.tokens import CHUNK
+from remat.graph.capture.tokens import CHUNK
+from remat.graph.memory.fused_kernels import NEAR_SUMS
 from remat.torch_compat import (
     CustomSchedulerPass,
     ExternKernelSchedulerNode,

@@ -12,7 +12,7 @@ from typing import Any, Unpack
 from remat import torch_compat
 from remat.arguments import passes_on
 from remat.errors import ProblemError, Said
-from remat.graph.storages import planned_sizes
+from remat.graph.memory.storages import planned_sizes
 from remat.options import PlanOptions, PlanOptionsDict
 from remat.passes.hooks.saved_tensor_hooks import PackSaved
 from remat.passes.instruments.reproducer import folder_for

@@ -12,7 +12,7 @@ from torch import fx
 from remat import torch_compat
 from remat.arguments import BUDGET, COST, SOLVER, passes_on
 from remat.graph.joint import JointGraph
-from remat.graph.user_mutations import copy_outputs, unversioned_outputs
+from remat.graph.memory.user_mutations import copy_outputs, unversioned_outputs
 from remat.integrations.partition_options import PartitionOptions
 from remat.integrations.stages import Arrived
 from remat.integrations.traced_graph import joint_of

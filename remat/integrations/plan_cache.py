@@ -23,8 +23,8 @@ from remat.errors import PeakWarning, RematError, Warned, warn
 from remat.files import Form, read_record, write_atomic, write_record
 from remat.graph import ops, purity
 from remat.graph.joint import JointGraph
+from remat.graph.memory.storages import SYMBOLIC, numbers_of, planned_sizes, sizes_at
 from remat.graph.ops import attribute_of
-from remat.graph.storages import SYMBOLIC, numbers_of, planned_sizes, sizes_at
 from remat.graph.text import parse_joint, print_joint
 from remat.graph.text.values import has_numbers
 from remat.integrations.compiled_memory import read_timeline

@@ -15,9 +15,9 @@ from torch import fx
 
 from remat.errors import RecomputeError
 from remat.graph.branch_values import branches_of_forward
+from remat.graph.capture.source import located
 from remat.graph.joint import HandedKind, output_node, outputs_of
-from remat.graph.source import located
-from remat.graph.storages import Sizes, fake_mode_of, storage_key
+from remat.graph.memory.storages import Sizes, fake_mode_of, storage_key
 from remat.passes.split.convention import own_descriptors, write_output
 
 _LOG = logging.getLogger(__name__)

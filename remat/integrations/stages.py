@@ -13,11 +13,11 @@ from torch import fx
 
 from remat import torch_compat
 from remat.errors import BudgetError, BudgetWarning, Said, warn
+from remat.graph.capture.regions import Modules, is_region, split_region
 from remat.graph.collection import paused_collection
 from remat.graph.costs.auto import device_type_of, is_for_cpu
 from remat.graph.joint import JointGraph, copy_module, primals_of
 from remat.graph.policies import module_names, no_match
-from remat.graph.regions import Modules, is_region, split_region
 from remat.graph.roles import has_tangents
 from remat.graph.verify import Split, verify
 from remat.integrations import plan_log

@@ -19,10 +19,10 @@ from torch import fx
 
 from remat import torch_compat
 from remat.errors import BudgetError, BudgetWarning, PlanError, Said, warn
+from remat.graph.capture.source import source_line
 from remat.graph.joint import outputs_of
-from remat.graph.liveness import StorageKind, own_outputs, sums_of
-from remat.graph.source import source_line
-from remat.graph.storages import (
+from remat.graph.memory.liveness import StorageKind, own_outputs, sums_of
+from remat.graph.memory.storages import (
     UNBACKED_HINT,
     expression_of,
     hint,

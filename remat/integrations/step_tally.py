@@ -21,8 +21,8 @@ from torch import fx
 from remat import torch_compat
 from remat.errors import BudgetWarning, RematError, Said, warn
 from remat.graph.joint import primal_place
-from remat.graph.liveness import StorageKind, Timeline
-from remat.graph.storages import hint
+from remat.graph.memory.liveness import StorageKind, Timeline
+from remat.graph.memory.storages import hint
 from remat.integrations.step_guards import RunSizes, SizedBytes
 from remat.integrations.step_together import Key, StepTogether
 from remat.planning.plan import Plan

@@ -19,9 +19,9 @@ from typing import Any
 from remat import torch_compat
 from remat.errors import BudgetError, BudgetWarning, warn
 from remat.graph.joint import JointGraph
-from remat.graph.lowering import Decision
 from remat.graph.ops import is_collective
-from remat.graph.step_runs import StepRuns
+from remat.graph.problems.lowering import Decision
+from remat.graph.problems.step_runs import StepRuns
 from remat.integrations.partition_options import PartitionOptions
 from remat.planning.plans import PlanSet
 from remat.planning.request import PlanRequest

@@ -28,7 +28,7 @@ class TorchSolver(torch_compat.CustomKnapsackSolver):
     """
 
     def __init__(self, solver: Solver) -> None:
-        from remat.solvers.float_bridge import knapsack_fn
+        from remat.solvers.knapsack.float_bridge import knapsack_fn
 
         self.solver = solver
         self._solve = knapsack_fn(solver)

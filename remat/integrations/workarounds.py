@@ -22,10 +22,10 @@ from torch import fx
 from remat import torch_compat
 from remat.graph import ops
 from remat.graph.branch_values import is_16_bits
-from remat.graph.host_copies import OFFLOAD, RELOAD
+from remat.graph.capture.tokens import CHUNK
 from remat.graph.joint import outputs_of
-from remat.graph.storages import hint, tensor_bytes
-from remat.graph.tokens import CHUNK
+from remat.graph.memory.host_copies import OFFLOAD, RELOAD
+from remat.graph.memory.storages import hint, tensor_bytes
 
 #: Inductor's setting that vectorises the remainders of loops on a CPU; see `scalar_tails`.
 _MASKED_TAILS = "cpp.enable_loop_tail_vec"

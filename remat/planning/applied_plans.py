@@ -19,14 +19,14 @@ from remat.graph.costs.counting import Flops, Unit
 from remat.graph.costs.devices import DEVICES
 from remat.graph.costs.fused import RooflineFused
 from remat.graph.costs.links import Link
-from remat.graph.liveness import own_outputs, simulate_peak
-from remat.graph.storages import has_symbols, workspace_of
+from remat.graph.memory.liveness import own_outputs, simulate_peak
+from remat.graph.memory.storages import has_symbols, workspace_of
 from remat.passes.core.state import State
-from remat.planning.offload_copies import Copies
-from remat.planning.offload_costs import Times
 from remat.planning.pipelines import split
 from remat.planning.plan import Plan
 from remat.planning.request import PlanRequest
+from remat.planning.search.offload_copies import Copies
+from remat.planning.search.offload_costs import Times
 from remat.version import __version__
 
 

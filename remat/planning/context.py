@@ -14,22 +14,22 @@ from typing import Self
 from remat.errors import ProblemError
 from remat.graph import ops
 from remat.graph.joint import JointGraph
-from remat.graph.liveness import MemoryCurve
-from remat.graph.lowering import Lowered
+from remat.graph.memory.liveness import MemoryCurve
+from remat.graph.problems.lowering import Lowered
 from remat.passes.core.base import Pass
 from remat.passes.core.choice import Provenance, SavedLimits
 from remat.passes.core.state import State
 from remat.passes.decide.budgeted import RegionBudget, full_and_least
 from remat.passes.decide.min_cut import RuntimeOptimalCut, require_tangents
 from remat.passes.decide.policies import check_matched
-from remat.planning.offload_costs import Tagged, Times, tagged_values
 from remat.planning.pipelines import count_workspaces, prepare, step_costs_of
 from remat.planning.request import PlanRequest
 from remat.planning.search.candidates import Candidate
 from remat.planning.search.effort import DEFAULT
+from remat.planning.search.offload_costs import Tagged, Times, tagged_values
 from remat.solvers.auto import is_auto
-from remat.solvers.graph_problem import evaluate
-from remat.solvers.hull import Hull
+from remat.solvers.graph.hull import Hull
+from remat.solvers.graph.problem import evaluate
 from remat.units import Budget
 
 #: Error of modelled times as a fraction of the step's time: the figure ``error_of_step`` of the benchmark ``step``, the

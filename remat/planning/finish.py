@@ -11,25 +11,25 @@ from remat.errors import BudgetError
 from remat.graph.collection import paused_collection
 from remat.graph.costs import CostModel
 from remat.graph.joint import outputs_of
-from remat.graph.liveness import saved_storages
-from remat.graph.lowering import SavedKind
+from remat.graph.memory.liveness import saved_storages
+from remat.graph.memory.storages import has_symbols, planned_sizes
+from remat.graph.memory.user_mutations import reread_outputs
 from remat.graph.policies import read_policies
-from remat.graph.storages import has_symbols, planned_sizes
-from remat.graph.user_mutations import reread_outputs
+from remat.graph.problems.lowering import SavedKind
 from remat.graph.verify import Split, verify
 from remat.passes.core.choice import Provenance, SavedLimits
 from remat.passes.core.state import Costs, State
 from remat.passes.decide.policies import check_budgets
 from remat.planning.context import Baseline
-from remat.planning.offload_costs import check_tagged
 from remat.planning.pipelines import (
     modules_of,
     step_costs_of,
 )
 from remat.planning.plan import Plan
 from remat.planning.search.measures import curve_of
-from remat.solvers.graph_problem import evaluate
-from remat.solvers.hull import Hull
+from remat.planning.search.offload_costs import check_tagged
+from remat.solvers.graph.hull import Hull
+from remat.solvers.graph.problem import evaluate
 from remat.units import Budget, format_bytes
 from remat.version import __version__
 

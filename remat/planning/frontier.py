@@ -13,14 +13,14 @@ from remat.files import Form, save_record, write_record
 from remat.graph import ops
 from remat.planning.plan import Plan
 from remat.planning.planner import Planner
+from remat.planning.reading.view import page_of
 from remat.planning.search.all_peaks import frontier_by_peak
 from remat.planning.search.candidates import Candidate
-from remat.planning.view import page_of
 from remat.record import PlanRecord
 from remat.report.page import write_page
 from remat.report.page_data import Page
 from remat.report.step_view import FrontierView
-from remat.solvers.pareto import knee
+from remat.solvers.graph.pareto import knee
 from remat.units import Budget, format_apart, format_bytes, format_cost
 
 #: Most points that the text of a frontier lists, so that the text fits one screen.

@@ -12,15 +12,15 @@ from typing import Any
 from torch import fx
 
 from remat.errors import ProblemError
+from remat.graph.capture.fake import repair_aliases
+from remat.graph.capture.regions import separate_calls
 from remat.graph.collection import paused_collection
 from remat.graph.costs import CostModel
 from remat.graph.costs.auto import is_for_cpu
 from remat.graph.costs.base import node_costs
-from remat.graph.fake import repair_aliases
 from remat.graph.joint import JointGraph, operators_digest
+from remat.graph.memory.user_mutations import copy_outputs, user_mutable_inputs
 from remat.graph.policies import Policies
-from remat.graph.regions import separate_calls
-from remat.graph.user_mutations import copy_outputs, user_mutable_inputs
 from remat.passes.core import pipeline_text
 from remat.passes.core.base import Pass
 from remat.passes.core.control import Fixpoint

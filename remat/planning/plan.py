@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from remat.planning.node_rows import uses
-from remat.planning.plan_text import rows_of, summary
-from remat.planning.view import explained, page_of, view_step
+from remat.planning.reading.node_rows import uses
+from remat.planning.reading.plan_text import rows_of, summary
+from remat.planning.reading.view import explained, page_of, view_step
 from remat.record import PlanRecord
 from remat.report.by_module import Use
 from remat.report.exports import export

@@ -13,9 +13,9 @@ from torch import fx
 
 from remat.errors import BudgetError, PlanError
 from remat.graph.joint import JointGraph, outputs_of, primals_of
-from remat.graph.liveness_of_graphs import PartitionedGraph, highest_of_graphs
-from remat.graph.lowering import Decision
-from remat.graph.storages import storage_bytes
+from remat.graph.memory.liveness_of_graphs import PartitionedGraph, highest_of_graphs
+from remat.graph.memory.storages import storage_bytes
+from remat.graph.problems.lowering import Decision
 from remat.passes.decide.budgeted import LeastDecision
 from remat.passes.decide.least_causes import least_causes
 from remat.passes.decide.policies import check_matched

@@ -13,7 +13,7 @@ these files, in this order::
     passes/decide/budgeted.py   converts the budget to a capacity in saved bytes, and calls the solver
     solvers/run.py              runs one solver, and checks its answer
     solvers/auto.py             the default solver: runs several solvers, and returns the best answer
-    solvers/lagrangian.py       the strongest of these solvers: prices saved bytes, then searches near the best price
+    solvers/graph/lagrangian.py       the strongest of these solvers: prices saved bytes, then searches near the best price
     solvers/_native/module.cpp  the compiled code of this search
 
 `remat.solvers.verify` checks and scores the answer of a solver. After the split into two modules, `finish` scores and
@@ -34,9 +34,9 @@ from remat.errors import BudgetError, BudgetWarning, PeakWarning, PlanError, Rem
 from remat.graph.collection import paused_collection
 from remat.graph.costs import Roofline
 from remat.graph.joint import JointGraph
+from remat.graph.memory.storages import has_symbols
+from remat.graph.memory.user_mutations import reread_outputs
 from remat.graph.policies import Policies, read_policies
-from remat.graph.storages import has_symbols
-from remat.graph.user_mutations import reread_outputs
 from remat.passes.core.base import Pass
 from remat.passes.core.choice import Provenance, SavedLimits
 from remat.passes.core.state import State
@@ -47,7 +47,6 @@ from remat.passes.joint.chunk_loss import read_chunk
 from remat.planning.applied_plans import check_applied, exposed_time
 from remat.planning.context import Baseline, GraphContext, fingerprint_of
 from remat.planning.finish import finish, later_figures, saved_in
-from remat.planning.peak_bounds import peak_bounds
 from remat.planning.pipelines import (
     PassManager,
     count_workspaces,
@@ -62,6 +61,7 @@ from remat.planning.request import PlanRequest
 from remat.planning.search.candidates import Candidate
 from remat.planning.search.compiled import CompiledSearch
 from remat.planning.search.measures import Measures, curve_of
+from remat.planning.search.peak_bounds import peak_bounds
 from remat.planning.search.proposals import search_of
 from remat.planning.search.search import Search
 from remat.plugins.registry import registry

@@ -4,4 +4,4 @@ from remat.plugins.hooks import hookimpl as hookimpl
 from remat.plugins.registry import PluginWarning as PluginWarning
 from remat.plugins.registry import Registry as Registry
 from remat.plugins.registry import registry as registry
-from remat.solvers.isolation import isolated as isolated
+from remat.solvers.isolation.process import isolated as isolated

@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 def remat_solvers() -> list[type[Solver]]:
     """Return remat's own solver classes, in the order in which tables list them."""
     from remat.solvers.auto import Auto
-    from remat.solvers.cpsat import CpSat
-    from remat.solvers.cut import CutSolver
-    from remat.solvers.dp import DynamicProgram
-    from remat.solvers.frontier import DynamicMemoryBudget
-    from remat.solvers.graph_milp import GraphMilp
-    from remat.solvers.greedy import Greedy
-    from remat.solvers.lagrangian import Lagrangian
-    from remat.solvers.milp import Milp
-    from remat.solvers.native import Native
-    from remat.solvers.pulp_cbc import PulpCbc
+    from remat.solvers.graph.cut import CutSolver
+    from remat.solvers.graph.lagrangian import Lagrangian
+    from remat.solvers.graph.milp import GraphMilp
+    from remat.solvers.knapsack.cpsat import CpSat
+    from remat.solvers.knapsack.dp import DynamicProgram
+    from remat.solvers.knapsack.frontier import DynamicMemoryBudget
+    from remat.solvers.knapsack.greedy import Greedy
+    from remat.solvers.knapsack.milp import Milp
+    from remat.solvers.knapsack.native import Native
+    from remat.solvers.knapsack.pulp_cbc import PulpCbc
 
     return [
         Greedy,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from remat.solvers.isolation import Isolated
+from remat.solvers.isolation.process import Isolated
 
 #: Text that a description contains if the description is valid in this process only.
 _OF_THIS_PROCESS = f"process-{uuid4().hex}"

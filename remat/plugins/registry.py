@@ -21,7 +21,7 @@ from remat.errors import PluginError, ProblemError, SolverError, did_you_mean, l
 from remat.plugins import builtin, hooks
 from remat.plugins.checks import CHECKS, check_solver
 from remat.solvers.base import Solver, unavailable
-from remat.solvers.isolation import isolated, obstacle
+from remat.solvers.isolation.process import isolated, obstacle
 
 if TYPE_CHECKING:
     from remat.graph.costs import CostModel
@@ -128,7 +128,7 @@ class Registry:
         Args:
             name: a registered name, ``"module:Class"``, or a solver instance.
             isolation: ``"process"``: the solver runs in a separate process, see
-                `remat.solvers.isolation`. ``"foreign"``: a solver from outside remat runs in a
+                `remat.solvers.isolation.process`. ``"foreign"``: a solver from outside remat runs in a
                 separate process if possible. None: the solver runs in this process.
 
         Raises:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from remat.graph.fake import repair_aliases
+from remat.graph.capture.fake import repair_aliases
 from remat.graph.joint import (
     JointGraph,
     Role,
@@ -25,7 +25,7 @@ from remat.graph.joint import (
     role_of,
     split_outputs,
 )
-from remat.graph.storages import form_of
+from remat.graph.memory.storages import form_of
 
 #: An element of a graph that an edit changes: the position of an output, or the name of a node.
 Item = int | str

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 
 from torch import fx
 
+from remat.graph.capture.source import enclosing_modules, module_path
 from remat.graph.policies import Policies, Policy
-from remat.graph.source import enclosing_modules, module_path
 from remat.units import columns, counted, format_bytes, format_cost
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from remat.errors import PlanError, ProblemError
 from remat.files import write_file
-from remat.graph.liveness import StorageKind, Timeline
+from remat.graph.memory.liveness import StorageKind, Timeline
 from remat.report.step_view import KEPT, OFFLOADED, RECOMPUTED, StepView, Value
 
 #: Alignment of the generated addresses, as in CUDA's caching allocator.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remat.errors import ProblemError
-from remat.graph.liveness import Lifetime, MemoryCurve, StorageKind, Timeline
+from remat.graph.memory.liveness import Lifetime, MemoryCurve, StorageKind, Timeline
 from remat.report.explanation import grouped
 from remat.report.pictures import (
     GREY,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from remat.graph.liveness import StorageKind, sums_of
+from remat.graph.memory.liveness import StorageKind, sums_of
 from remat.report.explanation import grouped
 from remat.report.memory_plot import LAYERS, highest_moments
 from remat.report.pictures import Scale

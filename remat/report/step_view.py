@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remat.graph.liveness import MemoryCurve, StorageKind, Timeline
+from remat.graph.memory.liveness import MemoryCurve, StorageKind, Timeline
 
 #: Bytes and cost.
 Point = tuple[int, int]

@@ -1,6 +1,6 @@
 """Measure the bytes that are alive while a training step runs.
 
-`remat.graph.liveness` predicts these bytes. There are two methods of measurement. The method
+`remat.graph.memory.liveness` predicts these bytes. There are two methods of measurement. The method
 *storages* uses a dispatch mode to see the results of all operators, and finalisers to see when each
 storage is freed. The method *allocator* uses the statistics of CUDA's allocator or, on the CPU, the
 profiler's record of allocations. Only the method *allocator* includes memory that an operator
@@ -21,8 +21,8 @@ import torch
 
 from remat import torch_compat
 from remat.errors import CaptureError, ProblemError
-from remat.graph.host_copies import OFFLOAD
-from remat.graph.storages import storage_of, tensors_of
+from remat.graph.memory.host_copies import OFFLOAD
+from remat.graph.memory.storages import storage_of, tensors_of
 
 #: Largest number of runs before the measured run. Several of these runs may compile the step,
 #: because a step may change state that its compiled code depends on.
@@ -288,7 +288,7 @@ class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 
     A subclass gets the reports through `found` and `freed`. If a storage existed before the mode was
     entered, `add` must be called to report it. The mode sees the results of a higher-order
-    operator, but not the operators inside. Host copies made by `remat.graph.host_copies` are left
+    operator, but not the operators inside. Host copies made by `remat.graph.memory.host_copies` are left
     out, because they are not in device memory.
     """
 

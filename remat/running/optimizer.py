@@ -17,7 +17,7 @@ import torch
 
 from remat import torch_compat
 from remat.errors import ProblemError, did_you_mean
-from remat.graph.storages import tensors_of
+from remat.graph.memory.storages import tensors_of
 from remat.running.measure import StorageTracker
 
 #: Type of a callable that creates an optimizer for a list of parameters, such as a class of `torch.optim`.

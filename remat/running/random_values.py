@@ -10,8 +10,8 @@ from torch import fx
 
 from remat import torch_compat
 from remat.errors import ProblemError, first_line
+from remat.graph.memory.storages import hint, storage_bytes, storage_key
 from remat.graph.ops import attribute_of
-from remat.graph.storages import hint, storage_bytes, storage_key
 
 
 class RealValues:

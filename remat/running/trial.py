@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from remat.errors import ProblemError
 from remat.graph.joint import JointGraph, outputs_of, role_of
-from remat.graph.storages import SYMBOLIC, storage_bytes
+from remat.graph.memory.storages import SYMBOLIC, storage_bytes
 from remat.running.random_values import RealValues, copy_of
 from remat.torch_compat import pytree
 from remat.units import format_bytes

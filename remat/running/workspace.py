@@ -25,8 +25,15 @@ from remat import torch_compat
 from remat.errors import PeakWarning, warn
 from remat.graph.costs.base import Forms, signature_of
 from remat.graph.costs.measure import undisturbed
-from remat.graph.storages import MEASURE, WORKSPACE, extent_of, hint, tensor_bytes, tensors_of
-from remat.graph.writes import by_target
+from remat.graph.memory.storages import (
+    MEASURE,
+    WORKSPACE,
+    extent_of,
+    hint,
+    tensor_bytes,
+    tensors_of,
+)
+from remat.graph.memory.writes import by_target
 from remat.running.measure import allocations
 from remat.torch_compat import pytree
 from remat.units import format_bytes

@@ -14,12 +14,12 @@ def solve(
     states: int,
 ) -> tuple[list[int], int, int, bool, bool]: ...
 
-# Compute the linear relaxation. Returns (order, bound, saved, value), as in `remat.solvers.bounds.Relaxation`.
+# Compute the linear relaxation. Returns (order, bound, saved, value), as in `remat.solvers.knapsack.bounds.Relaxation`.
 def relax(
     weights: Sequence[int], values: Sequence[int], capacity: int
 ) -> tuple[list[int], int, list[int], int]: ...
 
-# A graph problem with the loss of each choice; see `remat.solvers.hull`.
+# A graph problem with the loss of each choice; see `remat.solvers.graph.hull`.
 class GraphCore:
     def __init__(
         self,
@@ -38,7 +38,7 @@ class GraphCore:
         self, capacity: int, limit: int, work: int, most: int, seconds: float
     ) -> tuple[bool, bool, int, int, list[int], int, bool]: ...
 
-# A step problem in the kernel's form; the arguments are those of `remat.solvers.step_core.StepCore.columns`.
+# A step problem in the kernel's form; the arguments are those of `remat.solvers.schedule.core.StepCore.columns`.
 class StepGraph:
     def __init__(
         self,
@@ -60,7 +60,7 @@ class StepGraph:
         seconds: float,
     ) -> list[tuple[bool, bool, float, float, list[int]]]: ...
 
-# The Pareto-optimal choices of a knapsack; see `remat.solvers.frontier`.
+# The Pareto-optimal choices of a knapsack; see `remat.solvers.knapsack.frontier`.
 class Frontier:
     def __init__(
         self, weights: Sequence[int], values: Sequence[int], capacity: int, most: int

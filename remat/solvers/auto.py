@@ -9,19 +9,19 @@ from typing import ClassVar
 
 from remat.errors import RefusalError, SolverError
 from remat.solvers.base import Solver, unavailable
-from remat.solvers.cpsat import CpSat
-from remat.solvers.dp import DynamicProgram
 from remat.solvers.effort import EFFORT
-from remat.solvers.graph_milp import GraphMilp
-from remat.solvers.graph_problem import GraphProblem
-from remat.solvers.greedy import Greedy
-from remat.solvers.lagrangian import Search
-from remat.solvers.milp import Milp
-from remat.solvers.native import Native
+from remat.solvers.graph.lagrangian import Search
+from remat.solvers.graph.milp import GraphMilp
+from remat.solvers.graph.problem import GraphProblem
+from remat.solvers.knapsack.cpsat import CpSat
+from remat.solvers.knapsack.dp import DynamicProgram
+from remat.solvers.knapsack.greedy import Greedy
+from remat.solvers.knapsack.milp import Milp
+from remat.solvers.knapsack.native import Native
+from remat.solvers.knapsack.reduction import reduce
 from remat.solvers.problem import KnapsackProblem
-from remat.solvers.reduction import reduce
 from remat.solvers.run import run
-from remat.solvers.schedule_problem import ScheduleProblem
+from remat.solvers.schedule.problem import ScheduleProblem
 from remat.solvers.solution import Answer, ScheduleAnswer, Solution, Status
 from remat.solvers.verify import verify
 

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from remat.solvers.graph_problem import GraphProblem
+from remat.solvers.graph.problem import GraphProblem
 from remat.solvers.problem import KnapsackProblem, Problem
-from remat.solvers.schedule_problem import ScheduleProblem
+from remat.solvers.schedule.problem import ScheduleProblem
 from remat.solvers.solution import Answer, ScheduleAnswer
 
 AnyProblem = KnapsackProblem | GraphProblem | ScheduleProblem
@@ -92,7 +92,7 @@ class Solver:
 
         A solver need not define this method. Without it, ``solve`` gets knapsacks whose items are
         nodes, and a minimum cut turns the chosen items into saved nodes (see
-        `remat.solvers.completion`).
+        `remat.solvers.graph.completion`).
 
         Args:
             problem: the graph problem to solve; a capacity of None sets no limit.
@@ -165,7 +165,7 @@ def built_in(solver: Solver) -> bool:
     another solver in its own process. It is built in if that other solver is.
     """
     kind = type(solver)
-    if kind.__module__ == "remat.solvers.isolation":  # `isolated` created this class
+    if kind.__module__ == "remat.solvers.isolation.process":  # `isolated` created this class
         inner = getattr(solver, "inner", None)
         return isinstance(inner, Solver) and built_in(inner)
     # A plugin can set `__module__` on its class, so check that the module really contains the class.

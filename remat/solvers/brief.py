@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from remat.solvers.base import Solver
-from remat.solvers.cpsat import CpSat
-from remat.solvers.graph_milp import GraphMilp
-from remat.solvers.lagrangian import Lagrangian
-from remat.solvers.milp import Milp
-from remat.solvers.pulp_cbc import PulpCbc
+from remat.solvers.graph.lagrangian import Lagrangian
+from remat.solvers.graph.milp import GraphMilp
+from remat.solvers.knapsack.cpsat import CpSat
+from remat.solvers.knapsack.milp import Milp
+from remat.solvers.knapsack.pulp_cbc import PulpCbc
 
 #: Number by which the usual work is divided; the help and tables of the command line show it.
 PARTS = 20

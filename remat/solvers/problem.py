@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from remat.errors import ProblemError
 from remat.solvers import columns
-from remat.solvers.bounds import Relaxation, relax, repair
 from remat.solvers.columns import as_integer
+from remat.solvers.knapsack.bounds import Relaxation, relax, repair
 from remat.solvers.solution import Answer, Checked, ScheduleAnswer, Solution
 
 #: Class of the verified answers to a kind of problem, such as `Solution` for knapsacks.

@@ -16,8 +16,8 @@ from typing import Any
 
 from remat.errors import BudgetError, ProblemError, RefusalError, SolverError
 from remat.solvers.base import Solver, unavailable
-from remat.solvers.completion import by_knapsack
-from remat.solvers.graph_problem import GraphProblem
+from remat.solvers.graph.completion import by_knapsack
+from remat.solvers.graph.problem import GraphProblem
 from remat.solvers.problem import Problem, S
 from remat.solvers.verify import judge, read, refuse
 
@@ -36,9 +36,9 @@ def run(
     """Solve a problem with a solver, and verify the answer.
 
     The solver gets the caller's problem unchanged, so the numbers in a refusal are the caller's.
-    Solvers that want trivial items removed derive from `remat.solvers.reduction.CoreSolver`. For a
+    Solvers that want trivial items removed derive from `remat.solvers.knapsack.reduction.CoreSolver`. For a
     solver of knapsacks only, a graph problem is converted to knapsacks: see
-    `remat.solvers.completion`.
+    `remat.solvers.graph.completion`.
 
     Args:
         solver: the solver to run.

@@ -13,9 +13,9 @@ from remat.errors import ProblemError, SolverError
 from remat.solvers.base import Solver, built_in, unavailable
 from remat.solvers.columns import as_integer
 from remat.solvers.effort import EFFORT
-from remat.solvers.graph_problem import GraphProblem
-from remat.solvers.lagrangian import Incumbent, Lagrangian, Search
-from remat.solvers.native import Native
+from remat.solvers.graph.lagrangian import Incumbent, Lagrangian, Search
+from remat.solvers.graph.problem import GraphProblem
+from remat.solvers.knapsack.native import Native
 from remat.solvers.problem import KnapsackProblem, Problem, S
 from remat.solvers.solution import Answer, Status
 

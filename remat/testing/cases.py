@@ -9,7 +9,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from remat.solvers.bounds import efficiency_order
+from remat.solvers.knapsack.bounds import efficiency_order
 from remat.solvers.problem import KnapsackProblem, Problem
 from remat.testing.families import FAMILIES, family, layers
 from remat.testing.oracle import optimum

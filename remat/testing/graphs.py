@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from remat.solvers.graph_problem import GraphProblem
+from remat.solvers.graph.problem import GraphProblem
 
 
 def random_graph(seed: int, *, nodes: int = 10, outside: bool = True) -> GraphProblem:

@@ -10,9 +10,9 @@ import math
 from typing import Any
 
 from remat.errors import ProblemError
-from remat.solvers.graph_problem import Evaluation, GraphProblem, evaluate
+from remat.solvers.graph.problem import Evaluation, GraphProblem, evaluate
 from remat.solvers.problem import KnapsackProblem, Problem
-from remat.solvers.schedule_problem import ScheduleProblem
+from remat.solvers.schedule.problem import ScheduleProblem
 
 MAX_ITEMS = 20
 

@@ -14,7 +14,7 @@ from remat.errors import BudgetError
 from remat.solvers.base import Solver
 from remat.solvers.problem import KnapsackProblem, Problem
 from remat.solvers.run import run
-from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule, least_peak
+from remat.solvers.schedule.problem import ScheduleProblem, evaluate_schedule, least_peak
 from remat.testing import graphs, steps
 from remat.testing.families import FAMILIES, family
 from remat.testing.oracle import decisions

@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from remat.solvers.schedule_problem import ScheduleProblem
+from remat.solvers.schedule.problem import ScheduleProblem
 
 
 def _step(

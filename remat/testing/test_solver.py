@@ -16,7 +16,7 @@ from remat.errors import BudgetError
 from remat.plugins.checks import check_solver
 from remat.solvers.base import Solver
 from remat.solvers.columns import INT64_MAX
-from remat.solvers.isolation import isolated, obstacle
+from remat.solvers.isolation.process import isolated, obstacle
 from remat.solvers.problem import KnapsackProblem, Problem
 from remat.solvers.run import run
 from remat.solvers.solution import GraphSolution, Schedule, Solution

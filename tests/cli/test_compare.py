@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import remat
-from remat.planning import experiments
+from remat.experiments import grid as experiments
 from remat.solvers.brief import PARTS
 from remat.units import Budget
 from tests.cli.command import run, shown, told
@@ -66,7 +66,7 @@ def test_a_solver_can_be_a_class_in_the_current_folder(folder: Path) -> None:
 
 
 def test_compare_fails_if_nobody_finds_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    from remat.solvers.greedy import Greedy
+    from remat.solvers.knapsack.greedy import Greedy
 
     monkeypatch.setattr(Greedy, "cannot_run", classmethod(lambda _: "it is closed today"))
     asked = ("compare", MODEL, "--lower", "eager", "--solvers", "greedy", "--budgets", "0.1")

@@ -15,7 +15,7 @@ from rich.console import Console
 
 import remat
 from remat.cli import models, tables
-from remat.planning.experiment_table import Comparison, ExperimentRow
+from remat.experiments.table import Comparison, ExperimentRow
 from remat.plugins.registry import registry
 from remat.units import format_bytes
 from tests.cli.command import run, shown

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import remat
-from remat.planning.experiment_table import Sweep
+from remat.experiments.table import Sweep
 
 ROOT = Path(__file__).parents[2]
 #: Modules that commands import, one of which is not installed.
@@ -104,7 +104,7 @@ def test_a_solver_in_a_process_of_its_own_imports_what_the_parent_does(folder: P
     code = (
         "import sys; sys.path.append('.')\n"
         "import my, remat\n"
-        "from remat.solvers.isolation import isolated\n"
+        "from remat.solvers.isolation.process import isolated\n"
         "from remat.solvers.run import run\n"
         "problem = remat.KnapsackProblem([1, 2], [3, 4], 2)\n"
         "assert run(isolated(my.FirstFit()), problem).saved == (0,)\n"

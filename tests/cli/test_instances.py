@@ -11,7 +11,7 @@ import pytest
 
 import remat
 from remat.cli import models
-from remat.solvers.graph_problem import GraphProblem, evaluate
+from remat.solvers.graph.problem import GraphProblem, evaluate
 from tests.cli.command import run, shown, told
 
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from remat.cli import main
-from remat.planning.experiment_table import Sweep
+from remat.experiments.table import Sweep
 
 MODEL, FAILING = "nets.py:block", "nets.py:broken"
 MODELS = '''
@@ -68,7 +68,7 @@ def test_an_interrupted_sweep_says_how_to_go_on(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("remat.planning.experiments.run_jobs", interrupted)
+    monkeypatch.setattr("remat.experiments.grid.run_jobs", interrupted)
     monkeypatch.setattr("sys.argv", ["remat", "sweep", MODEL, "-o", "a table.csv"])
     done = CliRunner().invoke(main, ["sweep", MODEL, "-o", str(tmp_path / "a table.csv")])
     assert done.exit_code == 130

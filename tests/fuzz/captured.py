@@ -65,7 +65,7 @@ def run_through(program: Program, way: Way, split: Split) -> Recorded:
         "keep_inference_input_mutations": way.writes_in_graph,
     }
     weights, args = program.tensors()
-    # `remat.graph.tangents` says why.
+    # `remat.graph.capture.tangents` says why.
     kept = functorch_config.patch(guess_tangent_strides_as_outputs=False)
     with quiet(), kept:
         if way.dynamo:

@@ -10,7 +10,8 @@ import torch
 
 import remat
 from remat.errors import VerifyError
-from remat.graph import ops, ownership
+from remat.graph import ops
+from remat.graph.memory import ownership
 from tests.fuzz.captured import Way, run_graphs, run_joint, run_through
 from tests.fuzz.cases import Case
 from tests.fuzz.check import SEEN, check, halves

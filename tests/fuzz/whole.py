@@ -151,7 +151,7 @@ def expect(step: Step) -> Expected | None:
             SEEN["sizes that eager PyTorch refuses"] += 1
     backend = "aot_eager" if step.lower == "eager" else "inductor"
     try:
-        # CSE merges calls of custom operators that count or draw; `remat.graph.tangents` says why of the other setting.
+        # CSE merges calls of custom operators that count or draw; `remat.graph.capture.tangents` says why of the other setting.
         with functorch_config.patch(cse=False, guess_tangent_strides_as_outputs=False):
             found, _ = compile_and_run(step, tuple(eager), backend=backend)
     except Exception as error:

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import remat
 from remat.errors import CaptureError
-from remat.graph import capture
+from remat.graph.capture import step as capture
 from remat.torch_compat import inductor_config
 from tests.graphs import joint_of, weight
 

@@ -10,8 +10,8 @@ from torch import fx
 
 import remat
 from remat import torch_compat
-from remat.graph.fused_liveness import FusedWalk
-from remat.graph.liveness import StepWalk
+from remat.graph.memory.fused_liveness import FusedWalk
+from remat.graph.memory.liveness import StepWalk
 from remat.running.workspace import workspace_bytes
 from tests.graphs import joint_of, weight
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from remat.errors import ProblemError
-from remat.graph.knapsack_evaluator import GraphInfoProvider, KnapsackEvaluator
+from remat.graph.problems.knapsack_evaluator import GraphInfoProvider, KnapsackEvaluator
 
 NODES = ["node1", "node2", "node3", "node4", "node5", "output"]
 EDGES = [

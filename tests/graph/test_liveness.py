@@ -11,7 +11,7 @@ from torch import fx, nn
 from torch._subclasses import FakeTensorMode
 
 import remat
-from remat.graph.liveness import (
+from remat.graph.memory.liveness import (
     StorageKind,
     Timeline,
     own_outputs,
@@ -19,7 +19,7 @@ from remat.graph.liveness import (
     simulate_peak,
     timeline,
 )
-from remat.graph.lowering import Decision
+from remat.graph.problems.lowering import Decision
 from remat.planning.pipelines import prepare, split
 from tests.graphs import joint_of, weight
 from tests.models import build

@@ -9,8 +9,8 @@ from torch import fx
 from torch._subclasses import FakeTensorMode
 
 from remat.graph import ops
+from remat.graph.memory.storages import Memories
 from remat.graph.purity import overload_named
-from remat.graph.storages import Memories
 
 
 def test_what_looks_at_shapes_only() -> None:

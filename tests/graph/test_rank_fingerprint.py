@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import CheckpointPolicy
 
 import remat
-from remat.graph.rank_fingerprint import Outline, first_difference, outline
+from remat.graph.capture.rank_fingerprint import Outline, first_difference, outline
 from tests.graphs import node, traced
 
 WHO = ("rank 1", "rank 0")

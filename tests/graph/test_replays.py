@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from remat.errors import PlanError
-from remat.graph.replays import Replays, state_bytes
+from remat.graph.problems.replays import Replays, state_bytes
 from remat.passes.split.functionalize_rng import _save_state
 from remat.torch_compat import FakeTensorMode
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import remat
 from remat.graph.joint import Role
-from remat.graph.ownership import Storages
+from remat.graph.memory.ownership import Storages
 from remat.graph.roles import UNREACHABLE, has_tangents
 from remat.passes.core.analyses import Distances
 from remat.passes.core.state import State

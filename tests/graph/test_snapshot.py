@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import fx
 
-from remat.graph.snapshot import Stamp
+from remat.graph.capture.snapshot import Stamp
 
 sin, add = torch.ops.aten.sin.default, torch.ops.aten.add.Tensor
 

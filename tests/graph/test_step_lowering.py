@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import remat
-from remat.graph.liveness import simulate_peak
-from remat.graph.step_lowering import lower_step
+from remat.graph.memory.liveness import simulate_peak
+from remat.graph.problems.step_lowering import lower_step
 from remat.planning.pipelines import modules_of, split
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest

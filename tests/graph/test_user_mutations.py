@@ -12,7 +12,7 @@ from torch._functorch._aot_autograd.descriptors import ParamAOTInput
 from torch.nn import functional as F
 
 import remat
-from remat.graph.user_mutations import user_mutable_inputs
+from remat.graph.memory.user_mutations import user_mutable_inputs
 from tests.graphs import node
 
 T = torch.Tensor

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import fx
 
-from remat.graph.writes import aliased_argument, is_destination, written_by
+from remat.graph.memory.writes import aliased_argument, is_destination, written_by
 
 aten = torch.ops.aten
 

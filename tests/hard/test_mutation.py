@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch._inductor import config as inductor_config
 
-from remat.graph.storages import storage_key
-from remat.graph.writes import aliased_argument
+from remat.graph.memory.storages import storage_key
+from remat.graph.memory.writes import aliased_argument
 from tests.hard.steps import Make, check, drawn, pair
 
 T = torch.Tensor

@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 import remat
 from remat.graph import ops
+from remat.graph.capture.regions import separate_calls
 from remat.graph.joint import output_node
-from remat.graph.regions import separate_calls
-from remat.graph.storages import storage_key
+from remat.graph.memory.storages import storage_key
 from tests.graphs import joint_of
 from tests.hard.steps import check, drawn, pair
 

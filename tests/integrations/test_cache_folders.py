@@ -17,6 +17,7 @@ from torch import nn
 
 import remat
 from remat.errors import ProblemError
+from remat.experiments.table import Sweep
 from remat.graph.costs import CostWarning
 from remat.graph.costs import store as stores
 from remat.integrations import plan_cache
@@ -26,7 +27,6 @@ from remat.integrations.partitioner import Partitioner
 from remat.integrations.plan_cache import CachedPlan
 from remat.integrations.stages import Arrived
 from remat.passes.instruments.reproducer import folder_for
-from remat.planning.experiment_table import Sweep
 
 NAME = "profile-v2.sqlite"
 #: Where a file system refuses: of a folder that is read-only, or of a disk that is full.
@@ -217,7 +217,7 @@ def test_a_sweep_on_a_full_disk_goes_on_once_there_is_room(
         remat.sweep(
             **given,
             budgets=(0.3, 0.6),
-            on_row=lambda _: broken.setattr("remat.planning.journal.os.fsync", full),
+            on_row=lambda _: broken.setattr("remat.experiments.journal.os.fsync", full),
         )
     assert not output.exists()
     assert not list(tmp_path.glob("*.lock"))

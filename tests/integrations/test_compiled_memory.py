@@ -16,7 +16,7 @@ from torch import nn
 import remat
 from remat import torch_compat
 from remat.errors import BudgetWarning
-from remat.graph.liveness import StorageKind, simulate_peak
+from remat.graph.memory.liveness import StorageKind, simulate_peak
 from remat.integrations import budget_loop
 from remat.integrations.compiled_memory import read_timeline, write_timeline
 from remat.running.measure import measure_step

@@ -15,8 +15,8 @@ from torch import nn
 import remat
 from remat import torch_compat
 from remat.errors import BudgetError, BudgetWarning, PlanError
-from remat.graph.liveness import StorageKind
-from remat.graph.storages import has_symbols
+from remat.graph.memory.liveness import StorageKind
+from remat.graph.memory.storages import has_symbols
 from remat.running.measure import measure_step
 from remat.torch_compat import dynamo_config, functorch_config, inductor_config
 from remat.units import Budget

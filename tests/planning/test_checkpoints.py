@@ -8,7 +8,7 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
 import remat
-from remat.graph.source import module_path
+from remat.graph.capture.source import module_path
 from tests.architectures import DiffusionTransformer
 
 COST = "roofline:h100"

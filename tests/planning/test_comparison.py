@@ -9,7 +9,7 @@ import torch
 
 import remat
 from remat.errors import ProblemError, SolverError
-from remat.planning.experiment_table import ExperimentRow, mark_best
+from remat.experiments.table import ExperimentRow, mark_best
 from tests.graphs import joint_of, weight
 
 

@@ -14,9 +14,9 @@ from torch import nn
 
 import remat
 from remat.errors import BudgetError, ProblemError, RematError
+from remat.fitting.fit import _by_speed, read_batches, read_memory, rows_up_to_most
+from remat.fitting.table import FitRow
 from remat.graph.costs import Roofline
-from remat.planning.fit import _by_speed, read_batches, read_memory, rows_up_to_most
-from remat.planning.fit_table import FitRow
 from tests.planning.fit_cells import cells
 
 

@@ -17,9 +17,9 @@ from torch.utils.checkpoint import (
 
 import remat
 from remat.errors import BudgetError, PlanError
-from remat.graph.host_copies import OFFLOAD, RELOAD, host_bytes_of
-from remat.graph.storages import tensor_bytes
-from remat.planning import offload_costs
+from remat.graph.memory.host_copies import OFFLOAD, RELOAD, host_bytes_of
+from remat.graph.memory.storages import tensor_bytes
+from remat.planning.search import offload_costs
 from remat.planning.search.proposers import offloads
 from tests import graphs
 from tests.graphs import weight

@@ -17,7 +17,7 @@ import remat
 from remat.errors import PlanError, ProblemError, RematError
 from remat.graph.costs import links
 from remat.graph.costs.links import LINKS, Link
-from remat.graph.host_copies import OFFLOAD, RELOAD, WAIT_COPIED
+from remat.graph.memory.host_copies import OFFLOAD, RELOAD, WAIT_COPIED
 from remat.running.measure import measure_step
 
 #: A link so fast that small models gain by it, and costs as those of the CPU that tests run on.

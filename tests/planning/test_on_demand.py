@@ -12,12 +12,12 @@ from torch import nn
 
 import remat
 from remat import torch_compat
-from remat.graph.liveness import simulate_peak
+from remat.graph.memory.liveness import simulate_peak
 from remat.integrations import plan_log
-from remat.planning.peak_bounds import peak_bounds
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
 from remat.planning.search.measures import Measures
+from remat.planning.search.peak_bounds import peak_bounds
 from remat.running import workspace
 from remat.units import Budget
 from tests.graphs import joint_of

@@ -15,9 +15,9 @@ import remat
 from remat.errors import RefusalError, SolverError
 from remat.running.differences import first_difference
 from remat.running.trial import Trial
-from remat.solvers.greedy import Greedy
 from remat.solvers.kernel import kernel
-from remat.solvers.native import Native
+from remat.solvers.knapsack.greedy import Greedy
+from remat.solvers.knapsack.native import Native
 from tests.graphs import joint_of, weight
 from tests.hard.steps import assert_same, compiled, drawn, step
 from tests.models import Noisy, build

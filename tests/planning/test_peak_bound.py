@@ -14,8 +14,8 @@ import remat
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
 from remat.planning.search.proposers.cuts import Cuts
-from remat.solvers.flow import MinimumCut, Network
-from remat.solvers.schedule_problem import evaluate_schedule
+from remat.solvers.graph.flow import MinimumCut, Network
+from remat.solvers.schedule.problem import evaluate_schedule
 from remat.units import Budget
 
 

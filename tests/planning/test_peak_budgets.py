@@ -24,7 +24,7 @@ from remat.planning.search.candidates import Candidate
 from remat.planning.search.pool import Limits
 from remat.planning.search.proposals import PROPOSERS
 from remat.planning.search.search import Proposer, Search
-from remat.solvers.lagrangian import Lagrangian
+from remat.solvers.graph.lagrangian import Lagrangian
 from remat.units import Budget
 from tests.graphs import joint_of
 from tests.models import build

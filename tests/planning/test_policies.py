@@ -19,14 +19,14 @@ from remat.graph import ops
 from remat.graph.branch_values import keep_branches
 from remat.graph.index import index_graph
 from remat.graph.joint import output_node
-from remat.graph.liveness import own_outputs
-from remat.graph.replays import Replays, maker_of
+from remat.graph.memory.liveness import own_outputs
+from remat.graph.memory.storages import storage_key
+from remat.graph.problems.replays import Replays, maker_of
 from remat.graph.roles import classify
-from remat.graph.storages import storage_key
 from remat.graph.text import parse_joint, print_joint
 from remat.integrations.partitioner import Partitioner
 from remat.planning.request import PlanRequest
-from remat.solvers.graph_problem import evaluate
+from remat.solvers.graph.problem import evaluate
 from remat.units import parse_bytes
 from tests.fuzz.functions import counter
 from tests.graphs import joint_of, weight

@@ -21,7 +21,7 @@ from remat.passes.joint.chunk_loss import ChunkLoss
 from remat.passes.packing.pairs import SavedTensorHooks
 from remat.planning.pipelines import PassManager
 from remat.planning.request import CONFLICTS, Conflict, PlanRequest
-from remat.solvers.greedy import Greedy
+from remat.solvers.knapsack.greedy import Greedy
 from tests.graphs import joint_of, weight
 
 DOORS: list[Callable[..., Any]] = [remat.plan, remat.partitioner]

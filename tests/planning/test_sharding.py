@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import remat
-from remat.graph.storages import storage_key
-from remat.planning.sharding import Sharding, shard
+from remat.fitting.sharding import Sharding, shard
+from remat.graph.memory.storages import storage_key
 
 
 class Model(nn.Module):

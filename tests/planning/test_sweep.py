@@ -18,7 +18,7 @@ from torch import nn
 
 import remat
 from remat.errors import ProblemError, SolverError
-from remat.planning.experiment_table import Sweep
+from remat.experiments.table import Sweep
 
 #: What differs from run to run.
 TIMES = ("plan_s", "solve_s")

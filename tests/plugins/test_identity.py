@@ -14,7 +14,7 @@ from foreign_solvers import Honest
 import remat
 from remat.plugins import isolated, registry
 from remat.plugins.identity import identity, is_known_elsewhere, surroundings
-from remat.solvers.dp import DynamicProgram
+from remat.solvers.knapsack.dp import DynamicProgram
 from tests.plugins.test_registry import plugin
 
 PASS = """

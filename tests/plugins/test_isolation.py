@@ -19,9 +19,9 @@ import pytest
 from remat.errors import ProblemError, RefusalError, SolverError
 from remat.plugins import isolated, registry
 from remat.solvers import KnapsackProblem, Solver, Status, run
-from remat.solvers.dp import DynamicProgram
-from remat.solvers.greedy import Greedy
-from remat.solvers.isolation import _Process, obstacle
+from remat.solvers.isolation.process import _Process, obstacle
+from remat.solvers.knapsack.dp import DynamicProgram
+from remat.solvers.knapsack.greedy import Greedy
 
 PROBLEM = KnapsackProblem((3, 4, 5), (30, 41, 50), 8)
 
@@ -221,7 +221,7 @@ def test_the_registry_hands_out_isolated_solvers(isolation) -> None:
 def test_foreign_is_what_is_not_ours() -> None:
     known = registry()
     assert not any(known.is_foreign(name) for name in ("greedy", "dp", "cpsat", "auto"))
-    assert not known.is_foreign("remat.solvers.dp:DynamicProgram")
+    assert not known.is_foreign("remat.solvers.knapsack.dp:DynamicProgram")
     assert known.is_foreign("foreign_solvers:Honest")
     assert known.is_foreign(foreign.Honest())
     with pytest.raises(SolverError, match="unknown solver 'gredy'"):

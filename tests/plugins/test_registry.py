@@ -222,7 +222,7 @@ def test_a_solver_whose_module_is_missing_is_listed_but_not_handed_out(monkeypat
 
 
 def test_a_solver_by_path_or_as_it_is() -> None:
-    mine = registry().solver("remat.solvers.dp:DynamicProgram")
+    mine = registry().solver("remat.solvers.knapsack.dp:DynamicProgram")
     assert mine == registry().solver("dp")
     assert registry().solver(mine) is mine
 

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 import remat
 from remat.errors import ProblemError
 from remat.graph.joint import JointGraph, Role, role_of, split_outputs
-from remat.graph.lowering import Decision
+from remat.graph.problems.lowering import Decision
 from remat.graph.text import parse_joint, print_joint
 from remat.passes.split.partition import Partition
 from remat.planning import pipelines

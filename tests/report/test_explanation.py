@@ -14,9 +14,9 @@ from torch.utils.checkpoint import (
 )
 
 import remat
-from remat.planning.node_rows import kept, price, runs_of
+from remat.planning.reading.node_rows import kept, price, runs_of
 from remat.report.explanation import MOST_DECLARED
-from remat.solvers.graph_problem import GraphProblem
+from remat.solvers.graph.problem import GraphProblem
 from remat.units import format_cost
 from tests.graphs import joint_of, weight
 

@@ -14,7 +14,7 @@ from torch.cuda import _memory_viz
 
 import remat
 from remat.errors import PlanError, ProblemError
-from remat.graph.liveness import StorageKind
+from remat.graph.memory.liveness import StorageKind
 from remat.report.exports import COLUMNS, FORMATS
 
 

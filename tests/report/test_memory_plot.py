@@ -11,7 +11,7 @@ import pytest
 
 import remat
 from remat.errors import PlanError, ProblemError
-from remat.graph.liveness import Lifetime, MemoryCurve, StorageKind, Timeline
+from remat.graph.memory.liveness import Lifetime, MemoryCurve, StorageKind, Timeline
 from remat.report.memory_plot import LAYERS, fillings, step_figure
 from remat.report.pictures import GREY, byte_ticks, write_picture
 from remat.report.step_view import Clock

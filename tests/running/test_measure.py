@@ -12,7 +12,7 @@ from torch import nn
 
 import remat
 from remat.errors import CaptureError, ProblemError
-from remat.graph.storages import Sizes
+from remat.graph.memory.storages import Sizes
 from remat.running.measure import Measured, StorageTracker, as_before, measure_step
 from tests.models import build
 from tests.passes.programs import SIZE, Model, Program, programs

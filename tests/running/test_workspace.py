@@ -16,11 +16,11 @@ from torch.nn import functional
 
 import remat
 from remat.errors import BudgetWarning, PeakWarning
-from remat.graph.capture import capture
-from remat.graph.fake import repair_aliases
+from remat.graph.capture.fake import repair_aliases
+from remat.graph.capture.step import capture
 from remat.graph.joint import JointGraph
-from remat.graph.liveness import simulate_peak
-from remat.graph.storages import WORKSPACE, expression_of, hint
+from remat.graph.memory.liveness import simulate_peak
+from remat.graph.memory.storages import WORKSPACE, expression_of, hint
 from remat.planning.pipelines import modules_of, prepare
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest

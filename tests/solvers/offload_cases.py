@@ -9,17 +9,17 @@ from dataclasses import replace
 from typing import Any
 
 from remat.errors import ProblemError
-from remat.solvers.graph_problem import GraphProblem
-from remat.solvers.offload_problem import (
+from remat.solvers.graph.problem import GraphProblem
+from remat.solvers.schedule.offload_problem import (
     CarriedSchedule,
     OffloadChoice,
     OffloadProblem,
     carried,
     evaluate_offloads,
 )
-from remat.solvers.offload_search import OffloadSearch, Scheduled
-from remat.solvers.schedule_problem import ScheduleProblem
-from remat.solvers.transfers import Transfer
+from remat.solvers.schedule.offload_search import OffloadSearch, Scheduled
+from remat.solvers.schedule.problem import ScheduleProblem
+from remat.solvers.schedule.transfers import Transfer
 
 
 def chain(capacity: int, *, copies: int, again: int = 5, **more: Any) -> OffloadProblem:

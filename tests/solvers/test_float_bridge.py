@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from remat.errors import ProblemError
 from remat.solvers.auto import Auto
 from remat.solvers.base import Solver
-from remat.solvers.dp import DynamicProgram
-from remat.solvers.float_bridge import knapsack_fn, problem_from_floats
-from remat.solvers.greedy import Greedy
+from remat.solvers.knapsack.dp import DynamicProgram
+from remat.solvers.knapsack.float_bridge import knapsack_fn, problem_from_floats
+from remat.solvers.knapsack.greedy import Greedy
 
 
 @pytest.mark.parametrize("solver", [DynamicProgram(), Auto()])

@@ -9,8 +9,8 @@ from frontier_cases import pareto
 
 import remat
 from remat.errors import ProblemError
-from remat.solvers import frontier as module
-from remat.solvers.frontier import KnapsackFrontier, knapsack_frontier
+from remat.solvers.knapsack import frontier as module
+from remat.solvers.knapsack.frontier import KnapsackFrontier, knapsack_frontier
 
 
 def by_kernel_or_numpy(problem: remat.KnapsackProblem, most: int = 200_000) -> KnapsackFrontier:

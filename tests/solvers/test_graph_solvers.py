@@ -11,12 +11,12 @@ import pytest
 from remat.errors import ProblemError
 from remat.solvers import Status
 from remat.solvers.auto import Auto
-from remat.solvers.graph_milp import GraphMilp
-from remat.solvers.graph_problem import GraphProblem, evaluate
-from remat.solvers.graph_reduction import reduce_graph
-from remat.solvers.hull import Hull
+from remat.solvers.graph.hull import Hull
+from remat.solvers.graph.lagrangian import Lagrangian, Search
+from remat.solvers.graph.milp import GraphMilp
+from remat.solvers.graph.problem import GraphProblem, evaluate
+from remat.solvers.graph.reduction import reduce_graph
 from remat.solvers.kernel import kernel
-from remat.solvers.lagrangian import Lagrangian, Search
 from remat.solvers.run import run
 from remat.testing.graphs import layers, random_graph, wide
 from remat.testing.oracle import decisions, optimum
@@ -101,7 +101,7 @@ def test_exact_search_ends_where_its_work_does() -> None:
 
 
 def test_without_the_kernel_plans_still_fit_and_are_bounded(monkeypatch) -> None:
-    import remat.solvers.lagrangian as module
+    import remat.solvers.graph.lagrangian as module
 
     problem = layers(8)
     problem = problem.within(sum(problem.size) // 2)

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 import remat
 from remat.errors import ProblemError, RematError
-from remat.solvers import instance_format
-from remat.solvers.graph_problem import GraphProblem
-from remat.solvers.instances import Instance, load_instance, save_instance
+from remat.solvers.graph.problem import GraphProblem
+from remat.solvers.instances import file_format as instance_format
+from remat.solvers.instances.instance import Instance, load_instance, save_instance
 from remat.solvers.problem import KnapsackProblem
-from remat.solvers.schedule_problem import ScheduleProblem
+from remat.solvers.schedule.problem import ScheduleProblem
 from remat.testing.families import family
 from remat.testing.graphs import random_graph
 from remat.testing.steps import random_step

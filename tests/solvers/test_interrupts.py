@@ -12,14 +12,14 @@ from remat.solvers.kernel import kernel
 pytestmark = pytest.mark.skipif(kernel() is None, reason="the kernel is not compiled here")
 
 ANNEALING = """
-from remat.solvers.schedule_problem import evaluate_schedule
+from remat.solvers.schedule.problem import evaluate_schedule
 from remat.testing.steps import layered
 problem = layered(400, width=0.2, seed=1)
 capacity = evaluate_schedule(problem, range(400)).peak_bytes * 7 // 10
 def search(): remat.solve(problem.within(capacity))
 """
 FRONTIER = """
-from remat.solvers.frontier import knapsack_frontier
+from remat.solvers.knapsack.frontier import knapsack_frontier
 from remat.testing.families import family
 problem = family("strongly-correlated", items=9_000, span=10**9, share=50, seed=3)
 def search(): knapsack_frontier(problem, most_points=5_000_000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from remat.solvers.base import unavailable
-from remat.solvers.native import Native
+from remat.solvers.knapsack.native import Native
 from remat.solvers.run import run
 from remat.solvers.solution import Status
 from remat.testing.families import family

@@ -10,8 +10,13 @@ import pytest
 from offload_cases import chain, cheapest, drawn, least_wait, search_of
 
 from remat.errors import ProblemError
-from remat.solvers.offload_problem import OffloadChoice, OffloadProblem, carried, evaluate_offloads
-from remat.solvers.transfers import Transfer, exposed_time_at, place
+from remat.solvers.schedule.offload_problem import (
+    OffloadChoice,
+    OffloadProblem,
+    carried,
+    evaluate_offloads,
+)
+from remat.solvers.schedule.transfers import Transfer, exposed_time_at, place
 
 Make = Callable[[int, int], OffloadProblem]
 #: Steps of three layers, each with the least cost of any decision; None: none is within the capacity.

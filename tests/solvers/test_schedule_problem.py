@@ -9,12 +9,12 @@ import pytest
 
 import remat
 from remat.errors import BudgetError, ProblemError
-from remat.solvers.annealing import improve
 from remat.solvers.kernel import kernel, missing
-from remat.solvers.native import Native
+from remat.solvers.knapsack.native import Native
 from remat.solvers.run import run
-from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule, least_peak
-from remat.solvers.step_core import step_core
+from remat.solvers.schedule.annealing import improve
+from remat.solvers.schedule.core import step_core
+from remat.solvers.schedule.problem import ScheduleProblem, evaluate_schedule, least_peak
 from remat.testing.oracle import optimum
 from remat.testing.samples import SMALL, solved
 from remat.testing.steps import layered

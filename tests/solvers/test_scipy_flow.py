@@ -8,9 +8,9 @@ import sys
 import numpy as np
 import pytest
 
-from remat.solvers.flow import Network
-from remat.solvers.graph_problem import GraphProblem
-from remat.solvers.scipy_flow import ScipyFlow
+from remat.solvers.graph.flow import Network
+from remat.solvers.graph.problem import GraphProblem
+from remat.solvers.graph.scipy_flow import ScipyFlow
 
 
 def drawn(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

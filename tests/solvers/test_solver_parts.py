@@ -13,11 +13,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from remat.solvers import Answer, KnapsackProblem
-from remat.solvers.bounds import efficiency_order, relax_in_python
 from remat.solvers.highs import quiet_stdout
 from remat.solvers.kernel import kernel
-from remat.solvers.reduction import fix_variables, reduce
-from remat.solvers.tolerances import scale_down
+from remat.solvers.knapsack.bounds import efficiency_order, relax_in_python
+from remat.solvers.knapsack.reduction import fix_variables, reduce
+from remat.solvers.knapsack.tolerances import scale_down
 from remat.testing.families import family
 from remat.testing.oracle import brute_force
 
@@ -152,5 +152,5 @@ def test_the_kernel_relaxes_item_for_item_as_python_does(problem: KnapsackProble
 
 def test_without_the_kernel_python_relaxes(monkeypatch) -> None:
     problem = family("circle", items=20, span=100, share=50, seed=9)
-    monkeypatch.setattr("remat.solvers.bounds.kernel", lambda: None)
+    monkeypatch.setattr("remat.solvers.knapsack.bounds.kernel", lambda: None)
     assert problem.relaxed() == relax_in_python(problem.weights, problem.values, problem.capacity)

@@ -12,13 +12,13 @@ import pytest
 from remat.errors import RefusalError
 from remat.solvers import Answer, KnapsackProblem, Solver, Status, run
 from remat.solvers.auto import Auto
-from remat.solvers.cpsat import CpSat
-from remat.solvers.dp import DynamicProgram
-from remat.solvers.greedy import Greedy
-from remat.solvers.milp import Milp
-from remat.solvers.native import Native
-from remat.solvers.pulp_cbc import PulpCbc
-from remat.solvers.schedule_problem import ScheduleProblem
+from remat.solvers.knapsack.cpsat import CpSat
+from remat.solvers.knapsack.dp import DynamicProgram
+from remat.solvers.knapsack.greedy import Greedy
+from remat.solvers.knapsack.milp import Milp
+from remat.solvers.knapsack.native import Native
+from remat.solvers.knapsack.pulp_cbc import PulpCbc
+from remat.solvers.schedule.problem import ScheduleProblem
 from remat.testing.families import family
 
 
@@ -148,10 +148,10 @@ def test_an_answer_of_pulp_has_a_bound_if_cbc_proves_it() -> None:
 def test_importing_solvers_loads_no_back_end_and_using_pulp_does_not_keep_ortools_out() -> None:
     script = """
 import sys, remat
-import remat.solvers.auto, remat.solvers.float_bridge
+import remat.solvers.auto, remat.solvers.knapsack.float_bridge
 from remat.solvers import KnapsackProblem, run
-from remat.solvers.cpsat import CpSat
-from remat.solvers.pulp_cbc import PulpCbc
+from remat.solvers.knapsack.cpsat import CpSat
+from remat.solvers.knapsack.pulp_cbc import PulpCbc
 
 assert remat.Solver and remat.KnapsackProblem and remat.Answer
 heavy = {"torch", "numpy", "scipy", "ortools", "pulp", "pytest", "pluggy"}

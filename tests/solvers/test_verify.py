@@ -11,10 +11,10 @@ import pytest
 from remat.errors import SolverError
 from remat.solvers import Answer, KnapsackProblem, Solver, Status, verify
 from remat.solvers.base import built_in
-from remat.solvers.graph_problem import GraphProblem
-from remat.solvers.isolation import isolated
-from remat.solvers.native import Native
-from remat.solvers.schedule_problem import ScheduleProblem
+from remat.solvers.graph.problem import GraphProblem
+from remat.solvers.isolation.process import isolated
+from remat.solvers.knapsack.native import Native
+from remat.solvers.schedule.problem import ScheduleProblem
 from remat.solvers.solution import ScheduleAnswer
 from remat.testing.graphs import layers
 

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from remat.errors import BudgetError
 from remat.solvers import Answer, KnapsackProblem, Solver, Status
-from remat.solvers.dp import DynamicProgram
-from remat.solvers.lagrangian import Lagrangian
-from remat.solvers.native import Native
+from remat.solvers.graph.lagrangian import Lagrangian
+from remat.solvers.knapsack.dp import DynamicProgram
+from remat.solvers.knapsack.native import Native
 from remat.solvers.solution import ScheduleAnswer
 
 

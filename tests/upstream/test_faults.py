@@ -28,7 +28,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import remat
 from remat import torch_compat
-from remat.graph import tangents
+from remat.graph.capture import tangents
 from remat.integrations import workarounds
 from tests.hard.test_custom_operators import Shifted, Tallied
 

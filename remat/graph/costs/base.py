@@ -21,10 +21,10 @@ from remat.errors import ProblemError, RematError
 from remat.graph import ops
 from remat.graph.index import GraphIndex
 from remat.graph.joint import JointGraph
-from remat.graph.ownership import Storages
-from remat.graph.replays import is_element
-from remat.graph.storages import SYMBOLIC, form_of, hint
-from remat.graph.writes import aliased_argument
+from remat.graph.memory.ownership import Storages
+from remat.graph.memory.storages import SYMBOLIC, form_of, hint
+from remat.graph.memory.writes import aliased_argument
+from remat.graph.problems.replays import is_element
 
 _REPORT: ContextVar[Callable[[str], None] | None] = ContextVar("remat_costs_report", default=None)
 

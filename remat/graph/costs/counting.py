@@ -14,7 +14,7 @@ from remat import torch_compat
 from remat.graph import ops
 from remat.graph.costs.base import CostModel
 from remat.graph.costs.formulas import FORMULAS
-from remat.graph.storages import hint, tensors_of
+from remat.graph.memory.storages import hint, tensors_of
 from remat.torch_compat import pytree
 
 #: Inductor's operators that draw random numbers from a given seed. They are pure functions of the seed, but as

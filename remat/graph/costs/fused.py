@@ -13,8 +13,8 @@ from torch import fx
 from remat import torch_compat
 from remat.graph import ops
 from remat.graph.costs.roofline import Roofline, all_bytes
-from remat.graph.storages import tensor_bytes, tensors_of
-from remat.graph.writes import aliased_argument
+from remat.graph.memory.storages import tensor_bytes, tensors_of
+from remat.graph.memory.writes import aliased_argument
 
 
 @dataclass(frozen=True, slots=True)

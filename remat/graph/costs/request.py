@@ -13,7 +13,7 @@ from torch import fx
 from remat import torch_compat
 from remat.graph import ops
 from remat.graph.costs.measure import this_device, whole
-from remat.graph.storages import SYMBOLIC, extent_of, hint, tensor_bytes, tensors_of
+from remat.graph.memory.storages import SYMBOLIC, extent_of, hint, tensor_bytes, tensors_of
 from remat.torch_compat import pytree
 
 

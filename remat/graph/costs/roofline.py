@@ -17,7 +17,7 @@ from remat.graph.costs.base import CostModel
 from remat.graph.costs.calibration import calibrated
 from remat.graph.costs.counting import SLOW, count_flops
 from remat.graph.costs.devices import DEVICES, Device
-from remat.graph.storages import tensor_bytes, tensors_of
+from remat.graph.memory.storages import tensor_bytes, tensors_of
 
 
 @dataclass(frozen=True, slots=True)

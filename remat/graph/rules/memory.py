@@ -12,12 +12,12 @@ from torch.utils.checkpoint import CheckpointPolicy
 from remat.graph import ops
 from remat.graph.index import inputs_of
 from remat.graph.joint import overwritten_after
-from remat.graph.liveness import saved_storages
-from remat.graph.lowering import must_save, tag_of
-from remat.graph.replays import Replays
+from remat.graph.memory.liveness import saved_storages
+from remat.graph.memory.storages import Memories, Sizes, storage_key
+from remat.graph.memory.writes import aliased_argument, is_destination, root_of, written_by
+from remat.graph.problems.lowering import must_save, tag_of
+from remat.graph.problems.replays import Replays
 from remat.graph.rules.facts import Facts, Fault, called
-from remat.graph.storages import Memories, Sizes, storage_key
-from remat.graph.writes import aliased_argument, is_destination, root_of, written_by
 
 
 def tags_hold(facts: Facts) -> Iterator[Fault]:

@@ -16,7 +16,7 @@ from remat import torch_compat
 from remat.graph import ops
 from remat.graph.copying import RUN_OF, run_of
 from remat.graph.index import inputs_of
-from remat.graph.lowering import must_recompute
+from remat.graph.problems.lowering import must_recompute
 from remat.graph.rules.facts import Facts, Fault, called
 
 

@@ -18,9 +18,9 @@ from torch.utils.checkpoint import CheckpointPolicy
 from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph.branch_values import PIECE, is_piece
+from remat.graph.capture.source import source_line
 from remat.graph.joint import UNCHECKED
 from remat.graph.policies import REGION, is_region, region_of
-from remat.graph.source import source_line
 from remat.graph.text.literals import read_opaque, write_opaque
 from remat.graph.text.syntax import Source, arguments, call_name, quoted, written_call
 

@@ -21,8 +21,8 @@ from torch import fx
 
 from remat import torch_compat
 from remat.errors import ProblemError
+from remat.graph.memory.storages import SYMBOLIC
 from remat.graph.purity import overload_names
-from remat.graph.storages import SYMBOLIC
 from remat.graph.text.sizes import expression_of, write_expression
 from remat.graph.text.syntax import (
     IDENTIFIER,

@@ -14,10 +14,10 @@ from torch import fx
 
 from remat.errors import ProblemError
 from remat.files import write_file
+from remat.graph.capture.source import module_path
 from remat.graph.joint import JointGraph, Role, output_node, role_of
+from remat.graph.memory.storages import fake_mode_of, leaves_of
 from remat.graph.ops import attribute_of
-from remat.graph.source import module_path
-from remat.graph.storages import fake_mode_of, leaves_of
 from remat.graph.text.annotations import (
     PARTS,
     number_regions,

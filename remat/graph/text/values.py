@@ -19,7 +19,8 @@ from torch import fx
 
 from remat import torch_compat
 from remat.errors import ProblemError, first_line
-from remat.graph.storages import SYMBOLIC, storage_key
+from remat.graph.memory.storages import SYMBOLIC, storage_key
+from remat.graph.memory.writes import aliased_argument
 from remat.graph.text.literals import (
     CONSTANTS,
     ArgumentReader,
@@ -36,7 +37,6 @@ from remat.graph.text.sizes import (
     write_expression,
 )
 from remat.graph.text.syntax import Source, arguments, call_name, written_call
-from remat.graph.writes import aliased_argument
 from remat.torch_compat import dtype_abbrs
 
 _DTYPES = {name: dtype for dtype, name in dtype_abbrs.items()}

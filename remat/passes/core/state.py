@@ -23,8 +23,8 @@ from remat.errors import PlanError, ProblemError
 from remat.graph.costs import CostModel, node_costs
 from remat.graph.index import GraphIndex, index_graph
 from remat.graph.joint import JointGraph
-from remat.graph.lowering import Decision, Lowered, lower
-from remat.graph.ownership import Storages, find_storages
+from remat.graph.memory.ownership import Storages, find_storages
+from remat.graph.problems.lowering import Decision, Lowered, lower
 from remat.graph.roles import Roles, classify
 from remat.passes.core.choice import BanRules, Provenance, SavedLimits
 from remat.passes.packing.pairs import SavedTensorHooks

@@ -15,9 +15,9 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from remat.graph import ops
-from remat.graph.lowering import SavedKind, must_recompute, must_save
-from remat.graph.storages import tensor_bytes
-from remat.graph.writes import by_target
+from remat.graph.memory.storages import tensor_bytes
+from remat.graph.memory.writes import by_target
+from remat.graph.problems.lowering import SavedKind, must_recompute, must_save
 from remat.passes.core.analyses import Distances
 from remat.passes.core.choice import BanRules
 from remat.passes.core.state import State

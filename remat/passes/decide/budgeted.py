@@ -9,7 +9,7 @@ from typing import ClassVar
 from remat.errors import BudgetError, PlanError
 from remat.graph.collection import paused_collection
 from remat.graph.costs import CostModel, Roofline
-from remat.graph.region_budgets import region_budget
+from remat.graph.problems.region_budgets import region_budget
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.choice import Provenance, SavedLimits
 from remat.passes.core.state import Analysis, PassResult, State
@@ -17,9 +17,9 @@ from remat.passes.decide.least_causes import least_causes
 from remat.passes.decide.min_cut import MinCut, RuntimeOptimalCut, find_cut, require_tangents
 from remat.solvers.auto import is_auto
 from remat.solvers.base import Solver
-from remat.solvers.cut import CutSolver
-from remat.solvers.graph_problem import GraphProblem, evaluate
-from remat.solvers.hull import Hull
+from remat.solvers.graph.cut import CutSolver
+from remat.solvers.graph.hull import Hull
+from remat.solvers.graph.problem import GraphProblem, evaluate
 from remat.solvers.run import run
 from remat.solvers.solution import GraphSolution, Status
 from remat.units import Budget

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from remat.graph import ops, purity
-from remat.graph.lowering import Lowered, SavedKind, must_save, tag_of
-from remat.graph.replays import maker_of
+from remat.graph.problems.lowering import Lowered, SavedKind, must_save, tag_of
+from remat.graph.problems.replays import maker_of
 from remat.passes.core.state import State
 from remat.units import some_of
 

@@ -9,14 +9,14 @@ from torch import fx
 
 from remat.errors import PlanError
 from remat.graph import ops, purity
+from remat.graph.capture.source import located
 from remat.graph.collection import paused_collection
-from remat.graph.lowering import Lowered, SavedKind, tag_of
-from remat.graph.source import located
+from remat.graph.problems.lowering import Lowered, SavedKind, tag_of
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.choice import BanRules, Provenance, SavedLimits
 from remat.passes.core.state import Analysis, PassResult, State
 from remat.passes.decide.bans import Fusion, banned, cut_weights
-from remat.solvers.flow import InfeasibleCutError, Network
+from remat.solvers.graph.flow import InfeasibleCutError, Network
 
 
 @dataclass(frozen=True)

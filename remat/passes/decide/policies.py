@@ -13,7 +13,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from remat.errors import BudgetError, PlanError
-from remat.graph.lowering import Lowered, SavedKind, must_offload, must_recompute, must_save
+from remat.graph.capture.source import enclosing_modules, located, module_path
 from remat.graph.policies import (
     TAGGED_BY,
     Part,
@@ -23,14 +23,20 @@ from remat.graph.policies import (
     no_match,
     region_of,
 )
-from remat.graph.replays import maker_of
-from remat.graph.source import enclosing_modules, located, module_path
+from remat.graph.problems.lowering import (
+    Lowered,
+    SavedKind,
+    must_offload,
+    must_recompute,
+    must_save,
+)
+from remat.graph.problems.replays import maker_of
 from remat.passes.core.analyses import Distances
 from remat.passes.core.state import Classification, Costs, Memory, Positions, State
 from remat.passes.decide.budgeted import Budgeted
 from remat.passes.decide.min_cut import RuntimeOptimalCut
-from remat.solvers.graph_problem import GraphProblem, evaluate
-from remat.solvers.hull import Hull
+from remat.solvers.graph.hull import Hull
+from remat.solvers.graph.problem import GraphProblem, evaluate
 from remat.units import format_bytes
 
 _TAGS = {

@@ -14,8 +14,8 @@ import torch
 from torch import fx
 
 from remat.graph import ops
-from remat.graph.replays import maker_of
-from remat.graph.writes import root_of
+from remat.graph.memory.writes import root_of
+from remat.graph.problems.replays import maker_of
 
 #: Step functions, by name: a tiny change of an argument can change the result by a whole step.
 _STEPS = frozenset(

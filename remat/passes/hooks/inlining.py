@@ -14,10 +14,10 @@ from typing import Any
 from torch import fx
 
 from remat import torch_compat
-from remat.graph.fake import refresh, refresh_views
+from remat.graph.capture.fake import refresh, refresh_views
 from remat.graph.joint import UNCHECKED, output_node
-from remat.graph.replays import is_element
-from remat.graph.storages import SYMBOLIC, Sizes, fake_mode_of
+from remat.graph.memory.storages import SYMBOLIC, Sizes, fake_mode_of
+from remat.graph.problems.replays import is_element
 from remat.passes.hooks.tracing import Traced
 from remat.passes.split.convention import own_descriptors, write_output
 

@@ -10,9 +10,9 @@ from torch import fx
 
 from remat import torch_compat
 from remat.errors import PlanError
-from remat.graph.host_copies import OFFLOAD, RELOAD, WAIT_COPIED, offload, reload
 from remat.graph.joint import output_node
-from remat.graph.lowering import Offload
+from remat.graph.memory.host_copies import OFFLOAD, RELOAD, WAIT_COPIED, offload, reload
+from remat.graph.problems.lowering import Offload
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import PassResult, State, partitioned_graphs
 from remat.passes.hooks.inlining import Inlining

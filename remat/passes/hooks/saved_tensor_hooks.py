@@ -13,10 +13,10 @@ from torch import fx
 from remat.errors import BudgetError, warn
 from remat.graph import ops
 from remat.graph.joint import JointGraph, output_node
-from remat.graph.liveness import saved_storages
-from remat.graph.replays import is_element
-from remat.graph.storages import Sizes, hint, storage_key, tensor_bytes
-from remat.graph.writes import root_of, written_by
+from remat.graph.memory.liveness import saved_storages
+from remat.graph.memory.storages import Sizes, hint, storage_key, tensor_bytes
+from remat.graph.memory.writes import root_of, written_by
+from remat.graph.problems.replays import is_element
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import Analysis, PassResult, State
 from remat.passes.hooks.choices import chosen_by

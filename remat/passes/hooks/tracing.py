@@ -19,7 +19,7 @@ from remat import torch_compat
 from remat.errors import PlanError, RematError, summary
 from remat.graph import ops
 from remat.graph.joint import output_node
-from remat.graph.storages import SYMBOLIC, Sizes, hint
+from remat.graph.memory.storages import SYMBOLIC, Sizes, hint
 from remat.passes.packing.pairs import (
     SavedTensorHooks,
     check_unpacked,

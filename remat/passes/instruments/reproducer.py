@@ -39,8 +39,8 @@ from remat.passes.core.state import State
 from remat.passes.decide.budgeted import Budgeted, full_and_least
 from remat.passes.decide.knapsack import Knapsack
 from remat.passes.decide.solve_graph import SolveGraph
-from remat.solvers.graph_problem import GraphProblem
-from remat.solvers.instances import Instance, save_instance
+from remat.solvers.graph.problem import GraphProblem
+from remat.solvers.instances.instance import Instance, save_instance
 from remat.solvers.problem import KnapsackProblem
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from remat.errors import PassError, ProblemError, summary
-from remat.graph.snapshot import Stamp, alike
+from remat.graph.capture.snapshot import Stamp, alike
 from remat.passes.core.pipeline import Instrument, first_fault
 from remat.passes.core.state import AnalysisCache
 from remat.passes.split.functionalize_rng import drawn_again

@@ -13,12 +13,12 @@ import torch
 from torch import fx
 
 from remat.errors import PlanError, ProblemError
-from remat.graph import tokens
-from remat.graph.fake import refresh
+from remat.graph.capture import tokens
+from remat.graph.capture.fake import refresh
+from remat.graph.capture.tokens import Rule, Span, is_tensor, operators, rule_of, shape_of
 from remat.graph.index import are_plain, inputs_of
 from remat.graph.joint import Role, output_node, outputs_of, role_of
-from remat.graph.storages import fake_mode_of
-from remat.graph.tokens import Rule, Span, is_tensor, operators, rule_of, shape_of
+from remat.graph.memory.storages import fake_mode_of
 from remat.passes.core import pipeline_text
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import PassResult, State

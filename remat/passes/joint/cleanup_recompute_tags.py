@@ -12,8 +12,8 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from remat.graph.lowering import must_recompute
 from remat.graph.policies import TAGGED_BY
+from remat.graph.problems.lowering import must_recompute
 from remat.passes.core.analyses import Distances
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import Classification, Costs, Memory, PassResult, Positions, State

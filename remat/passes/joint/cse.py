@@ -12,10 +12,10 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from remat.graph import ops
-from remat.graph.fake import refresh_views
+from remat.graph.capture.fake import refresh_views
 from remat.graph.index import are_plain, inputs_of
 from remat.graph.joint import output_node
-from remat.graph.storages import SYMBOLIC, Memories, leaves_of
+from remat.graph.memory.storages import SYMBOLIC, Memories, leaves_of
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import PassResult, State
 

@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from remat.errors import PlanError, ProblemError, RematError, summary
 from remat.graph import ops
-from remat.graph.host_copies import WAIT_COPIED, offload, reload
+from remat.graph.memory.host_copies import WAIT_COPIED, offload, reload
 
 #: Valid values of `SavedTensorHooks.filter`.
 FILTERS = ("donated", "no_static", "all")

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from remat.errors import PlanError, ProblemError, RematError
-from remat.graph.lowering import Decision, offload_tags
-from remat.graph.rank_fingerprint import outline
+from remat.graph.capture.rank_fingerprint import outline
+from remat.graph.problems.lowering import Decision, offload_tags
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.choice import Provenance, SavedLimits
 from remat.passes.core.state import PassResult, State
 from remat.passes.ranks.protocol import Question, Ranks, Verdict, other_ranks, tell
 from remat.passes.split.arrangement import arrange
-from remat.solvers.graph_problem import evaluate
+from remat.solvers.graph.problem import evaluate
 
 #: Seconds that the other ranks wait for rank 0 to decide first.
 WAIT_S = 30.0

@@ -28,7 +28,7 @@ import torch
 from remat import torch_compat
 from remat.errors import PlanError, warn
 from remat.files import as_tuples
-from remat.graph.rank_fingerprint import Outline, first_difference
+from remat.graph.capture.rank_fingerprint import Outline, first_difference
 from remat.units import format_bytes
 
 #: Longest text, in bytes, that is put into a store. A text of 8 MiB breaks the connection to a TCPStore.

@@ -11,10 +11,10 @@ from remat.errors import PlanError
 from remat.graph import ops
 from remat.graph.index import GraphIndex
 from remat.graph.joint import HandedKind, split_outputs
-from remat.graph.lowering import Decision, must_recompute
-from remat.graph.replays import is_element, maker_of
-from remat.graph.storages import tensor_bytes
-from remat.graph.writes import aliased_argument, is_destination
+from remat.graph.memory.storages import tensor_bytes
+from remat.graph.memory.writes import aliased_argument, is_destination
+from remat.graph.problems.lowering import Decision, must_recompute
+from remat.graph.problems.replays import is_element, maker_of
 from remat.passes.core.state import State
 from remat.passes.decide.min_cut import Fusibility
 

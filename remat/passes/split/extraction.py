@@ -17,15 +17,15 @@ from torch.fx.experimental.symbolic_shapes import (
 from remat import torch_compat
 from remat.errors import PlanError
 from remat.graph import ops
-from remat.graph.capture_errors import RANDPERM_PATTERN
+from remat.graph.capture.errors import RANDPERM_PATTERN
+from remat.graph.capture.fake import cloned, refresh_views
+from remat.graph.capture.source import located
 from remat.graph.copying import Copier
-from remat.graph.fake import cloned, refresh_views
-from remat.graph.forward_order import forward_sorted
 from remat.graph.joint import HandedKind, Role, make_module, split_outputs
-from remat.graph.lowering import Decision
-from remat.graph.source import located
-from remat.graph.storages import storage_key
-from remat.graph.writes import is_destination
+from remat.graph.memory.storages import storage_key
+from remat.graph.memory.writes import is_destination
+from remat.graph.problems.forward_order import forward_sorted
+from remat.graph.problems.lowering import Decision
 from remat.passes.core.state import State
 from remat.passes.split.arrangement import Arrangement, arrange, position_of, with_views
 from remat.passes.split.convention import write_output

@@ -19,8 +19,8 @@ from remat.graph import ops
 from remat.graph.copying import RUN_OF, run_of
 from remat.graph.index import are_plain
 from remat.graph.joint import HandedKind, Role, output_node, role_of
-from remat.graph.replays import random_device, state_bytes
-from remat.graph.storages import WORKSPACE, fake_mode_of, workspace_of
+from remat.graph.memory.storages import WORKSPACE, fake_mode_of, workspace_of
+from remat.graph.problems.replays import random_device, state_bytes
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import PassResult, State
 from remat.passes.split.convention import own_descriptors, write_output

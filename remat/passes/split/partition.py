@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from remat.errors import PlanError
-from remat.graph.lowering import Decision, must_recompute
+from remat.graph.capture.source import located
+from remat.graph.problems.lowering import Decision, must_recompute
 from remat.graph.roles import belongs_to_backward
-from remat.graph.source import located
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import PassResult, State
 from remat.passes.split.extraction import Extraction

@@ -16,9 +16,9 @@ from torch import fx
 from remat.graph import ops
 from remat.graph.index import are_plain, inputs_of
 from remat.graph.joint import Role, role_of
+from remat.graph.memory.storages import Memories
+from remat.graph.memory.writes import written_by
 from remat.graph.roles import must_be_in_backward
-from remat.graph.storages import Memories
-from remat.graph.writes import written_by
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import PassResult, State
 

@@ -18,15 +18,15 @@ from operator import itemgetter
 from torch import fx
 
 from remat.graph.joint import Role, split_outputs
-from remat.graph.lowering import SavedKind
-from remat.graph.storages import Sizes
+from remat.graph.memory.storages import Sizes
+from remat.graph.problems.lowering import SavedKind
 from remat.passes.core.state import State
 from remat.planning.context import GraphContext
 from remat.planning.search.effort import DEFAULT
 from remat.planning.search.schedules import Schedules
-from remat.solvers.graph_problem import GraphProblem
-from remat.solvers.hull import Hull
-from remat.solvers.pareto import pareto
+from remat.solvers.graph.hull import Hull
+from remat.solvers.graph.pareto import pareto
+from remat.solvers.graph.problem import GraphProblem
 
 
 class PeakBounds:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
 
-from remat.graph.lowering import Decision, Lowered
+from remat.graph.problems.lowering import Decision, Lowered
 from remat.passes.core.choice import Provenance, SavedLimits
 from remat.planning.search.effort import DEFAULT
-from remat.solvers.pareto import pareto
+from remat.solvers.graph.pareto import pareto
 
 _UNKNOWN = Provenance()
 #: How a candidate was found whose values to offload a search chose.

@@ -1,7 +1,7 @@
 """The choice of a candidate to compile, from the estimated peaks of all and the compiled peaks of some.
 
 A candidate has up to three peaks. The *simulated* peak is that of the unfused graphs. The *estimated* peak is computed
-from the same graphs for the fused code (`remat.graph.fused_liveness`). The *compiled* peak is that of the code that
+from the same graphs for the fused code (`remat.graph.memory.fused_liveness`). The *compiled* peak is that of the code that
 Inductor made; it replaces the estimate once the candidate was compiled.
 """
 
@@ -15,9 +15,9 @@ from itertools import pairwise
 
 from remat.errors import BudgetError
 from remat.graph.joint import primals_of
-from remat.graph.lowering import Decision
-from remat.graph.storages import Sizes
-from remat.planning.plan_text import learned_text
+from remat.graph.memory.storages import Sizes
+from remat.graph.problems.lowering import Decision
+from remat.planning.reading.plan_text import learned_text
 from remat.planning.search.aim import aim
 from remat.planning.search.candidates import Candidate
 from remat.planning.search.effort import DEFAULT, ESTIMATED

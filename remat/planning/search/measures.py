@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from remat.errors import suppress_warnings
-from remat.graph.fused_liveness import predict_peak
-from remat.graph.liveness import MemoryCurve, memory_curve
-from remat.graph.lowering import Decision
+from remat.graph.memory.fused_liveness import predict_peak
+from remat.graph.memory.liveness import MemoryCurve, memory_curve
+from remat.graph.problems.lowering import Decision
 from remat.passes.core.state import State
 from remat.planning.pipelines import modules_of, split
 from remat.planning.search.candidates import Candidate

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from remat.graph.copying import run_of
-from remat.graph.fused_liveness import FusedWalk
-from remat.graph.liveness import StepWalk
+from remat.graph.memory.fused_liveness import FusedWalk
+from remat.graph.memory.liveness import StepWalk
 from remat.passes.core.state import State
 from remat.planning.pipelines import modules_of
 from remat.planning.search.effort import Effort

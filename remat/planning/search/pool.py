@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from remat.solvers.pareto import pareto
+from remat.solvers.graph.pareto import pareto
 
 
 class Scored(Protocol):

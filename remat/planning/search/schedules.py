@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
-from remat.graph.forward_order import forward_sorted
 from remat.graph.joint import split_outputs
-from remat.graph.lowering import SavedKind
-from remat.graph.step_lowering import LoweredStep, lower_step
+from remat.graph.problems.forward_order import forward_sorted
+from remat.graph.problems.lowering import SavedKind
+from remat.graph.problems.step_lowering import LoweredStep, lower_step
 from remat.planning.context import GraphContext
 from remat.planning.search.candidates import Candidate
 from remat.planning.search.effort import DEFAULT
 from remat.planning.search.pool import CandidatePool
-from remat.solvers.graph_problem import GraphProblem, always_saved, evaluate
-from remat.solvers.schedule_problem import ScheduleEvaluator
+from remat.solvers.graph.problem import GraphProblem, always_saved, evaluate
+from remat.solvers.schedule.problem import ScheduleEvaluator
 
 #: Key of saved bytes among prices and bytes alive. All other keys are program points: positions in the joint graph.
 SAVED = -1

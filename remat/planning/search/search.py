@@ -14,7 +14,7 @@ from typing import Protocol
 
 from remat.errors import BudgetError
 from remat.planning.context import GraphContext
-from remat.planning.plan_text import learned_text
+from remat.planning.reading.plan_text import learned_text
 from remat.planning.search.bound import PeakBounds, bound_with_offloads
 from remat.planning.search.candidates import Candidate
 from remat.planning.search.effort import DEFAULT, ESTIMATED, SIMULATED, Effort, Rounds

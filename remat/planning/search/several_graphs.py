@@ -13,8 +13,8 @@ from functools import cached_property
 from torch import fx
 
 from remat.errors import BudgetError
-from remat.graph.liveness_of_graphs import PartitionedGraph, highest_of_graphs
-from remat.graph.lowering import Decision
+from remat.graph.memory.liveness_of_graphs import PartitionedGraph, highest_of_graphs
+from remat.graph.problems.lowering import Decision
 from remat.planning.pipelines import modules_of
 from remat.planning.search.aim import aim
 from remat.planning.search.all_peaks import frontier_by_peak

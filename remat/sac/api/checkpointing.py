@@ -11,7 +11,7 @@ from torch import nn
 
 from remat import torch_compat
 from remat.errors import CaptureError
-from remat.graph.calling import read_call, why_no_instance
+from remat.graph.capture.calling import read_call, why_no_instance
 from remat.graph.costs.measure import once_s
 from remat.running.measure import as_before, measure_step, run_backward, run_forward
 from remat.sac.api.apply import apply, remove

@@ -14,9 +14,9 @@ from torch import nn
 
 from remat import torch_compat
 from remat.errors import ProblemError
-from remat.graph.calling import read_call
+from remat.graph.capture.calling import read_call
+from remat.graph.capture.fakes_of_models import Faker
 from remat.graph.costs import CostModel
-from remat.graph.fakes_of_models import Faker
 from remat.plugins.registry import registry
 from remat.running.measure import as_before, run_backward, run_forward
 from remat.sac.estimation.calls import CallStats, as_checkpointed, call_stats

@@ -17,7 +17,7 @@ from remat.sac.estimation.stats import (
     SACTradeOffStats,
     group,
 )
-from remat.solvers.frontier import KnapsackFrontier, knapsack_frontier
+from remat.solvers.knapsack.frontier import KnapsackFrontier, knapsack_frontier
 from remat.solvers.problem import KnapsackProblem
 
 #: Largest number of corners of a staircase curve in a fit. A corner is the upper left end of a stair. If a curve

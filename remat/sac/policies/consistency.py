@@ -38,9 +38,9 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from remat import torch_compat
 from remat.errors import PolicyError
+from remat.graph.memory.writes import written_places
 from remat.graph.ops import is_known, is_random_call, is_seeded
 from remat.graph.purity import name_of
-from remat.graph.writes import written_places
 from remat.sac.policies.compose import MUST, SAVE
 from remat.sac.run.operators import declared_writes, storages, tensors_in, written
 from remat.torch_compat import pytree

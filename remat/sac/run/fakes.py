@@ -9,7 +9,7 @@ from torch import nn
 
 from remat import torch_compat
 from remat.errors import ProblemError
-from remat.graph.fakes_of_models import Faker
+from remat.graph.capture.fakes_of_models import Faker
 
 
 @contextlib.contextmanager

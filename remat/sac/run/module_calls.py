@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from remat import torch_compat
 from remat.errors import ProblemError
-from remat.graph.calling import why_no_instance
+from remat.graph.capture.calling import why_no_instance
 
 Forward = Callable[..., Any]
 

@@ -10,8 +10,8 @@ import torch
 from torch.utils.checkpoint import SAC_IGNORED_OPS
 
 from remat import torch_compat
-from remat.graph.storages import storage_of
-from remat.graph.writes import written_places
+from remat.graph.memory.storages import storage_of
+from remat.graph.memory.writes import written_places
 from remat.torch_compat import pytree
 
 #: Further ignored operators, beside PyTorch's ``SAC_IGNORED_OPS``. PyTorch's ``sac_estimator`` ignores them, too.

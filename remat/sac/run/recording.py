@@ -15,7 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph import ops
-from remat.graph.storages import hint, storage_of
+from remat.graph.memory.storages import hint, storage_of
 from remat.sac.run.fakes import check_fake
 from remat.sac.run.module_calls import ModuleCall, in_backward, watching
 from remat.sac.run.operators import allocated_bytes, is_skipped, storages, tensors_in, written

@@ -13,7 +13,7 @@ from remat.sac.estimation.stats import Grouping, Item, SACStats, group
 from remat.sac.estimation.tradeoff import as_knapsack, turns_up
 from remat.solvers.auto import Auto
 from remat.solvers.base import Solver
-from remat.solvers.frontier import KnapsackFrontier, knapsack_frontier
+from remat.solvers.knapsack.frontier import KnapsackFrontier, knapsack_frontier
 from remat.solvers.run import run
 
 #: Largest number of choices for one module. The solver HiGHS takes longer with more choices.

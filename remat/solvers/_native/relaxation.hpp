@@ -1,5 +1,5 @@
 // The linear relaxation of a knapsack, and the better of two greedy choices, in exact integers.
-// `remat/solvers/bounds.py` computes exactly the same in Python if the kernel was not compiled.
+// `remat/solvers/knapsack/bounds.py` computes exactly the same in Python if the kernel was not compiled.
 #pragma once
 
 #include <algorithm>

@@ -10,9 +10,9 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 import remat
+from remat.graph.capture.source import source_line
 from remat.graph.joint import output_node
-from remat.graph.source import source_line
-from remat.graph.storages import hint, storage_key
+from remat.graph.memory.storages import hint, storage_key
 from remat.graph.text import parse_graph, parse_joint, print_graph, print_joint
 
 #: Metadata that steers planning and partitioning.

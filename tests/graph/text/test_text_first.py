@@ -17,8 +17,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 import remat
 from remat.errors import ProblemError
 from remat.graph import text as form
-from remat.graph.source import source_line
-from remat.graph.storages import storage_key
+from remat.graph.capture.source import source_line
+from remat.graph.memory.storages import storage_key
 from remat.graph.text import parse_graph, parse_joint, print_graph, print_joint
 from tests.graphs import node
 

@@ -17,8 +17,8 @@ from remat.passes.decide.knapsack import Knapsack
 from remat.passes.decide.solve_graph import SolveGraph
 from remat.planning.pipelines import prepare
 from remat.plugins.registry import registry
-from remat.solvers.cut import CutSolver
-from remat.solvers.graph_problem import GraphProblem, evaluate
+from remat.solvers.graph.cut import CutSolver
+from remat.solvers.graph.problem import GraphProblem, evaluate
 from remat.solvers.run import run
 from remat.units import Budget
 

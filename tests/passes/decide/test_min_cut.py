@@ -15,9 +15,9 @@ from remat.errors import ProblemError
 from remat.passes.decide.bans import banned
 from remat.passes.decide.min_cut import Fusibility, MinCut
 from remat.planning.pipelines import prepare
-from remat.solvers.flow import InfeasibleCutError, Network
-from remat.solvers.graph_problem import GraphProblem, conflict, evaluate
-from remat.solvers.hull import Hull
+from remat.solvers.graph.flow import InfeasibleCutError, Network
+from remat.solvers.graph.hull import Hull
+from remat.solvers.graph.problem import GraphProblem, conflict, evaluate
 from remat.testing.graphs import random_graph
 from tests.graphs import joint_of, weight
 

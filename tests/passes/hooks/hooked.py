@@ -9,7 +9,7 @@ from torch import fx
 
 import remat
 from remat.graph.joint import JointGraph, output_node
-from remat.graph.storages import storage_key
+from remat.graph.memory.storages import storage_key
 from remat.graph.verify import Split, verify
 from remat.passes.core.state import PassResult
 from remat.passes.hooks.saved_tensor_hooks import PackSaved

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import remat
 from remat.graph.joint import JointGraph, output_node
-from remat.graph.lowering import Decision
+from remat.graph.problems.lowering import Decision
 from remat.passes.core.state import State
 from remat.passes.hooks.saved_tensor_hooks import PackSaved
 from remat.planning.pipelines import prepare, split

@@ -12,9 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from remat.errors import PlanError
-from remat.graph.host_copies import OFFLOAD, RELOAD, WAIT_COPIED, host_storages
 from remat.graph.joint import JointGraph, outputs_of
-from remat.graph.storages import Sizes
+from remat.graph.memory.host_copies import OFFLOAD, RELOAD, WAIT_COPIED, host_storages
+from remat.graph.memory.storages import Sizes
 from remat.passes.hooks.tracing import Traces
 from remat.passes.packing.pairs import PAIRS, HooksWarning
 from tests.passes.hooks.hooked import CAST, names_handed, shown, through

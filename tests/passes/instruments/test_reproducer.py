@@ -18,7 +18,7 @@ from remat.passes.core.pipeline import Pipeline
 from remat.passes.instruments import Reproducer, VerifyEach
 from remat.passes.instruments.reproducer import read_reproducer
 from remat.passes.joint.dce import DeadCode
-from remat.solvers.graph_problem import GraphProblem
+from remat.solvers.graph.problem import GraphProblem
 from tests.passes.instruments.passes import Raises, Twice, Wrong, run
 from tests.passes.instruments.sample import TEXT, step
 from tests.passes.instruments.solvers import Crashes

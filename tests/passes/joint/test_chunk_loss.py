@@ -14,7 +14,7 @@ from torch import fx, nn
 import remat
 from remat.errors import PlanError, ProblemError
 from remat.graph.joint import outputs_of
-from remat.graph.storages import leaves_of
+from remat.graph.memory.storages import leaves_of
 from remat.passes.core.state import State
 from remat.passes.joint.chunk_loss import ChunkLoss
 from remat.passes.joint.dce import DeadCode

@@ -13,7 +13,7 @@ from torch import fx
 
 import remat
 from remat.errors import ProblemError
-from remat.graph.host_copies import offload, reload
+from remat.graph.memory.host_copies import offload, reload
 from remat.passes.packing.pairs import PAIRS
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

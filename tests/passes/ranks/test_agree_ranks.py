@@ -14,7 +14,7 @@ from torch import nn
 
 import remat
 from remat.errors import ProblemError
-from remat.graph.rank_fingerprint import outline
+from remat.graph.capture.rank_fingerprint import outline
 from remat.passes.core.state import State
 from remat.passes.ranks import agree_ranks
 from remat.passes.ranks import protocol as ranks

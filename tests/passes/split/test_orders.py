@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 import remat
 from remat.errors import PlanError, RematError
-from remat.graph.liveness import simulate_peak, timeline
-from remat.graph.lowering import Decision
+from remat.graph.memory.liveness import simulate_peak, timeline
+from remat.graph.problems.lowering import Decision
 from remat.graph.verify import Split, verify
 from remat.passes.core.state import State
 from remat.passes.split.arrangement import arrange
@@ -28,7 +28,7 @@ from remat.planning.search.proposers.orders import Orders
 from remat.planning.search.schedules import Schedules
 from remat.running.differences import first_difference
 from remat.running.trial import Trial
-from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
+from remat.solvers.schedule.problem import ScheduleProblem, evaluate_schedule
 from tests.graphs import calls, joint_of, placeholders, weight
 
 Program = Callable[..., Any]

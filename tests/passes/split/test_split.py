@@ -9,7 +9,7 @@ from torch.nn import functional as F
 import remat
 from remat.errors import PlanError
 from remat.graph.joint import output_node
-from remat.graph.lowering import Decision
+from remat.graph.problems.lowering import Decision
 from remat.passes.core.state import State
 from remat.passes.split.partition import Partition
 from remat.passes.split.reorder_backward import reorder

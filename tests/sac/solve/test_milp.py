@@ -18,8 +18,8 @@ from remat.sac.solve.choices import ModuleChoice, candidates, choices
 from remat.sac.solve.milp import _options
 from remat.sac.solve.milp import plan as plan_for
 from remat.sac.solve.peaks import simulate
-from remat.solvers.greedy import Greedy
-from remat.solvers.native import Native
+from remat.solvers.knapsack.greedy import Greedy
+from remat.solvers.knapsack.native import Native
 
 
 class Part(nn.Module):

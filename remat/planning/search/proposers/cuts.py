@@ -7,8 +7,8 @@ from functools import cached_property
 from remat.planning.search.candidates import Candidate
 from remat.planning.search.pool import Limits
 from remat.planning.search.schedules import SAVED, Schedules
-from remat.solvers.flow import Network
-from remat.solvers.prices import price_between
+from remat.solvers.graph.flow import Network
+from remat.solvers.schedule.prices import price_between
 
 #: Price of one byte at each program point; at `SAVED`, of one saved byte.
 Prices = dict[int, float]

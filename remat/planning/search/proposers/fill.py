@@ -10,7 +10,7 @@ from remat.planning.search.candidates import Candidate
 from remat.planning.search.effort import Effort
 from remat.planning.search.pool import Limits
 from remat.planning.search.schedules import Schedules
-from remat.solvers.graph_problem import worth_saving
+from remat.solvers.graph.problem import worth_saving
 
 
 def filled(

@@ -11,7 +11,7 @@ from remat.planning.context import GraphContext
 from remat.planning.search.effort import DEFAULT
 from remat.planning.search.proposers.solver import SolverDecisions
 from remat.planning.search.schedules import Schedules
-from remat.solvers.lagrangian import Lagrangian
+from remat.solvers.graph.lagrangian import Lagrangian
 from remat.solvers.run import run
 
 

@@ -20,8 +20,8 @@ from remat.planning.search.effort import DEFAULT
 from remat.planning.search.pool import Limits
 from remat.planning.search.proposers.cuts import Cuts, Prices
 from remat.planning.search.schedules import Schedules
-from remat.solvers.graph_problem import worth_saving
-from remat.solvers.pareto import lower_hull
+from remat.solvers.graph.pareto import lower_hull
+from remat.solvers.graph.problem import worth_saving
 
 
 def by_peak(found: Candidate) -> tuple[int, int]:

@@ -12,22 +12,22 @@ from dataclasses import replace
 from functools import cached_property
 
 from remat.errors import BudgetError
-from remat.graph.host_copies import host_bytes_of, is_pinned
-from remat.graph.lowering import Decision, Offload, SavedKind
+from remat.graph.memory.host_copies import host_bytes_of, is_pinned
+from remat.graph.problems.lowering import Decision, Offload, SavedKind
 from remat.passes.hooks.offload_saved import OffloadSaved, traced_offloads
 from remat.planning.context import GraphContext
-from remat.planning.offload_copies import Copies
-from remat.planning.offload_costs import Tagged, why_kept
 from remat.planning.pipelines import SPLIT, PassManager
 from remat.planning.search.candidates import WITH_OFFLOADS, Candidate
 from remat.planning.search.effort import DEFAULT
 from remat.planning.search.measures import Measures
+from remat.planning.search.offload_copies import Copies
+from remat.planning.search.offload_costs import Tagged, why_kept
 from remat.planning.search.pool import Limits
 from remat.planning.search.proposers.orders import Orders
 from remat.planning.search.proposers.prices import PriceSearch
 from remat.planning.search.proposers.solver import SolverDecisions
-from remat.solvers.offload_problem import OffloadChoice, OffloadProblem
-from remat.solvers.offload_search import OffloadSearch
+from remat.solvers.schedule.offload_problem import OffloadChoice, OffloadProblem
+from remat.solvers.schedule.offload_search import OffloadSearch
 from remat.units import format_bytes
 
 

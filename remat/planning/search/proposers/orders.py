@@ -13,20 +13,20 @@ from functools import cached_property
 
 from remat.errors import BudgetError, RefusalError
 from remat.graph import ops
-from remat.graph.lowering import Decision, SavedKind
-from remat.graph.replays import is_element, maker_of
-from remat.graph.step_lowering import LoweredStep
-from remat.graph.writes import written_by
+from remat.graph.memory.writes import written_by
+from remat.graph.problems.lowering import Decision, SavedKind
+from remat.graph.problems.replays import is_element, maker_of
+from remat.graph.problems.step_lowering import LoweredStep
 from remat.passes.split.arrangement import arrange
 from remat.planning.search.candidates import Candidate
 from remat.planning.search.effort import DEFAULT
 from remat.planning.search.schedules import Schedules
-from remat.solvers.annealing import improve
 from remat.solvers.base import Solver
-from remat.solvers.copies import Copy, with_copies
 from remat.solvers.kernel import kernel
 from remat.solvers.run import run
-from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
+from remat.solvers.schedule.annealing import improve
+from remat.solvers.schedule.copies import Copy, with_copies
+from remat.solvers.schedule.problem import ScheduleProblem, evaluate_schedule
 
 
 class Orders:

@@ -18,7 +18,7 @@ from remat.planning.search.proposers.checkpoints import checkpoint_sets, checkpo
 from remat.planning.search.proposers.cuts import Cuts, Prices
 from remat.planning.search.proposers.fill import filled, repaired
 from remat.planning.search.schedules import Schedules
-from remat.solvers.prices import search_by_prices
+from remat.solvers.schedule.prices import search_by_prices
 
 
 class PriceSearch:

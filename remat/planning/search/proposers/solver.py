@@ -14,7 +14,7 @@ from remat.planning.request import PlanRequest
 from remat.planning.search.candidates import Candidate
 from remat.planning.search.measures import Measures
 from remat.planning.search.pool import CandidatePool, Limits, Measure
-from remat.solvers.pareto import pareto
+from remat.solvers.graph.pareto import pareto
 from remat.units import format_bytes
 
 #: How a decision of the solver within a number of saved bytes was found.

@@ -1,0 +1,1 @@
+"""Solvers and budgets compared over many steps."""

@@ -1,0 +1,1 @@
+"""Which batch and budget fit a device."""

@@ -1,0 +1,542 @@
+"""Find the batch sizes at which a whole training step fits a device's memory; for each, the budget and the speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Unpack
+
+import torch
+
+from remat.arguments import COST, SOLVER, passes_on
+from remat.errors import BudgetError, PlanError, ProblemError, RematError, suppress_warnings
+from remat.fitting.table import Fit, FitRow
+from remat.fitting.training_memory import Rank, StepFit, other_bytes, parameters_of
+from remat.graph.capture.calling import read_call
+from remat.graph.capture.step import capture
+from remat.graph.costs import CostModel
+from remat.graph.costs.auto import Auto
+from remat.graph.joint import JointGraph
+from remat.graph.problems.lowering import Decision
+from remat.graph.text import parse_joint, print_joint
+from remat.options import (
+    CostOption,
+    FitOptions,
+    PlanOptions,
+    SolverOption,
+    Training,
+    TrainingOptions,
+    ValueOptions,
+)
+from remat.planning.planner import Planner
+from remat.planning.request import PlanRequest
+from remat.planning.search.effort import DEFAULT
+from remat.plugins.registry import registry
+from remat.running.jobs import AnyExecutor, check_executor, name_to_send, run_jobs
+from remat.running.optimizer import optimizer_code, read_optimizer
+from remat.torch_compat import pytree
+from remat.units import parse_bytes
+
+#: A call of a model at one batch size: the model, its positional arguments, then its keyword arguments in a dict.
+Call = tuple[Any, Sequence[Any], Mapping[str, Any]]
+#: Positional and keyword arguments of a call.
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+#: A captured step, and the bytes of its inputs and buffers.
+Step = tuple[JointGraph, int]
+#: The result for a batch size: the row of the table, and the decisions that were tried.
+Answer = tuple[FitRow, tuple[Decision, ...]]
+#: Function that plans batches. It takes batch sizes, and decisions of other batch sizes to try. It returns a dict from
+#: batch size to result.
+Ask = Callable[[Sequence[int], Sequence[Decision]], Mapping[int, Answer]]
+#: A number of fewer bytes is refused, because it probably lacks its unit.
+_LEAST_MEMORY = 1 << 16
+#: The largest batch that ``"max"`` tries.
+_MOST = 1 << 20
+
+
+@passes_on(TrainingOptions.__annotations__, Training)
+@passes_on(ValueOptions.__annotations__, PlanOptions, others=True)
+def fit(
+    model: Callable[..., Any],
+    args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    cost: CostOption = COST,
+    solver: SolverOption = SOLVER,
+    time_limit: float | None = None,
+    executor: AnyExecutor = None,
+    on_step: Callable[[str], None] | None = None,
+    **options: Unpack[FitOptions],
+) -> Fit:
+    """Find the batch sizes at which a whole training step fits a device's memory; for each, the budget and the speed.
+
+    A step is forward, backward, ``optimizer.step()`` and ``zero_grad()``, which frees the gradients. Outputs
+    of forward live until the end of the step. The bytes of a step are:
+
+    - parameters, buffers and inputs;
+    - saved and temporary values under the best plan found, and gradients;
+    - the optimizer's state, and the memory that its step allocates;
+    - with several ranks, the buffers of collectives, by the rules of `remat.fitting.sharding.Sharding`.
+
+    The model may be on the meta device, because nothing is trained or measured. Memory outside of PyTorch's
+    tensors is not counted: a CUDA context (some hundred MiB), and memory that the allocator cannot use.
+    Subtract the context from ``memory``, and give a ``margin`` for the allocator.
+
+    Args:
+        model: a module; or a function, whose arguments that require a gradient count as the parameters.
+        args: a callable that takes a batch size and returns the arguments of a call: a tuple of positional
+            arguments, a dict of keyword arguments, a pair of both, or one tensor. Or the positional arguments
+            themselves, if the first dimension of every tensor is the batch.
+        kwargs: keyword arguments, if ``args`` is not a callable; their tensors have the batch first, too.
+        cost: cost model whose unit is a time. Unless its device is a CPU, optimizers use their ``foreach``
+            implementation by default, as in PyTorch on a GPU.
+        solver: as in `remat.plan`.
+        time_limit: as in `remat.plan`.
+        executor: where to plan: any `concurrent.futures.Executor`, a number of processes, or None for this process.
+            Listed batches, and the powers of two of ``"max"``, are planned in parallel. Steps are captured in this
+            process. With an executor, solver and cost model must be given by name.
+        on_step: called with a line of text before each stage.
+        options: options of `remat.options.Training`; and those of `remat.options.PlanOptions` for the values of the
+            step. ``offload`` is for one rank only: saved values may then be offloaded if the step does not fit
+            otherwise. ``chunk="auto"`` takes the fastest number of chunks for each batch.
+
+    Returns:
+        A table with one row for each batch that was tried: whether the step fits, the budget to set, peak and speed.
+        The table also holds the bytes of parameters, gradients and optimizer.
+
+    Raises:
+        BudgetError: ``memory`` cannot be parsed, or is smaller than the parameters alone.
+        ProblemError: an argument is invalid, or the optimizer cannot be traced.
+        CaptureError: the step cannot be captured.
+    """
+    check_executor(executor)
+    if executor is not None:
+        name_to_send(cost, "cost model")
+        name_to_send(solver, "solver")
+    made = read_args(args, kwargs)
+    given: dict[str, Any] = {**options}
+    trained = {name: given.pop(name) for name in TrainingOptions.__annotations__ if name in given}
+    return fit_calls(
+        lambda batch: (model, *made(batch)),
+        Training(**trained),
+        PlanRequest.without_budget(cost=cost, solver=solver, time_limit=time_limit, **given),
+        executor=executor,
+        on_step=on_step,
+    )
+
+
+def fit_calls(
+    calls: Callable[[int], Call],
+    training: Training,
+    request: PlanRequest,
+    *,
+    title: str = "",
+    executor: AnyExecutor = None,
+    on_step: Callable[[str], None] | None = None,
+) -> Fit:
+    """Fit batches as `fit` does, for a model that is built anew for each batch; result and errors are those of `fit`.
+
+    Args:
+        calls: function that takes a batch size and returns a model, its positional arguments, and its keyword
+            arguments.
+        training: how the model is trained.
+        request: the options of planning, among them solver, cost model, time limit and link for offloading.
+        title: name of the model in the result; empty: the name of its class or function.
+        executor: as in `fit`.
+        on_step: as in `fit`.
+    """
+    listed = read_batches(training.batches)
+    name, _ = read_optimizer(training.optimizer)
+    memory_bytes, left = read_memory(training.memory), read_margin(training.margin)
+    most = int(memory_bytes * (1 - left))
+    _check(request, training)
+    step = on_step or (lambda _: None)
+    first = min(listed, default=1)
+    first_call = model, *arguments = calls(first)
+    called = title or getattr(model, "__name__", type(model).__name__)
+    parameters = parameters_of(model, arguments)
+    if not parameters:
+        raise ProblemError(f"'{called}' has no parameters, so there is nothing to train and to fit")
+    step("tracing the optimizer")
+    Rank.of(model, parameters, training, most, request.cost).check(called, model, parameters)
+
+    def captured(batch: int, call: Call | None = None) -> Step:
+        step(f"batch {batch}: building")
+        model, args, kwargs = calls(batch) if call is None else call
+        step(f"batch {batch}: capturing")
+        joint = capture(model, args, kwargs, lower=training.lower, device=training.device)
+        return joint, other_bytes(model, (args, kwargs), parameters_of(model, (args, kwargs)))
+
+    # Only a captured step tells which parameters get no gradient, so the rank is computed again with the first step.
+    kept = {first: captured(first, first_call)}
+    rank = Rank.of(model, parameters, training, most, request.cost, kept[first][0])
+    priced = str(request.on(kept[first][0]).cost)
+
+    def ask(batches: Sequence[int], others: Sequence[Decision]) -> dict[int, Answer]:
+        steps = ((b, kept.pop(b) if b in kept else captured(b)) for b in batches)
+        here = executor is None
+        jobs = (
+            _Job(
+                rank=rank,
+                request=request if here else request.to_options(),
+                batch=batch,
+                joint=joint if here else print_joint(joint, modules=True),
+                other_bytes=nbytes,
+                others=tuple(others),
+            )
+            for batch, (joint, nbytes) in steps
+        )
+        if here:
+            return {job.batch: _answer(job, step) for job in jobs}
+        sent, answers = [*jobs], dict[int, Answer]()
+
+        def on_answer(k: int, answer: Answer) -> None:
+            answers[sent[k].batch] = answer
+
+        def on_death(k: int, why: str) -> None:
+            raise ProblemError(
+                f"batch {sent[k].batch} was not planned: {why}; give fewer processes"
+            )
+
+        step(f"planning batches {', '.join(map(str, batches))}")
+        run_jobs(_answer, sent, executor, on_answer, on_death)
+        return answers
+
+    # In this process, doubled batches are planned one by one, because results beyond the first batch that does not fit
+    # are not used.
+    width = (
+        executor if isinstance(executor, int) else 1 if executor is None else DEFAULT.fitting.width
+    )
+    rows = rows_of(listed, ask) if listed else rows_up_to_most(ask, width)
+    return Fit(
+        model=called,
+        memory_bytes=memory_bytes,
+        margin=left,
+        optimizer=name,
+        optimizer_code=optimizer_code(training.optimizer),
+        accumulate=training.accumulate,
+        cost=priced,
+        lower=training.lower,
+        ranks=training.ranks,
+        sharding=rank.sharding.label,
+        parameter_bytes=rank.sharding.parameter_bytes,
+        gradient_bytes=rank.sharding.gradient_bytes,
+        state_bytes=rank.use.state_bytes,
+        optimizer_bytes=rank.use.step_bytes,
+        rows=tuple(rows[b] for b in sorted(rows)),
+        offload="" if request.offload is None else str(request.offload),
+        host_memory=request.host_memory,
+        policies=str(request.policies),
+        asked_cost=_name_of(request.cost),
+    )
+
+
+def _check(request: PlanRequest, training: Training) -> None:
+    """Check number of ranks, micro-batches, rate of the link between ranks, and cost model, before the model is built.
+
+    Raises:
+        ProblemError: one of these arguments is invalid, or two conflict.
+    """
+    ranks, accumulate = training.ranks, training.accumulate
+    if type(ranks) is not int or ranks < 1:
+        raise ProblemError(f"ranks is {ranks!r}; expected a whole number of 1 or more")
+    if training.fsdp and ranks == 1:
+        raise ProblemError("fsdp shares the step among several ranks, and ranks is 1; say ranks=8")
+    if ranks > 1:
+        request.check("no offloading", "a step of several ranks")
+    if type(accumulate) is not int or accumulate < 1:
+        raise ProblemError(
+            f"accumulate is {accumulate!r}; expected the number of micro-batches in a step, 1 or more"
+        )
+    if not training.link_gbps > 0:
+        raise ProblemError(f"link_gbps is {training.link_gbps!r}; expected GB/s above 0")
+    if request.cost.unit != "ps":
+        raise ProblemError(
+            f"cost model '{request.cost}' counts {request.cost.unit}, no time; name one of unit ps, such "
+            "as 'roofline:h100' (`remat costs` lists them)"
+        )
+
+
+def _name_of(cost: CostModel) -> str:
+    """Return the name under which a cost model is registered; empty for the default model or an unregistered one."""
+    if isinstance(cost, Auto):
+        return ""
+    try:
+        return str(cost) if registry().cost_model(str(cost)) == cost else ""
+    except RematError:
+        return ""
+
+
+# Choice of batches, and their workers ---------------------------------------------------------------
+
+
+def rows_of(batches: Sequence[int], ask: Ask) -> dict[int, FitRow]:
+    """Plan listed batches; return their rows by batch size.
+
+    A batch is planned again if no plan was found for it, no proof shows that none fits, and a larger batch fits. The
+    decisions that were tried for the largest batch that fits are then tried, too.
+
+    Args:
+        batches: the batch sizes.
+        ask: function that takes batch sizes to plan, and decisions of other batch sizes to try. It returns a dict from
+            batch size to the row and the tried decisions.
+    """
+    answers = dict(ask(batches, ()))
+    largest = max((b for b in batches if answers[b][0].fits), default=0)
+    again = [b for b, (row, _) in answers.items() if b < largest and not (row.fits or row.proven)]
+    if again:
+        answers |= ask(again, answers[largest][1])
+    return {batch: row for batch, (row, _) in answers.items()}
+
+
+def rows_up_to_most(ask: Ask, width: int) -> dict[int, FitRow]:
+    """Find the largest batch that fits by doubling, then bisection; return the rows of all tried batches.
+
+    Doubled batches (1, 2, 4, …) are planned independently of each other. In the bisection, the decisions of all
+    earlier batches are tried, too.
+
+    Args:
+        ask: function that takes batch sizes to plan, and decisions of other batch sizes to try. It returns a dict from
+            batch size to the row and the tried decisions.
+        width: number of doubled batches to plan at the same time.
+
+    Returns:
+        The rows by batch size.
+    """
+    answers: dict[int, Answer] = {}
+    rows: dict[int, FitRow] = {}
+    low, high = 0, 1
+    decisions: dict[Decision, None] = {}
+
+    def fits(batch: int) -> bool:
+        rows[batch], tried = answers[batch]
+        # A dict, unlike a set, keeps the order in which decisions were tried, so that plans are deterministic.
+        decisions.update(dict.fromkeys(tried))
+        return rows[batch].fits
+
+    while high <= _MOST:
+        # Rows of batches beyond the first that does not fit are left out, so that the table does not depend on `width`.
+        if high not in answers:
+            answers |= ask([high << k for k in range(width) if high << k <= _MOST], ())
+        if not fits(high):
+            break
+        low, high = high, 2 * high
+    while high <= _MOST and high - low > max(1, low // DEFAULT.fitting.part):
+        middle = (low + high) // 2
+        answers |= ask([middle], [*decisions])
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """One batch to plan, in this process or by a worker.
+
+    Attributes:
+        rank: the rank, with the bytes on it that depend on neither batch nor plan.
+        request: the options of planning; for a worker, as JSON values from `PlanRequest.to_options`.
+        batch: the batch size.
+        joint: the captured step; for a worker, as text.
+        other_bytes: bytes of the step's inputs and buffers.
+        others: decisions of other batch sizes, to try for this batch, too.
+    """
+
+    rank: Rank
+    request: PlanRequest | Mapping[str, Any]
+    batch: int
+    joint: JointGraph | str
+    other_bytes: int
+    others: tuple[Decision, ...]
+
+
+def _answer(job: _Job, on_step: Callable[[str], None] = lambda _: None) -> Answer:
+    """Plan one batch; return its row, and the decisions that were tried.
+
+    With ``chunk="auto"``, the batch is planned with each number of chunks, and the best result is returned.
+
+    Args:
+        job: the batch.
+        on_step: called with a line of text before each stage.
+    """
+    rank, request, batch, joint = job.rank, job.request, job.batch, job.joint
+    if not isinstance(request, PlanRequest):
+        request = PlanRequest.of(**request)
+    if isinstance(joint, str):
+        joint = parse_joint(joint)
+    with suppress_warnings():  # these plans are only tried, so their warnings concern no user
+        answers: list[Answer] = []
+        for each in request.each_chunk():
+            try:
+                planner = Planner.of(
+                    joint, each, on_step=lambda text: on_step(f"batch {batch}: {text}")
+                )
+            except PlanError:
+                if not answers:
+                    raise
+                break  # the loss cannot be split
+            fitting = StepFit(planner=planner, rank=rank, other_bytes=job.other_bytes)
+            try:
+                row = fitting.row(batch, job.others)
+            except BudgetError as error:
+                # A request of the user, such as MUST_CPU_OFFLOAD, exceeds a limit.
+                least = rank.stepping_bytes + job.other_bytes
+                row = FitRow(batch=batch, peak_bytes=least, reason=str(error))
+            answers.append((replace(row, chunks=each.chunks), fitting.tried))
+            if row.fits and not row.recompute_s:
+                break  # more chunks only make the step dearer
+        return min(answers, key=_by_speed)
+
+
+def _by_speed(answer: Answer) -> tuple[float, bool, int]:
+    """Return a sort key for the answers of one batch; the best answer has the least key.
+
+    First come answers with a plan that fits, fastest first. Then come answers without such a plan, lowest peak first:
+    those without a proof that no plan fits before those with a proof.
+    """
+    row, _ = answer
+    return -(row.samples_per_s or 0.0), row.proven, row.peak_bytes
+
+
+# Arguments of `fit`, parsed -----------------------------------------------------------------------
+
+
+def read_memory(memory: object) -> int:
+    """Parse a memory size; return it in bytes.
+
+    Args:
+        memory: text with a unit, such as ``"80GiB"``, or a number of bytes.
+
+    Raises:
+        BudgetError: the value is a text without a unit, a number of bytes that is too small, or cannot be parsed.
+    """
+    text = f"memory is {memory!r}; expected bytes with their unit, such as '80GiB'"
+    if isinstance(memory, str):
+        if memory.strip().replace(".", "", 1).isdigit():
+            raise BudgetError(f"{text}: did you mean '{memory.strip()}GiB'?")
+        nbytes = parse_bytes(memory)
+        if nbytes:
+            return nbytes
+    elif type(memory) is int:
+        if memory >= _LEAST_MEMORY:
+            return memory
+        if memory > 0:
+            raise BudgetError(
+                f"{text}: did you mean '{memory}GiB'? As a number it is {memory} bytes"
+            )
+    raise BudgetError(text)
+
+
+def read_margin(margin: object) -> float:
+    """Parse the margin: the part of the memory that a step must leave free. Return a number from 0 to below 1.
+
+    Args:
+        margin: text in percent, such as ``"5%"``; or a number such as 0.05.
+
+    Raises:
+        ProblemError: the value has neither form, is negative, or is 100 % or more.
+    """
+    text = margin.strip() if isinstance(margin, str) else ""
+    try:
+        found = float(text[:-1]) / 100 if text.endswith("%") else float(margin)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        found = -1.0
+    if not 0 <= found < 1:
+        raise ProblemError(
+            f"margin is {margin!r}; expected the part of the memory to leave free: '5%', or a number from 0 to "
+            "below 1 such as 0.05"
+        )
+    return found
+
+
+def read_batches(batches: object) -> tuple[int, ...]:
+    """Parse the batch sizes to try; return them sorted, each once. The result is empty for ``"max"``.
+
+    Args:
+        batches: whole numbers, one number, or ``"max"``.
+
+    Raises:
+        ProblemError: a batch is not a whole number of 1 or more, or there are no batches.
+    """
+    if batches == "max":
+        return ()
+    given = [batches] if isinstance(batches, (int, str)) else batches
+    listed: list[Any] = list(given) if isinstance(given, Iterable) else [given]
+    for batch in listed:
+        # Not `isinstance`, because True and False are ints.
+        if type(batch) is not int or batch < 1:
+            raise ProblemError(
+                f"batch is {batch!r}; expected whole numbers of 1 or more, such as 1, 2, 4, or 'max' for "
+                "the largest that fits"
+            )
+    if not listed:
+        raise ProblemError("batches is empty; expected whole numbers such as 1, 2, 4, or 'max'")
+    return tuple(sorted(set(listed)))
+
+
+def read_args(args: Any, kwargs: Mapping[str, Any] | None) -> Callable[[int], Arguments]:
+    """Return a function that takes a batch size and returns the positional and keyword arguments of a call.
+
+    Args:
+        args: positional arguments; or a callable that takes a batch size and returns a tuple of positional
+            arguments, a dict of keyword arguments, a pair of both, or one tensor.
+        kwargs: keyword arguments, if ``args`` is not a callable.
+
+    Raises:
+        ProblemError: keyword arguments are given beside a callable, or tensors differ in their first dimension.
+        CaptureError: the arguments are neither a sequence nor a dict that a call can take.
+    """
+    if not callable(args):
+        return varied(*read_call(args, kwargs))
+    if kwargs is not None:
+        raise ProblemError(
+            "kwargs are given beside a callable that makes the arguments for a batch; let it return "
+            "(args, kwargs)"
+        )
+
+    def made(batch: int) -> Arguments:
+        found = args(batch)
+        if isinstance(found, Mapping):
+            return read_call((), found)
+        if isinstance(found, torch.Tensor):
+            return (found,), {}
+        if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping):
+            positional = found[0]
+            if isinstance(positional, (tuple, list)):
+                return read_call(positional, found[1])
+        return read_call(found, None)
+
+    return made
+
+
+def varied(args: Any, kwargs: Mapping[str, Any]) -> Callable[[int], Arguments]:
+    """Return a function that takes a batch size and returns a copy of a call's arguments with this batch size.
+
+    Tensors of the copy are uninitialised, and their first dimension is the batch size.
+
+    Args:
+        args: positional arguments.
+        kwargs: keyword arguments.
+
+    Raises:
+        ProblemError: the tensors have different first dimensions, or no tensor has a dimension.
+    """
+    tensors = [t for t in pytree.tree_leaves((args, dict(kwargs))) if isinstance(t, torch.Tensor)]
+    sizes = sorted({int(t.shape[0]) for t in tensors if t.dim()})
+    if len(sizes) != 1:
+        raise ProblemError(
+            f"the tensors of a call have first dimensions {', '.join(map(str, sizes)) or 'none'}; "
+            "expected one, the batch: give a callable that makes the arguments for a batch, such as "
+            "lambda batch: (torch.empty(batch, 1024, device='meta'),)"
+        )
+
+    def made(batch: int) -> Arguments:
+        def at(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or not value.dim():
+                return value
+            # The flag is kept, because it marks the parameters of a function.
+            like = value.new_empty((batch, *value.shape[1:]))
+            return like.requires_grad_(value.requires_grad)
+
+        return pytree.tree_map(at, (tuple(args), dict(kwargs)))  # type: ignore[no-any-return]
+
+    return made

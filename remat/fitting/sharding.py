@@ -1,0 +1,147 @@
+"""Bytes of parameters and gradients on one rank, by rules for a single rank, DDP and FSDP2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from remat.graph.memory.storages import storage_bytes, storage_key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """Bytes of parameters and gradients on one of N ranks, and bytes that the rank sends in a step.
+
+    **DDP** (several ranks without FSDP): every rank has all parameters, all gradients, and buckets. Buckets are another
+    copy of the gradients (``gradient_as_bucket_view=False``) and live as long as the model. In a step, a rank sends
+    2·(N-1)/N times the bytes of the gradients.
+
+    **FSDP2** (`fully_shard` of each block, then of the model): a block is a child of an `nn.ModuleList` that is not
+    inside another one. Parameters outside of all blocks are the root's. Parameters, gradients and the optimizer's
+    state are sharded along the first dimension, rounded up. A *whole* tensor is one that is not sharded.
+
+    - While forward and backward run, the root's parameters are whole. So are the parameters of two blocks: the block
+      that runs, and the block that is gathered next. Both count as blocks of the largest size.
+    - During backward, the root's gradients are whole as soon as they are computed. The gradients of the largest
+      block count twice: as computed, and as laid out for the reduction.
+    - At the end of backward, the root's gradients count twice for the same reason, and no block's gradients are whole.
+    - A gradient belongs to the root if no parameter of a block has its size.
+    - In each micro-batch, parameters of blocks are gathered twice (for forward and for backward), the root's
+      parameters once, and gradients are reduced once. Each time, a rank sends (N-1)/N of the whole tensors' bytes.
+
+    Attributes:
+        ranks: number of ranks.
+        label: how the ranks train together, as text, such as ``"8 ranks by DDP"``; empty for one rank.
+        shards: number of parts of each parameter and of its optimizer state; 1 without FSDP.
+        parameter_bytes: bytes of the parameters that are on the rank all the time: the shards under FSDP2.
+        gradient_bytes: bytes of the gradients that are on the rank after backward: the shards under FSDP2.
+        gathered_bytes: bytes of whole parameters while forward and backward run, in addition to the shards.
+        reduced_bytes: bytes of whole gradients of blocks while backward runs, in addition to the shards.
+        final_bytes: bytes of the root's whole parameters and gradients at the end of backward, in addition to the
+            shards.
+        block_sizes: sizes in bytes of the parameters of blocks. A gradient of another size is the root's.
+        bucket_bytes: bytes of buckets, which are on the rank all the time.
+        sent_bytes: bytes that the rank sends in a step; under FSDP2, in each micro-batch.
+    """
+
+    ranks: int
+    label: str
+    shards: int
+    parameter_bytes: int
+    gradient_bytes: int
+    gathered_bytes: int = 0
+    reduced_bytes: int = 0
+    final_bytes: int = 0
+    block_sizes: frozenset[int] = frozenset()
+    bucket_bytes: int = 0
+    sent_bytes: int = 0
+
+    @classmethod
+    def of(
+        cls, model: Any, parameters: list[torch.Tensor], trained: set[int], ranks: int, fsdp: bool
+    ) -> Sharding:
+        """Compute the bytes of a model's parameters by the rules of `Sharding`.
+
+        Args:
+            model: a module, in which blocks are looked for; or any other callable, which has no blocks.
+            parameters: the model's parameters, each once.
+            trained: keys (`storage_key`) of the storages of parameters that get a gradient.
+            ranks: number of ranks.
+            fsdp: whether the ranks shard parameters, gradients and optimizer state.
+        """
+        whole, trains = _bytes_of(parameters), _bytes_of(parameters, lambda k: k in trained)
+        share = (ranks - 1) / ranks
+        if not fsdp:
+            several = ranks > 1
+            return cls(
+                ranks=ranks,
+                label=f"{ranks} ranks by DDP" if several else "",
+                shards=1,
+                parameter_bytes=whole,
+                gradient_bytes=trains,
+                bucket_bytes=trains if several else 0,
+                sent_bytes=int(2 * share * trains),
+            )
+        blocks = _blocks(model)
+        inside = {k for block in blocks for p in block for k in [storage_key(p)]}
+        root = _bytes_of(parameters, lambda k: k not in inside)
+        root_trains = _bytes_of(parameters, lambda k: k not in inside and k in trained)
+        block = max((_bytes_of(b) for b in blocks), default=0)
+        block_trains = max((_bytes_of(b, lambda k: k in trained) for b in blocks), default=0)
+        return cls(
+            ranks=ranks,
+            label=f"{ranks} ranks by FSDP2, {len(blocks)} blocks",
+            shards=ranks,
+            parameter_bytes=_bytes_of([shard(p, ranks) for p in parameters]),
+            gradient_bytes=_bytes_of(
+                [shard(p, ranks) for p in parameters if storage_key(p) in trained]
+            ),
+            gathered_bytes=root + 2 * block,
+            reduced_bytes=2 * block_trains,
+            final_bytes=root + 2 * root_trains,
+            block_sizes=frozenset(storage_bytes(p) for block in blocks for p in block),
+            sent_bytes=int(share * (root + 2 * (whole - root) + trains)),
+        )
+
+
+def shard(parameter: torch.Tensor, shards: int) -> torch.Tensor:
+    """Return rank 0's shard of a parameter as a meta tensor; with a single shard, the parameter itself.
+
+    The first dimension of the shard is that of the parameter, divided by the number of shards and rounded up.
+
+    Args:
+        parameter: the parameter.
+        shards: number of shards.
+    """
+    if shards == 1:
+        return parameter
+    # A scalar has no dimension to shard, so it counts as one row.
+    first, *rest = parameter.shape or (1,)
+    return torch.empty(-(-first // shards), *rest, dtype=parameter.dtype, device="meta")
+
+
+def _blocks(model: Any) -> list[list[torch.Tensor]]:
+    """Return the parameters of each block, as one list per block; see `Sharding` for blocks."""
+    if not isinstance(model, torch.nn.Module):
+        return []
+    if isinstance(model, torch.nn.ModuleList):
+        found: list[list[torch.Tensor]] = [list(child.parameters()) for child in model]
+        return [parameters for parameters in found if parameters]
+    return [block for child in model.children() for block in _blocks(child)]
+
+
+def _bytes_of(
+    tensors: Iterable[torch.Tensor], counts: Callable[[int], bool] = lambda _: True
+) -> int:
+    """Return the summed bytes of the distinct storages of tensors.
+
+    Args:
+        tensors: the tensors; a storage that several of them share counts once.
+        counts: function that takes the key of a storage and returns whether the storage counts.
+    """
+    tensors = list(tensors)  # the key of a storage is valid only as long as a tensor holds it
+    found = {storage_key(t): storage_bytes(t) for t in tensors}
+    return sum(b for k, b in found.items() if k is not None and counts(k))

@@ -1,0 +1,554 @@
+"""Fit one training step into the memory of a rank: bytes on the rank, plan of the step, and modelled time.
+
+A rank is a process with one device. A step is forward, backward and the optimizer's step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Self
+
+import torch
+
+from remat.errors import BudgetError, RematError
+from remat.fitting.sharding import Sharding, shard
+from remat.fitting.table import FitRow
+from remat.graph.costs import DEVICES, CostModel, Device, Profile, calibrated
+from remat.graph.costs.auto import is_cpu
+from remat.graph.joint import JointGraph, primals_of, split_outputs
+from remat.graph.memory.fused_liveness import FusedWalk
+from remat.graph.memory.liveness import StepWalk, StorageKind, sums_of
+from remat.graph.memory.storages import storage_bytes, storage_key
+from remat.graph.problems.lowering import Decision
+from remat.options import Training
+from remat.passes.core.state import Costs
+from remat.planning.pipelines import modules_of, step_costs_of
+from remat.planning.planner import Planner
+from remat.planning.search.aim import aim
+from remat.planning.search.candidates import Candidate
+from remat.planning.search.effort import DEFAULT
+from remat.planning.search.measures import Measures
+from remat.planning.search.pool import CandidatePool, Limits
+from remat.planning.search.proposals import search_of
+from remat.running.optimizer import OptimizerUse, trace_optimizer
+from remat.solvers.graph.problem import evaluate
+from remat.torch_compat import pytree
+from remat.units import Budget, bytes_of_share, format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """One rank (a process with one device), and the bytes on it that depend on neither batch nor plan.
+
+    Attributes:
+        memory_bytes: bytes of the device's memory that the step may take.
+        link_gbps: GB/s that the rank can send to other ranks.
+        accumulate: number of micro-batches whose gradients are summed before the optimizer steps.
+        sharding: bytes of parameters, of gradients, and of the buffers of collectives.
+        use: bytes of the optimizer's state, and bytes that the optimizer's step allocates.
+    """
+
+    memory_bytes: int
+    link_gbps: float
+    accumulate: int
+    sharding: Sharding
+    use: OptimizerUse
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        parameters: Sequence[torch.Tensor],
+        training: Training,
+        memory_bytes: int,
+        cost: CostModel,
+        joint: JointGraph | None = None,
+    ) -> Self:
+        """Build rank 0, whose shards are the largest: compute its sharding, and trace the optimizer on its parameters.
+
+        Args:
+            model: a module or a function.
+            parameters: the parameters of ``model``.
+            training: how the model is trained.
+            memory_bytes: bytes of a rank's memory that a step may take.
+            cost: the cost model. Unless its device is a CPU, the optimizer uses its ``foreach`` implementation,
+                which works on all parameters at once.
+            joint: a captured step, which shows which parameters get a gradient. None: all parameters that are not
+                frozen get a gradient.
+        """
+        unused = _without_gradient(model, parameters, joint)
+        used = (p for i, p in enumerate(parameters) if i not in unused)
+        trained = {key for p in used if (key := storage_key(p)) is not None}
+        sharding = Sharding.of(model, list(parameters), trained, training.ranks, training.fsdp)
+        shards = [shard(p, sharding.shards) for p in parameters]
+        foreach = not is_cpu(device_of(cost))
+        use = trace_optimizer(training.optimizer, shards, without_gradient=unused, foreach=foreach)
+        return cls(
+            memory_bytes=memory_bytes,
+            link_gbps=training.link_gbps,
+            accumulate=training.accumulate,
+            sharding=sharding,
+            use=use,
+        )
+
+    @property
+    def stepping_bytes(self) -> int:
+        """Bytes on the rank while the optimizer steps, without the model's inputs, buffers and outputs."""
+        s = self.sharding
+        own = s.parameter_bytes + s.gradient_bytes + s.bucket_bytes
+        return own + self.use.state_bytes + self.use.step_bytes
+
+    def check(self, name: str, model: Any, parameters: Sequence[torch.Tensor]) -> None:
+        """Raise an error if the rank's memory is smaller than the parameters on the rank alone.
+
+        Args:
+            name: name of the model, for the message.
+            model: a module or a function.
+            parameters: the parameters of ``model``.
+
+        Raises:
+            BudgetError: the memory is too small. The message names the missing bytes and, if sharding can help, the
+                number of ranks that suffice.
+        """
+        s = self.sharding
+        short = s.parameter_bytes - self.memory_bytes
+        if short <= 0:
+            return
+        trained = {key for p in parameters if p.requires_grad and (key := storage_key(p))}
+        # A single rank cannot shard, so the advice is computed for two.
+        shared = Sharding.of(model, list(parameters), trained, max(2, s.ranks), fsdp=True)
+        room = self.memory_bytes - max(
+            shared.gathered_bytes + shared.reduced_bytes, shared.final_bytes
+        )
+        advice = "take a smaller model, or a type of fewer bytes"
+        if room > 0:
+            parts = -(-self.stepping_bytes * s.shards // room)
+            advice = (
+                f"share them among {parts} ranks or more by FSDP (ranks={parts}, fsdp=True; on the command "
+                f"line --ranks {parts} --fsdp), or {advice}"
+            )
+        raise BudgetError(
+            f"the parameters of {name} alone take {format_bytes(s.parameter_bytes)} on a rank, "
+            f"{format_bytes(short)} more than the {format_bytes(self.memory_bytes)} that a step may take; with gradients and "
+            f"the state of {self.use.name} it is {format_bytes(self.stepping_bytes)}: {advice}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMemory:
+    """Memory of forward and backward under one plan, at each program point.
+
+    Attributes:
+        total: bytes alive, parameters and inputs included.
+        gradients: bytes of gradients, which ``total`` includes.
+        root_gradients: bytes of the root's gradients, which ``gradients`` includes. FSDP2 divides a model into blocks
+            and a root, see `Sharding`. A gradient counts as the root's if no parameter of a block has its size.
+        boundary: number of program points of forward; those of backward follow.
+        input_bytes: bytes of the parameters, buffers and inputs that the graph reads.
+        output_bytes: bytes of the outputs of forward that are not inputs.
+    """
+
+    total: tuple[int, ...]
+    gradients: tuple[int, ...]
+    root_gradients: tuple[int, ...]
+    boundary: int
+    input_bytes: int
+    output_bytes: int
+
+    @classmethod
+    def of(
+        cls,
+        measures: Measures,
+        decided: Candidate,
+        *,
+        block_sizes: frozenset[int] = frozenset(),
+    ) -> StepMemory:
+        """Compute the memory of a step under a decision: simulated for an eager graph, estimated for fused code.
+
+        Args:
+            measures: splits the graph.
+            decided: the decision.
+            block_sizes: sizes in bytes of the parameters of FSDP2 blocks. A gradient of another size
+                counts as one of the root.
+        """
+        done = measures.split_of(decided)
+        joint, walking = done.joint, FusedWalk if done.joint.lower == "inductor" else StepWalk
+        walk = walking(*modules_of(done), joint.num_fwd_outputs, joint.memories)
+        found = list(walk.lifetimes())
+        spans = [x[2:] for x in found]
+        gradients = [x[2:] for x in found if walk.kind(x[0], x[3], x[1]) is StorageKind.GRADIENT]
+        moments = len(walk.moments)
+        return cls(
+            total=sums_of(spans, moments),
+            gradients=sums_of(gradients, moments),
+            root_gradients=sums_of((g for g in gradients if g[0] not in block_sizes), moments),
+            boundary=walk.boundary,
+            input_bytes=sum(walk.sizes.nbytes[k] for k in walk.inputs),
+            output_bytes=sum(b for k, b in walk.outputs.items() if k not in walk.inputs),
+        )
+
+    @property
+    def peak(self) -> int:
+        """Most bytes alive at once over forward and backward."""
+        return max(self.total)
+
+    def sharded_peak(self, shards: int, *, forward_bytes: int, backward_bytes: int) -> int:
+        """Return the most bytes alive at once on one rank, if the gradients of blocks are sharded.
+
+        Of a block's gradient, only the rank's shard counts. A gradient of the root counts whole. The graph's parameters
+        and other inputs do not count; their bytes on the rank are part of ``forward_bytes`` and ``backward_bytes``.
+
+        Args:
+            shards: number of parts of each gradient.
+            forward_bytes: bytes to add at each program point of forward.
+            backward_bytes: bytes to add at each program point of backward.
+        """
+        peak = 0
+        curves = zip(self.total, self.gradients, self.root_gradients, strict=True)
+        for moment, (total, gradients, root) in enumerate(curves):
+            rest = total - gradients - self.input_bytes + root - (root - gradients) // shards
+            peak = max(peak, rest + (forward_bytes if moment < self.boundary else backward_bytes))
+        return peak
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StepFit:
+    """Search for a plan that fits one captured step into the memory of a rank.
+
+    Attributes:
+        planner: planner of the step's graph.
+        rank: the rank, with the bytes that do not depend on the plan.
+        other_bytes: bytes of inputs and buffers.
+    """
+
+    planner: Planner
+    rank: Rank
+    other_bytes: int
+    _memories: dict[Decision, StepMemory] = field(default_factory=dict, repr=False)
+
+    @property
+    def tried(self) -> tuple[Decision, ...]:
+        """The decisions whose memory was computed so far. They can be tried at other batch sizes, too."""
+        return tuple(self._memories)
+
+    def row(self, batch: int, others: Sequence[Decision] = ()) -> FitRow:
+        """Return the step's row: figures of the cheapest plan found that fits, or the reason why none fits.
+
+        Args:
+            batch: batch size of the step.
+            others: decisions of other batch sizes, to try at this batch size if no search within the memory succeeds.
+        """
+        full, sharding = self._full, self.rank.sharding
+        memory_bytes = self.rank.memory_bytes
+        stepping = self.rank.stepping_bytes + self.other_bytes + self._memory(full).output_bytes
+        if stepping > memory_bytes:
+            reason = (
+                f"while the optimizer steps, parameters, gradients, its state, inputs and outputs take "
+                f"{format_bytes(stepping)}, {format_bytes(stepping - memory_bytes)} more than they may; "
+                "no plan changes that: take a smaller batch, an optimizer with less state or whose step takes "
+                "less (such as adamw:fused=True), or more ranks with FSDP"
+            )
+            return FitRow(batch=batch, peak_bytes=stepping, reason=reason, proven=True)
+        found: tuple[Candidate, Budget] | None = None
+        if self._fits(full):
+            found = full, Budget(share=1.0)
+        elif sharding.ranks > 1:
+            found = self._within_ratio()
+        elif self._least_possible <= memory_bytes:
+            found = self._within_peak(others)
+        if found is None:
+            proven = self._least_possible > memory_bytes
+            tried = map(self._peak_of, self._memories.values())
+            least = self._least_possible if proven else min(tried)
+            which = "that any plan can have" if proven else "that was found"
+            reason = (
+                f"the least peak of batch {batch} {which} is {format_bytes(least)}, "
+                f"{format_bytes(least - memory_bytes)} more than it may be: take a smaller batch, an "
+                "optimizer with less state, or more ranks with FSDP"
+            )
+            return FitRow(batch=batch, peak_bytes=least, reason=reason, proven=proven)
+        decided, budget = found
+        step_s = self._step_s(decided)
+        return FitRow(
+            batch=batch,
+            fits=True,
+            budget=str(budget),
+            # The peak may be in the optimizer's step.
+            peak_bytes=max(self._peak(decided), stepping),
+            step_s=step_s,
+            samples_per_s=batch * self.rank.accumulate * sharding.ranks / step_s,
+            recompute_s=self.rank.accumulate * decided.cost / 1e12,
+        )
+
+    @cached_property
+    def _full(self) -> Candidate:
+        """The decision at budget 1."""
+        return self.planner.search.offloads.with_tagged(self.planner.search.decisions.full)
+
+    @property
+    def _eager(self) -> bool:
+        """Whether the step runs its graph unfused. Proven bounds on the simulated peak then hold for the step.
+
+        For fused code, peaks are only estimated, and no bound is proven.
+        """
+        return self.planner.context.is_eager
+
+    @cached_property
+    def _least_possible(self) -> int:
+        """Proven lower bound on the peak of the step under every plan, in bytes; 0 if no bound is proven."""
+        if not self._eager or self.rank.sharding.ranks > 1:
+            return 0
+        return self.planner.search.schedules.least_possible + self._beside
+
+    @cached_property
+    def _beside(self) -> int:
+        """Bytes on the rank during forward and backward, such as optimizer state, that the graph's own peak omits."""
+        full = self._full
+        return self._peak(full) - self._memory(full).peak
+
+    def _memory(self, decided: Candidate) -> StepMemory:
+        """Return the memory of the step under a decision, cached."""
+        known = self._memories.get(decided.decision)
+        if known is None:
+            sizes = self.rank.sharding.block_sizes
+            known = StepMemory.of(self.planner.search.measures, decided, block_sizes=sizes)
+            self._memories[decided.decision] = known
+        return known
+
+    def _peak(self, decided: Candidate) -> int:
+        """Return the most bytes alive on a rank while forward and backward run under a decision."""
+        return self._peak_of(self._memory(decided))
+
+    def _peak_of(self, memory: StepMemory) -> int:
+        """Return the most bytes alive on a rank while forward and backward run.
+
+        Args:
+            memory: the memory of the step's graph under a decision.
+        """
+        s = self.rank.sharding
+        always = s.parameter_bytes + self.other_bytes + self.rank.use.state_bytes + s.bucket_bytes
+        if self.rank.accumulate > 1:  # the gradients of earlier micro-batches are on the rank, too
+            always += s.gradient_bytes
+        if s.shards == 1:
+            # `memory.peak` and `always` both count the inputs that the graph reads, so these are subtracted once.
+            return memory.peak + always - memory.input_bytes
+        forward = always + s.gathered_bytes
+        running = memory.sharded_peak(
+            s.shards, forward_bytes=forward, backward_bytes=forward + s.reduced_bytes
+        )
+        return max(running, always + s.gradient_bytes + s.final_bytes + memory.output_bytes)
+
+    def _fits(self, decided: Candidate) -> bool:
+        """Return whether forward and backward under a decision fit the rank's memory."""
+        return self._peak(decided) <= self.rank.memory_bytes
+
+    def _within_peak(self, others: Sequence[Decision]) -> tuple[Candidate, Budget] | None:
+        """Return the cheapest decision found whose peak fits, with the budget to set for it; None if none fits.
+
+        Candidates are the decisions at the ratios `FitEffort.few_ratios`, and the result of `_aimed`. If `_aimed` finds no
+        decision, those of other batch sizes that are valid for this step are candidates instead. If none is valid,
+        the decisions of `_searched` are.
+
+        Args:
+            others: decisions of other batch sizes.
+        """
+        limits = Limits(peak_bytes=self.rank.memory_bytes, measure=self._peak)
+        pool = CandidatePool(self._aimed())
+        for more in (self._taken_over(others), self._searched()):
+            if pool.cheapest(limits) is None:
+                pool.add(*more)
+        pool.add(*map(self._at, DEFAULT.fitting.few_ratios))
+        best = pool.cheapest(limits, lambda d: (d.cost, self._peak(d)))
+        if best is None:
+            return None
+        bound = (
+            self.planner.search.measures.simulated(best)
+            if self._eager
+            else self.rank.memory_bytes - self._beside
+        )
+        return best, Budget(peak_bytes=bound)
+
+    def _aimed(self) -> Iterator[Candidate]:
+        """Yield decisions with peaks on the rank that approach its memory.
+
+        Each search has a limit on the simulated peak, which differs from the peak on the rank by similar bytes for
+        similar plans.
+        """
+        planner, memory_bytes = self.planner, self.rank.memory_bytes
+
+        def ask(peak_bytes: int) -> Candidate | None:
+            try:
+                return planner.decide(Budget(peak_bytes=peak_bytes))
+            except BudgetError:
+                return None
+
+        start = (
+            memory_bytes - self._peak(self._full) + planner.search.measures.simulated(self._full)
+        )
+        return aim(ask, self._peak, memory_bytes, start=start, rounds=DEFAULT.fitting.searches)
+
+    def _searched(self) -> Iterator[Candidate]:
+        """Yield decisions that do not depend on the bytes of the rank's memory, so that other batches can try them.
+
+        The first decision has the least peak found. The others were searched within evenly spaced higher peaks.
+        """
+        search = self.planner.search
+        with_tagged, full = search.offloads.with_tagged, search.decisions.full
+        # A new search does not start from decisions that `_aimed` found, which depend on the memory.
+        peaks = search_of(search.context)
+        yield with_tagged(peaks.least_peak)
+        low, high = peaks.least_found, search.measures.simulated(full)
+        count = DEFAULT.fitting.peaks(len(search.context.state.index))
+        for k in range(1, count):
+            found = peaks.searched(peaks.limits(low + (high - low) * k // count))
+            if found is not None:
+                yield with_tagged(found)
+
+    def _taken_over(self, others: Iterable[Decision]) -> Iterator[Candidate]:
+        """Yield the decisions of other batch sizes that are valid for this step, with this step's bytes and costs.
+
+        Args:
+            others: decisions of other batch sizes.
+        """
+        context = self.planner.context
+        state, lowered = context.state, context.lowered
+        costs = state.get(Costs(context.request.cost))
+        for decision in others:
+            try:
+                scored = evaluate(lowered.problem, lowered.saved_of(decision))
+                cost = scored.recompute_cost
+                if decision.is_ordered:
+                    cost = sum(costs[state.index.by_name[name]] for name in decision.further_runs)
+                # Offloads record bytes, which differ at another batch size.
+                decision = replace(decision, offloads=())
+                decided = self.planner.search.offloads.with_tagged(
+                    Candidate.of(lowered, decision, cost)
+                )
+                # This splits the graph, which may fail: whether a value is a view can depend on sizes.
+                self._peak(decided)
+            except (RematError, KeyError):  # another batch may have other operators
+                continue
+            yield decided
+
+    def _within_ratio(self) -> tuple[Candidate, Budget] | None:
+        """Return the decision at the highest fitting ratio of saved bytes, and this ratio as a budget; None if none fits."""
+
+        def fits(ratio: float) -> bool:
+            return self._fits(self._at(ratio))
+
+        low = next(filter(fits, DEFAULT.fitting.ratios), None)
+        if low is None:
+            return None
+        high = (1.0, *DEFAULT.fitting.ratios)[DEFAULT.fitting.ratios.index(low)]
+        for _ in range(3):
+            middle = round((low + high) / 2, 3)
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return self._at(low), Budget(share=low)
+
+    def _at(self, ratio: float) -> Candidate:
+        """Return the decision at a ratio of the bytes that the runtime-optimal partition saves."""
+        context, search = self.planner.context, self.planner.search
+        nbytes = max(context.least_bytes, bytes_of_share(ratio, context.full_bytes))
+        return search.offloads.with_tagged(search.decisions.at(nbytes))
+
+    def _step_s(self, decided: Candidate) -> float:
+        """Return the modelled seconds of a step: the longer of computing and sending, plus the optimizer's step.
+
+        DDP sends the gradients once in a step. FSDP2 sends parameters and gradients in every micro-batch.
+        """
+        once = step_costs_of(
+            self.planner.context.state, self.planner.context.request.cost, required=True
+        )
+        # Costs are in ps.
+        computing = self.rank.accumulate * (sum(once) + decided.cost) / 1e12
+        sending = self.rank.sharding.sent_bytes / (self.rank.link_gbps * 1e9)
+        if self.rank.sharding.shards > 1:
+            sending *= self.rank.accumulate
+        # The optimizer computes little, so its time is that of its memory traffic.
+        tbps = device_of(self.planner.context.request.cost).memory_tbps
+        return max(computing, sending) + self.rank.use.moved_bytes / (tbps * 1e12)
+
+
+def device_of(cost: CostModel) -> Device:
+    """Return the device of a cost model; for a `Profile`, the measured device; if the model names none, an H100."""
+    device = getattr(cost, "device", None)
+    if isinstance(device, Device):
+        return device
+    if isinstance(cost, Profile):
+        return calibrated(device or "here")
+    return DEVICES["h100"]
+
+
+def parameters_of(model: Any, arguments: Any) -> list[torch.Tensor]:
+    """Return the parameters of a module, or a function's arguments that require a gradient; each once.
+
+    Args:
+        model: a module or a function.
+        arguments: the arguments of the call, nested as a pytree.
+    """
+    if isinstance(model, torch.nn.Module):
+        return list(model.parameters())
+    leaves = pytree.tree_leaves(arguments)
+    found = {id(t): t for t in leaves if isinstance(t, torch.Tensor) and t.requires_grad}
+    return list(found.values())
+
+
+def other_bytes(model: Any, arguments: Any, parameters: Sequence[torch.Tensor]) -> int:
+    """Return the bytes of buffers, and of inputs that are not parameters.
+
+    Args:
+        model: a module or a function.
+        arguments: the arguments of the call, nested as a pytree.
+        parameters: the parameters of the model.
+    """
+    leaves = [t for t in pytree.tree_leaves(arguments) if isinstance(t, torch.Tensor)]
+    if isinstance(model, torch.nn.Module):
+        leaves += model.buffers()
+    own = {storage_key(p) for p in parameters}
+    found = {storage_key(t): storage_bytes(t) for t in leaves}
+    return sum(nbytes for key, nbytes in found.items() if key not in own)
+
+
+def _without_gradient(
+    model: Any, parameters: Sequence[torch.Tensor], joint: JointGraph | None
+) -> frozenset[int]:
+    """Return positions of parameters that get no gradient: frozen ones, and those that the step does not use.
+
+    A captured graph does not tell which parameter an input stands for, so inputs with a gradient and parameters are
+    matched by shape and dtype.
+
+    Args:
+        model: a module or a function.
+        parameters: the parameters of ``model``.
+        joint: the captured step; None: only frozen parameters are returned.
+    """
+    frozen = {i for i, p in enumerate(parameters) if not p.requires_grad}
+    if joint is None:
+        return frozenset(frozen)
+    given = Counter(_gradients(joint, only_static=isinstance(model, torch.nn.Module)))
+    for i, parameter in enumerate(parameters):
+        if i not in frozen:
+            key = (tuple(parameter.shape), parameter.dtype)
+            if not given[key]:
+                frozen.add(i)
+            given[key] -= 1
+    return frozenset(frozen)
+
+
+def _gradients(joint: JointGraph, *, only_static: bool) -> Iterator[tuple[Any, torch.dtype]]:
+    """Yield shape and dtype of each input for which backward returns a gradient.
+
+    Args:
+        joint: the captured step.
+        only_static: whether to leave out inputs that are not parameters or buffers.
+    """
+    returned = split_outputs(joint)[1]
+    for i, (node, gradient) in enumerate(zip(primals_of(joint), returned, strict=False)):
+        value = node.meta.get("val")
+        if gradient is None or not isinstance(value, torch.Tensor):
+            continue
+        if i in joint.static_inputs or not only_static:
+            yield tuple(map(int, value.shape)), value.dtype

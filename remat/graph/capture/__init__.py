@@ -1,0 +1,1 @@
+"""From a model to its joint graph, and what the graph knows of the user's code."""

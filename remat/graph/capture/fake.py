@@ -1,0 +1,172 @@
+"""Keep the aliasing of fake values correct while passes rewrite graphs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from remat.graph.index import inputs_of
+from remat.graph.memory.storages import (
+    Memories,
+    fake_mode_of,
+    hint,
+    leaves_of,
+    storage_bytes,
+    storage_key,
+    tensor_bytes,
+)
+from remat.graph.memory.writes import aliased_argument, by_target, may_alias
+
+_aten = torch.ops.aten
+#: Operators whose kernels copy the whole storage of their first argument and write into the copy.
+_COPY_WHOLE = (
+    _aten.copy.default,
+    _aten.select_scatter.default,
+    _aten.slice_scatter.default,
+    _aten.diagonal_scatter.default,
+    _aten.as_strided_scatter.default,
+)
+
+
+def refresh(node: fx.Node, mode: Any = None) -> None:
+    """Recompute the fake value of a node from the fake values of its inputs.
+
+    Args:
+        node: the node, whose ``meta["val"]`` is replaced.
+        mode: fake mode to compute in. None: use the fake mode of the inputs. If no input is fake,
+            the node stays unchanged.
+    """
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    mode = mode or fake_mode_of((args, kwargs))
+    if mode is None:
+        return
+    with _quietly(mode):
+        node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def cloned(value: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a tensor in a storage of its own; fake if the tensor is fake."""
+    fake = getattr(value, "fake_mode", None)
+    if fake is None:
+        return value.clone()
+    with fake, torch.no_grad():
+        return value.detach().clone()
+
+
+def repair_aliases(
+    graph: fx.Graph, memories: Memories | None = None, *, by_kernel: bool = False
+) -> int:
+    """Recompute the fake value of every view that does not share the storage of its base.
+
+    The base of a view is the argument whose memory the view shows. If a pass replaces the base, as
+    Inductor's pattern matcher does, the view's fake value stays on the storage of the removed node.
+
+    With ``by_kernel``, the function also corrects the results of ``aten.copy`` and of scatters such
+    as ``aten.slice_scatter``. The first argument of such a call may be a view of a larger storage.
+    PyTorch's kernel then copies the whole storage, and the result is a view of this copy. The
+    result's fake value has a smaller storage, for its own elements only.
+
+    Args:
+        graph: the graph.
+        memories: cache of the storage of each value; None: use a new cache.
+        by_kernel: whether to enlarge the fake storages of these results to the size that PyTorch's
+            kernels allocate. Set it for a graph that runs operator by operator. Inductor's kernels
+            allocate only the result's own elements.
+
+    Returns:
+        Number of fake values that were recomputed.
+    """
+    repaired = 0
+    memory = (memories or Memories()).key
+
+    def key(node: fx.Node) -> int | None:
+        return memory(node.meta.get("val"))
+
+    nodes = list(graph.nodes)
+    kernels = _COPY_WHOLE if by_kernel else ()
+    copies = {n for t in kernels for n in graph.find_nodes(op="call_function", target=t)}
+    # In graph order, because a repaired view may be the base of a later view.
+    for node, is_view in zip(nodes, by_target(nodes, may_alias), strict=True):
+        if node in copies and _copy_whole(node):
+            repaired += 1
+        base = aliased_argument(node) if is_view else None
+        if base is None or _moves(node):
+            continue
+        mine = key(node)
+        if mine is not None and mine == key(base):
+            continue
+        own, theirs = _keys(node.meta.get("val")), _keys(base.meta.get("val"))
+        if own and theirs and not own <= theirs:
+            refresh(node)
+            repaired += 1
+    return repaired
+
+
+def refresh_views(graph: fx.Graph, new: Iterable[fx.Node], gone: Collection[int]) -> None:
+    """Recompute the fake values of views that are still on the storage of a replaced node.
+
+    Views are found by their storages, so the operators' schemas need not declare them.
+
+    Args:
+        graph: the graph.
+        new: the replacements, which former readers of the replaced nodes read now.
+        gone: storage keys (see `storage_key`) of the replaced nodes.
+    """
+    stale = set(new)
+    for node in graph.nodes:
+        if stale.isdisjoint(inputs_of(node)) or node.op != "call_function" or _moves(node):
+            continue
+        if not _keys(node.meta.get("val")).isdisjoint(gone):
+            refresh(node)
+            stale.add(node)
+
+
+def _moves(node: fx.Node) -> bool:
+    """Return whether a call changes the shape or storage of an argument in place.
+
+    Running such a call again on fake values would repeat the change.
+    """
+    return torch.Tag.inplace_view in getattr(node.target, "tags", ())
+
+
+def _copy_whole(node: fx.Node) -> bool:
+    """Enlarge the storage of a scatter's or copy's fake result to the size that the kernel allocates.
+
+    PyTorch's kernel copies the whole storage of the call's first argument.
+
+    Returns:
+        True if the fake result was replaced. False if its storage is large enough already, if the
+        first argument fills its storage, or if elements of the first argument overlap.
+    """
+    base: Any = node.args[0].meta.get("val")  # type: ignore[union-attr]
+    places = zip(base.size(), base.stride(), strict=True)
+    if any(hint(n) > 1 and hint(step) == 0 for n, step in places):
+        return False  # overlapping elements (stride 0): the kernel copies the view's elements only
+    nbytes = storage_bytes(base)
+    if nbytes <= max(storage_bytes(node.meta.get("val")), tensor_bytes(base)):
+        return False
+    with _quietly(base.fake_mode):
+        whole = base.new_empty(base.untyped_storage().nbytes() // base.element_size())
+        node.meta["val"] = whole.as_strided(base.size(), base.stride(), base.storage_offset())
+    return True
+
+
+@contextlib.contextmanager
+def _quietly(fake: Any) -> Iterator[None]:
+    """Activate a fake mode in a ``with`` block, without gradients and without shape guards.
+
+    Args:
+        fake: the fake mode in which the operators of the block run.
+    """
+    env = getattr(fake, "shape_env", None)
+    quiet = env.suppress_guards() if env is not None else contextlib.nullcontext()
+    with fake, quiet, torch.no_grad():
+        yield
+
+
+def _keys(value: Any) -> set[int]:
+    return {k for v in leaves_of(value) if (k := storage_key(v)) is not None}

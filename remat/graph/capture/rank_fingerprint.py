@@ -1,0 +1,181 @@
+"""Compare joint graphs of different ranks by their outlines; equal outlines can share a plan.
+
+The *outline* of a graph holds operators, edges, shapes, strides, dtypes, device types and tags. It
+leaves out properties that may differ between ranks without changing a plan: node names, constants
+(offsets into a shard, names of process groups) and device indices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx
+
+from remat.graph import ops
+from remat.graph.joint import JointGraph, role_of
+from remat.graph.memory.storages import leaves_of
+from remat.units import some_of
+
+#: Largest number of nodes of each graph that the description of a difference lists.
+SHOWN = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outline:
+    """The properties of a joint graph on which its plan depends, with one entry per node.
+
+    Ranks whose graphs have equal outlines can share a plan.
+
+    Attributes:
+        names: name of each node; not part of the digest.
+        calls: call target, result and recompute tag of each node as text.
+        inputs: for each node, positions of the nodes it reads, in argument order.
+    """
+
+    names: tuple[str, ...]
+    calls: tuple[str, ...]
+    inputs: tuple[tuple[int, ...], ...]
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 digest of ``calls`` and ``inputs``.
+
+        If two graphs have equal digests, a decision for one applies to the other by node position.
+        """
+        text = json.dumps([self.calls, self.inputs])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def outline(joint: JointGraph) -> Outline:
+    """Return the outline of a joint graph: operators, edges, and the tensors between them."""
+    nodes = list(joint.graph.nodes)
+    position = {n: i for i, n in enumerate(nodes)}
+    devices: dict[torch.device, str] = {}
+    calls, inputs = [], []
+    for node in nodes:
+        value = node.meta.get("val")
+        tag = node.meta.get("recompute")
+        what = f"output of {joint.num_fwd_outputs} + {_gaps(node)}"
+        if node.op != "output":
+            what = f"{_target(node)} -> {_describe(value, devices)}"
+        calls.append(what if tag is None else f"{what} {getattr(tag, 'name', tag)}")
+        inputs.append(_reads(node, position))
+    return Outline(names=tuple(n.name for n in nodes), calls=tuple(calls), inputs=tuple(inputs))
+
+
+def first_difference(one: Outline, other: Outline, whose: tuple[str, str]) -> str | None:
+    """Describe the first difference between two outlines; None if they are equal.
+
+    Args:
+        one: outline of one graph.
+        other: outline of the other graph.
+        whose: for the message, who runs ``one`` and who runs ``other``, such as ``("rank 1", "rank
+            0")``.
+    """
+    here, there = whose
+    alone = [
+        f"{who} alone has {_some(graph, extra)}"
+        for who, graph, extra in (
+            (here, one, _beyond(one, other)),
+            (there, other, _beyond(other, one)),
+        )
+        if extra
+    ]
+    if alone:
+        return f"{'; '.join(alone)} (of {len(one)} nodes on {here}, {len(other)} on {there})"
+    # Both graphs have the same nodes, so only their order, edges or outputs can differ.
+    for i in range(len(one)):
+        if one.calls[i] != other.calls[i]:
+            return f"node {i} is {_node(one, i)} on {here}, {_node(other, i)} on {there}"
+        if one.inputs[i] != other.inputs[i]:
+            return (
+                f"node {i}, {_node(one, i)}, reads {_inputs(one, i)} on {here}, "
+                f"{_inputs(other, i)} on {there}"
+            )
+    return None
+
+
+def _beyond(one: Outline, other: Outline) -> list[int]:
+    """Return the positions of nodes in ``one`` that have no counterpart in ``other``.
+
+    Each node of ``other`` is the counterpart of at most one node with the same text in ``calls``.
+    The output node is left out.
+    """
+    left = Counter(other.calls)
+    found = []
+    # The output node is compared by position in `first_difference`.
+    for i, call in enumerate(one.calls[:-1]):
+        left[call] -= 1
+        if left[call] < 0:
+            found.append(i)
+    return found
+
+
+def _some(graph: Outline, positions: list[int]) -> str:
+    return some_of([_node(graph, i) for i in positions], SHOWN, "; ")
+
+
+def _inputs(graph: Outline, i: int) -> str:
+    return ", ".join(graph.names[k] for k in graph.inputs[i]) or "nothing"
+
+
+def _node(graph: Outline, i: int) -> str:
+    return f"'{graph.names[i]}' ({graph.calls[i]})"
+
+
+def _reads(node: fx.Node, position: dict[fx.Node, int]) -> tuple[int, ...]:
+    """Return positions of the nodes that a node reads, in argument order, with repeats."""
+    read: list[int] = []
+    fx.map_arg((node.args, node.kwargs), lambda n: read.append(position[n]))
+    return tuple(read)
+
+
+def _target(node: fx.Node) -> str:
+    """Return the name of a node's call target, or the role of a placeholder, as text."""
+    if node.op == "placeholder":
+        return role_of(node).value
+    if node.op != "call_function":
+        return f"{node.op} {node.target}"
+    return ops.text_of(node.target)
+
+
+def _gaps(node: fx.Node) -> str:
+    """Return a text with one letter per output of a graph: ``x`` for a value, ``-`` for None.
+
+    Args:
+        node: the output node.
+    """
+    values = leaves_of(node.args)
+    return "".join("x" if isinstance(v, fx.Node) else "-" for v in values)
+
+
+def _describe(value: Any, devices: dict[torch.device, str]) -> str:
+    """Describe dtype, shape, strides and device of a value.
+
+    Ranks use different device indices. Therefore the devices of a type are numbered in the order in
+    which they first appear.
+
+    Args:
+        value: a fake value.
+        devices: text of each device seen so far; a new device is added.
+    """
+    if isinstance(value, torch.Tensor):
+        count = sum(d.type == value.device.type for d in devices)
+        device = devices.setdefault(
+            value.device, value.device.type + (f" ({count + 1})" if count else "")
+        )
+        stride = list(value.stride()) if value.layout is torch.strided else value.layout
+        dtype = str(value.dtype).removeprefix("torch.")
+        return f"{dtype}{list(value.shape)} by {stride} on {device}"
+    if isinstance(value, (tuple, list)):
+        return "(" + ", ".join(_describe(v, devices) for v in value) + ")"
+    return type(value).__name__

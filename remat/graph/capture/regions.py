@@ -1,0 +1,261 @@
+"""Nested compile regions: graphs that a joint graph calls, each partitioned before the joint graph.
+
+AOTAutograd first hands a partitioner the joint graph of each region. Then it hands over the outer
+joint graph, in which the forward of a region is a call that returns the values saved for its
+backward. The plan for the outer graph spends the whole budget: it saves the results of a call, or
+recomputes them by another call. Each region itself is partitioned for the shortest run time,
+without a budget.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from remat import torch_compat
+from remat.graph import ops
+from remat.graph.branch_values import check_may_branch_again, keep_branches
+from remat.graph.capture.fake import refresh
+from remat.graph.index import index_graph
+from remat.graph.joint import JointGraph, output_node
+from remat.graph.memory.storages import fake_mode_of, storage_key
+from remat.graph.memory.writes import aliased_argument
+from remat.graph.problems.lowering import check_may_run_again
+from remat.graph.problems.replays import is_element, maker_of
+from remat.graph.roles import classify
+
+Modules = tuple[fx.GraphModule, fx.GraphModule]
+
+
+def is_region(module: fx.GraphModule, joint_inputs: Sequence[object]) -> bool:
+    """Return whether a joint graph is that of a nested compile region.
+
+    For a region, AOTAutograd gives no example inputs, and numbers the placeholders from 0 instead
+    of 1.
+    """
+    first = next(iter(module.graph.nodes))
+    return not joint_inputs and first.op == "placeholder" and first.name == "primals_0"
+
+
+def calls_regions(module: fx.GraphModule) -> bool:
+    """Return whether a graph, as Dynamo hands it to a backend, contains nested regions."""
+    target = torch.ops.higher_order.invoke_subgraph
+    graphs = [m.graph for m in module.modules() if isinstance(m, fx.GraphModule)]
+    return any(g.find_nodes(op="call_function", target=target) for g in graphs)
+
+
+def split_region(
+    module: fx.GraphModule,
+    *,
+    num_fwd_outputs: int,
+    static_lifetime_input_indices: Sequence[int] | None = None,
+    **_: Any,
+) -> Modules:
+    """Partition the joint graph of a nested region by PyTorch's minimum cut, without a budget.
+
+    Capture and compilation both call this function, because a plan for the outer graph is only
+    valid for one partition of its regions. Results of operators that may have undeclared effects
+    are saved, even in a checkpointed part of the region.
+
+    Args:
+        module: the joint graph of the region.
+        num_fwd_outputs: number of leading outputs that belong to forward.
+        static_lifetime_input_indices: positions of inputs whose memory outlives the step.
+
+    Returns:
+        Forward and backward graph modules.
+
+    Raises:
+        PlanError: an operator that may have undeclared effects is tagged MUST_RECOMPUTE; see
+            `check_may_run_again`. Or a branch value is; see `check_may_branch_again`.
+    """
+    for node in module.graph.nodes:
+        if node.meta.get("recompute") is not None and ops.is_opaque(maker_of(node)):
+            check_may_run_again(node)
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    _keep_branches(module, num_fwd_outputs)
+    # At a budget below 1, PyTorch recomputes random operators, which then draw other numbers.
+    with torch_compat.functorch_config.patch(activation_memory_budget=1.0):
+        split: Modules = torch_compat.min_cut_rematerialization_partition(
+            module,
+            [],
+            num_fwd_outputs=num_fwd_outputs,
+            static_lifetime_input_indices=list(static_lifetime_input_indices or ()),
+        )
+    return split
+
+
+def _keep_branches(module: fx.GraphModule, num_fwd_outputs: int) -> None:
+    """Tag what must not run again in a region as MUST_SAVE, so that backward branches as forward did."""
+    joint = JointGraph(graph_module=module, num_fwd_outputs=num_fwd_outputs)
+    index = index_graph(joint.graph)
+    kept = keep_branches(index, classify(joint, index))
+    for i, node in enumerate(index.nodes):
+        if index.position[maker_of(node)] in kept:
+            if i in kept.branches:
+                check_may_branch_again(node)
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def separate_calls(graph: fx.Graph) -> int:
+    """Give every call of a nested region its own storages behind its fake results.
+
+    AOTAutograd gives every call the fake values of the region itself, as if all calls returned the
+    same memory. If a region returns an input unchanged, nodes that read this result are rewired to
+    read the input.
+
+    Returns:
+        Number of region calls in the graph.
+    """
+    calls = 0
+    for node in list(graph.nodes):
+        if node.target is not torch.ops.higher_order.invoke_subgraph:
+            continue
+        regions = ops.subgraphs(node)
+        if not regions or not isinstance(node.meta.get("val"), (tuple, list)):
+            continue
+        _separate(node, regions[0])
+        calls += 1
+    return calls
+
+
+def _separate(call: fx.Node, region: fx.GraphModule) -> None:
+    """Give one call of a nested region its own storages behind its fake results.
+
+    Results that are views of inputs or of other results are rebuilt outside of the region.
+    """
+    inputs = [n for n in region.graph.nodes if n.op == "placeholder"]
+    returned: Any = output_node(region.graph).args[0]
+    # The first two arguments of `invoke_subgraph` are the graph and its identifier.
+    given = dict(zip(inputs, call.args[2:], strict=False))
+    values = call.meta["val"] = _own_values(call, given, returned)
+    elements: dict[int, fx.Node] = {}
+    for user in list(call.users):
+        if is_element(user):
+            k: Any = user.args[1]
+            user.meta["val"] = values[k]
+            elements[k] = user
+    # Counterparts outside of the region for its inputs and for results that are not views.
+    outside: dict[Any, Any] = dict(given)
+    known = dict.fromkeys([*given, *returned])
+    for k, inner in enumerate(returned):
+        if isinstance(inner, fx.Node) and inner not in outside:
+            base, _ = _base(inner, known)
+            if base is inner:
+                outside[inner] = elements.get(k) or _element(call, k)
+                call.append(outside[inner])
+    for k, element in elements.items():
+        found = _taken_outside(element, returned[k], outside)
+        if found is not None and found is not element:
+            element.replace_all_uses_with(found)
+
+
+def _base(inner: fx.Node, known: Mapping[Any, Any]) -> tuple[fx.Node, list[fx.Node]]:
+    """Follow a view inside of a region to the known node whose memory the view shows.
+
+    Args:
+        inner: a node of the region.
+        known: nodes at which the search ends.
+
+    Returns:
+        The known node, and the views from ``inner`` to that node, ``inner`` first. If ``inner`` is
+        not a view, or the search reaches no known node, ``inner`` itself and no views.
+    """
+    views: list[fx.Node] = []
+    node = inner
+    while node not in known or not views:
+        base = aliased_argument(node)
+        if base is None or any(n is not base and n not in known for n in node.all_input_nodes):
+            return inner, []
+        views.append(node)
+        node = base
+    return node, views
+
+
+def _taken_outside(element: fx.Node, inner: Any, outside: dict[Any, Any]) -> fx.Node | None:
+    """Return the node that computes a region call's result as a view outside of the region.
+
+    Missing views are added to the graph that calls the region.
+
+    Args:
+        element: node that takes the result from the call.
+        inner: node of the region that computes the result.
+        outside: for nodes of the region, their counterparts outside. New views are added to it.
+
+    Returns:
+        The node: an input of the call, another result, or a view of one of these. None if the
+        result cannot be rebuilt.
+    """
+    if not isinstance(inner, fx.Node):
+        return None
+    if inner not in outside:
+        base, views = _base(inner, outside)
+        if not isinstance(outside.get(base), fx.Node):
+            return None
+        for view in reversed(views):
+            with element.graph.inserting_before(element):
+                taken = element.graph.node_copy(view, outside.__getitem__)
+            taken.meta = {**element.meta, "val": view.meta["val"]}
+            refresh(taken)
+            outside[view] = taken
+    found = outside[inner]
+    return found if isinstance(found, fx.Node) else None
+
+
+def _element(call: fx.Node, k: int) -> fx.Node:
+    """Insert a ``getitem`` node for result ``k`` of a call after the call, and return the node."""
+    with call.graph.inserting_after(call):
+        element = call.graph.call_function(operator.getitem, (call, k))
+    element.meta = {**call.meta, "val": call.meta["val"][k]}
+    return element
+
+
+def _own_values(call: fx.Node, given: dict[fx.Node, Any], returned: Any) -> tuple[Any, ...]:
+    """Return new fake values for the results of a region call.
+
+    A result that shares memory with an input of the region gets the storage of the argument that
+    the call passes for this input. All other results get new storages.
+
+    Args:
+        call: the call.
+        given: for each placeholder of the region, the argument that the call passes.
+        returned: outputs of the region.
+    """
+    values = call.meta["val"]
+    mode = fake_mode_of(values)
+    if mode is None:
+        return tuple(values)
+    memory: dict[int, torch.Tensor] = {}
+    for inner, operand in given.items():
+        key = storage_key(inner.meta.get("val"))
+        if key is not None and isinstance(operand, fx.Node):
+            memory.setdefault(key, operand.meta["val"])
+    found: list[Any] = []
+    with mode, mode.shape_env.suppress_guards(), torch.no_grad():
+        for node, value in zip(returned, values, strict=True):
+            operand = given.get(node)
+            if isinstance(operand, fx.Node):
+                found.append(operand.meta["val"])
+                continue
+            key = storage_key(value)
+            if key is None:
+                found.append(value)
+                continue
+            if key not in memory:
+                # The new storage has the size of the whole old one, because other results may be
+                # views of it.
+                elements = value.untyped_storage().nbytes() // value.element_size()
+                memory[key] = value.new_empty(elements)
+            found.append(_viewed(memory[key], value))
+    return tuple(found)
+
+
+def _viewed(base: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a view of ``base`` with the sizes, strides, offset and dtype of the tensor ``like``."""
+    same = base if base.dtype == like.dtype else base.view(like.dtype)
+    return same.as_strided(like.size(), like.stride(), like.storage_offset())

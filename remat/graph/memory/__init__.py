@@ -1,0 +1,1 @@
+"""Storages, their owners, their lifetimes, and the bytes alive."""

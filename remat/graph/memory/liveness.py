@@ -1,0 +1,524 @@
+"""Lifetimes of storages over forward and backward, and the peak of the bytes alive.
+
+The model is that of the eager lowering, without in-place reuse of memory. A value is allocated when
+its node runs and freed after its last use. A workspace is memory that an operator needs besides its
+inputs and results. If a node's metadata records a workspace, its bytes count while the node runs.
+Inputs, parameters, forward outputs and gradients live to the end of the step. Saved tensors and
+tangents live to their last use in backward, after which AOTAutograd frees them.
+"""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+from torch import fx
+
+from remat import torch_compat
+from remat.graph.capture.source import module_path, source_line
+from remat.graph.copying import RUN_OF, run_of
+from remat.graph.index import inputs_of
+from remat.graph.joint import (
+    Role,
+    is_input_mutation,
+    output_node,
+    outputs_of,
+    role_of,
+)
+from remat.graph.memory.host_copies import host_storages
+from remat.graph.memory.storages import (
+    Memories,
+    Sizes,
+    expression_of,
+    leaves_of,
+    workspace_bytes,
+    workspace_of,
+)
+
+#: Key that stands for the workspaces of all operators; it is the key of no storage.
+_INSIDE = 0
+
+
+class StorageKind(enum.StrEnum):
+    """Kind of a storage by its use in a training step, such as saved for backward or temporary."""
+
+    INPUT = "parameters and inputs"
+    SAVED = "saved for backward"
+    RECOMPUTED = "recomputed"
+    TEMPORARY = "temporary"
+    TANGENT = "tangents"
+    OUTPUT = "outputs"
+    GRADIENT = "gradients"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakMoment:
+    """The moment of a step with the most bytes alive; a moment is the run of one node.
+
+    Attributes:
+        nbytes: bytes alive at this moment, including inputs and parameters.
+        node: name of the node that runs at this moment.
+        in_backward: whether the moment is in backward.
+    """
+
+    nbytes: int
+    node: str
+    in_backward: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lifetime:
+    """Lifetime of one storage, from its allocation to its last use.
+
+    Attributes:
+        node: name of the node that allocated the storage, or of the placeholder that brought it in.
+        nbytes: bytes of the whole storage.
+        kind: kind of the storage in the step.
+        source: user's line that produced the node, ``"file.py:12 code"``; empty if unknown.
+        first: index of the first moment (run of a node) at which the storage is alive.
+        last: index of the last moment at which the storage is alive.
+        saved_as: name of the value on this storage that forward saves for backward; empty if none.
+        size: ``nbytes`` as a symbolic expression; None if it depends on no symbol.
+        module: path of the module that produced the node, ``"layers.0.mlp"``; empty if unknown.
+    """
+
+    node: str
+    nbytes: int
+    kind: StorageKind
+    source: str
+    first: int
+    last: int
+    saved_as: str = ""
+    size: Any = None
+    module: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """Memory of one step, forward then backward; a moment is the run of one node.
+
+    Attributes:
+        moments: names of the nodes that run, forward's first. A forward or backward graph without
+            calls counts as one moment with an empty name.
+        boundary: number of moments in forward, which is the first moment of backward.
+        lifetimes: every storage of the step, sorted by its first moment.
+    """
+
+    moments: tuple[str, ...]
+    boundary: int
+    lifetimes: tuple[Lifetime, ...]
+
+    def alive(self, moment: int) -> tuple[Lifetime, ...]:
+        """Return the storages alive at a moment, largest first.
+
+        A moment is the run of one node, whose result counts as alive.
+        """
+        found = [x for x in self.lifetimes if x.first <= moment <= x.last]
+        return tuple(sorted(found, key=lambda x: -x.nbytes))
+
+    def nbytes(self, *kinds: StorageKind) -> tuple[int, ...]:
+        """Return the bytes alive at each moment.
+
+        Args:
+            kinds: kinds of storages to count; without any, all kinds count.
+        """
+        chosen = (x for x in self.lifetimes if not kinds or x.kind in kinds)
+        return sums_of(((x.nbytes, x.first, x.last) for x in chosen), len(self.moments))
+
+    @property
+    def peak_moment(self) -> int:
+        """Index of the first moment with the most bytes alive."""
+        sums = self.nbytes()
+        return sums.index(max(sums))
+
+    @property
+    def peak(self) -> PeakMoment:
+        moment = self.peak_moment
+        return PeakMoment(
+            nbytes=self.nbytes()[moment],
+            node=self.moments[moment],
+            in_backward=moment >= self.boundary,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCurve:
+    """Bytes alive at each moment of a step, without the lifetimes of single storages.
+
+    A moment is the run of one node.
+
+    Attributes:
+        nbytes: bytes alive at each moment.
+        boundary: number of moments in forward.
+        runs: joint-graph name of the node that runs at each moment; empty if unknown.
+    """
+
+    nbytes: Sequence[int]
+    boundary: int
+    runs: Sequence[str] = ()
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes alive at any moment."""
+        return max(self.nbytes)
+
+
+def memory_curve(
+    forward: fx.GraphModule,
+    backward: fx.GraphModule,
+    num_fwd_outputs: int,
+    memories: Memories | None = None,
+) -> MemoryCurve:
+    """Return the bytes alive at each moment of a step; a moment is the run of one node.
+
+    Args:
+        forward: module that returns the user's outputs, then the values saved for backward.
+        backward: module that takes the saved values and the tangents, and returns gradients.
+        num_fwd_outputs: number of forward's outputs before the saved values.
+        memories: cache of the storages behind the fake values; None starts an empty cache.
+    """
+    step = StepWalk(forward, backward, num_fwd_outputs, memories)
+    running = dict(step.running())
+    runs = [run_of(running[k]) if k in running else "" for k in range(len(step.moments))]
+    return MemoryCurve(nbytes=array("q", step.alive()), boundary=step.boundary, runs=runs)
+
+
+def timeline(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int) -> Timeline:
+    """Return the lifetimes of all storages of one step.
+
+    Both modules must carry fake values.
+
+    Args:
+        forward: module that returns the user's outputs, then the values saved for backward.
+        backward: module that takes the saved values and the tangents, and returns gradients.
+        num_fwd_outputs: number of forward's outputs before the saved values.
+    """
+    step = StepWalk(forward, backward, num_fwd_outputs)
+    saved_as = step.sizes.first_of(step.handed)
+    found = [
+        Lifetime(
+            node=f"workspace of {node.target}" if key == _INSIDE else node.name,
+            nbytes=nbytes,
+            kind=step.kind(key, first, node),
+            source="" if node.op == "placeholder" else source_line(node),
+            first=first,
+            last=last,
+            saved_as=saved_as[key].name if key in saved_as else "",
+            size=expression_of(workspace_of(node))
+            if key == _INSIDE
+            else step.sizes.symbolic.get(key),
+            module=module_path(node),
+        )
+        for key, node, nbytes, first, last in step.lifetimes()
+    ]
+    return Timeline(
+        moments=step.moments,
+        boundary=step.boundary,
+        lifetimes=tuple(sorted(found, key=lambda x: (x.first, x.last))),
+    )
+
+
+def simulate_peak(
+    forward: fx.GraphModule,
+    backward: fx.GraphModule,
+    num_fwd_outputs: int,
+    memories: Memories | None = None,
+    *,
+    workspaces: bool = True,
+) -> int:
+    """Return the peak memory of a step in bytes, without building its `timeline`.
+
+    Args:
+        forward: module that returns the user's outputs, then the values saved for backward.
+        backward: module that takes the saved values and the tangents, and returns gradients.
+        num_fwd_outputs: number of forward's outputs before the saved values.
+        memories: cache of the storages behind the fake values; None starts an empty cache.
+        workspaces: whether to count the workspaces of operators. Without workspaces, the peak is
+            the same on every machine.
+    """
+    step = StepWalk(forward, backward, num_fwd_outputs, memories)
+    return max(step.alive(workspaces=workspaces))
+
+
+def saved_storages(
+    forward: fx.GraphModule,
+    num_fwd_outputs: int,
+    *,
+    count_outputs: bool = False,
+    memories: Memories | None = None,
+) -> dict[int, int]:
+    """Return the bytes of each storage that forward saves for backward, by storage key.
+
+    Copies in the host's memory are left out, and so are storages of forward's inputs.
+
+    Args:
+        forward: module that returns the user's outputs, then the values saved for backward.
+        num_fwd_outputs: number of forward's outputs before the saved values.
+        count_outputs: whether to count saved storages that are also storages of forward's outputs.
+            Outputs that AOTAutograd writes to inputs always count.
+        memories: cache of the storages behind the fake values; None starts an empty cache.
+    """
+    values = outputs_of(forward.graph)
+    sizes = Sizes(memories)
+    free = sizes.of_all(forward.graph.find_nodes(op="placeholder", sort=False))
+    if not count_outputs:
+        own = [None] * num_fwd_outputs
+        descs = leaves_of(output_node(forward.graph).meta.get("desc", own))
+        free |= sizes.of_all(
+            v
+            for v, d in zip(values[:num_fwd_outputs], descs, strict=False)
+            if isinstance(v, fx.Node) and not is_input_mutation(d)
+        )
+    handed = sizes.of_all(v for v in values[num_fwd_outputs:] if isinstance(v, fx.Node))
+    free |= dict.fromkeys(host_storages(forward.graph.nodes, sizes), 0)
+    return {k: b for k, b in handed.items() if k not in free}
+
+
+def own_outputs(forward: fx.GraphModule) -> int:
+    """Return the number of forward's outputs for the user, without the values saved for backward.
+
+    AOTAutograd's descriptors mark the saved values.
+    """
+    descs = leaves_of(output_node(forward.graph).meta.get("desc", ()))
+    return sum(not type(d).__name__.startswith("SavedForBackwards") for d in descs)
+
+
+def sums_of(spans: Iterable[tuple[int, int, int]], moments: int) -> tuple[int, ...]:
+    """Return the bytes alive at each moment.
+
+    Args:
+        spans: storages as (bytes, first moment, last moment).
+        moments: number of moments.
+    """
+    change = [0] * (moments + 1)
+    for nbytes, first, last in spans:
+        change[first] += nbytes
+        change[last + 1] -= nbytes
+    return tuple(accumulate(change[:-1]))
+
+
+class StepWalk:
+    """Simulation of memory over forward and backward.
+
+    A storage is identified by a key: the `storage_key` of the node's fake value. A recomputed node
+    has the fake value of its forward run. Therefore one key may stand for two storages, one of the
+    forward run and one of the recomputation. A key names the same storage in forward and in
+    backward only if forward saves the storage. If the forward storage is alive in backward, the
+    recomputed storage gets a key of its own. This happens if one result of an operator is saved and
+    another is recomputed, because the second run computes both results. If a node runs several
+    times within forward or within backward, each run's storages have keys of their own.
+
+    Attributes:
+        moments: names of the nodes that run, forward's first; a moment is the run of one node.
+        boundary: number of moments in forward.
+        sizes: keys and bytes of the storages.
+        inputs: by key of each storage that the step receives, the first placeholder that uses it.
+        outputs: bytes of each storage of the user's outputs, by storage key.
+        handed: nodes of forward whose values are saved for backward.
+        tangents: by key of each storage of a tangent, the first placeholder that uses it.
+        last_read: by key of each storage passed to backward, the moment of its last use there.
+            Empty until `lifetimes` or `storages` has run to its end.
+    """
+
+    def __init__(
+        self,
+        forward: fx.GraphModule,
+        backward: fx.GraphModule,
+        num_fwd_outputs: int,
+        memories: Memories | None = None,
+    ) -> None:
+        self.sizes = sizes = Sizes(memories)
+        self.last_read: dict[int, int] = {}
+        first, second = list(forward.graph.nodes), list(backward.graph.nodes)
+        self._forward = [n for n in first if n.op == "call_function"]
+        self._backward = [n for n in second if n.op == "call_function"]
+        # An empty graph still has one moment, at which its inputs are alive.
+        self.boundary = max(1, len(self._forward))
+        names = [n.name for n in self._forward] or [""]
+        self.moments = (*names, *([n.name for n in self._backward] or [""]))
+        returned, given_back = outputs_of(forward.graph), outputs_of(backward.graph)
+        outputs = [v for v in returned[:num_fwd_outputs] if isinstance(v, fx.Node)]
+        handed = [v for v in returned[num_fwd_outputs:] if isinstance(v, fx.Node)]
+        roles = {n: role_of(n) for n in second if n.op == "placeholder"}
+        self.inputs = sizes.first_of(n for n in first if n.op == "placeholder")
+        self.outputs = sizes.of_all(outputs)
+        self._handed = sizes.of_all(handed)
+        self.handed = handed
+        self.tangents = sizes.first_of(n for n, r in roles.items() if r is Role.TANGENT)
+        saved = sizes.first_of((n for n, r in roles.items() if r is Role.PRIMAL))
+        self._initial = {**self.tangents, **saved}
+        self._returned = [v for v in given_back if isinstance(v, fx.Node)]
+        self._gradients: dict[int, int] = {}
+        self._twin: dict[int, int] = {}
+
+    def running(self) -> Iterator[tuple[int, fx.Node]]:
+        """Yield (index of the moment, node that runs at it) for each call node of the step."""
+        yield from enumerate(self._forward)
+        yield from enumerate(self._backward, self.boundary)
+
+    @cached_property
+    def again(self) -> frozenset[fx.Node]:
+        """Nodes that run the same joint-graph node as an earlier node of the step."""
+        first: dict[str, fx.Node] = {}
+        return frozenset(n for _, n in self.running() if first.setdefault(run_of(n), n) is not n)
+
+    def alive(self, *, workspaces: bool = True) -> tuple[int, ...]:
+        """Return the bytes of device memory alive at each moment, with or without workspaces."""
+        lifetimes = self.lifetimes() if workspaces else self.storages()
+        return sums_of((x[2:] for x in lifetimes), len(self.moments))
+
+    def lifetimes(self) -> Iterator[tuple[int, fx.Node, int, int, int]]:
+        """Yield all device memory of the step: first the storages, then the workspaces.
+
+        Each item is (storage key, allocating node, bytes, first moment, last moment). All
+        workspaces have the same key.
+        """
+        yield from self.storages()
+        for taken in self.workspaces():
+            yield _INSIDE, *taken
+
+    def workspaces(self) -> Iterator[tuple[fx.Node, int, int, int]]:
+        """Yield the workspace of each node that has one.
+
+        Each item is (node, bytes, first moment, last moment).
+        """
+        for moment, node in self.running():
+            if nbytes := workspace_bytes(node):
+                yield node, nbytes, moment, moment
+
+    def storages(self) -> Iterator[tuple[int, fx.Node, int, int, int]]:
+        """Yield each storage in device memory, without workspaces.
+
+        Each item is (storage key, allocating node, bytes, first moment, last moment).
+        """
+        start, end = self.boundary, len(self.moments) - 1
+        nbytes = self.sizes.nbytes
+        inputs, outputs = self.inputs, self.outputs
+        resident = {*inputs, *outputs}
+        # Backward goes first, because the last use of a saved storage ends its lifetime.
+        made, last = self._walk(self._backward, start, resident | self._initial.keys())
+        self._gradients = self.sizes.of_all(self._returned)
+        held = self.tangents if torch_compat.holds_tangents() else {}
+        for key in (*self._gradients, *held):
+            last[key] = end
+        self.last_read = {key: last[key] for key in self._initial if key in last}
+        for key, node in inputs.items():
+            yield key, node, nbytes[key], 0, end
+        # A saved storage that is no output lives to its last read in backward. If backward never reads it, it is
+        # freed at the start of backward.
+        mine, ends = self._walk(self._forward, 0, set())
+        # Offloaded copies take no device memory.
+        elsewhere = {*inputs, *host_storages(self._forward, self.sizes)}
+        for key, (node, moment) in mine.items():
+            if key in elsewhere:
+                continue
+            if key in outputs:
+                until = end
+            elif key in self._handed:
+                until = last[key] if key in self._initial and key in last else start - 1
+            else:
+                until = ends[key]
+            yield key, node, nbytes[key], moment, until
+        for key, node in self._initial.items():
+            if key in last and key not in resident and key not in mine:
+                yield key, node, nbytes[key], start, last[key]
+        resident |= self._initial.keys()
+        for key, (node, moment) in made.items():
+            if key not in resident:
+                yield key, node, nbytes[key], moment, last[key]
+
+    def _walk(
+        self, nodes: list[fx.Node], start: int, there: set[int]
+    ) -> tuple[dict[int, tuple[fx.Node, int]], dict[int, int]]:
+        """Find the storages that one graph allocates, and the last use of each storage.
+
+        Args:
+            nodes: the call nodes of forward or backward.
+            start: moment of the first node.
+            there: keys of the storages that exist when the graph starts.
+
+        Returns:
+            Two dicts by storage key. The first has the allocating node and its moment, the second
+            has the moment of the last use.
+        """
+        made: dict[int, tuple[fx.Node, int]] = {}
+        last: dict[int, int] = {}
+        keys_of = self.sizes.keys
+        one: dict[fx.Node, int] = {}  # nearly every node has one storage
+        known = one.get
+        keys = self.sizes.each([n.meta.get("val") for n in nodes])
+        # If a node runs several times in this graph, its last run keeps the key, because this run's result is saved.
+        again = {run_of(n) for n in nodes if RUN_OF in n.meta}
+        latest = {run_of(n): n for n in nodes if run_of(n) in again}.values() if again else ()
+        twice = {k for n in latest for k in keys_of(n)}
+        for moment, (node, key) in enumerate(zip(nodes, keys, strict=True), start):
+            for read in inputs_of(node):
+                found = known(read)
+                if found is not None:
+                    last[found] = moment
+                else:
+                    for other in keys_of(read):
+                        last[other] = moment
+            for own in keys_of(node) if key is None else (key,):
+                if own in there or own in twice:
+                    own = self._own(node, own, apart=own in there or node not in latest)
+                if key is not None:
+                    one[node] = own
+                last[own] = moment
+                if own not in made:
+                    made[own] = (node, moment)
+        return made, last
+
+    def _own(self, node: fx.Node, key: int, *, apart: bool) -> int:
+        """Return the storage key to use for a node whose fake value has the key ``key``.
+
+        An earlier run of the same joint-graph node may use ``key`` already. If the node is a view
+        of a value that it reads, the result is the key of the value read.
+
+        Args:
+            node: the node.
+            key: storage key of the node's fake value.
+            apart: what to return if the node is not such a view: a new key if True, ``key`` if
+                False.
+        """
+        sizes = self.sizes
+        # If the base of a view runs several times, the view shares memory with the run that it reads. This need not
+        # be the latest run.
+        for read in inputs_of(node):
+            for found in sizes.keys(read):
+                if key in (found, self._twin.get(found)):
+                    sizes.rename(node, key, found)
+                    return found
+        if not apart:
+            return key
+        own = -1 - len(self._twin)  # keys of real storages are addresses, which are never negative
+        self._twin[own] = key
+        sizes.rename(node, key, own)
+        return own
+
+    def kind(self, key: int, first: int, node: fx.Node) -> StorageKind:
+        """Return the kind of a storage.
+
+        Args:
+            key: key of the storage.
+            first: first moment at which the storage is alive.
+            node: node that allocates the storage, or the placeholder that brings it in.
+        """
+        if key in self.inputs:
+            return StorageKind.INPUT
+        if key in self.outputs:
+            return StorageKind.OUTPUT
+        if key in self.tangents:
+            return StorageKind.TANGENT
+        # A placeholder of backward that is not a tangent holds a value that forward saved.
+        in_forward = first < self.boundary or node.op == "placeholder"
+        if key in (self._handed if in_forward else self._gradients):
+            return StorageKind.SAVED if in_forward else StorageKind.GRADIENT
+        if key != _INSIDE and node in self.again:
+            return StorageKind.RECOMPUTED
+        return StorageKind.TEMPORARY

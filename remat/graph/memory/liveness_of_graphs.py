@@ -1,0 +1,241 @@
+"""Lifetimes of storages over all graphs of one step.
+
+A step has several graphs if its model has graph breaks. Forwards run from the first graph to the
+last, backwards from the last to the first.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from torch import fx
+
+from remat.graph.joint import (
+    JointGraph,
+    Role,
+    outputs_of,
+    primals_of,
+    role_of,
+    split_outputs,
+)
+from remat.graph.memory.fused_liveness import FusedWalk
+from remat.graph.memory.liveness import StepWalk, sums_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionedGraph:
+    """One graph of a step, partitioned into forward and backward.
+
+    Attributes:
+        joint: the joint graph. It records which of its inputs are outputs of earlier graphs, and
+            which are also inputs of earlier graphs.
+        forward: forward module of the joint graph.
+        backward: backward module of the joint graph.
+    """
+
+    joint: JointGraph
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+
+
+def highest_of_graphs(graphs: Sequence[PartitionedGraph]) -> tuple[tuple[int, int], ...]:
+    """Return the most bytes alive in the forward and in the backward of each graph.
+
+    A value passed from one graph to another is alive to the end of the last forward, because the
+    model's Python frames hold the value. If the producing or the receiving graph saves the value
+    for backward, the value lives until its last read in the backward of either graph.
+
+    Several storages live to the end of the step: parameters, inputs, gradients of parameters,
+    outputs that no later graph receives, and the step's outputs. Gradients of the step's outputs
+    exist from the start of backward. Memory of operators that run between the graphs is not
+    counted.
+
+    Args:
+        graphs: the graphs in the order of their forwards. A graph that runs several times is listed
+            once.
+
+    Returns:
+        For each graph, the most bytes in its forward and in its backward. For a graph that runs
+        several times, the maximum over its runs.
+    """
+    runs = _in_turns(graphs)
+    step = _Step([graph for _, graph in runs])
+    alive = sums_of(step.spans(), step.end + 1)
+    found = [(0, 0)] * len(graphs)
+    for (k, _), walk, f, b in zip(runs, step.walks, step.forward_at, step.backward_at, strict=True):
+        forward = max(alive[f : f + walk.boundary])
+        backward = max(alive[b : b + len(walk.moments) - walk.boundary])
+        found[k] = (max(found[k][0], forward), max(found[k][1], backward))
+    return tuple(found)
+
+
+def _in_turns(graphs: Sequence[PartitionedGraph]) -> list[tuple[int, PartitionedGraph]]:
+    """Return all graph runs of a step in their order, as pairs (index in ``graphs``, graph).
+
+    In each pair, ``graph.joint`` describes the values that the run receives and returns.
+    """
+    turns = [(turn, k) for k, graph in enumerate(graphs) for turn in graph.joint.turns]
+    if not turns:
+        return list(enumerate(graphs))
+    found = []
+    for turn, k in sorted(turns):
+        ran = {name: value for name, value in turn._asdict().items() if name != "at"}
+        joint = replace(graphs[k].joint, **ran)
+        found.append((k, replace(graphs[k], joint=joint)))
+    return found
+
+
+class _Step:
+    """Simulation of memory over all graph runs of a step.
+
+    Args:
+        graphs: the graph of each run, in the order of their forwards.
+    """
+
+    def __init__(self, graphs: Sequence[PartitionedGraph]) -> None:
+        self._graphs = graphs
+        # By `id` of the forward module, because all runs of a graph share one walk.
+        known: dict[int, StepWalk] = {}
+        for g in graphs:
+            if id(g.forward) not in known:
+                walk = FusedWalk if g.joint.lower == "inductor" else StepWalk
+                known[id(g.forward)] = walk(
+                    g.forward, g.backward, g.joint.num_fwd_outputs, g.joint.memories
+                )
+        self.walks = [known[id(g.forward)] for g in graphs]
+        lengths = [w.boundary for w in self.walks]
+        lengths += [len(w.moments) - w.boundary for w in reversed(self.walks)]
+        starts = [0, *accumulate(lengths)]
+        n = len(graphs)
+        #: Moment of the step at which each forward, and each backward, begins.
+        #: Backwards run in the opposite order of forwards.
+        self.forward_at, self.backward_at = starts[:n], starts[n : 2 * n][::-1]
+        self.end = starts[-1] - 1
+
+    def spans(self) -> Iterator[tuple[int, int, int]]:
+        """Yield each storage of the step as (bytes, first moment, last moment).
+
+        Moments are counted over all graph runs of the step.
+        """
+        by_walk = {id(walk): list(walk.lifetimes()) for walk in {*self.walks}}
+        found = [by_walk[id(walk)] for walk in self.walks]
+        passed = self._passed()
+        for k, (graph, walk, lifetimes) in enumerate(
+            zip(self._graphs, self.walks, found, strict=True)
+        ):
+            elsewhere = {p for p, _, _ in (*graph.joint.received, *graph.joint.shared)}
+            primals = [node.name for node in primals_of(graph.joint)]
+            not_mine = {primals[p] for p in elsewhere if p < len(primals)}
+            gradients, outside = self._gradients(k), self._from_outside(k)
+            for key, node, nbytes, first, last in lifetimes:
+                start, until = self._at(k, first), self._at(k, last)
+                if key in walk.inputs:
+                    # The run that returned this storage, or received it first, yields it.
+                    if node.name in not_mine:
+                        continue
+                    start, until = 0, self.end
+                elif key in passed[k]:
+                    until = passed[k][key]
+                elif key in walk.tangents and walk.tangents[key].name in outside:
+                    start = self.backward_at[-1]
+                elif key in gradients:
+                    until = gradients[key]
+                elif key in walk.outputs:
+                    until = self.end
+                yield nbytes, start, max(start, until)
+
+    def _at(self, k: int, moment: int) -> int:
+        """Convert a moment within graph run ``k`` to a moment of the whole step."""
+        boundary = self.walks[k].boundary
+        if moment < boundary:
+            return self.forward_at[k] + moment
+        return self.backward_at[k] + moment - boundary
+
+    def _read_until(self, k: int, node: fx.Node) -> int:
+        """Return the last moment of the step at which graph run ``k`` may read a node's value.
+
+        If the value is saved for backward, this moment is the value's last use in the run's
+        backward. Otherwise it is the end of the run's forward.
+        """
+        walk = self.walks[k]
+        reads = (walk.last_read[key] for key in walk.sizes.keys(node) if key in walk.last_read)
+        return self._at(k, max(reads, default=walk.boundary - 1))
+
+    def _passed(self) -> list[dict[int, int]]:
+        """Return the last moments of the outputs that later graph runs receive, or that nobody holds.
+
+        Returns:
+            One dict per graph run. It maps the storage key of each such output to the last moment
+            at which the storage is alive.
+        """
+        passed: list[dict[int, int]] = [{} for _ in self._graphs]
+        for k, graph in enumerate(self._graphs):
+            inputs = {n.name: n for n in graph.forward.graph.nodes if n.op == "placeholder"}
+            primals = [node.name for node in primals_of(graph.joint)]
+            for position, producer, output in graph.joint.received:
+                if producer >= k or position >= len(primals):
+                    continue
+                made = outputs_of(self._graphs[producer].forward.graph)[output]
+                node = inputs.get(primals[position])
+                if not isinstance(made, fx.Node) or node is None:
+                    continue
+                until = self.backward_at[-1] - 1  # end of the last forward
+                until = max(until, self._read_until(k, node), self._read_until(producer, made))
+                if output in self._graphs[producer].joint.returned:
+                    until = self.end
+                for key in self.walks[producer].sizes.keys(made):
+                    passed[producer][key] = max(passed[producer].get(key, 0), until)
+            made = outputs_of(graph.forward.graph)[: graph.joint.num_fwd_outputs]
+            keys = [self.walks[k].sizes.keys(v) if isinstance(v, fx.Node) else () for v in made]
+            for output in graph.joint.dropped:
+                until = max(self.backward_at[k] - 1, self._read_until(k, made[output]))
+                others = {
+                    key for j, of in enumerate(keys) if j not in graph.joint.dropped for key in of
+                }
+                passed[k] |= {key: until for key in keys[output] if key not in others}
+        return passed
+
+    def _from_outside(self, k: int) -> set[str]:
+        """Return the names of those tangents of graph run ``k`` that the step's caller provides.
+
+        These are the tangents of two kinds of outputs: those that no later graph receives, and
+        those that the step's caller receives too.
+        """
+        received = {o for g in self._graphs for _, j, o in g.joint.received if j == k}
+        joint = self._graphs[k].joint
+        inner = received - {*joint.returned}
+        _, _, descs, _ = split_outputs(joint)
+        handed_on = {descs[o] for o in inner if o < len(descs)}
+        return {
+            node.name
+            for node in joint.graph.find_nodes(op="placeholder")
+            if role_of(node) is Role.TANGENT
+            and getattr(node.meta.get("desc"), "output", None) not in handed_on
+        }
+
+    def _gradients(self, k: int) -> dict[int, int]:
+        """Return the last moment of each gradient storage of graph run ``k``, by storage key.
+
+        A gradient for an output of an earlier graph lives until the backward of that graph starts.
+        A gradient for a tensor that a later graph receives too lives to the end of run ``k``'s
+        backward. PyTorch then adds this gradient to the one that the later graph has computed. All
+        other gradients live to the end of the step.
+        """
+        graph, walk = self._graphs[k], self.walks[k]
+        waits = {p: producer for p, producer, _ in graph.joint.received if producer < k}
+        added = {p for g in self._graphs[k + 1 :] for _, first, p in g.joint.shared if first == k}
+        until: dict[int, int] = defaultdict(int)
+        for position, value in enumerate(outputs_of(graph.backward.graph)):
+            if not isinstance(value, fx.Node):
+                continue
+            ends = self.end
+            if position in waits:
+                ends = self.backward_at[waits[position]] - 1
+            elif position in added:
+                ends = self.backward_at[k] + len(walk.moments) - walk.boundary - 1
+            for key in walk.sizes.keys(value):
+                until[key] = max(until[key], ends)
+        return until

@@ -1,0 +1,303 @@
+"""Find tensors that the user may overwrite before backward, and protect backward from such writes.
+
+Examples are a loader's pinned buffer and a step's logits. Eager PyTorch allows writes to tensors
+that autograd has not saved, and raises for writes to saved tensors. The joint graph shows which
+tensors eager autograd saves: the forward values that nodes traced in backward read.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from remat import torch_compat
+from remat.graph import ops
+from remat.graph.capture.fake import cloned, refresh
+from remat.graph.capture.source import source_line
+from remat.graph.index import inputs_of
+from remat.graph.joint import (
+    JointGraph,
+    Role,
+    is_input_mutation,
+    output_node,
+    outputs_of,
+    role_of,
+    split_outputs,
+)
+from remat.graph.memory.storages import Sizes, storage_key
+from remat.graph.memory.writes import aliased_argument
+from remat.graph.roles import belongs_to_backward
+
+
+def user_mutable_inputs(joint: JointGraph) -> frozenset[str]:
+    """Return the names of the inputs that eager autograd does not save for backward.
+
+    The user may write to these inputs between forward and backward. Parameters and buffers are
+    excluded. So are inputs that autograd saves or that backward returns, directly or as a view.
+
+    Args:
+        joint: the joint graph as traced. A graph whose equal nodes are merged no longer shows which
+            node read an input.
+    """
+    inputs = joint.graph.find_nodes(op="placeholder")
+    static = {inputs[k] for k in joint.static_inputs if k < len(inputs)}
+    found = [n for n in inputs if role_of(n) is Role.PRIMAL and n not in static]
+    found = [n for n in found if _is_user_mutable(n)]
+    root = _Roots(joint)
+    given_back = [o for o in split_outputs(joint)[1] if isinstance(o, fx.Node)]
+    saved = _saved_by_autograd(joint, root, found)
+    saved |= {n for n in found if not root.views_of(n).isdisjoint(given_back)}
+    return frozenset(n.name for n in found if n not in saved)
+
+
+def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> None:
+    """Make a joint graph return copies of those user outputs that backward might read.
+
+    The user may then overwrite the returned tensors before backward. Outputs that share memory with
+    an input are not copied, nor are outputs whose memory no other node reads.
+
+    Args:
+        joint: the joint graph, which is changed.
+        places: indices of the user's outputs to copy. Other outputs that share memory with one of
+            these are copied too. None: copy all outputs that eager autograd does not save.
+    """
+    root = _Roots(joint)
+    position = {n: i for i, n in enumerate(joint.graph.nodes)}
+    outputs = _copyable_outputs(joint, root)
+    saved = _saved_by_autograd(joint, root, outputs) if places is None else set()
+    of_root = {
+        base: [value for value, _ in found]
+        for base, found in outputs.items()
+        if base not in saved
+        and (places is None or any(_place(desc) in places for _, desc in found))
+        and root.is_read(base)
+    }
+    copies: dict[fx.Node, fx.Node] = {}
+    for base, values in of_root.items():
+        # If several outputs share memory, their copies share memory too.
+        whole = values[0] if len({*values}) == 1 else base
+        views = {n for v in values for n in root.views(v, whole)}
+        last = max((whole, *values), key=position.__getitem__)
+        with joint.graph.inserting_after(last):
+            # A plan on disk may name the copy, so its name must not depend on other nodes of the graph.
+            last = joint.graph.create_node(
+                "call_function",
+                torch.ops.aten.clone.default,
+                (whole,),
+                name=f"{whole.name}_returned",
+            )
+        last.meta["val"] = cloned(whole.meta["val"])
+        copies[whole] = last
+        # Sorted, because a set has no fixed order and a view must follow its base.
+        for view in sorted(views, key=position.__getitem__):
+            with joint.graph.inserting_after(last):
+                last = joint.graph.node_copy(view, lambda n: copies.get(n, n))
+            copies[view] = last
+            refresh(last)
+    out = output_node(joint.graph)
+    n, values = joint.num_fwd_outputs, outputs_of(joint.graph)
+    returned = [copies.get(v, v) if isinstance(v, fx.Node) else v for v in values[:n]]
+    out.args = ((*returned, *values[n:]),)
+
+
+def unversioned_outputs(joint: JointGraph) -> tuple[int, ...]:
+    """Return the indices of user outputs that autograd cannot protect from writes before backward.
+
+    Autograd detects a write because the write increments the version counter of a saved tensor. An
+    output that is itself saved has the same counter as the saved tensor. An output that only shares
+    memory with a saved tensor may have a counter of its own, so autograd misses the write.
+
+    Such outputs come from AOTAutograd, from Inductor, and from operators such as ``_unsafe_view``,
+    which PyTorch 2.15 traces in a linear layer. Autograd then misses even writes that it detects in
+    eager PyTorch.
+    """
+    found = _copyable_outputs(joint, _Roots(joint))
+    views = (
+        _place(desc)
+        for base, outputs in found.items()
+        if any(value is not base for value, _ in outputs)
+        for _, desc in outputs
+    )
+    return tuple(sorted(place for place in views if place is not None))
+
+
+def reread_outputs(joint: JointGraph, handed: Iterable[Any]) -> tuple[int, ...]:
+    """Return the indices of the user's outputs that share memory with a value saved for backward.
+
+    Outputs that share memory with an input are left out.
+
+    Args:
+        joint: the joint graph.
+        handed: values that forward saves for backward, as nodes of the joint graph or of forward.
+    """
+    inputs = {storage_key(p.meta.get("val")) for p in joint.graph.find_nodes(op="placeholder")}
+    memories = {storage_key(n.meta.get("val")) for n in handed if isinstance(n, fx.Node)}
+    memories -= inputs | {None}
+    outputs, _, descs, _ = split_outputs(joint)
+    return tuple(
+        place
+        for value, desc in zip(outputs, descs, strict=True)
+        if (place := _place(desc)) is not None
+        and isinstance(value, fx.Node)
+        and storage_key(value.meta.get("val")) in memories
+    )
+
+
+def _place(desc: Any) -> int | None:
+    """Return the index of an output among the user's outputs; None if the user does not see it.
+
+    Args:
+        desc: AOTAutograd's descriptor of the output.
+    """
+    return desc.idx if isinstance(desc, torch_compat.descriptors.PlainAOTOutput) else None
+
+
+def _copyable_outputs(joint: JointGraph, root: _Roots) -> dict[fx.Node, list[tuple[fx.Node, Any]]]:
+    """Group forward's outputs by the node that owns their memory.
+
+    Outputs that share memory with an input are left out.
+
+    Args:
+        joint: the joint graph.
+        root: map from each node to the node that owns its memory.
+
+    Returns:
+        For each owner, the outputs in its memory as (node, AOTAutograd's descriptor).
+    """
+    memories = {storage_key(n.meta.get("val")) for n in joint.graph.find_nodes(op="placeholder")}
+    outputs, _, descs, _ = split_outputs(joint)
+    of_root: dict[fx.Node, list[tuple[fx.Node, Any]]] = {}
+    for value, desc in zip(outputs, descs, strict=True):
+        if not isinstance(value, fx.Node) or is_input_mutation(desc):
+            continue
+        base = root[value]
+        fake = value.meta.get("val")
+        made = base.op == "call_function" and storage_key(fake) not in memories
+        if made and isinstance(fake, torch.Tensor):
+            of_root.setdefault(base, []).append((value, desc))
+    return of_root
+
+
+class _Roots(dict[fx.Node, fx.Node]):
+    """Map from each node to the node that owns its memory, computed on first access.
+
+    A node that is not a view maps to itself.
+    """
+
+    def __init__(self, joint: JointGraph) -> None:
+        super().__init__()
+        self._sizes = Sizes(joint.memories)
+
+    def __missing__(self, node: fx.Node) -> fx.Node:
+        views: list[fx.Node] = []
+        base = node
+        while base not in self:
+            viewed = self._base(base)
+            if viewed is None:
+                self[base] = base
+            else:
+                views.append(base)
+                base = viewed
+        self.update(dict.fromkeys(views, self[base]))
+        return self[base]
+
+    def _base(self, node: fx.Node) -> fx.Node | None:
+        """Return the argument of which a call's result is a view; None if the result is no view."""
+        return aliased_argument(node) or _hidden_base(node, self._sizes)
+
+    def views(self, node: fx.Node, base: fx.Node) -> Iterator[fx.Node]:
+        """Yield the chain of views that leads from ``node`` to ``base``.
+
+        ``node`` comes first, and each node in the chain is a view of the next. The last node is a
+        view of ``base``, which is left out.
+        """
+        while node is not base:
+            yield node
+            found = self._base(node)
+            assert found is not None
+            node = found
+
+    def views_of(self, base: fx.Node) -> set[fx.Node]:
+        """Return ``base``, its views, and the views of these."""
+        # `found` grows while the loop runs, so views of views are visited too.
+        found = [base]
+        for viewed in found:
+            found += [u for u in viewed.users if self._base(u) is viewed]
+        return {*found}
+
+    def is_read(self, base: fx.Node) -> bool:
+        """Return whether a node that is not a view of ``base`` reads the memory of ``base``."""
+        # `stack` grows while the loop runs, so views of views are visited too.
+        stack = [base]
+        for viewed in stack:
+            for user in viewed.users:
+                if user.op != "output":
+                    if self[user] is not base:
+                        return True
+                    stack.append(user)
+        return False
+
+
+def _hidden_base(node: fx.Node, sizes: Sizes) -> fx.Node | None:
+    """Return the argument that shares memory with a call's result, according to the fake values.
+
+    Unlike `aliased_argument`, this also finds views that the operator's schema does not declare.
+    None if no argument shares the memory.
+    """
+    if node.op != "call_function":
+        return None
+    if node.target is operator.getitem:
+        maker: Any = node.args[0]
+        return maker if _hidden_base(maker, sizes) is not None else None
+    mine = {*sizes.keys(node)}
+    return next((n for n in node.all_input_nodes if mine and mine == {*sizes.keys(n)}), None)
+
+
+def _saved_by_autograd(joint: JointGraph, root: _Roots, owners: Iterable[fx.Node]) -> set[fx.Node]:
+    """Return those of some nodes whose memory eager autograd saves for backward.
+
+    Nodes traced in backward read the saved forward values.
+
+    Args:
+        joint: the joint graph.
+        root: map from each node to the node that owns its memory.
+        owners: nodes that own their memory.
+    """
+    late: set[fx.Node] = set()
+    for node in joint.graph.nodes:
+        if node.op == "placeholder":
+            if role_of(node).in_backward:
+                late.add(node)
+        elif node.op != "output" and (
+            belongs_to_backward(node) or not late.isdisjoint(inputs_of(node))
+        ):
+            late.add(node)
+    # An operator such as `sym_size` reads a size, not memory.
+    return {
+        owner
+        for owner in owners
+        for view in root.views_of(owner) - late
+        if any(u in late and not ops.name_of(u.target).startswith("sym_") for u in view.users)
+    }
+
+
+def describe_input(graph: fx.Graph, name: str) -> str:
+    """Describe an input for a message: its name, dtype, shape and the user's line that reads it."""
+    for node in graph.find_nodes(op="placeholder"):
+        if node.name == name:
+            value = node.meta["val"]
+            kind = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+            line = next(filter(None, map(source_line, node.users)), "")
+            return f"{name}  {kind}" + (f"  read at {line}" if line else "")
+    return name
+
+
+def _is_user_mutable(node: fx.Node) -> bool:
+    """Return whether an input is a tensor other than a parameter or buffer."""
+    desc = node.meta.get("desc")
+    owned = desc is not None and (desc.is_param() or desc.is_buffer())
+    return not owned and isinstance(node.meta.get("val"), torch.Tensor)

@@ -1,0 +1,1 @@
+"""A joint graph as problems in integers."""

@@ -1,0 +1,257 @@
+"""Format the figures of a plan as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import fx
+
+from remat.graph.capture.source import source_line
+from remat.graph.memory.storages import expression_of, has_symbols, hint, numbers_of
+from remat.record import PlanRecord
+from remat.units import Budget, bytes_of_share, counted, format_bytes, format_cost
+
+#: Most offloaded values that a text lists one by one. One more line counts the others and sums up their bytes.
+MOST_LISTED = 40
+#: Text that explains "without remat" to readers of a plan's text.
+WITHOUT_REMAT = "is budget 1, which saves no more bytes than the runtime-optimal partition of plain torch.compile"
+
+
+def summary(plan: PlanRecord) -> str:
+    """Return a plan as one line of text: saved bytes, recompute cost, solver and peak."""
+    compiled = ""
+    if plan.planned_peak_bytes:
+        compiled = f"{format_bytes(plan.peak_bytes)} as compiled; simulated, "
+    return (
+        f"<plan for {plan.graph}: {format_bytes(plan.saved_bytes)} saved, "
+        f"{format_cost(plan.recompute_cost, plan.unit)} recomputed, by {plan.solver}; "
+        f"peak {compiled}{plan.before_after.line}>"
+    )
+
+
+def rows_of(plan: PlanRecord) -> list[tuple[str, str]]:
+    """Return the figures of a plan as pairs (name, text), such as ``("recomputed", "3 nodes, at no cost")``.
+
+    Figures that do not apply to the plan, such as ``"offloaded"`` without a link, are left out.
+    """
+    rows = [
+        ("graph", plan.of_step),
+        ("region", _region(plan)),
+        ("saved", _saved(plan)),
+        ("raised", _raised(plan)),
+        ("recomputed", _recomputed(plan)),
+        ("offloaded", _offloaded(plan)),
+        ("loss", plan.chunk and f"in chunks of tokens, by {plan.chunk}"),
+        ("peak", _peak(plan)),
+        ("simulated", _simulated(plan)),
+        ("step", plan.before_after.step_text),
+        ("without remat", WITHOUT_REMAT if plan.without_peak_bytes else ""),
+        ("decided by", _decided_by(plan)),
+        ("searched", plan.search),
+    ]
+    return [(name, text) for name, text in rows if text]
+
+
+def _saved(plan: PlanRecord) -> str:
+    """Format the bytes that a plan saves, and for comparison three other numbers of saved bytes.
+
+    The three are the bytes that the runtime-optimal partition saves, that the budget allows, and that every plan needs.
+    """
+    share = f" ({plan.saved_bytes / plan.full_bytes:.0%} of" if plan.full_bytes else " (of"
+    if plan.saved_bytes > plan.full_bytes:
+        share = " (more than the"
+    allowed = "" if plan.asked.on_peak else f"{format_bytes(plan.capacity)} allowed, "
+    return (
+        f"{format_bytes(plan.saved_bytes)}{share} {format_bytes(plan.full_bytes)} that the "
+        f"runtime-optimal partition saves; {allowed}{format_bytes(plan.least_bytes)} the least possible)"
+    )
+
+
+def _offloaded(plan: PlanRecord) -> str:
+    """Format the offloaded values, their bytes and their exposed transfer time; empty without a link."""
+    if not plan.link:
+        return ""
+    if not plan.offloads:
+        return f"nothing over {plan.link}"
+    exposed = format_cost(plan.exposed_time, plan.unit) if plan.exposed_time else "none"
+    return (
+        f"{counted(len(plan.offloads), 'value')}, at most {format_bytes(plan.host_bytes)} in the host's memory at one "
+        f"time, over {plan.link}; exposed transfer time: {exposed}"
+    )
+
+
+def _recomputed(plan: PlanRecord) -> str:
+    """Format the number of recomputed nodes, their cost, and the proven lower bound on this cost."""
+    recomputed = counted(len(plan.recomputed), "node") if plan.recomputed else "nothing"
+    if plan.recompute_cost:
+        # A decision with node orders does not list views, so `recomputed` then contains no views.
+        views = "" if plan.decision.is_ordered else ", views included"
+        proven = ""
+        if plan.recompute_bound:
+            bound = format_cost(plan.recompute_bound, plan.unit)
+            proven = f" (no plan within the budget needs less than {bound})"
+        return f"{recomputed}{views}, {format_cost(plan.recompute_cost, plan.unit)}{proven}"
+    return f"{recomputed}, at no cost" if plan.recomputed else recomputed
+
+
+def _peak(plan: PlanRecord) -> str:
+    """Format the peak of a plan and the peak without remat.
+
+    For a compiled step, the former is the compiled peak, and the latter an estimate. For any other step, both are
+    simulated.
+    """
+    limit = (
+        f"; a share of {plan.asked.peak_share} comes to {format_bytes(plan.peak_limit)}"
+        if plan.peak_limit
+        else ""
+    )
+    if not plan.planned_peak_bytes:
+        beside = _instead_of(plan.without_peak_bytes)
+        return f"{format_bytes(plan.peak_bytes)}{beside}, inputs and parameters included{limit}"
+    # The plan for budget 1 is the step without remat: its own estimate would contradict its compiled peak.
+    is_without = plan.asked.share == 1
+    expected = "" if is_without else _instead_of(plan.without_expected_bytes, "about ")
+    return f"{format_bytes(plan.peak_bytes)} as compiled{expected}, inputs and parameters included{limit}"
+
+
+def _simulated(plan: PlanRecord) -> str:
+    """Format the simulated peak with which a step was planned before it was compiled; empty if it was not compiled."""
+    if not plan.planned_peak_bytes:
+        return ""
+    beside = _instead_of(plan.without_peak_bytes)
+    return f"peak {format_bytes(plan.planned_peak_bytes)}{beside}, without fusion of operators"
+
+
+def _instead_of(nbytes: int, about: str = "") -> str:
+    """Format the peak without remat as a clause that follows the peak of the plan: " instead of 5.1 GiB without remat".
+
+    Args:
+        nbytes: the peak without remat in bytes; 0 if unknown, and the result is then empty.
+        about: text before the bytes, such as ``"about "``.
+    """
+    return f" instead of {about}{format_bytes(nbytes)} without remat" if nbytes else ""
+
+
+def _decided_by(plan: PlanRecord) -> str:
+    """Format the name of the solver, the number of nodes among which the solver chose, and the solver's time."""
+    took = f"{plan.solve_s:.3f} s" if plan.solve_s >= 0.001 else "less than 1 ms"
+    over = f" over {plan.items} items in {took}" if plan.items else ""
+    return plan.solver + over + ("" if plan.deterministic else "; a clock ended it")
+
+
+def _region(plan: PlanRecord) -> str:
+    """Format the budget that the user's code sets for the graph, with its bytes; empty if the code sets none."""
+    if not plan.region_budget:
+        return ""
+    share = Budget.parse(plan.region_budget)
+    own = share.capacity(full=max(plan.full_bytes, plan.least_bytes), least=plan.least_bytes)
+    return (
+        f"the code sets {plan.region_budget} for the whole graph by "
+        f"region_activation_memory_budget, {format_bytes(own)}; it holds "
+        f"{'beside' if plan.asked.share is None else 'instead of'} the budget"
+    )
+
+
+def _raised(plan: PlanRecord) -> str:
+    """Explain why a plan may save more bytes than the ratio of its budget stands for; empty if it may not.
+
+    The reason is that no plan saves as few bytes as the ratio stands for.
+    """
+    share = Budget.parse(plan.region_budget) if plan.region_budget else plan.asked
+    full, least = max(plan.full_bytes, plan.least_bytes), plan.least_bytes
+    known = plan.least_because and share.share is not None and plan.capacity == least
+    if not known or not share.below(full=full, least=least):
+        return ""
+    return (
+        f"{share.label} of {format_bytes(full)} is {format_bytes(bytes_of_share(share.share or 0.0, full))}; "
+        f"{format_bytes(least)} is the least possible, because {plan.least_because}"
+    )
+
+
+def cards(plan: PlanRecord) -> list[tuple[str, str, str]]:
+    """Return the main figures of a plan for a page, as texts (name, value, comparison).
+
+    A comparison is, for example, ``"8 GiB at budget 1"``, or the proven bound on the cost.
+    """
+    both = plan.before_after
+    compiled, others = "", format_bytes(both.without_peak_bytes) if both.without_peak_bytes else ""
+    if plan.planned_peak_bytes:
+        expected = plan.without_expected_bytes
+        compiled = " as compiled"
+        others = f"{format_bytes(expected)} expected" if expected else ""
+    step = without = "not known"
+    if both.step_cost:
+        step, without = (format_cost(c, both.unit) for c in (both.cost, both.without_cost))
+    bound = "no bound is proven"
+    if plan.recompute_bound or not plan.recompute_cost:
+        bound = f"proven bound {format_cost(plan.recompute_bound, plan.unit)}"
+    return [
+        (f"Peak{compiled}", format_bytes(plan.peak_bytes), _beside(others)),
+        ("Step, modelled", step, _beside(without if both.more is not None else "")),
+        (
+            "Kept for backward",
+            format_bytes(plan.saved_bytes),
+            f"{format_bytes(plan.full_bytes)} at budget 1",
+        ),
+        ("Recomputed", format_cost(plan.recompute_cost, plan.unit), bound),
+    ]
+
+
+def _beside(without: str) -> str:
+    """Return a text such as ``"8 GiB without remat"``, or ``"without remat: not known"``.
+
+    Args:
+        without: formatted bytes or cost of the step without remat, such as ``"8 GiB"``; empty if unknown.
+    """
+    return f"{without} without remat" if without else "without remat: not known"
+
+
+def offload_lines(plan: PlanRecord, graph: fx.Graph | None) -> list[str]:
+    """Return a heading and one line of text for each offloaded value, largest first.
+
+    After `MOST_LISTED` values, one line sums up the others. The list is empty if the plan offloads nothing.
+
+    Args:
+        plan: the plan.
+        graph: the forward graph, for lines of the user's code; None if unknown.
+    """
+    chosen = sorted(plan.offloads, key=lambda value: (-value.nbytes, value.name))
+    if not chosen:
+        return []
+    made_by = {node.name: source_line(node) for node in graph.nodes} if graph else {}
+    lines = [f"  offloaded values: {format_bytes(plan.host_bytes)} in {len(chosen)}"]
+    for value in chosen[:MOST_LISTED]:
+        freed = f"freed after {value.freed_after}" if value.freed_after else "freed at once"
+        fetched = (
+            f"fetched from {value.fetched_before} on"
+            if value.fetched_before
+            else "fetched when read"
+        )
+        line = f"{value.name}  {freed}, {fetched}  {made_by.get(value.name, '')}"
+        lines.append(f"    {format_bytes(value.nbytes):>10}  {line}".rstrip())
+    if len(chosen) > MOST_LISTED:
+        rest = chosen[MOST_LISTED:]
+        nbytes = format_bytes(sum(value.nbytes for value in rest))
+        lines.append(f"    {nbytes:>10}  {len(rest)} smaller ones")
+    return lines
+
+
+def learned_text(nodes: Iterable[fx.Node]) -> str:
+    """Return the text, for a refused budget, on the numbers that stand for data-dependent sizes; may be empty.
+
+    Args:
+        nodes: the nodes of a graph. The first node with a size gives the line of the user's code.
+    """
+    found: dict[str, str] = {}
+    for node in nodes:
+        for size in numbers_of(node.meta.get("val")):
+            for symbol in getattr(expression_of(size), "free_symbols", ()):
+                learned = size.node.shape_env.create_symintnode(symbol, hint=None)
+                if symbol.name not in found and has_symbols([learned], learned=True):
+                    found[symbol.name] = f"{symbol.name} ({source_line(node)}) as {hint(learned):,}"
+    if not found:
+        return ""
+    return (
+        f". A size that depends on data counts by a number: {', '.join(found.values())}. A bound in the model's code, "
+        "torch._check(size <= N), makes it N at most"
+    )

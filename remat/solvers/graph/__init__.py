@@ -1,0 +1,1 @@
+"""The graph problem: which values of a step to save, and which to recompute."""

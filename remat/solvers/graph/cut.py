@@ -1,0 +1,47 @@
+"""A solver that tries minimum cuts under a compiler's rules, and takes the first one that fits.
+
+The order of the cuts is fixed, from the strictest rules to the loosest; costs are not compared.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from remat.solvers.base import Solver
+from remat.solvers.graph.hull import Hull
+from remat.solvers.graph.problem import GraphProblem, evaluate, infeasible
+from remat.solvers.solution import Answer
+
+
+class CutSolver(Solver):
+    """First minimum cut that fits the capacity: strict compiler rules first, fewest bytes last.
+
+    The rules ban operators such as reductions from recomputation. A `GraphProblem` has no
+    operators, so the solver cannot apply such rules itself. The caller puts the cuts into the
+    problem's ``known``, those under the strictest rules first. If ``known`` is empty, the solver
+    tries the cut of least cost. If no cut fits the capacity, the solver takes the decision that
+    saves the fewest bytes of all. The solver proves no bound.
+    """
+
+    __slots__ = ()
+
+    name: ClassVar[str] = "cut"
+    requires: ClassVar[tuple[str, ...]] = ("scipy", "numpy")
+
+    def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
+        """Return the first of the candidate cuts whose saved bytes fit the capacity.
+
+        Raises:
+            BudgetError: every decision saves more bytes than the capacity.
+        """
+        capacity = sum(problem.size) if problem.capacity is None else problem.capacity
+        for saved in problem.known:
+            if evaluate(problem, saved).saved_bytes <= capacity:
+                return Answer(saved)
+        hull = Hull.of(problem)
+        if capacity < hull.least_bytes:
+            raise infeasible(capacity, hull.least_bytes)
+        fewest, cheapest = hull.ends
+        # If `known` has cuts and none fits, only the cut of fewest bytes is left.
+        free = not problem.known and cheapest.saved_bytes <= capacity
+        return Answer(hull.reduction.invert((cheapest if free else fewest).saved))

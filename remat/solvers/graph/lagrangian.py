@@ -1,0 +1,204 @@
+"""Solve the graph problem with Lagrange multipliers, and search for decisions near the hull.
+
+The module `remat.solvers.graph.hull` computes the lower convex hull of the (bytes, cost) pairs of all
+decisions. For every capacity, the hull gives a lower bound on the cost, a price of a byte, and a
+decision that fits but may leave bytes unused. The *total* of a decision is its cost plus its bytes
+at this price. The *loss* of a decision is its total less the least total of any decision. The
+compiled kernel enumerates the decisions of little loss, node by node in topological order. A
+*prefix* is a decision on the first nodes of that order. The exact enumeration keeps all prefixes of
+little loss. The beam search keeps only a limited number of them, the *beam*.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+from remat.solvers.base import Solver
+from remat.solvers.effort import EFFORT
+from remat.solvers.graph.hull import Edge, Hull
+from remat.solvers.graph.problem import GraphProblem, infeasible
+from remat.solvers.kernel import kernel
+from remat.solvers.solution import Answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incumbent:
+    """The best decision found so far for a problem's *core*, with its cost and a lower bound.
+
+    The core is the reduced problem, without the nodes that need no decision.
+
+    Attributes:
+        saved: positions of the saved nodes in the core.
+        cost: cost of the decision in the core, where nodes with ``in_forward`` False cost nothing.
+        bound: lower bound on the cost of every decision within the capacity.
+        by_clock: whether a time limit, not a limit on counted work, ended a search.
+    """
+
+    saved: tuple[int, ...]
+    cost: int
+    bound: int
+    by_clock: bool = False
+
+    @property
+    def gap(self) -> float:
+        """Difference between cost and lower bound, as a fraction of the cost."""
+        return (self.cost - self.bound) / self.cost if self.cost else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Lagrangian(Solver):
+    """Minimum cuts at varying byte prices, with a proven bound, then enumeration near the hull.
+
+    Attributes:
+        work: limit on the enumeration, in the kernel's units. A hundred million units take one to
+            three seconds. With 0, only beam search runs, and on small graphs a short enumeration.
+        gap: the difference between cost and lower bound at which to stop, as a fraction of the
+            cost.
+    """
+
+    work: int = 100_000_000
+    gap: float = EFFORT.gap
+
+    name: ClassVar[str] = "lagrangian"
+    requires: ClassVar[tuple[str, ...]] = ("scipy", "numpy")
+
+    def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
+        """Choose the nodes to save; the answer also has a lower bound on the cost of any choice.
+
+        Raises:
+            BudgetError: every decision saves more bytes than the capacity.
+        """
+        search = Search(problem, time_limit=time_limit)
+        found = search.repair(search.start())
+        return search.answer(search.exact(found, work=self.work, tolerance=self.gap))
+
+
+class Search:
+    """Search for cheap decisions of a graph problem near the lower convex hull of all decisions.
+
+    Args:
+        problem: the graph problem, with its capacity.
+        time_limit: seconds from now until the searches stop; None: no clock, only work is counted.
+
+    Raises:
+        BudgetError: every decision saves more bytes than the capacity. The message has the fewest
+            possible bytes.
+    """
+
+    def __init__(self, problem: GraphProblem, *, time_limit: float | None = None) -> None:
+        self.hull = Hull.of(problem)
+        self.core = self.hull.core
+        total = sum(problem.size)
+        self.capacity = total if problem.capacity is None else min(problem.capacity, total)
+        if self.capacity < self.hull.least_bytes:
+            raise infeasible(self.capacity, self.hull.least_bytes)
+        self.edge: Edge = self.hull.edge(self.capacity)
+        self.deadline = None if time_limit is None else time.monotonic() + time_limit
+
+    def start(self) -> Incumbent:
+        """Return the cheapest decision on the hull that fits the capacity, without a search."""
+        fits = self.edge.fits
+        return Incumbent(
+            saved=fits.saved, cost=fits.cost, bound=min(fits.cost, self.edge.bound(self.capacity))
+        )
+
+    def repair(self, best: Incumbent, *, most: int = EFFORT.beam) -> Incumbent:
+        """Run up to two beam searches near the hull, and return the best decision known afterwards.
+
+        The searches end early at a gap of `SolverEffort.gap`, or if the time is up. Without the kernel,
+        ``best`` is returned unchanged.
+
+        Args:
+            best: the best decision known so far.
+            most: width of the beam: number of prefixes (partial decisions) kept after each node.
+        """
+        for share in EFFORT.beam_losses:
+            if best.gap <= EFFORT.gap or self.late() or kernel() is None:
+                break
+            # The beam's width limits the search, so the work needs no limit.
+            best, _, _ = self._run(best, share=share, most=most, work=2**40)
+        return best
+
+    def exact(self, best: Incumbent, *, work: int, tolerance: float = EFFORT.gap) -> Incumbent:
+        """Enumerate the decisions that could be better than ``best``; return the best one known.
+
+        The enumeration also raises the lower bound. It ends early if the gap reaches the tolerance,
+        or if the work or the time is spent. Without the kernel, ``best`` is returned unchanged.
+
+        Args:
+            best: the best decision known so far.
+            work: limit on the enumeration, in the kernel's units.
+            tolerance: the gap at which to stop, as a fraction of the cost.
+        """
+        # The limit on the loss grows in steps. A better decision found early makes later steps needless, and
+        # each finished step proves a bound. All prefixes are kept: dropping one would void the proof.
+        floor, share = max(1, self.edge.bound(self.capacity)), 0.0
+        while kernel() is not None and best.gap > 0 and work > 0 and not self.late():
+            all_of_it = (best.cost - floor) / floor
+            enough = all_of_it - 0.99 * tolerance
+            if share >= enough:
+                break
+            share = min(max(enough, 1e-5), max(4 * share, 2e-4))
+            best, spent, complete = self._run(best, share=share, most=2**40, work=work)
+            work -= spent
+            if not complete or best.gap <= tolerance:
+                break
+        return best
+
+    def _seconds_left(self) -> float:
+        return 0.0 if self.deadline is None else max(1e-3, self.deadline - time.monotonic())
+
+    def answer(self, found: Incumbent) -> Answer:
+        """Extend a decision for the core to an answer for the whole problem.
+
+        A core of at most `SolverEffort.small` nodes is first searched for the optimum. With optimal answers, a
+        larger budget never leads to a higher cost.
+        """
+        if len(self.core) <= EFFORT.small:
+            found = self.exact(found, work=EFFORT.small_work, tolerance=0.0)
+        by_clock = found.by_clock or (found.gap > 0 and self.late())
+        return Answer(self.hull.reduction.invert(found.saved), found.bound, by_clock=by_clock)
+
+    def late(self) -> bool:
+        """Return whether the deadline has passed."""
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    def _run(
+        self, best: Incumbent, *, share: float, most: int, work: int
+    ) -> tuple[Incumbent, int, bool]:
+        """Enumerate decisions whose loss is at most a fraction ``share`` of the bound.
+
+        Args:
+            best: the best decision known so far.
+            share: the largest loss, as a fraction of the bound.
+            most: number of prefixes (partial decisions) to keep after each node.
+            work: limit on the enumeration, in the kernel's units.
+
+        Returns:
+            The best decision known afterwards, the work done, and whether the enumeration was
+            complete: no prefix within the limit on the loss was dropped.
+        """
+        edge = self.edge
+        limit = int(max(1, edge.bound(self.capacity)) * share) * edge.scale
+        found, complete, saved_bytes, loss, saved, spent, by_clock = self.hull.compiled(edge).run(
+            self.capacity, limit, work, most, self._seconds_left()
+        )
+        cost, proven = best.cost, best.bound
+        if found:
+            cost = (edge.value + loss - edge.price * saved_bytes) // edge.scale
+        if complete:  # all decisions that were not enumerated lose more than the limit
+            proven = max(proven, -((edge.price * self.capacity - edge.value - limit) // edge.scale))
+        better = found and cost < best.cost
+        cost = min(cost, best.cost)
+        return (
+            Incumbent(
+                saved=tuple(saved) if better else best.saved,
+                cost=cost,
+                bound=min(cost, proven),
+                by_clock=best.by_clock or by_clock,
+            ),
+            spent,
+            complete,
+        )

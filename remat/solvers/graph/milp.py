@@ -1,0 +1,138 @@
+"""Solve the graph problem as a mixed-integer program with HiGHS, called through SciPy.
+
+For each node, a binary variable says whether the node is saved, and a second variable whether the
+node is recomputed. The recompute variables may be continuous, because their values follow from the
+save variables. A constraint excludes decisions that cost more than the best known one.
+
+The lower convex hull of the problem makes the program smaller. The hull gives a lower bound on the
+cost and a price of a byte (see `remat.solvers.graph.hull`). A choice saves or recomputes one node. The
+*loss* of a choice is how much it raises the bound at this price. If the loss exceeds the gap
+between the best known cost and the bound, the choice cannot be part of a better decision. Its
+variable is then fixed to 0.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from remat.solvers.base import Solver
+from remat.solvers.effort import EFFORT
+from remat.solvers.graph.lagrangian import Incumbent, Search
+from remat.solvers.graph.problem import GraphProblem, evaluate
+from remat.solvers.highs import milp
+from remat.solvers.solution import Answer
+
+#: HiGHS's bound is lowered by this fraction, because HiGHS computes in floating point, with
+#: tolerances of 1e-6 on scaled rows.
+_MARGIN = 2e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class GraphMilp(Solver):
+    """HiGHS on the whole graph; a Lagrangian bound first fixes as many variables as it can.
+
+    Attributes:
+        nodes: the most branch-and-bound nodes to open if there is no time limit.
+        gap: the difference between cost and lower bound at which to stop, as a fraction of the
+            cost.
+    """
+
+    nodes: int = 2_000
+    gap: float = EFFORT.gap / 2
+
+    name: ClassVar[str] = "graph-milp"
+    requires: ClassVar[tuple[str, ...]] = ("scipy", "numpy")
+
+    def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
+        """Choose the nodes to save; the answer also has a lower bound on the cost of any choice.
+
+        Raises:
+            BudgetError: every decision saves more bytes than the capacity.
+        """
+        search = Search(problem, time_limit=time_limit)
+        return search.answer(self.improve(search, search.repair(search.start())))
+
+    def improve(self, search: Search, best: Incumbent) -> Incumbent:
+        """Run HiGHS, and return the cheaper of HiGHS's decision and ``best``, with the tighter bound.
+
+        Args:
+            search: the problem, with its capacity, hull and deadline.
+            best: the best decision known so far, with a lower bound on the cost.
+        """
+        if best.gap <= self.gap or search.late():
+            return best
+        program, unit = _program(search, best)
+        limit: dict[str, Any] = {"node_limit": self.nodes}
+        if search.deadline is not None:
+            limit = {"time_limit": max(0.1, search.deadline - time.monotonic())}
+        result = milp(**program, options={"mip_rel_gap": self.gap, **limit})
+        # SciPy's status 1 means that a limit was reached: nodes, or time if there is a deadline.
+        by_clock = best.by_clock or (result.status == 1 and search.deadline is not None)
+        bound = best.bound
+        if result.mip_dual_bound is not None and math.isfinite(result.mip_dual_bound):
+            dual = result.mip_dual_bound - _MARGIN * max(1.0, abs(result.mip_dual_bound))
+            bound = max(bound, min(best.cost, math.ceil(dual * unit)))  # costs are integers
+        elif result.status == 2:  # infeasible: no decision costs less than the best known one
+            bound = best.cost
+        saved, cost = best.saved, best.cost
+        if result.x is not None:
+            done = evaluate(search.core, [i for i in range(len(search.core)) if result.x[i] > 0.5])
+            fits = done.saved_bytes <= search.capacity
+            if fits and (done.recompute_cost, done.saved_bytes) < (cost, 2**63):
+                saved, cost = done.saved, done.recompute_cost
+        return Incumbent(saved=saved, cost=cost, bound=min(bound, cost), by_clock=by_clock)
+
+
+def _program(search: Search, best: Incumbent) -> tuple[dict[str, Any], float]:
+    """Build the mixed-integer program of a graph problem.
+
+    The columns are the save variables of all nodes, then the recompute variables of all nodes.
+
+    Returns:
+        The arguments of `milp`, and the cost, in the problem's unit, of one unit of the objective.
+    """
+    import numpy as np
+    from scipy.optimize import Bounds, LinearConstraint
+    from scipy.sparse import csr_matrix
+
+    core = search.core
+    n = len(core)
+    losses, edge = search.hull.losses(search.edge), search.edge
+    most_loss = best.cost * edge.scale + edge.price * search.capacity - edge.value
+    may_save = [core.savable[i] and losses.save[i] <= most_loss for i in range(n)]
+    may_again = [core.recomputable[i] and losses.recompute[i] <= most_loss for i in range(n)]
+    # HiGHS's tolerances are absolute, so costs and bytes are scaled to about a thousand.
+    unit = max(1.0, best.cost / 1e3)
+    scale = max(1.0, search.capacity / 1e3)
+    size = np.asarray(core.size, dtype=np.float64) / scale
+    objective = np.concatenate([np.zeros(n), np.asarray(core.cost, dtype=np.float64) / unit])
+    rows: list[int] = []
+    columns: list[int] = []
+    values: list[float] = []
+    low: list[float] = []
+
+    def row(entries: list[tuple[int, float]], least: float) -> None:
+        rows.extend([len(low)] * len(entries))
+        columns.extend(j for j, _ in entries)
+        values.extend(v for _, v in entries)
+        low.append(least)
+
+    for i in core.needed:
+        row([(i, 1.0), (n + i, 1.0)], 1.0)
+    for i, reads in enumerate(core.inputs):
+        for j in reads if may_again[i] else ():
+            row([(j, 1.0), (n + j, 1.0), (n + i, -1.0)], 0.0)
+    row([(i, -float(size[i])) for i in range(n) if may_save[i]], -search.capacity / scale)
+    row([(n + i, -float(c)) for i, c in enumerate(objective[n:]) if c], -best.cost / unit)
+    matrix = csr_matrix((values, (rows, columns)), shape=(len(low), 2 * n))
+    program = {
+        "c": objective,
+        "constraints": LinearConstraint(matrix, np.asarray(low), math.inf),
+        # Recompute variables are continuous: the optimum is the same, with fewer variables to branch on.
+        "integrality": np.concatenate([np.ones(n), np.zeros(n)]),
+        "bounds": Bounds(0, np.asarray([*may_save, *may_again], dtype=np.float64)),
+    }
+    return program, unit

@@ -1,0 +1,1 @@
+"""Instances: problems in files."""

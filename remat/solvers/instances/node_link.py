@@ -1,0 +1,96 @@
+"""Read step problems from published graphs in networkx's node-link JSON.
+
+Two formats are supported. In Checkmate's files, nodes have the keys ``cost_cpu`` and ``cost_ram``,
+and edges have ``source`` and ``target``. The nodes are ordered by networkx's topological sort. In
+MOCCASIN's random layered graphs, nodes have ``duration`` and ``out_cost``, edges have ``"0"`` and
+``"1"``, and ``graph.order`` lists the nodes in order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from remat.errors import ProblemError
+from remat.solvers.schedule.problem import ScheduleProblem
+
+_COSTS = ("cost_cpu", "duration", "cost")
+_SIZES = ("cost_ram", "out_cost", "size")
+_EDGES = (("source", "target"), ("0", "1"))
+
+
+def is_node_link(data: Any) -> bool:
+    """Return whether a parsed JSON value looks like a node-link graph: it has nodes and edges."""
+    if not isinstance(data, dict) or "remat_instance" in data:
+        return False
+    return isinstance(data.get("nodes"), list) and _links(data) is not None
+
+
+def read_node_link(data: dict[str, Any]) -> ScheduleProblem:
+    """Convert a node-link graph to a step problem without a capacity.
+
+    The nodes are in the order of the list ``graph.order`` in the file. If the file has no such
+    list, the nodes are sorted topologically.
+
+    Raises:
+        ProblemError: a node has no cost or size under a supported key, an edge leads to a missing
+            node, the graph has a cycle, or the order contradicts the edges. The message names the
+            fault.
+    """
+    import networkx as nx
+
+    nodes, links = data["nodes"], _links(data) or []
+    ids = [n.get("id", i) if isinstance(n, dict) else None for i, n in enumerate(nodes)]
+    place = {str(name): i for i, name in enumerate(ids)}
+    if None in ids or len(place) != len(ids):
+        raise ProblemError("nodes must be objects with different ids")
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(len(nodes)))
+    for i, link in enumerate(links):
+        ends = next(((link[a], link[b]) for a, b in _EDGES if a in link and b in link), None)
+        if ends is None or any(str(e) not in place for e in ends):
+            raise ProblemError(
+                f"links[{i}] is {str(link)[:60]}; expected the ids of two nodes as source and target"
+            )
+        graph.add_edge(*(place[str(e)] for e in ends))
+    if data.get("directed") is False:
+        raise ProblemError("the graph is undirected; expected edges from producers to consumers")
+    attributes = data.get("graph")
+    given = attributes.get("order") if isinstance(attributes, dict) else None
+    if given is not None and not isinstance(given, list):
+        raise ProblemError("graph.order must be a list of node ids")
+    try:
+        order = (
+            list(nx.topological_sort(graph)) if given is None else [place[str(v)] for v in given]
+        )
+    except nx.NetworkXUnfeasible:
+        raise ProblemError(
+            "the graph has a cycle; expected edges from producers to consumers"
+        ) from None
+    except KeyError as error:
+        raise ProblemError(f"graph.order names {error}, which is no node") from None
+    if sorted(order) != list(range(len(nodes))):
+        raise ProblemError("graph.order must name every node once")
+    at = {v: i for i, v in enumerate(order)}
+    # Names in a file may repeat, but a `ScheduleProblem` needs different names. If they repeat, use the
+    # ids, which differ.
+    names = [str(nodes[v].get("name", ids[v])) for v in order]
+    if len(set(names)) < len(names):
+        names = [str(ids[v]) for v in order]
+    return ScheduleProblem(
+        names=tuple(names),
+        inputs=tuple(tuple(sorted(at[u] for u in graph.predecessors(v))) for v in order),
+        cost=tuple(_number(nodes[v], _COSTS, v) for v in order),
+        size=tuple(_number(nodes[v], _SIZES, v) for v in order),
+    )
+
+
+def _links(data: dict[str, Any]) -> list[dict[str, Any]] | None:
+    links = data.get("links", data.get("edges"))
+    return links if isinstance(links, list) and all(isinstance(x, dict) for x in links) else None
+
+
+def _number(node: dict[str, Any], keys: tuple[str, ...], index: int) -> Any:
+    for key in keys:
+        if key in node:
+            return node[key]
+    raise ProblemError(f"nodes[{index}] has none of {', '.join(keys)}; expected one")

@@ -1,0 +1,1 @@
+"""Solvers in processes of their own."""

@@ -1,0 +1,1 @@
+"""Knapsacks: which items to save within a capacity."""

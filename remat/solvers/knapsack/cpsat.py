@@ -1,0 +1,160 @@
+"""Solver of knapsack and step problems with OR-Tools' CP-SAT."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from remat.errors import RefusalError
+from remat.solvers.effort import EFFORT
+from remat.solvers.interrupts import interruptible
+from remat.solvers.knapsack.reduction import CoreSolver, reduce
+from remat.solvers.problem import KnapsackProblem
+from remat.solvers.schedule.core import step_core
+from remat.solvers.schedule.cpsat import schedule_model
+from remat.solvers.schedule.eviction import evicting
+from remat.solvers.schedule.problem import ScheduleProblem, evaluate_schedule, not_found
+from remat.solvers.solution import Answer, ScheduleAnswer
+
+_SUM_LIMIT = 2**62 - 1  # CP-SAT rejects models whose sums may exceed this
+_DOUBLE_LIMIT = 2**53  # CP-SAT reports bounds as doubles, which are exact up to here
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CpSat(CoreSolver):
+    """OR-Tools' CP-SAT: integer arithmetic, clause learning, proven bounds.
+
+    The solver uses one worker and a fixed seed, because answers of several workers do not repeat.
+
+    Attributes:
+        work: the most work to spend if there is no time limit, in CP-SAT's deterministic seconds.
+            These count operations and do not depend on the machine's speed.
+    """
+
+    work: float = 10.0
+
+    name: ClassVar[str] = "cpsat"
+    exact: ClassVar[bool] = True
+    requires: ClassVar[tuple[str, ...]] = ("ortools",)
+
+    def refuses(self, problem: KnapsackProblem) -> str | None:
+        """Return why CP-SAT cannot add up the weights or values of the reduced knapsack; None if it can."""
+        core = reduce(problem).core
+        for what, total in (("weights", core.total_weight), ("values", core.total_value)):
+            if total > _SUM_LIMIT:
+                return f"{what} sum to {total}, above the 2**62 - 1 that CP-SAT can add up"
+        return None
+
+    def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
+        """Run CP-SAT, with the greedy choice as a hint, to a proven optimum or to its limit.
+
+        The limit is ``time_limit`` in seconds, or `work` if ``time_limit`` is None.
+        """
+        from ortools.sat.python import cp_model
+
+        started = time.monotonic()
+        relaxed = core.relaxed()
+        model = cp_model.CpModel()
+        picks = [model.new_bool_var("") for _ in range(len(core))]
+        model.add(cp_model.LinearExpr.weighted_sum(picks, core.weights) <= core.capacity)
+        model.maximize(cp_model.LinearExpr.weighted_sum(picks, core.values))
+        greedy = set(relaxed.saved)
+        for i, pick in enumerate(picks):
+            model.add_hint(pick, i in greedy)
+
+        solver = self._engine(started, time_limit)
+        status = interruptible(lambda: solver.solve(model), solver.stop_search)
+
+        saved, bound = relaxed.saved, relaxed.bound
+        if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            found = [i for i, pick in enumerate(picks) if solver.boolean_value(pick)]
+            if status == cp_model.FEASIBLE:
+                # A search that was cut short may leave capacity for further items.
+                found = list(core.repaired(found))
+            if core.value_of(found) >= relaxed.value:
+                saved = tuple(found)
+            bound = min(bound, _bound(core, solver, status == cp_model.OPTIMAL, saved))
+        proven = core.value_of(saved) == bound
+        return Answer(saved, bound, by_clock=not proven and time_limit is not None)
+
+    def solve_schedule(
+        self, problem: ScheduleProblem, *, time_limit: float | None = None
+    ) -> ScheduleAnswer:
+        """Search for the cheapest schedule in which no node runs more than twice.
+
+        The search starts from the schedule of `Greedy`. The answer has no bound, because a schedule
+        with more runs of a node might be cheaper.
+
+        Raises:
+            RefusalError: there are more than `SolverEffort.schedule_nodes` nodes, or the sums are too large.
+            BudgetError: no schedule within the capacity was found.
+        """
+        from ortools.sat.python import cp_model
+
+        started = time.monotonic()
+        if len(problem) > EFFORT.schedule_nodes:
+            raise RefusalError(
+                self.name,
+                f"solver 'cpsat' takes step problems of at most {EFFORT.schedule_nodes} nodes, got {len(problem)}",
+            )
+        if max(sum(problem.cost), sum(problem.size), problem.capacity or 0) > _SUM_LIMIT // 8:
+            raise RefusalError(
+                self.name, f"solver 'cpsat' holds sums up to {_SUM_LIMIT // 8}: use a coarser unit"
+            )
+        order = problem.order
+        if problem.capacity is None:
+            return ScheduleAnswer(order)
+        start = evicting(problem)
+        known = order if start is None else start
+        core = step_core(problem)
+        model, rows = schedule_model(core, core.apply(problem, known))
+        solver = self._engine(started, time_limit)
+        status = interruptible(lambda: solver.solve(model), solver.stop_search)
+        by_clock = time_limit is not None and status != cp_model.OPTIMAL
+        if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            # Positions are distinct, but unused ones leave gaps: a model has more positions than runs.
+            runs = sorted((solver.value(t), v) for v, p, t in rows if solver.boolean_value(p))
+            found = core.invert([v for _, v in runs])[0]
+            # A search that was cut short may end with a schedule that is worse than its hint.
+            if start is None or _cost(problem, found) <= _cost(problem, start):
+                return ScheduleAnswer(found, by_clock=by_clock)
+        if start is None:
+            raise not_found(problem, evaluate_schedule(problem, order).peak_bytes)
+        return ScheduleAnswer(start, by_clock=by_clock)
+
+    def _engine(self, started: float, time_limit: float | None) -> Any:
+        """Return OR-Tools' ``CpSolver`` with one worker and a limit on its time or work.
+
+        Args:
+            started: time of the monotonic clock at which the solver was called.
+            time_limit: seconds from ``started``; None: the limit is `work`.
+        """
+        from ortools.sat.python import cp_model
+
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = 1
+        solver.parameters.random_seed = 0
+        # OR-Tools would replace Python's handler for the rest of the process: Ctrl-C would then kill it.
+        solver.parameters.catch_sigint_signal = False
+        if time_limit is None:
+            solver.parameters.max_deterministic_time = self.work
+        else:
+            left = time_limit - (time.monotonic() - started)
+            solver.parameters.max_time_in_seconds = max(0.001, left)
+        return solver
+
+
+def _cost(problem: ScheduleProblem, sequence: Iterable[int]) -> int:
+    return sum(problem.cost[v] for v in sequence)
+
+
+def _bound(core: KnapsackProblem, search: Any, optimal: bool, saved: tuple[int, ...]) -> int:
+    if optimal:
+        return core.value_of(saved)
+    if core.total_value >= _DOUBLE_LIMIT:
+        return core.total_value
+    claimed: float = search.best_objective_bound
+    return math.floor(claimed + 0.5)

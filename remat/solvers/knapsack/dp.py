@@ -1,0 +1,104 @@
+"""Dynamic programming over the capacity of a knapsack, divided into a bounded number of steps.
+
+Source: the textbook recursion over items and capacities, vectorised over capacities. PyTorch's
+``dp`` rounds weights to the nearest of 10,000 steps, so it can exceed its budget. Here weights are
+rounded up and the capacity is rounded down, so a choice always fits. Nothing is rounded if the
+capacity, divided by the weights' common divisor, is at most the number of steps.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+from remat.errors import ProblemError
+from remat.solvers.knapsack.reduction import CoreSolver
+from remat.solvers.problem import KnapsackProblem
+from remat.solvers.solution import Answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class DynamicProgram(CoreSolver):
+    """Dynamic programming over the capacity in steps; exact if the steps are fine enough.
+
+    Attributes:
+        steps: number of equal steps into which the capacity is divided. Time and memory grow with
+            the number of items times this number.
+    """
+
+    steps: int = 10_000
+
+    name: ClassVar[str] = "dp"
+    requires: ClassVar[tuple[str, ...]] = ("numpy",)
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ProblemError(f"steps must be at least 1, got {self.steps}")
+
+    def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
+        """Return the best choice from a table of the greatest value per capacity.
+
+        The items enter the table one by one, best value per weight first. If the time is up before
+        the last item, or if weights were rounded, a greedy choice may be returned instead.
+        """
+        deadline = None if time_limit is None else time.monotonic() + time_limit
+        unit = -(-core.capacity // self.steps)  # 1 (no rounding) if capacity <= steps
+        # In multiples of `unit`. Weights are rounded up and the capacity down, so that a choice always fits.
+        coarse = KnapsackProblem(
+            weights=tuple(-(-w // unit) for w in core.weights),
+            values=core.values,
+            capacity=core.capacity // unit,
+        )
+        relaxed = core.relaxed()
+        picked, done = _fill_table(coarse, relaxed.order, deadline)
+        saved = tuple(sorted(picked))
+        if unit > 1 or not done:
+            saved = core.repaired(picked)  # rounding or the deadline may leave capacity unused
+        value = core.value_of(saved)
+        if value < relaxed.value:
+            saved, value = relaxed.saved, relaxed.value
+        proven = unit == 1 and done
+        return Answer(saved, value if proven else relaxed.bound, by_clock=not done)
+
+
+def _fill_table(
+    problem: KnapsackProblem, order: tuple[int, ...], deadline: float | None
+) -> tuple[list[int], bool]:
+    """Fill the table of dynamic programming, and read back the best choice.
+
+    Args:
+        problem: the knapsack, with weights and capacity in multiples of a step.
+        order: the items in the order in which they enter the table.
+        deadline: time of the monotonic clock at which to stop; None: no limit.
+
+    Returns:
+        First, the best choice among the items that entered the table; among equally good choices,
+        the lightest one. Second, whether all items entered the table.
+    """
+    import numpy as np
+
+    columns = problem.capacity + 1
+    best = np.zeros(columns, dtype=np.int64)  # best[c]: greatest value within capacity c
+    taken: list[tuple[int, np.ndarray]] = []  # per item, one bit per capacity, to save memory
+    done = True
+    for i in order:
+        if deadline is not None and time.monotonic() >= deadline:
+            done = False
+            break
+        weight, value = problem.weights[i], problem.values[i]
+        if weight >= columns:
+            continue
+        with_item = best[: columns - weight] + value  # a copy, so that no item is taken twice
+        better = np.zeros(columns, dtype=np.bool_)
+        np.greater(with_item, best[weight:], out=better[weight:])
+        np.maximum(best[weight:], with_item, out=best[weight:])
+        taken.append((i, np.packbits(better)))
+
+    room = int(np.argmax(best))  # argmax takes the first maximum: the lightest best choice
+    picked = []
+    for i, bits in reversed(taken):
+        if bits[room >> 3] >> (7 - (room & 7)) & 1:
+            picked.append(i)
+            room -= problem.weights[i]
+    return picked, done

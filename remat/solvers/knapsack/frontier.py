@@ -1,0 +1,208 @@
+"""Compute all Pareto-optimal (weight, value) pairs of a knapsack in one run.
+
+One run replaces a sweep over capacities, because the best value for any capacity is that of the
+heaviest pair that fits. The compiled kernel computes the frontier or, if the kernel is missing,
+NumPy. Both use the algorithm of Nemhauser and Ullmann (1969), which adds one item after another. The
+kernel also groups identical items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from remat.errors import ProblemError
+from remat.solvers.base import Solver
+from remat.solvers.effort import EFFORT
+from remat.solvers.graph.pareto import knee
+from remat.solvers.kernel import kernel
+from remat.solvers.problem import KnapsackProblem
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KnapsackFrontier:
+    """The Pareto-optimal choices of a knapsack up to its capacity, lightest first.
+
+    A *point* is one of these choices.
+
+    Attributes:
+        weights: weight of each point, int64, strictly rising.
+        values: value of each point, int64, strictly rising.
+        tolerance: 0 if every Pareto-optimal choice is a point. Otherwise, for each missing choice,
+            some point weighs no more and has at least the choice's value / (1 + tolerance).
+    """
+
+    weights: npt.NDArray[np.int64]
+    values: npt.NDArray[np.int64]
+    tolerance: float
+    _items: Callable[[int], list[int]] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    def items(self, point: int) -> tuple[int, ...]:
+        """Return the sorted item indices of the choice at a point.
+
+        Raises:
+            ProblemError: ``point`` is out of range.
+        """
+        if not 0 <= point < len(self):
+            raise ProblemError(f"point is {point}; this frontier has points 0 to {len(self) - 1}")
+        return tuple(self._items(point))
+
+    def best_within(self, capacity: int) -> int:
+        """Return the index of the most valuable point that weighs at most ``capacity``.
+
+        Raises:
+            ProblemError: ``capacity`` is negative.
+        """
+        if capacity < 0:
+            raise ProblemError(f"capacity is {capacity}; expected 0 or more")
+        return int(self.weights.searchsorted(capacity, side="right")) - 1
+
+    def knee(self, *, by: str = "origin") -> int:
+        """Return the index of the point beyond which more weight adds little value.
+
+        The *loss* of a point is the greatest value on the frontier less the value of the point.
+        Weight and loss are scaled to [0, 1] over the frontier.
+
+        Args:
+            by: ``"origin"``: the point nearest to zero scaled weight and zero scaled loss.
+                ``"chord"``: the point farthest below the line from the lightest to the heaviest
+                point.
+
+        Returns:
+            The index of the point; the last index if all points have the same weight or the same
+            value.
+
+        Raises:
+            ProblemError: ``by`` is another text.
+        """
+        most = int(self.values[-1])
+        losses = (most - value for value in self.values.tolist())
+        return knee([*zip(self.weights.tolist(), losses, strict=True)], by)
+
+
+def knapsack_frontier(
+    problem: KnapsackProblem, *, most_points: int = EFFORT.points
+) -> KnapsackFrontier:
+    """Compute the Pareto frontier of a knapsack.
+
+    Args:
+        problem: the knapsack; points heavier than its capacity are left out.
+        most_points: number of points above which some points are dropped.
+            `KnapsackFrontier.tolerance` states the resulting error.
+
+    Raises:
+        ProblemError: ``most_points`` is below 16.
+    """
+    if most_points < 16:
+        raise ProblemError(f"most_points is {most_points}; expected 16 or more")
+    capacity = min(problem.capacity, problem.total_weight)
+    compiled = kernel()
+    if compiled is None:
+        return _by_numpy(problem, capacity, most_points)
+    found = compiled.Frontier(problem.weights, problem.values, capacity, most_points)
+    weights, values = found.points()
+    return KnapsackFrontier(
+        weights=weights,
+        values=values,
+        tolerance=found.tolerance,
+        _items=found.items,
+    )
+
+
+def _by_numpy(problem: KnapsackProblem, capacity: int, most: int) -> KnapsackFrontier:
+    """Compute the frontier of a knapsack with NumPy; used if the compiled kernel is missing.
+
+    A point is the choice of an earlier point plus one item. This item and a reference to the
+    earlier point are stored, so that `KnapsackFrontier.items` can collect the items of a point.
+
+    Args:
+        problem: the knapsack.
+        capacity: points heavier than this are left out.
+        most: number of points above which some points are dropped.
+    """
+    import numpy as np
+
+    free = [
+        i
+        for i, (w, v) in enumerate(zip(problem.weights, problem.values, strict=True))
+        if w == 0 and v
+    ]
+    weight = np.zeros(1, dtype=np.int64)
+    value = np.full(1, problem.value_of(free), dtype=np.int64)
+    node = np.full(1, -1, dtype=np.int64)
+    parents: list[int] = []
+    item_of: list[int] = []
+    factor = 1.0
+    for i, (w, v) in enumerate(zip(problem.weights, problem.values, strict=True)):
+        if w == 0 or v == 0 or w > capacity:
+            continue
+        fits = weight <= capacity - w
+        all_w = np.concatenate([weight, weight[fits] + w])
+        all_v = np.concatenate([value, value[fits] + v])
+        # -1 is the empty choice, and -2 - k is a new point that adds this item to point k.
+        all_n = np.concatenate([node, -2 - np.flatnonzero(fits)])
+        order = np.lexsort((-all_v, all_w))
+        all_w, all_v, all_n = all_w[order], all_v[order], all_n[order]
+        best_before = np.concatenate([[-1], np.maximum.accumulate(all_v)[:-1]])
+        keep = all_v > best_before
+        all_w, all_v, all_n = all_w[keep], all_v[keep], all_n[keep]
+        if len(all_w) > most:
+            step = 1e-9
+            while True:
+                level = np.floor(np.log(np.maximum(all_v, 1)) / np.log1p(step))
+                first = np.concatenate([[True], np.diff(level) > 0])
+                if first.sum() <= most // 2:  # half, so that the next item stays below `most`
+                    break
+                step *= 4
+            all_w, all_v, all_n = all_w[first], all_v[first], all_n[first]
+            factor *= 1 + step
+        fresh = all_n < -1
+        start = len(parents)
+        parents.extend(int(node[-2 - n]) for n in all_n[fresh])
+        item_of.extend([i] * int(fresh.sum()))
+        all_n[fresh] = np.arange(start, len(parents))
+        weight, value, node = all_w, all_v, all_n
+
+    def items(point: int) -> list[int]:
+        chosen = list(free)
+        n = int(node[point])
+        while n >= 0:
+            chosen.append(item_of[n])
+            n = parents[n]
+        return sorted(chosen)
+
+    return KnapsackFrontier(
+        weights=weight,
+        values=value,
+        tolerance=factor - 1.0,
+        _items=items,
+    )
+
+
+class DynamicMemoryBudget(Solver):
+    """Choice at the knee of the Pareto frontier, beyond which more memory adds little value.
+
+    PyTorch's solver of the same name sweeps a hundred budgets. This solver computes the frontier
+    up to the capacity once, and returns the choice at its knee. The choice deliberately saves fewer
+    bytes than the capacity allows.
+    """
+
+    __slots__ = ()
+
+    name: ClassVar[str] = "dynamic_memory_budget_dp"
+
+    def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> list[int]:
+        # Enough points to find a knee, but few enough to be fast: at most 2e8 merged points over all items,
+        # and 4e7 for each second of a time limit.
+        merged = 2e8 if time_limit is None else min(2e8, 4e7 * time_limit)
+        most = max(16, min(32_768, int(merged / max(1, len(problem)))))
+        frontier = knapsack_frontier(problem, most_points=most)
+        return list(frontier.items(frontier.knee()))

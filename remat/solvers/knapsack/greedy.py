@@ -1,0 +1,41 @@
+"""Greedy solver: takes items by value per weight, and solves step problems by evicting values."""
+
+from __future__ import annotations
+
+from remat.solvers.knapsack.reduction import CoreSolver
+from remat.solvers.problem import KnapsackProblem
+from remat.solvers.schedule.eviction import evicting
+from remat.solvers.schedule.problem import ScheduleProblem, evaluate_schedule, not_found
+from remat.solvers.solution import Answer
+
+
+class Greedy(CoreSolver):
+    """Items by value per weight, best first; the choice has at least half the optimal value.
+
+    The guarantee holds because the solver returns the better of two choices. The second choice
+    starts with the most valuable item.
+    """
+
+    __slots__ = ()
+
+    name = "greedy"
+
+    def solve_core(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
+        """Return the better of two greedy choices, see `Relaxation`; the time limit is ignored."""
+        relaxed = core.relaxed()
+        return Answer(relaxed.saved, relaxed.bound)
+
+    def solve_schedule(
+        self, problem: ScheduleProblem, *, time_limit: float | None = None
+    ) -> list[int]:
+        """Schedule the nodes in the problem's order, and evict values if memory runs out.
+
+        The time limit is ignored.
+
+        Raises:
+            BudgetError: no schedule within the capacity was found.
+        """
+        found = evicting(problem)
+        if found is None:
+            raise not_found(problem, evaluate_schedule(problem, problem.order).peak_bytes)
+        return found

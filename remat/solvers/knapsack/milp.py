@@ -1,0 +1,47 @@
+"""Solver of knapsacks with HiGHS, through ``scipy.optimize.milp``.
+
+HiGHS computes in floating point. The capacity is raised by half a unit, so that rounding does not
+exclude a choice that fills the capacity exactly. `remat.solvers.knapsack.tolerances` then repairs the choice
+in integers, and loosens HiGHS's bound by the possible rounding error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from remat.solvers.highs import milp
+from remat.solvers.knapsack.tolerances import Attempt, ToleranceSolver
+from remat.solvers.problem import KnapsackProblem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Milp(ToleranceSolver):
+    """HiGHS: branch and cut in floating point, checked and repaired in integers.
+
+    Attributes:
+        nodes: the most branch-and-bound nodes to open if there is no time limit.
+    """
+
+    nodes: int = 20_000
+
+    name: ClassVar[str] = "milp"
+    requires: ClassVar[tuple[str, ...]] = ("scipy", "numpy")
+
+    def attempt(self, problem: KnapsackProblem, time_limit: float | None) -> Attempt:
+        """Run HiGHS to proven optimality, or to its limit: time, or nodes if there is no time limit."""
+        import numpy as np
+        from scipy.optimize import Bounds, LinearConstraint
+
+        limit = {"node_limit": self.nodes} if time_limit is None else {"time_limit": time_limit}
+        result = milp(
+            -np.array(problem.values, dtype=np.float64),
+            constraints=LinearConstraint([problem.weights], ub=problem.capacity + 0.5),
+            integrality=np.ones(len(problem)),
+            bounds=Bounds(0, 1),
+            options={"mip_rel_gap": 0.0, **limit},
+        )
+        picked = () if result.x is None else tuple(np.flatnonzero(result.x > 0.5).tolist())
+        bound = result.mip_dual_bound
+        upper = float("inf") if bound is None else -bound
+        return Attempt(picked=picked, upper=upper)

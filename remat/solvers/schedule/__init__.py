@@ -1,0 +1,1 @@
+"""The step problem: which node runs when, and how often."""

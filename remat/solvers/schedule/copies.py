@@ -1,0 +1,153 @@
+"""Offload copies as nodes of the step problem, so that its solvers count the copies' memory.
+
+An offloaded value keeps its memory until its copy to the host has ended. The value takes memory
+again when the copy back begins. Three extra nodes for each offloaded value model this. The *away*
+node is a second result of the operator that makes the value. It holds the offloaded bytes in
+forward. The *send* node is the last reader of the away node, after the run during which the copy to
+the host ends. The *fetch* node in backward takes the memory again, before the run during which the
+copy back begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from remat.solvers.schedule.problem import ScheduleProblem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """A value that is offloaded between two runs of a schedule.
+
+    Attributes:
+        value: the node that makes the value.
+        nbytes: bytes that are offloaded.
+        sent: position, in the schedule, of the forward run after which the bytes are free.
+        fetched: position, in the schedule, of the backward run before which the bytes take memory
+            again.
+    """
+
+    value: int
+    nbytes: int
+    sent: int
+    fetched: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WithCopies:
+    """A step problem extended by nodes for offload copies, with a schedule of the extended problem.
+
+    Nodes are numbered in this order: the fetch nodes, the nodes of the original problem, the *away*
+    nodes, the send nodes. Each copy has one node of every kind. An away node holds the offloaded
+    bytes in forward.
+
+    Attributes:
+        problem: the extended problem.
+        sequence: the schedule of the extended problem: a schedule of the original problem, with
+            runs of the send and fetch nodes added.
+        boundary: position in ``sequence`` at which backward begins.
+        fetches: number of fetch nodes.
+        nodes: number of nodes of the original problem.
+    """
+
+    problem: ScheduleProblem
+    sequence: tuple[int, ...]
+    boundary: int
+    fetches: int
+    nodes: int
+
+    def invert(self, sequence: Sequence[int], boundary: int) -> tuple[tuple[int, ...], int]:
+        """Convert a schedule of the extended problem to one of the original problem.
+
+        Args:
+            sequence: nodes of the extended problem in the order in which they run.
+            boundary: position in ``sequence`` at which backward begins.
+
+        Returns:
+            The schedule without the runs of copies, and the position at which its backward begins.
+        """
+        own = [v - self.fetches for v in sequence]
+        before = sum(0 <= v < self.nodes for v in own[:boundary])
+        return tuple(v for v in own if 0 <= v < self.nodes), before
+
+
+def with_copies(
+    problem: ScheduleProblem, sequence: Sequence[int], boundary: int, copies: Sequence[Copy]
+) -> WithCopies:
+    """Add copies as nodes to a step problem, and add the runs of these nodes to a schedule.
+
+    In the extended problem, only backward nodes read a fetched value. A forward node that runs
+    again in backward may also read fetched values, but these bytes are not counted. The cause is
+    that ``inputs`` has one entry for all runs of a node.
+
+    Args:
+        problem: the step problem.
+        sequence: a schedule of the problem.
+        boundary: position in ``sequence`` at which backward begins.
+        copies: the offloaded values, with their positions in ``sequence``.
+    """
+    k, n = len(copies), len(problem)
+    late = frozenset(problem.backward)
+    fetch_of = {c.value: f for f, c in enumerate(copies)}
+    inputs: list[tuple[int, ...]] = [()] * k
+    for v, row in enumerate(problem.inputs):
+        read = [fetch_of[u] for u in row if u in fetch_of] if v in late else []
+        inputs.append((*(u + k for u in row), *read))
+    # A search must not move a fetch behind the run before which the copy begins, so that run's node also
+    # reads the fetch node. Nor may a send move before the run after which its memory is free, so the send
+    # node reads that run's node.
+    for f, c in enumerate(copies):
+        reader = sequence[c.fetched]
+        if reader in late and f not in inputs[reader + k]:
+            inputs[reader + k] = (*inputs[reader + k], f)
+    away, sends = range(n + k, n + 2 * k), range(n + 2 * k, n + 3 * k)
+    inputs += [()] * k
+    inputs += [(a, sequence[c.sent] + k) for a, c in zip(away, copies, strict=True)]
+    # The offloaded bytes become a second result (`away`) of the value's maker, last read by the send.
+    size = list(problem.size)
+    for c in copies:
+        size[c.value] -= c.nbytes
+    nbytes = [c.nbytes for c in copies]
+    part_of = [-1 if p < 0 else p + k for p in problem.part_of or [-1] * n]
+    nothing = [0] * k
+    names = [problem.names[c.value] for c in copies]
+    changed = ScheduleProblem(
+        names=(
+            *(f"{name}:fetch" for name in names),
+            *problem.names,
+            *(f"{name}:away" for name in names),
+            *(f"{name}:send" for name in names),
+        ),
+        inputs=tuple(inputs),
+        cost=(*nothing, *problem.cost, *nothing, *nothing),
+        size=(*nbytes, *size, *nbytes, *nothing),
+        part_of=(
+            *(-1 for _ in copies),
+            *part_of,
+            *(problem.maker(c.value) + k for c in copies),
+            *(-1 for _ in copies),
+        ),
+        extra=(*nothing, *(problem.extra or [0] * n), *nothing, *nothing),
+        **{
+            label: tuple(v + k for v in getattr(problem, label))
+            for label in ("ordered", "at_start", "at_boundary", "to_end")
+        },
+        once=(*range(k), *(v + k for v in problem.once), *sends),
+        forward=(*(v + k for v in problem.forward), *sends),
+        backward=(*range(k), *(v + k for v in problem.backward)),
+        capacity=problem.capacity,
+        resident=problem.resident,
+        unit=problem.unit,
+    )
+    sent: dict[int, list[int]] = {}
+    fetched: dict[int, list[int]] = {}
+    for f, c in enumerate(copies):
+        sent.setdefault(c.sent, []).append(sends[f])
+        fetched.setdefault(c.fetched, []).append(f)
+    runs: list[int] = []
+    for at, v in enumerate(sequence):
+        runs += [*fetched.get(at, ()), v + k, *sent.get(at, ())]
+    return WithCopies(
+        problem=changed, sequence=tuple(runs), boundary=boundary + k, fetches=k, nodes=n
+    )

@@ -1,0 +1,89 @@
+"""Model of the step problem for CP-SAT.
+
+Each possible run has a position in the schedule. Each value that a run makes has an interval of
+positions during which the value is in memory.
+
+Source: M. Bartan, H. Li, H. Teague, C. Lott, B. Dilkina, "Moccasin: Efficient tensor
+rematerialization for neural networks", ICML 2023. In that paper, the order of the nodes is fixed.
+Here CP-SAT also chooses the order, as far as the problem allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from remat.solvers.schedule.core import StepCore
+
+#: Largest number of runs of one node.
+_RUNS = 2
+
+
+def schedule_model(core: StepCore, start: Sequence[int]) -> tuple[Any, list[Any]]:
+    """Build the CP-SAT model of a step problem.
+
+    Args:
+        core: the step problem in the kernel's form, see `StepCore`.
+        start: a legal sequence of the core's nodes, given to CP-SAT as a hint.
+
+    Returns:
+        The model, and one tuple ``(node, presence, position)`` for each possible run. Presence is a
+        Boolean variable, and position an integer variable.
+    """
+    from ortools.sat.python import cp_model
+
+    model = cp_model.CpModel()
+    nodes = sorted(set(core.start))
+    count = {v: 1 if core.once[v] else _RUNS for v in nodes}
+    last = sum(count.values()) - 1
+    at = {v: [model.new_int_var(0, last, "") for _ in range(count[v])] for v in nodes}
+    there = {v: [model.new_bool_var("") for _ in range(count[v])] for v in nodes}
+    memory, bytes_of, moments = [], [], []
+    for v in nodes:
+        model.add(there[v][0] == 1)
+        for k in range(count[v]):
+            moment = model.new_optional_fixed_size_interval_var(at[v][k], 1, there[v][k], "")
+            moments.append(moment)
+            if core.extra[v]:
+                memory.append(moment)
+                bytes_of.append(core.extra[v])
+            if k:  # order a node's runs: a permutation would be the same schedule
+                model.add_implication(there[v][k], there[v][k - 1])
+                model.add(at[v][k] > at[v][k - 1]).only_enforce_if(there[v][k])
+    model.add_no_overlap(moments)
+    model.add(at[core.start[0]][0] == 0)
+    stays: dict[int, list[Any]] = {}
+    for x, m in enumerate(core.maker):
+        if m not in at:
+            continue
+        stays[x] = []
+        for k in range(count[m]):
+            gone = model.new_int_var(0, last + 1, "")
+            length = model.new_int_var(1, last + 1, "")
+            if core.size[x]:
+                memory.append(
+                    model.new_optional_interval_var(at[m][k], length, gone, there[m][k], "")
+                )
+                bytes_of.append(core.size[x])
+            stays[x].append(gone)
+    for w in nodes:
+        for x in core.reads[w]:
+            m = core.maker[x]
+            for k in range(count[w]):
+                reads = [model.new_bool_var("") for _ in range(count[m])]
+                model.add(sum(reads) == 1).only_enforce_if(there[w][k])
+                for j, read in enumerate(reads):
+                    model.add_implication(read, there[m][j])
+                    model.add(at[m][j] < at[w][k]).only_enforce_if(read)
+                    if core.size[x]:
+                        model.add(stays[x][j] > at[w][k]).only_enforce_if(read)
+    model.add_cumulative(memory, bytes_of, core.capacity)
+    model.minimize(sum(core.cost[v] * p for v in nodes for p in there[v][1:]))
+    seen = dict.fromkeys(nodes, 0)
+    for moment, v in enumerate(start):
+        if seen[v] < count[v]:
+            model.add_hint(at[v][seen[v]], moment)
+            model.add_hint(there[v][seen[v]], 1)
+            seen[v] += 1
+    rows = [(v, p, t) for v in nodes for p, t in zip(there[v], at[v], strict=True)]
+    return model, rows

@@ -1,0 +1,218 @@
+"""Step problems whose values may be offloaded to the host between forward and backward.
+
+`evaluate_offloads` defines the memory and cost of a schedule with offloads. It follows the runs and
+the copies in integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from remat.errors import ProblemError
+from remat.solvers.schedule.problem import (
+    ScheduleEvaluation,
+    ScheduleProblem,
+    evaluate_schedule,
+)
+from remat.solvers.schedule.transfers import Placement, Transfer, place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadProblem:
+    """A step problem whose values may also be offloaded.
+
+    Attributes:
+        step: the step problem; its costs are times, and its capacity limits the device's memory.
+        times: time of one run of each node, also of the nodes that belong to backward. All times
+            have the unit of the costs.
+        copy_time: for each node, the time of the copy of its value to the host, which is also the
+            time of the copy back; -1 if the value must not be offloaded.
+        host_size: for each node, the bytes that a copy of its value takes in the host's memory; empty: as many
+            as on the device.
+        host_capacity: bytes that may lie in the host's memory at one time; None: no limit.
+        always: nodes whose values are offloaded in every decision, if backward reads the values
+            that forward made.
+    """
+
+    step: ScheduleProblem
+    times: tuple[int, ...]
+    copy_time: tuple[int, ...]
+    host_size: tuple[int, ...] = ()
+    host_capacity: int | None = None
+    always: tuple[int, ...] = ()
+
+    def on_host(self, node: int) -> int:
+        """Return the bytes that a copy of a node's value takes in the host's memory."""
+        return self.host_size[node] if self.host_size else self.step.size[node]
+
+    def host_over(self, host_bytes: int) -> int:
+        """Return by how many bytes ``host_bytes`` exceed the host's capacity; 0 if they fit."""
+        return 0 if self.host_capacity is None else max(0, host_bytes - self.host_capacity)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarriedSchedule:
+    """A schedule with the values that it carries from forward to backward.
+
+    `evaluate_offloads` evaluates such a schedule with any set of offloaded values.
+
+    Attributes:
+        sequence: the nodes in the order in which they run.
+        evaluation: memory and cost of the schedule without offloads.
+        idle: for each value that forward makes and backward reads, by node: the positions in
+            ``sequence`` of its last use in forward and of its first use in backward.
+    """
+
+    sequence: tuple[int, ...]
+    evaluation: ScheduleEvaluation
+    idle: dict[int, tuple[int, int]]
+
+    @property
+    def boundary(self) -> int:
+        """Position in the schedule at which backward begins."""
+        return self.evaluation.boundary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadChoice:
+    """A decision which values to save and which to offload, with its schedule, memory and cost.
+
+    Attributes:
+        saved: positions of the saved nodes in the graph problem.
+        schedule: the schedule of the decision, without copies.
+        offloaded: nodes of the step problem whose values are offloaded, in the order of the transfers in
+            ``placement``.
+        cost: recompute cost plus exposed transfer time, the time for which runs wait for copies.
+        peak_bytes: most bytes alive on the device at one time.
+        host_bytes: most bytes in the host's memory at one time. All copies to the host end before
+            backward begins, and no copy back begins earlier, so these are all offloaded bytes.
+        over: bytes above the capacities of the device and of the host, summed over all positions of the
+            schedule; 0 if the decision fits.
+        placement: the copies' positions in the schedule, with the memory and the waits.
+    """
+
+    saved: tuple[int, ...]
+    schedule: CarriedSchedule
+    offloaded: tuple[int, ...]
+    cost: int
+    peak_bytes: int
+    host_bytes: int
+    over: int
+    placement: Placement
+
+    @property
+    def exposed(self) -> int:
+        """Exposed transfer time: the time for which the schedule waits for the host link."""
+        return self.placement.exposed_time
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Sort key ``(over, cost)``; the smallest is best: fewest bytes above capacities, then least cost."""
+        return self.over, self.cost
+
+
+def carried(
+    problem: OffloadProblem,
+    sequence: Sequence[int],
+    boundary: int | None = None,
+) -> CarriedSchedule:
+    """Evaluate a schedule without offloads, and find the values that it carries into backward.
+
+    These are the values that forward makes and backward reads.
+
+    Args:
+        problem: the step problem with its copy times.
+        sequence: the nodes in the order in which they run.
+        boundary: position in ``sequence`` at which backward begins; None: as late as possible.
+
+    Raises:
+        ProblemError: the schedule cannot run.
+    """
+    step = problem.step
+    evaluation = evaluate_schedule(step, sequence, boundary)
+    made, stays = step.results, step.given.union(step.to_end)
+    ready: dict[int, int] = {}
+    needed: dict[int, int] = {}
+    for at, v in enumerate(sequence):
+        if at < evaluation.boundary:
+            for u in (*step.inputs[v], *made[v]):
+                ready[u] = at
+            continue
+        for u in step.inputs[v]:
+            if u in ready and u not in needed:
+                needed[u] = at
+        for u in made[v]:
+            if u not in needed:
+                # Backward recomputes the value before reading it, so forward's value is not carried over.
+                ready.pop(u, None)
+    idle = {
+        i: (ready[i], needed[i])
+        for i in sorted(needed)
+        if i not in stays and i in ready and step.size[i]
+    }
+    return CarriedSchedule(sequence=tuple(sequence), evaluation=evaluation, idle=idle)
+
+
+def evaluate_offloads(
+    problem: OffloadProblem,
+    schedule: CarriedSchedule,
+    offloaded: Iterable[int],
+    capacity: int | None,
+    saved: tuple[int, ...] = (),
+) -> OffloadChoice:
+    """Compute the memory and cost of a schedule with offloads.
+
+    Args:
+        problem: the step problem with its copy times.
+        schedule: the schedule, with the values that it carries into backward.
+        offloaded: nodes whose values are offloaded, in addition to those of ``problem.always``.
+            Values that are not carried into backward stay on the device.
+        capacity: bytes that may be alive on the device. Runs wait for copies so that the peak stays
+            within the capacity. The peak exceeds the capacity only if waiting does not suffice.
+            None: no limit.
+        saved: positions of the saved nodes in the graph problem, for the result.
+
+    Raises:
+        ProblemError: a value in ``offloaded`` must not be offloaded.
+    """
+    step, evaluation, idle = problem.step, schedule.evaluation, schedule.idle
+    used = tuple(sorted({v for v in (*offloaded, *problem.always) if v in idle}))
+    change = [0] * (len(evaluation.bytes_alive) + 1)
+    transfers = []
+    for v in used:
+        if problem.copy_time[v] < 0:
+            raise ProblemError(f"'{step.names[v]}' is offloaded, and must not be")
+        first, last = idle[v]
+        # The bytes are gone between the two uses. `place` adds them again while the copies run.
+        change[first + 1] -= step.size[v]
+        change[last] += step.size[v]
+        transfers.append(
+            Transfer(
+                nbytes=step.size[v],
+                ready=first,
+                needed=last,
+                copy_time=problem.copy_time[v],
+            )
+        )
+    alive = [a + c for a, c in zip(evaluation.bytes_alive, accumulate(change), strict=False)]
+    times = [problem.times[v] for v in schedule.sequence]
+    placed = place(times, schedule.boundary, alive, transfers, capacity)
+    host_bytes, most = sum(map(problem.on_host, used)), placed.bytes_alive
+    # The device's excess is summed over all positions of the schedule, so count the host's excess at each
+    # position too. Otherwise the device's excess would outweigh it.
+    over = problem.host_over(host_bytes) * len(most)
+    if capacity is not None:
+        over += sum(b - capacity for b in most if b > capacity)
+    return OffloadChoice(
+        saved=saved,
+        schedule=schedule,
+        # Without the cost of the first run of each node, which is no recomputation.
+        cost=evaluation.cost - sum(step.cost) + placed.exposed_time,
+        peak_bytes=max(most, default=evaluation.peak_bytes),
+        offloaded=used,
+        host_bytes=host_bytes,
+        over=over,
+        placement=placed,
+    )

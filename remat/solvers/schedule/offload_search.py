@@ -1,0 +1,344 @@
+"""Choose the values to save and to offload, so that peak memory stays within a capacity.
+
+Values of known decisions are offloaded until a schedule fits the capacity. Local moves then take the
+best of these decisions and change one value at a time, as long as the decision improves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from remat.errors import ProblemError
+from remat.solvers.effort import EFFORT
+from remat.solvers.graph.problem import GraphProblem, always_saved, evaluate, worth_saving
+from remat.solvers.schedule.copies import Copy
+from remat.solvers.schedule.offload_problem import (
+    CarriedSchedule,
+    OffloadChoice,
+    OffloadProblem,
+    carried,
+    evaluate_offloads,
+)
+
+#: `greedy` rounds rates (bytes per unit of copy time) to powers of 2**(1/8); similar rates become equal.
+_ALIKE = 8
+#: A schedule: its runs, and the position at which backward begins.
+Scheduled = tuple[Sequence[int], int]
+
+
+class OffloadSearch:
+    """Search for the cheapest decision which values to save, recompute and offload.
+
+    The peak memory of the device must stay within one capacity.
+
+    Args:
+        problem: the step problem with its copy times.
+        graph: the graph problem: which values may be saved and which recomputed. Its costs are
+            those of the step problem.
+        node_of: for each node of the graph problem, the node of the step problem; -1 for none.
+        schedule: a function that takes the saved nodes and returns a schedule: its runs, and the
+            position of the run at which backward begins.
+        capacity: limit on the peak memory of the device, in bytes.
+    """
+
+    def __init__(
+        self,
+        problem: OffloadProblem,
+        graph: GraphProblem,
+        node_of: Sequence[int],
+        schedule: Callable[[Iterable[int]], Scheduled],
+        capacity: int,
+    ) -> None:
+        self._problem, self._graph, self._node_of = problem, graph, node_of
+        self._always = always_saved(graph)
+        self.schedule, self.capacity = schedule, capacity
+        self._schedules: dict[tuple[int, ...], CarriedSchedule] = {}
+        self._walked = self._evaluations = 0
+        self._grant(1.0)
+
+    # ---- evaluation -----------------------------------------------------------------------------------
+    def choice(self, saved: Iterable[int], offloaded: Iterable[int]) -> OffloadChoice:
+        """Build the schedule of a decision, and evaluate it.
+
+        Args:
+            saved: positions of the saved nodes in the graph problem.
+            offloaded: nodes of the step problem whose values are offloaded.
+
+        Raises:
+            ProblemError: backward reads a value that is neither saved nor recomputable.
+        """
+        kept = evaluate(self._graph, {*saved, *self._always}).saved
+        known = self._schedules.get(kept)
+        if known is None:
+            sequence, boundary = self.schedule(kept)
+            known = carried(self._problem, sequence, boundary)
+            self._schedules[kept] = known
+            self._walked += 3 * len(sequence)
+        return self.evaluated(kept, known, offloaded)
+
+    def settled(self, choice: OffloadChoice) -> OffloadChoice:
+        """Change the set of offloaded values to improve a decision; return the improved decision.
+
+        The saved nodes stay the same. Values are offloaded until the schedule fits the capacity.
+        Then each offload is dropped if the decision is better without it.
+        """
+        self._grant(EFFORT.offload_around)
+        return self._dropped(self._mended(choice, again=False))
+
+    def on(
+        self,
+        saved: tuple[int, ...],
+        sequence: Sequence[int],
+        boundary: int,
+        offloaded: Iterable[int],
+    ) -> OffloadChoice:
+        """Evaluate a decision whose runs are in a given order, and return it as an `OffloadChoice`.
+
+        Args:
+            saved: positions of the saved nodes in the graph problem.
+            sequence: nodes of the step problem in the order in which they run.
+            boundary: position in ``sequence`` at which backward begins.
+            offloaded: nodes of the step problem whose values are offloaded.
+        """
+        return self.evaluated(saved, carried(self._problem, sequence, boundary), offloaded)
+
+    def sent(self, saved: tuple[int, ...], sequence: Sequence[int], boundary: int) -> OffloadChoice:
+        """Offload values of a schedule until it fits the capacity, and return the decision.
+
+        The values are tried in the order of their last uses in forward. At first, only offloads
+        that add no exposed transfer time are taken. If the schedule still exceeds the capacity,
+        other offloads follow. At the end, each offload is dropped if the decision is better without
+        it.
+
+        Args:
+            saved: positions of the saved nodes in the graph problem.
+            sequence: nodes of the step problem in the order in which they run.
+            boundary: position in ``sequence`` at which backward begins.
+        """
+        self._grant(EFFORT.offload_around)
+        best = self.on(saved, sequence, boundary, ())
+        idle = best.schedule.idle
+        for v in sorted(idle, key=lambda v: (idle[v][0], v)):
+            if not best.over or self._spent():
+                break
+            if self.may_offload(v):
+                choice = self.evaluated(saved, best.schedule, (*best.offloaded, v))
+                if choice.over < best.over and choice.exposed <= best.exposed:
+                    best = choice
+        return self._dropped(self._mended(best, again=False))
+
+    def evaluated(
+        self, saved: tuple[int, ...], schedule: CarriedSchedule, offloaded: Iterable[int]
+    ) -> OffloadChoice:
+        """Evaluate a decision on a schedule, and return it as an `OffloadChoice`.
+
+        Args:
+            saved: positions of the saved nodes in the graph problem.
+            schedule: the schedule of the decision.
+            offloaded: nodes of the step problem whose values are offloaded.
+        """
+        self._walked += len(schedule.sequence)
+        self._evaluations += 1
+        return evaluate_offloads(self._problem, schedule, offloaded, self.capacity, saved)
+
+    def copies(self, choice: OffloadChoice, *, at_once: bool) -> list[Copy]:
+        """Return, for each offloaded value of a decision, between which runs it is off the device.
+
+        Args:
+            choice: the decision.
+            at_once: True: copies take no time, so a value is off the device from its last use in
+                forward to its first use in backward. False: copies take the time that the host link
+                needs.
+        """
+        offloaded, placement = choice.offloaded, choice.placement
+        places = [*zip(placement.freed, placement.fetched, strict=True)]
+        if at_once:
+            places = [choice.schedule.idle[v] for v in offloaded]
+        return [
+            Copy(value=v, nbytes=self._problem.step.size[v], sent=sent, fetched=fetched)
+            for v, (sent, fetched) in zip(offloaded, places, strict=True)
+        ]
+
+    def may_offload(self, v: int) -> bool:
+        """Return whether the value of a node of the step problem may be offloaded."""
+        return self._problem.copy_time[v] >= 0
+
+    def _grant(self, share: float) -> None:
+        """Set the limits of the next search to a fraction ``share`` of the work of a search."""
+        self._work = self._walked + int(share * EFFORT.offload_work)
+        self._least = self._evaluations + int(share * EFFORT.offload_least)
+
+    def _spent(self) -> bool:
+        return self._walked > self._work and self._evaluations > self._least
+
+    # ---- the search -----------------------------------------------------------------------------------
+    def best(self, starts: Iterable[Iterable[int]]) -> OffloadChoice:
+        """Search, and return the cheapest decision found within the capacity.
+
+        If no decision found fits, the one with the smallest `OffloadChoice.over` is returned.
+
+        Args:
+            starts: decisions from which the search starts, each a set of nodes to save; at least
+                one.
+        """
+        self._grant(1.0)
+        # Local moves only find nearby decisions, so start from decisions without and with offloads.
+        begun = [self.choice(saved, ()) for saved in starts]
+        begun += [self.greedy(c) for c in begun]
+        begun.sort(key=lambda c: c.rank)
+        return min(
+            (self.improved(c) for c in begun[: EFFORT.offload_improved]), key=lambda c: c.rank
+        )
+
+    def greedy(self, start: OffloadChoice) -> OffloadChoice:
+        """Offload values of a decision until it fits the capacity; return the new decision.
+
+        The values are sorted by bytes per unit of copy time, highest first. Values with similar
+        rates are sorted by their last use in forward, earliest first. A binary search finds how
+        many values from the start of this order must be offloaded.
+        """
+        problem, rates = self._problem, []
+        for v, (ready, _) in start.schedule.idle.items():
+            if self.may_offload(v):
+                time = 2 * problem.copy_time[v]
+                rate = math.floor(_ALIKE * math.log2(problem.step.size[v] / (1 + time)))
+                rates.append((-rate, ready, v))
+        order: list[int] = []
+        host_bytes = start.host_bytes
+        for *_, v in sorted(rates):
+            more = 0 if v in start.offloaded else problem.on_host(v)
+            if not problem.host_over(host_bytes + more):
+                order, host_bytes = [*order, v], host_bytes + more
+        # Bisect for the shortest prefix of `order` that fits; take the whole list if no prefix fits.
+        low, high = 0, len(order)
+        best = start
+        while low < high:
+            middle = (low + high) // 2
+            choice = self.evaluated(start.saved, start.schedule, order[:middle])
+            if choice.rank < best.rank or (best.over and not choice.over):
+                best = choice
+            if choice.over:
+                low = middle + 1
+            else:
+                high = middle
+        last = self.evaluated(start.saved, start.schedule, order[:high])
+        return min(best, last, key=lambda c: c.rank)
+
+    # ---- local moves ----------------------------------------------------------------------------------
+    def improved(self, best: OffloadChoice) -> OffloadChoice:
+        """Improve a decision by changes of one value at a time, and return the improved decision.
+
+        A change moves one value to another policy: save, recompute or offload. The search ends if
+        no change improves the decision, or if the work is spent.
+        """
+        while not self._spent():
+            before = best
+            for change in (self._mended, self._dropped, self._saved_more):
+                best = change(best)
+            if best.rank >= before.rank:
+                break
+        return best
+
+    def _mended(self, best: OffloadChoice, *, again: bool = True) -> OffloadChoice:
+        """Improve a decision while its schedule exceeds the capacity; return the improved decision.
+
+        Each step offloads a value that is in memory at the peak but not used there. If no offload
+        improves the decision and ``again`` is True, a saved value is recomputed instead.
+        """
+        sizes, time = self._problem.step.size, self._problem.copy_time
+        while best.over and not self._spent():
+            alive, over = best.placement.bytes_alive, best.over
+            at = alive.index(max(alive))
+            candidates = [
+                v
+                for v, (ready, needed) in best.schedule.idle.items()
+                if ready < at < needed and self.may_offload(v) and v not in best.offloaded
+            ]
+            candidates.sort(key=lambda v: (-min(sizes[v], over) / (1 + 2 * time[v]), v))
+            for v in candidates[: EFFORT.offload_mends]:
+                choice = self.evaluated(best.saved, best.schedule, (*best.offloaded, v))
+                if choice.rank < best.rank:
+                    best = choice
+                    break
+            else:
+                saved = (self._node_of[i] for i in best.saved)
+                nodes = self._of_nodes(saved)[: EFFORT.offload_mends] if again else []
+                choice = self._given_up(best, nodes)
+                if choice is best:
+                    break
+                best = choice
+        return best
+
+    def _of_nodes(self, nodes: Iterable[int]) -> list[int]:
+        """Convert nodes of the step problem to nodes of the graph problem.
+
+        Only recomputable nodes whose value takes memory are returned. They are sorted by recompute
+        cost per byte, lowest first.
+        """
+        p, wanted = self._graph, set(nodes)
+        found = [
+            i
+            for i, v in enumerate(self._node_of)
+            if v in wanted and p.recomputable[i] and p.size[i]
+        ]
+        return sorted(found, key=lambda i: (p.cost[i] / p.size[i], i))
+
+    def _given_up(self, best: OffloadChoice, nodes: Sequence[int]) -> OffloadChoice:
+        """Recompute one of the given nodes instead of saving it, and return the new decision.
+
+        The nodes are tried one by one, until a new decision is better than ``best``.
+
+        Args:
+            best: the decision to improve; returned if no change improves it.
+            nodes: saved nodes of the graph problem, in the order in which they are tried.
+        """
+        for i in nodes:
+            if self._spent():
+                break
+            try:
+                choice = self.choice([k for k in best.saved if k != i], best.offloaded)
+            except ProblemError:  # node i needs a value that cannot be recomputed
+                continue
+            if choice.rank < best.rank:
+                return choice
+        return best
+
+    def _dropped(self, best: OffloadChoice) -> OffloadChoice:
+        """Drop each offload without which the decision is better; return the resulting decision.
+
+        Values with the longest copies are tried first.
+        """
+        time = self._problem.copy_time
+        for v in sorted(best.offloaded, key=lambda v: (-time[v], v)):
+            if self._spent():
+                break
+            offloaded = [u for u in best.offloaded if u != v]
+            choice = self.evaluated(best.saved, best.schedule, offloaded)
+            if choice.rank < best.rank:
+                best = choice
+        return best
+
+    def _saved_more(self, best: OffloadChoice) -> OffloadChoice:
+        """Try to save or offload recomputed values, then try to recompute offloaded values.
+
+        A change is kept only if it improves the decision. The resulting decision is returned.
+        """
+        p, node_of = self._graph, self._node_of
+        again = [i for i in worth_saving(p, best.saved) if node_of[i] >= 0]
+        for i in again:
+            for more in ((), (node_of[i],)) if self.may_offload(node_of[i]) else ((),):
+                if self._spent():
+                    return best
+                choice = self.choice((*best.saved, i), (*best.offloaded, *more))
+                if choice.over and choice.cost < best.cost:
+                    choice = self._mended(choice)
+                if choice.rank < best.rank:
+                    best = choice
+                    break
+        while not self._spent():
+            choice = self._given_up(best, self._of_nodes(best.offloaded))
+            if choice is best:
+                break
+            best = choice
+        return best

@@ -6,6 +6,9 @@ has the lower peak. ``alone`` is the largest ratio of a separate plan's cost to 
 0.5 % above the least peak, divided by that of the cheapest plan known there, of the ladder and of the frontier. ``gap`` is the
 geometric mean of costs divided by their proven bounds, for the budgets from a quarter to three quarters; ``unproven`` counts those
 whose bound is 0.
+
+``compiled-ladders``: five peaks in bytes between the least and that of budget 1, each compiled by Inductor on its own. A larger budget
+is dearer, or a smaller one peaks higher, if it does so by more than half a per cent.
 """
 
 from __future__ import annotations
@@ -13,11 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+import torch
+
 import remat
-from benchmarks.experiment import Case, Experiment, Row, grid, timed
+from benchmarks.experiment import Case, Experiment, Row, grid, in_process, timed
 from benchmarks.figures import above, geometric_mean, ratio_of
 from benchmarks.plans import COST
-from benchmarks.workloads import ZOO, captured
+from benchmarks.workloads import COMPILED, ZOO, captured
 
 SHARES = tuple(remat.Peak(k / 8) for k in range(8))
 NETS = (*(f"{name}-small" for name in ZOO), "resnet-50", "unet", "random-skips")
@@ -56,6 +61,44 @@ def summarise_ladders(rows: list[Row]) -> Row:
     }
 
 
+def compiled_at(name: str, place: float) -> Iterator[Row]:
+    """Peak and cost of a step that Inductor compiled within a peak between the least and that of budget 1."""
+    step, batch = COMPILED[name].build(), COMPILED[name].batches(1)[0]
+    joint = remat.capture(step, (), batch)
+    least, full = (remat.plan(joint, b).predicted_peak_bytes for b in (remat.Peak(0.0), 1.0))
+    budget = int(least + place * (full - least))
+    torch.compile(step, backend="remat", options={"budget": budget})(**batch).backward()
+    (plan,) = remat.plans()
+    yield {
+        "bytes": budget,
+        "peak": plan.peak_bytes,
+        "cost": plan.recompute_cost,
+        "step_cost": plan.step_cost,
+    }
+
+
+def measure_compiled_ladders(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
+    rows = []
+    for case in cases:
+        (row,) = in_process(compiled_at, name, case.budget)
+        rows.append(row)
+        yield case.row(
+            **row,
+            out_of_order=any(r["peak"] > 1.005 * row["peak"] for r in rows[:-1]),
+            dearer=any(
+                row["step_cost"] + row["cost"] > 1.005 * (r["step_cost"] + r["cost"])
+                for r in rows[:-1]
+            ),
+        )
+
+
+def summarise_compiled_ladders(rows: list[Row]) -> Row:
+    return {key: sum(row[key] for row in rows) for key in ("out_of_order", "dearer")} | {
+        "cells": len(rows),
+        "held": sum(row["peak"] <= row["bytes"] for row in rows),
+    }
+
+
 EXPERIMENTS = {
     "ladders": Experiment(
         about="plans within eight peaks, together and alone",
@@ -66,5 +109,12 @@ EXPERIMENTS = {
         missed=lambda summary: above(
             summary, {"dearer": 0, "out_of_order": 0, "worst_alone": 1.005, "worst_near_least": 1.1}
         ),
+    ),
+    "compiled-ladders": Experiment(
+        about="five peaks in bytes, each compiled by Inductor",
+        cases=grid(("wide", "unet", "vit", "gpt2-long"), (0.2, 0.35, 0.5, 0.65, 0.8), ("ladder",)),
+        quick=grid(("wide",), (0.5,), ("ladder",)),
+        measure=measure_compiled_ladders,
+        summarise=summarise_compiled_ladders,
     ),
 }

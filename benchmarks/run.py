@@ -27,7 +27,7 @@ PLACES = {
     "quality": ("plan-quality", "flops", "hand-written"),
     "partition": ("partition", "compile-time"),
     "frozen": ("frozen",),
-    "ladders": ("ladders",),
+    "ladders": ("ladders", "compiled-ladders"),
     "blocks": ("blocks",),
     "whole": ("whole-step", "whole-tags", "whole-compiled", "whole-time", "whole-inference"),
     "step": ("step",),

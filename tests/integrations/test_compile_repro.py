@@ -17,7 +17,7 @@ from remat.passes.core.state import PassResult, State
 from remat.passes.instruments.reproducer import folder_for
 from remat.passes.split.partition import Partition
 from remat.passes.split.reorder_backward import ReorderBackward
-from remat.planning import planner
+from remat.planning import finish
 from tests.graph.test_capture import ALONE, overwrites_saved
 from tests.passes.instruments.sample import TEXT, step
 from tests.passes.instruments.solvers import Crashes
@@ -129,7 +129,7 @@ def test_halves_that_the_verifier_refuses(tmp_path: Path, monkeypatch: pytest.Mo
     def refuse(split: object) -> None:
         raise VerifyError("graph 'joint' was split wrongly: nothing may be broken")
 
-    monkeypatch.setattr(planner, "verify", refuse)
+    monkeypatch.setattr(finish, "verify", refuse)
     with pytest.raises(VerifyError, match="nothing may be broken"):
         split(budget=0.5)
     made = only_folder(tmp_path / "by-variable")

@@ -67,7 +67,7 @@ def test_modules_of_a_plan_and_options_go_with_the_last_step(lower: str) -> None
 @pytest.mark.parametrize(
     ("lower", "module", "fails"),
     [
-        ("eager", backend, "_boxed"),
+        ("eager", backend, "boxed"),
         ("eager", stages, "guard_sizes"),
         ("inductor", budget_loop, "compile_graph"),
     ],

@@ -10,7 +10,8 @@ backward. Whatever the line, the joined graph computes the same: the line only d
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,14 +25,15 @@ from remat.graph.index import inputs_of
 from remat.graph.joint import JointGraph, make_module, output_node, outputs_of
 from remat.graph.liveness import MemoryCurve, memory_curve
 from remat.graph.storages import Memories, storage_key
-from remat.graph.writes import root_of
+from remat.graph.writes import root_of, written_by
+from remat.torch_compat import pytree
 
 #: Suffix of the node that stands for the write of an input, in the joint graph of a step that is one graph.
 _WRITTEN = "_written"
 #: Number of nodes of backward among which the loss's gradient is looked for. Few nodes come before it: constants, and
 #: what depends on weights alone.
 _TRIED = 64
-#: Metadata key, at the output of the joint graph, for the metadata of the original graph's output.
+#: Metadata key, at the output of the joint graph, for the metadata and the pytree of the original graph's output.
 _OF_OUTPUT = "of_output"
 
 
@@ -78,7 +80,9 @@ def whole_graph(gm: fx.GraphModule, *, lower: str = "eager", name: str = "") -> 
     rows += [(w, stands[w]) for w in writes if w not in wanted]
     is_late = [isinstance(v, fx.Node) and v in late for v, _ in rows]
     order = sorted(range(len(rows)), key=is_late.__getitem__)
-    graph.output(tuple(rows[k][1] for k in order)).meta[_OF_OUTPUT] = output_node(gm.graph).meta
+    original = output_node(gm.graph)
+    tree = pytree.tree_structure(original.args[0])
+    graph.output(tuple(rows[k][1] for k in order)).meta[_OF_OUTPUT] = original.meta, tree
     places = tuple(order.index(k) for k in range(len(values)))
     graph.set_codegen(torch_compat.codegen_of(gm.graph))
     return JointGraph(
@@ -129,8 +133,11 @@ def joined(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule)
         _restore_meta(node, traced)
     written = _write_back(graph, out)
     values = [written.get(v, v) for v in values]
-    out.args = (tuple(values[k] for k in joint.places),)
-    out.meta.update(output_node(joint.graph).meta.get(_OF_OUTPUT, {}))
+    values = [values[k] for k in joint.places]
+    # A joint graph that was read from a text returns a tuple.
+    meta, tree = output_node(joint.graph).meta.get(_OF_OUTPUT, ({}, None))
+    out.args = (tuple(values) if tree is None else pytree.tree_unflatten(values, tree),)
+    out.meta.update(meta)
     for node in reversed(written):
         graph.erase_node(node)
     graph.set_codegen(torch_compat.codegen_of(joint.graph))
@@ -179,6 +186,8 @@ def _copied(copier: Copier, value: Any) -> Any:
 def _final_writes(nodes: Sequence[fx.Node]) -> dict[fx.Node, tuple[fx.Node, fx.Node]]:
     """Return the copies into inputs behind which nothing reads the input: for each, the input and the value."""
     position = {n: i for i, n in enumerate(nodes)}
+    inputs = Counter(_memory(n) for n in nodes if n.op == "placeholder")
+    written = _overwritten(nodes)
     copies = [n for n in nodes if n.target is torch.ops.aten.copy_.default]
     into = [n.args[0] for n in copies]
     found = {}
@@ -189,11 +198,22 @@ def _final_writes(nodes: Sequence[fx.Node]) -> dict[fx.Node, tuple[fx.Node, fx.N
         read = {u for v in _views_of(target) for u in v.users} - {copy}
         is_last = all(u.op == "output" or position[u] < position[copy] for u in read)
         alone = into.count(target) == 1 and all(u.op == "output" for u in copy.users)
-        same = storage_key(value.meta.get("val")) != storage_key(target.meta.get("val"))
+        # The write may move. Another input must not see this, and nothing may overwrite the value before.
+        movable = inputs[_memory(target)] == 1 and _memory(value) not in written
         alike = _form(value) == _form(target)
-        if target.op == "placeholder" and is_last and alone and same and alike:
+        if target.op == "placeholder" and is_last and alone and movable and alike:
             found[copy] = (target, value)
     return found
+
+
+def _memory(node: fx.Node) -> int | None:
+    return storage_key(node.meta.get("val"))
+
+
+def _overwritten(nodes: Iterable[fx.Node]) -> set[int | None]:
+    """Return the keys of the storages to which some node writes."""
+    writers = [n for n in nodes if n.op == "call_function" and not ops.is_plain(n)]
+    return {_memory(w) for n in writers for w in written_by(n)}
 
 
 def _form(node: fx.Node) -> Any:
@@ -222,9 +242,16 @@ def _with_early_updates(
     if start < 0:
         return nodes
     last = _last_needs(nodes[: start + 1])
+    # A node that reads memory with several contents keeps its place.
+    fixed = _overwritten(n for n in nodes if n not in writes)
     rank: dict[fx.Node, int] = {}
     for i, node in enumerate(nodes):
-        moves = node in writes or (i > start and ops.is_plain(node) and node.op == "call_function")
+        moves = node in writes or (
+            i > start
+            and node.op == "call_function"
+            and ops.is_plain(node)
+            and fixed.isdisjoint(map(_memory, node.all_input_nodes))
+        )
         rank[node] = max((rank[j] for j in node.all_input_nodes), default=0) if moves else i
         if node in writes:
             rank[node] = max(rank[node], last.get(writes[node][0], 0))
@@ -260,6 +287,7 @@ def _line(
         at, late = marked[0], _behind_gradients(nodes, marked)
         # What has an effect stays on its side of the line, as written.
         late |= {n for n in nodes[at:] if n not in writes and ops.may_have_effects(n)}
+        late = _dependents(nodes[at:], late)
     else:
         at = _peak_position(gm, nodes)
         late = {n for n in nodes[at:] if n.op == "call_function"}
@@ -279,21 +307,29 @@ def _behind_gradients(nodes: Sequence[fx.Node], marked: Sequence[int]) -> set[fx
         nodes: all nodes, in order.
         marked: positions of the nodes that autograd traced in backward.
     """
-
-    def behind(found: set[fx.Node]) -> set[fx.Node]:
-        for node in nodes[marked[0] :]:
-            if node.op == "call_function" and not found.isdisjoint(inputs_of(node)):
-                found.add(node)
-        return found
-
     returned = {n for n in nodes if any(u.op == "output" for u in n.users)}
     returned |= {n for n in nodes if n.target is torch.ops.aten.copy_.default}
-    everything = behind({nodes[i] for i in marked})
+    behind = nodes[marked[0] :]
+    everything = _dependents(behind, {nodes[i] for i in marked})
     results = returned & everything
     for i in marked[:_TRIED]:
-        if results <= (found := behind({nodes[i]})):
+        if results <= (found := _dependents(behind, {nodes[i]})):
             return found
     return everything
+
+
+def _dependents(nodes: Iterable[fx.Node], found: set[fx.Node]) -> set[fx.Node]:
+    """Add to a set of nodes all nodes that read their results, or memory that they write, and return the set."""
+    written: set[int | None] = set()
+    for node in nodes:
+        reads = inputs_of(node)
+        if node.op == "call_function" and (
+            not found.isdisjoint(reads) or (written and not written.isdisjoint(map(_memory, reads)))
+        ):
+            found.add(node)
+        if node in found:
+            written |= _overwritten([node])
+    return found
 
 
 def _peak_position(gm: fx.GraphModule, nodes: Sequence[fx.Node]) -> int:

@@ -285,8 +285,14 @@ def _line(
     marked = [i for i, n in enumerate(nodes) if n.op == "call_function" and _is_of_backward(n)]
     if marked:
         at, late = marked[0], _behind_gradients(nodes, marked)
-        # What has an effect stays on its side of the line, as written.
-        late |= {n for n in nodes[at:] if n not in writes and ops.may_have_effects(n)}
+        # What has an effect, or reads memory with several contents, stays on its side of the line.
+        behind = [n for n in nodes[at:] if n.op == "call_function" and n not in writes]
+        fixed = _overwritten(n for n in nodes if n not in writes)
+        late |= {
+            n
+            for n in behind
+            if ops.may_have_effects(n) or not fixed.isdisjoint(map(_memory, n.all_input_nodes))
+        }
         late = _dependents(nodes[at:], late)
     else:
         at = _peak_position(gm, nodes)

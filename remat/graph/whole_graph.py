@@ -286,7 +286,7 @@ def _line(
     if marked:
         at, late = marked[0], _behind_gradients(nodes, marked)
         # What has an effect, or reads memory with several contents, stays on its side of the line.
-        behind = [n for n in nodes[at:] if n.op == "call_function" and n not in writes]
+        behind = [n for n in nodes[at:] if n.op == "call_function"]
         fixed = _overwritten(n for n in nodes if n not in writes)
         late |= {
             n

@@ -137,6 +137,24 @@ def test_an_inference_is_planned_if_its_peak_exceeds_the_budget(lower: str) -> N
     assert plan.peak_bytes <= 1.5 * 2**20
 
 
+def test_an_inference_runs_by_its_saved_plan() -> None:
+    def plan_of(options: dict[str, Any]) -> Any:
+        torch._dynamo.reset()
+        before = len(remat.plans())
+        compiled = torch.compile(Skipping(), backend="remat", options=options | {"lower": "eager"})
+        with torch.no_grad():
+            compiled(X)
+        return [*remat.plans()[before:]]
+
+    (plan,) = plan_of({"budget": "1.5MiB"})
+    saved = remat.Plan.from_json(plan.to_json())
+    for budget in ({}, {"budget": "1GiB"}):
+        (again,) = plan_of({"plan": saved} | budget)
+        assert again.peak_bytes == plan.peak_bytes
+    (other,) = plan_of({"budget": "1MiB"})
+    assert other.peak_bytes < plan.peak_bytes
+
+
 def test_an_inference_that_cannot_hold_its_peak_warns_or_with_strict_is_refused() -> None:
     torch._dynamo.reset()
     options = {"budget": "100KiB", "lower": "eager"}

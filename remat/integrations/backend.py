@@ -21,7 +21,7 @@ from remat.errors import BudgetWarning, ProblemError, RematError, did_you_mean, 
 from remat.graph.capture import LOWERINGS
 from remat.graph.capture_errors import name_plain_failure
 from remat.graph.joint import copy_module
-from remat.graph.regions import Modules
+from remat.graph.regions import Modules, calls_regions
 from remat.graph.tangents import layouts_of_tangents
 from remat.integrations.alone import joint_of_whole, plan_whole
 from remat.integrations.budget_loop import compile_within_budget
@@ -143,7 +143,9 @@ class Backend:
         with (
             progress,
             at_declared_sizes(example_inputs, in_bytes=partition.in_bytes),
-            torch_compat.functorch_config.patch(layouts_of_tangents(gm.graph)),
+            torch_compat.functorch_config.patch(
+                layouts_of_tangents(gm.graph) | _checkpoints_of_step(arrived, gm)
+            ),
         ):
             try:
                 if lower == "eager":
@@ -171,6 +173,15 @@ class Backend:
             return wrap_step(
                 compiled.run, planned.plan, by_inductor=lower == "inductor", count=count, look=look
             )
+
+
+def _checkpoints_of_step(arrived: Arrived, gm: fx.GraphModule) -> dict[str, bool]:
+    """Return settings of AOTAutograd that leave the checkpoint tags of a step that is one graph to its plan.
+
+    PyTorch's own pass refuses random operators in a checkpointed region, and fixes what is computed again.
+    """
+    is_planned = arrived.runs_backward and not calls_regions(gm)
+    return {"remat_using_tags_for_fwd_loss_bwd_graph": False} if is_planned else {}
 
 
 def _traced_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:

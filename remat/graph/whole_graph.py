@@ -3,9 +3,9 @@
 PyTorch traces a whole training step, or an inference, as one graph. `whole_graph` rewrites such a graph as a joint graph,
 so that everything that plans joint graphs plans it too; `joined` makes one graph of the forward and backward of a plan.
 
-The line is the first node that autograd traced in backward. In a graph without such nodes, it is the node at which most
-bytes are alive. What depends on that node, or comes behind it in a graph without backward, is *late*: the joint graph's
-backward. Whatever the line, the joined graph computes the same: the line only decides which values may be computed twice.
+The line is the first node that AOTAutograd marks as backward's. In a graph without such marks, as from `make_fx`, it is
+the node at which most bytes are alive. What depends on that node, or comes behind it in a graph without marks, is
+*late*: the joint graph's backward. Whatever the line, the joined graph computes the same: the line only decides which values may be computed twice.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ _WRITTEN = "_written"
 #: Number of nodes of backward among which the loss's gradient is looked for. Few nodes come before it: constants, and
 #: what depends on weights alone.
 _TRIED = 64
+#: Part of messages about what `torch.export` returns.
+_OF_EXPORT = "; of a torch.export.ExportedProgram, give ep.run_decompositions().graph_module"
 #: Metadata key, at the output of the joint graph, for the metadata and the pytree of the original graph's output.
 _OF_OUTPUT = "of_output"
 
@@ -157,13 +159,13 @@ def _check(gm: object) -> None:
     if not isinstance(gm, fx.GraphModule):
         raise ProblemError(
             f"the graph is a {type(gm).__name__}; expected a torch.fx.GraphModule whose nodes have fake values, such as "
-            "torch.fx.experimental.proxy_tensor.make_fx(step, tracing_mode='fake')(*args) returns"
+            f"torch.fx.experimental.proxy_tensor.make_fx(step, tracing_mode='fake')(*args) returns{_OF_EXPORT}"
         )
     foreign = [n for n in gm.graph.nodes if n.op in ("call_module", "call_method")]
     if foreign:
         raise ProblemError(
             f"'{foreign[0].name}' is a {foreign[0].op}; expected a graph of ATen operators, as make_fx or AOTAutograd "
-            "trace it"
+            f"trace it{_OF_EXPORT}"
         )
     unknown = [
         n
@@ -271,7 +273,7 @@ def _last_needs(nodes: Sequence[fx.Node]) -> dict[fx.Node, int]:
 
 
 def _is_of_backward(node: fx.Node) -> bool:
-    """Return whether autograd traced the node in backward, by the mark of AOTAutograd or of `make_fx`."""
+    """Return whether autograd traced the node in backward, by the mark of AOTAutograd."""
     return bool(node.meta.get("autograd_backward")) or (
         node.meta.get("partitioner_tag") == "is_backward"
     )

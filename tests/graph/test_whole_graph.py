@@ -273,6 +273,12 @@ def test_a_pipeline_ends_with_one_graph() -> None:
         remat.PassManager.parse("partition,join").run(remat.capture(nn.Linear(32, 32), (X,)))
 
 
+def test_a_plan_takes_no_pipeline_that_joins() -> None:
+    gm = traced(lambda x: x.sin().cos(), X)
+    with pytest.raises(ProblemError, match="leave out 'join'"):
+        remat.rematerialize(gm, pipeline="classify,min-cut,partition,join")
+
+
 def test_a_compiler_takes_it_as_a_pass_with_example_inputs() -> None:
     step, parameters = training(model())
     gm = traced(step, parameters, X)

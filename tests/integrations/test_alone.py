@@ -117,6 +117,26 @@ def test_a_checkpointed_region_of_a_whole_step_may_draw_random_numbers(model: nn
     assert remat.plans()[-1].recompute_cost > 0
 
 
+def test_inductor_rounds_a_whole_step_that_branches_on_16_bits_as_eager(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    torch._dynamo.reset()
+    weight = torch.eye(8, dtype=torch.bfloat16, requires_grad=True)
+
+    def step(x: torch.Tensor) -> Any:
+        scores = torch.tanh(x @ weight)
+        loss = scores.gather(1, scores.topk(2, dim=1).indices).float().square().mean()
+        return loss.detach(), torch.autograd.grad(loss, [weight])
+
+    compiled = torch.compile(step, backend="remat", options={"budget": 0.5}, fullgraph=True)
+    with (
+        torch_compat.dynamo_config.patch(trace_autograd_ops=True),
+        caplog.at_level("INFO", logger="remat"),
+    ):
+        compiled(X[:16, :8].bfloat16())
+    assert "branch on numbers of 16 bits" in caplog.text
+
+
 def test_a_whole_step_that_cannot_hold_its_peak_is_refused(model: nn.Module) -> None:
     step = step_of(model, "grad")
     compiled = torch.compile(step, backend="remat", options={"budget": "1KiB", "lower": "eager"})

@@ -136,7 +136,8 @@ def written_places(target: Any) -> tuple[Place, ...]:
 def written_statistics(target: Any, args: Sequence[Any]) -> tuple[Place, ...]:
     """Return (position, name) of the running statistics that a call writes to without a word in its schema."""
     places, training = STATISTICS.get(target, ((), None))
-    return places if training is None or args[training] else ()
+    # An argument given by name counts as true.
+    return places if training is None or all(args[training : training + 1]) else ()
 
 
 def _given(node: fx.Node, place: Place) -> list[fx.Node]:

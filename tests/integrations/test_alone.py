@@ -131,10 +131,23 @@ def test_inductor_rounds_a_whole_step_that_branches_on_16_bits_as_eager(
     compiled = torch.compile(step, backend="remat", options={"budget": 0.5}, fullgraph=True)
     with (
         torch_compat.dynamo_config.patch(trace_autograd_ops=True),
+        torch_compat.functorch_config.patch(enable_autograd_cache=False),
         caplog.at_level("INFO", logger="remat"),
     ):
         compiled(X[:16, :8].bfloat16())
     assert "branch on numbers of 16 bits" in caplog.text
+
+
+def test_a_whole_step_is_not_checked_and_a_warning_says_so(model: nn.Module) -> None:
+    step = step_of(model, "grad")
+    options = {"budget": 0.25, "lower": "eager", "check": "recomputed"}
+    with pytest.warns(
+        BudgetWarning, match="does not check 'Sequential 0/0', whose step is one graph"
+    ):
+        found = after_steps(model, torch.compile(step, backend="remat", options=options))
+    torch._dynamo.reset()
+    expected = after_steps(model, torch.compile(step, backend="aot_eager"))
+    assert all(map(torch.equal, expected, found))
 
 
 def test_a_whole_step_that_cannot_hold_its_peak_is_refused(model: nn.Module) -> None:

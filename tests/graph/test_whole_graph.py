@@ -220,6 +220,16 @@ def test_a_read_stays_behind_the_write_of_a_part_of_its_memory() -> None:
     assert all(map(torch.equal, results(gm, *inputs), results(made, *inputs)))
 
 
+def test_equal_calls_are_not_merged_if_the_result_of_one_is_overwritten() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        first, second = torch.cat([x, x]), torch.cat([x, x])
+        second[:8].mul_(0.5)
+        return first.sum() - second.sum()
+
+    gm = traced(step, X + 2)
+    assert torch.equal(gm(X + 2), remat.rematerialize(gm, remat.Peak(0.0))(X + 2))
+
+
 def test_random_numbers_behind_the_first_backward_belong_to_a_second_forward() -> None:
     def step(parameters: list[torch.Tensor], batches: list[torch.Tensor]) -> Any:
         losses, sums = [], []

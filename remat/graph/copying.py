@@ -91,7 +91,7 @@ class Copier:
             name += "_"
         args, kwargs = fx.map_arg((node.args, node.kwargs), find)
         made = self._graph.create_node(node.op, node.target, args, kwargs, name, node.type)
-        made.meta = {**node.meta, RUN_OF: node.name}
+        made.meta = {**node.meta, RUN_OF: run_of(node)}
         return made
 
     def take(self, nodes: Iterable[fx.Node]) -> None:

@@ -110,7 +110,7 @@ class JointGraph:
         turns: one record per run of this graph, if some graph of the step runs several times;
             otherwise empty.
         places: if the step is one graph, the position of each of its outputs among those of the joint graph; empty for
-            a joint graph of AOTAutograd. See `remat.graph.one_graph`.
+            a joint graph of AOTAutograd. See `remat.graph.whole_graph`.
         memories: cache of the storages behind the fake values.
     """
 

@@ -18,7 +18,7 @@ from torch import fx
 
 from remat import torch_compat
 from remat.graph import purity
-from remat.graph.memory.writes import written_places
+from remat.graph.memory.writes import STATISTICS, written_by, written_places, written_statistics
 
 Target = Any
 
@@ -176,6 +176,7 @@ def _is_plain(target: Target) -> bool:
         isinstance(target, torch_compat.HigherOrderOperator)
         or is_seeded(target)
         or written_places(target)
+        or target in STATISTICS
         or _is_impure(target)
         or _is_collective(target)
         or name_of(target) in _UNINITIALISED
@@ -299,7 +300,7 @@ def _is_collective(target: Target) -> bool:
 
 def is_mutating(node: fx.Node) -> bool:
     """Return whether the node writes to one of its arguments."""
-    return bool(written_places(node.target))
+    return bool(written_by(node))
 
 
 def is_effectful(node: fx.Node) -> bool:
@@ -316,7 +317,7 @@ def _has_effect(node: fx.Node) -> bool:
     if isinstance(node.target, torch_compat.HigherOrderOperator):
         with_effects = torch.ops.higher_order.with_effects
         return node.target is with_effects or bool(node.is_impure(impure_random=False))
-    return _is_impure(node.target)
+    return _is_impure(node.target) or bool(written_statistics(node.target, node.args))
 
 
 @functools.cache

@@ -3,14 +3,15 @@
 PyTorch traces a whole training step, or an inference, as one graph. `whole_graph` rewrites such a graph as a joint graph,
 so that everything that plans joint graphs plans it too; `joined` makes one graph of the forward and backward of a plan.
 
-The line is the first node that autograd traced in backward. In a graph without such nodes, it is the node at which most
-bytes are alive. What depends on that node, or comes behind it in a graph without backward, is *late*: the joint graph's
-backward. Whatever the line, the joined graph computes the same: the line only decides which values may be computed twice.
+The line is the first node that AOTAutograd marks as backward's. In a graph without such marks, as from `make_fx`, it is
+the node at which most bytes are alive. What depends on that node, or comes behind it in a graph without marks, is
+*late*: the joint graph's backward. Whatever the line, the joined graph computes the same: the line only decides which values may be computed twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,14 +25,17 @@ from remat.graph.index import inputs_of
 from remat.graph.joint import JointGraph, make_module, output_node, outputs_of
 from remat.graph.memory.liveness import MemoryCurve, memory_curve
 from remat.graph.memory.storages import Memories, storage_key
-from remat.graph.memory.writes import root_of
+from remat.graph.memory.writes import root_of, written_by
+from remat.torch_compat import pytree
 
 #: Suffix of the node that stands for the write of an input, in the joint graph of a step that is one graph.
 _WRITTEN = "_written"
 #: Number of nodes of backward among which the loss's gradient is looked for. Few nodes come before it: constants, and
 #: what depends on weights alone.
 _TRIED = 64
-#: Metadata key, at the output of the joint graph, for the metadata of the original graph's output.
+#: Part of messages about what `torch.export` returns.
+_OF_EXPORT = "; of a torch.export.ExportedProgram, give ep.run_decompositions().graph_module"
+#: Metadata key, at the output of the joint graph, for the metadata and the pytree of the original graph's output.
 _OF_OUTPUT = "of_output"
 
 
@@ -78,7 +82,9 @@ def whole_graph(gm: fx.GraphModule, *, lower: str = "eager", name: str = "") -> 
     rows += [(w, stands[w]) for w in writes if w not in wanted]
     is_late = [isinstance(v, fx.Node) and v in late for v, _ in rows]
     order = sorted(range(len(rows)), key=is_late.__getitem__)
-    graph.output(tuple(rows[k][1] for k in order)).meta[_OF_OUTPUT] = output_node(gm.graph).meta
+    original = output_node(gm.graph)
+    tree = pytree.tree_structure(original.args[0])
+    graph.output(tuple(rows[k][1] for k in order)).meta[_OF_OUTPUT] = original.meta, tree
     places = tuple(order.index(k) for k in range(len(values)))
     graph.set_codegen(torch_compat.codegen_of(gm.graph))
     return JointGraph(
@@ -129,8 +135,11 @@ def joined(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule)
         _restore_meta(node, traced)
     written = _write_back(graph, out)
     values = [written.get(v, v) for v in values]
-    out.args = (tuple(values[k] for k in joint.places),)
-    out.meta.update(output_node(joint.graph).meta.get(_OF_OUTPUT, {}))
+    values = [values[k] for k in joint.places]
+    # A joint graph that was read from a text returns a tuple.
+    meta, tree = output_node(joint.graph).meta.get(_OF_OUTPUT, ({}, None))
+    out.args = (tuple(values) if tree is None else pytree.tree_unflatten(values, tree),)
+    out.meta.update(meta)
     for node in reversed(written):
         graph.erase_node(node)
     graph.set_codegen(torch_compat.codegen_of(joint.graph))
@@ -150,18 +159,19 @@ def _check(gm: object) -> None:
     if not isinstance(gm, fx.GraphModule):
         raise ProblemError(
             f"the graph is a {type(gm).__name__}; expected a torch.fx.GraphModule whose nodes have fake values, such as "
-            "torch.fx.experimental.proxy_tensor.make_fx(step, tracing_mode='fake')(*args) returns"
+            f"torch.fx.experimental.proxy_tensor.make_fx(step, tracing_mode='fake')(*args) returns{_OF_EXPORT}"
         )
     foreign = [n for n in gm.graph.nodes if n.op in ("call_module", "call_method")]
     if foreign:
         raise ProblemError(
             f"'{foreign[0].name}' is a {foreign[0].op}; expected a graph of ATen operators, as make_fx or AOTAutograd "
-            "trace it"
+            f"trace it{_OF_EXPORT}"
         )
     unknown = [
         n
         for n in gm.graph.nodes
-        if n.op in ("placeholder", "call_function") and "val" not in n.meta
+        # A check of a size has no value.
+        if n.op in ("placeholder", "call_function") and "val" not in n.meta and n.users
     ]
     if unknown:
         raise ProblemError(
@@ -179,6 +189,8 @@ def _copied(copier: Copier, value: Any) -> Any:
 def _final_writes(nodes: Sequence[fx.Node]) -> dict[fx.Node, tuple[fx.Node, fx.Node]]:
     """Return the copies into inputs behind which nothing reads the input: for each, the input and the value."""
     position = {n: i for i, n in enumerate(nodes)}
+    inputs = Counter(_memory(n) for n in nodes if n.op == "placeholder")
+    written = _overwritten(nodes)
     copies = [n for n in nodes if n.target is torch.ops.aten.copy_.default]
     into = [n.args[0] for n in copies]
     found = {}
@@ -189,11 +201,22 @@ def _final_writes(nodes: Sequence[fx.Node]) -> dict[fx.Node, tuple[fx.Node, fx.N
         read = {u for v in _views_of(target) for u in v.users} - {copy}
         is_last = all(u.op == "output" or position[u] < position[copy] for u in read)
         alone = into.count(target) == 1 and all(u.op == "output" for u in copy.users)
-        same = storage_key(value.meta.get("val")) != storage_key(target.meta.get("val"))
+        # The write may move. Another input must not see this, and nothing may overwrite the value before.
+        movable = inputs[_memory(target)] == 1 and _memory(value) not in written
         alike = _form(value) == _form(target)
-        if target.op == "placeholder" and is_last and alone and same and alike:
+        if target.op == "placeholder" and is_last and alone and movable and alike:
             found[copy] = (target, value)
     return found
+
+
+def _memory(node: fx.Node) -> int | None:
+    return storage_key(node.meta.get("val"))
+
+
+def _overwritten(nodes: Iterable[fx.Node]) -> set[int | None]:
+    """Return the keys of the storages to which some node writes."""
+    writers = [n for n in nodes if n.op == "call_function" and not ops.is_plain(n)]
+    return {_memory(w) for n in writers for w in written_by(n)}
 
 
 def _form(node: fx.Node) -> Any:
@@ -222,9 +245,16 @@ def _with_early_updates(
     if start < 0:
         return nodes
     last = _last_needs(nodes[: start + 1])
+    # A node that reads memory with several contents keeps its place.
+    fixed = _overwritten(n for n in nodes if n not in writes)
     rank: dict[fx.Node, int] = {}
     for i, node in enumerate(nodes):
-        moves = node in writes or (i > start and ops.is_plain(node) and node.op == "call_function")
+        moves = node in writes or (
+            i > start
+            and node.op == "call_function"
+            and ops.is_plain(node)
+            and fixed.isdisjoint(map(_memory, node.all_input_nodes))
+        )
         rank[node] = max((rank[j] for j in node.all_input_nodes), default=0) if moves else i
         if node in writes:
             rank[node] = max(rank[node], last.get(writes[node][0], 0))
@@ -243,7 +273,7 @@ def _last_needs(nodes: Sequence[fx.Node]) -> dict[fx.Node, int]:
 
 
 def _is_of_backward(node: fx.Node) -> bool:
-    """Return whether autograd traced the node in backward, by the mark of AOTAutograd or of `make_fx`."""
+    """Return whether autograd traced the node in backward, by the mark of AOTAutograd."""
     return bool(node.meta.get("autograd_backward")) or (
         node.meta.get("partitioner_tag") == "is_backward"
     )
@@ -258,8 +288,15 @@ def _line(
     marked = [i for i, n in enumerate(nodes) if n.op == "call_function" and _is_of_backward(n)]
     if marked:
         at, late = marked[0], _behind_gradients(nodes, marked)
-        # What has an effect stays on its side of the line. So do writes, behind what may read the old contents.
-        late |= {n for n in nodes[at:] if ops.may_have_effects(n)}
+        # What has an effect, or reads memory with several contents, stays on its side of the line.
+        behind = [n for n in nodes[at:] if n.op == "call_function"]
+        fixed = _overwritten(n for n in nodes if n not in writes)
+        late |= {
+            n
+            for n in behind
+            if ops.may_have_effects(n) or not fixed.isdisjoint(map(_memory, n.all_input_nodes))
+        }
+        late = _dependents(nodes[at:], late)
     else:
         at = _peak_position(gm, nodes)
         late = {n for n in nodes[at:] if n.op == "call_function"}
@@ -279,21 +316,29 @@ def _behind_gradients(nodes: Sequence[fx.Node], marked: Sequence[int]) -> set[fx
         nodes: all nodes, in order.
         marked: positions of the nodes that autograd traced in backward.
     """
-
-    def behind(found: set[fx.Node]) -> set[fx.Node]:
-        for node in nodes[marked[0] :]:
-            if node.op == "call_function" and not found.isdisjoint(inputs_of(node)):
-                found.add(node)
-        return found
-
     returned = {n for n in nodes if any(u.op == "output" for u in n.users)}
     returned |= {n for n in nodes if n.target is torch.ops.aten.copy_.default}
-    everything = behind({nodes[i] for i in marked})
+    behind = nodes[marked[0] :]
+    everything = _dependents(behind, {nodes[i] for i in marked})
     results = returned & everything
     for i in marked[:_TRIED]:
-        if results <= (found := behind({nodes[i]})):
+        if results <= (found := _dependents(behind, {nodes[i]})):
             return found
     return everything
+
+
+def _dependents(nodes: Iterable[fx.Node], found: set[fx.Node]) -> set[fx.Node]:
+    """Add to a set of nodes all nodes that read their results, or memory that they write, and return the set."""
+    written: set[int | None] = set()
+    for node in nodes:
+        reads = inputs_of(node)
+        if node.op == "call_function" and (
+            not found.isdisjoint(reads) or (written and not written.isdisjoint(map(_memory, reads)))
+        ):
+            found.add(node)
+        if node in found:
+            written |= _overwritten([node])
+    return found
 
 
 def _peak_position(gm: fx.GraphModule, nodes: Sequence[fx.Node]) -> int:

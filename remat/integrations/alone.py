@@ -12,10 +12,13 @@ from remat.errors import BudgetError
 from remat.graph.joint import JointGraph
 from remat.graph.whole_graph import curve_of_one, joined, whole_graph
 from remat.integrations.stages import Arrived, PlanGraph, Planned
+from remat.planning.plan import Plan
 
 
 def joint_of_whole(arrived: Arrived, gm: fx.GraphModule, name: str) -> JointGraph | None:
-    """Return the graph as a joint graph, if it is planned: a step with backward, or an inference above its peak in bytes.
+    """Return the graph as a joint graph, if it is planned.
+
+    A step with backward is planned, and so is an inference above its peak in bytes or with a saved plan.
 
     Args:
         arrived: the stage of the compilation.
@@ -23,12 +26,15 @@ def joint_of_whole(arrived: Arrived, gm: fx.GraphModule, name: str) -> JointGrap
         name: name of the graph in messages.
     """
     request = arrived.options.request
-    most = request.budget.peak_bytes if request.decides else None
-    fits = most is None or curve_of_one(gm).peak_bytes <= most
+    saved = request.plan
+    plans = [] if saved is None else [saved] if isinstance(saved, Plan) else saved.plans
+    most = request.budget.peak_bytes if request.decides or request.plans_others else None
+    is_planned = arrived.runs_backward or (most is not None and curve_of_one(gm).peak_bytes > most)
     runs = any(n.op == "call_function" for n in gm.graph.nodes)
-    if not runs or (fits and not arrived.runs_backward):
+    if not runs or not (is_planned or plans):
         return None
-    return whole_graph(gm, lower=arrived.options.lower, name=name)
+    joint = whole_graph(gm, lower=arrived.options.lower, name=name)
+    return joint if is_planned or joint.fingerprint in {p.fingerprint for p in plans} else None
 
 
 def plan_whole(

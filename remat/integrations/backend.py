@@ -19,7 +19,7 @@ from remat import torch_compat
 from remat.arguments import BUDGET, COST, SOLVER, passes_on
 from remat.errors import BudgetWarning, ProblemError, RematError, did_you_mean, warn
 from remat.graph.capture.errors import name_plain_failure
-from remat.graph.capture.regions import Modules
+from remat.graph.capture.regions import Modules, calls_regions
 from remat.graph.capture.step import LOWERINGS
 from remat.graph.capture.tangents import layouts_of_tangents
 from remat.graph.joint import copy_module
@@ -150,7 +150,9 @@ class Backend:
         with (
             progress,
             at_declared_sizes(example_inputs, in_bytes=partition.in_bytes),
-            torch_compat.functorch_config.patch(layouts_of_tangents(gm.graph)),
+            torch_compat.functorch_config.patch(
+                layouts_of_tangents(gm.graph) | _checkpoints_of_step(arrived, gm)
+            ),
         ):
             try:
                 if lower == "eager":
@@ -180,6 +182,16 @@ class Backend:
                 compiled.run, planned.plan, by_inductor=by_inductor, count=count, look=look
             )
             return run, planned
+
+
+def _checkpoints_of_step(arrived: Arrived, gm: fx.GraphModule) -> dict[str, bool]:
+    """Return settings of AOTAutograd that leave the checkpoint tags of a step that is one graph to its plan.
+
+    PyTorch's own pass refuses random operators in a checkpointed region, and fixes what is computed again.
+    """
+    name = "remat_using_tags_for_fwd_loss_bwd_graph"
+    is_planned = arrived.runs_backward and not calls_regions(gm)
+    return {name: False} if is_planned and hasattr(torch_compat.functorch_config, name) else {}
 
 
 def _traced_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:

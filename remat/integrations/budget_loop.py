@@ -345,6 +345,8 @@ class Attempt(torch_compat.CustomPartitionerFn):
         joint = joint_of_whole(self.arrived, gm, name_of(gm)) if self.whole else None
         if joint is None:
             return gm
+        if self.arrived.runs_backward:
+            self._exact_branches |= self._rounds_as_eager(joint)
         self.record = plan_cache.record_of(joint)
         with record_warnings() as warned:
             self.planned, gm = plan_whole(self.arrived, joint, inputs, self.known.plan)

@@ -64,7 +64,8 @@ class Arrived:
         is_part: whether the step is known to have other graphs.
         runs_backward: whether the user's function computes gradients itself, as under Dynamo's option
             ``trace_autograd_ops``.
-        is_alone: whether the step is one graph; see `remat.integrations.alone`.
+        is_alone: whether the graph is planned without a backward graph: a whole step, or an inference; see
+            `remat.integrations.alone`.
         over: text that says why the budget cannot be met, if an earlier compilation has found that
             out and the step runs nevertheless; else empty.
     """
@@ -397,6 +398,13 @@ class Planned:
         # AOTAutograd may take the backward module apart later, so it gets a copy of the plan's module.
         forward, backward = self.plan.forward, copy_module(self.plan.backward)
         if self.arrived.options.check is None:
+            return forward, backward
+        if joint.places:
+            warn(
+                f"check='recomputed' does not check '{self.plan.graph}', whose step is one graph: the check compares "
+                "values of a forward graph with those of its backward graph. Compile the model alone to check it",
+                BudgetWarning,
+            )
             return forward, backward
         forward = copy_module(forward)  # the plan's own graphs stay without checks
         add_checks(forward, backward, joint.num_fwd_outputs)

@@ -133,6 +133,135 @@ def test_constants_and_inputs_are_returned_in_their_places() -> None:
         assert a is b or torch.equal(a, b)
 
 
+@pytest.mark.parametrize(
+    "shape", [lambda y: y, lambda y: [y], lambda y: {"a": y, "b": [y.cos(), None, 3]}]
+)
+def test_outputs_keep_their_structure(shape: Callable[[torch.Tensor], Any]) -> None:
+    gm = traced(lambda x: shape(x.sin()), X)
+    made = remat.rematerialize(gm, remat.Peak(0.0))
+    (before, tree), (after, same) = map(torch.utils._pytree.tree_flatten, (gm(X), made(X)))
+    assert tree == same
+    assert all(
+        torch.equal(a, b) if a is not None else b is None
+        for a, b in zip(before[:2], after[:2], strict=True)
+    )
+
+
+def test_batch_norm_updates_its_statistics_once_though_its_schema_names_no_write() -> None:
+    net = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Linear(64, 32))
+    buffers = {name: b.clone() for name, b in net.named_buffers()}
+    names = [name for name, _ in net.named_parameters()]
+
+    def step(
+        parameters: list[torch.Tensor], buffers: dict[str, torch.Tensor], x: torch.Tensor
+    ) -> Any:
+        given = dict(zip(names, parameters, strict=True)) | buffers
+        loss = torch.func.functional_call(net, given, (x,)).square().mean()
+        return loss, torch.autograd.grad(loss, parameters)
+
+    parameters = [p.detach().requires_grad_() for p in net.parameters()]
+    gm = traced(step, parameters, buffers, X)
+    made = remat.rematerialize(gm, remat.Peak(0.0))
+    assert made.meta["remat"].recompute_cost > 0
+    before, after = (results(g, parameters, buffers, X) for g in (gm, made))
+    assert all(map(torch.equal, before, after))
+
+
+def marked(step: Callable[..., Any], *inputs: Any) -> fx.GraphModule:
+    """Trace a step whose nodes of backward have the mark of AOTAutograd, without functionalisation."""
+    grad = torch.autograd.grad
+
+    def marking(*args: Any, **kwargs: Any) -> Any:
+        with torch.fx.traceback._set_autograd_backward():
+            return grad(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch, torch.fx.traceback.preserve_node_meta():
+        patch.setattr(torch.autograd, "grad", marking)
+        return traced(step, *inputs)
+
+
+def test_a_write_does_not_move_past_a_read_of_the_same_memory_through_another_input() -> None:
+    def step(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> Any:
+        wide = [torch.cat([x * k] * 8) @ b.t() for k in range(5)]
+        total = sum(w.sin().sum() for w in wide)
+        doubled = a * 2
+        for _ in range(4):
+            x = torch.tanh(x @ a)
+        for w in wide:
+            x = x + w[:64].cos().sum() * w[:64]
+        a.copy_(doubled)
+        return x.sum(), total
+
+    both = torch.rand(64, 32, generator=torch.Generator().manual_seed(0))
+    inputs = both[:32], both[16:48], X
+    gm = traced(step, *inputs)
+    made = remat.rematerialize(gm, remat.Peak(0.0))
+    assert all(map(torch.equal, results(gm, *inputs), results(made, *inputs)))
+
+
+def test_a_read_stays_behind_the_write_of_a_part_of_its_memory() -> None:
+    def step(parameters: list[torch.Tensor], state: torch.Tensor, x: torch.Tensor) -> Any:
+        for p in parameters:
+            x = torch.tanh(nn.functional.gelu(x @ p))
+        loss = x.square().mean()
+        gradients = torch.autograd.grad(loss, parameters)
+        with torch.no_grad():
+            state[:8].copy_(gradients[0][:8])
+            state[8:].add_(1.0)
+            total = state.sum()
+            parameters[0].copy_(state)
+        return loss, total
+
+    parameters = [torch.eye(32).mul_(0.5).requires_grad_() for _ in range(3)]
+    inputs = parameters, torch.ones(32, 32), X
+    gm = marked(step, *inputs)
+    made = remat.rematerialize(gm, remat.Peak(0.25))
+    assert made.meta["remat"].recompute_cost > 0
+    assert all(map(torch.equal, results(gm, *inputs), results(made, *inputs)))
+
+
+def test_equal_calls_are_not_merged_if_the_result_of_one_is_overwritten() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        first, second = torch.cat([x, x]), torch.cat([x, x])
+        second[:8].mul_(0.5)
+        return first.sum() - second.sum()
+
+    gm = traced(step, X + 2)
+    assert torch.equal(gm(X + 2), remat.rematerialize(gm, remat.Peak(0.0))(X + 2))
+
+
+def test_random_numbers_behind_the_first_backward_belong_to_a_second_forward() -> None:
+    def step(parameters: list[torch.Tensor], batches: list[torch.Tensor]) -> Any:
+        losses, sums = [], []
+        for x in batches:
+            for p in parameters:
+                x = torch.tanh(nn.functional.dropout(nn.functional.gelu(x @ p), 0.1))
+            losses.append(x.square().mean())
+            sums.append(torch.autograd.grad(losses[-1], parameters))
+        return losses, [a + b for a, b in zip(*sums, strict=True)]
+
+    parameters = [torch.eye(32).mul_(0.5).requires_grad_() for _ in range(3)]
+    inputs = parameters, [X, X * 2]
+    gm = marked(step, *inputs)
+    made = remat.rematerialize(gm, remat.Peak(0.25))
+    assert all(map(torch.equal, results(gm, *inputs), results(made, *inputs)))
+
+
+def test_the_curve_of_a_graph_whose_nodes_run_three_times_is_that_of_its_plan() -> None:
+    def step(parameters: list[torch.Tensor], x: torch.Tensor) -> Any:
+        for p in parameters:
+            x = torch.tanh(nn.functional.gelu(x @ p) @ p.t())
+        losses = x.square().mean(), x.sin().sum()
+        first = torch.autograd.grad(losses[0], parameters, retain_graph=True)
+        return losses, first, torch.autograd.grad(losses[1], parameters)
+
+    parameters = [torch.eye(32).mul_(0.5).requires_grad_() for _ in range(4)]
+    gm = traced(step, parameters, X)
+    made = remat.rematerialize(gm, remat.Peak(0.0))
+    assert sum("_again" in n.name for n in made.graph.nodes) > len(gm.graph.nodes) // 4
+    assert curve_of_one(made).peak_bytes <= made.meta["remat"].peak_bytes
+
+
 def test_the_text_of_a_whole_step_can_be_planned_and_joined() -> None:
     step, parameters = training(model())
     gm = traced(step, parameters, X)
@@ -152,6 +281,12 @@ def test_a_pipeline_ends_with_one_graph() -> None:
     assert all(map(torch.equal, before, torch.utils._pytree.tree_leaves(after)))
     with pytest.raises(PlanError, match="'Linear' is a joint graph of AOTAutograd"):
         remat.PassManager.parse("partition,join").run(remat.capture(nn.Linear(32, 32), (X,)))
+
+
+def test_a_plan_takes_no_pipeline_that_joins() -> None:
+    gm = traced(lambda x: x.sin().cos(), X)
+    with pytest.raises(ProblemError, match="leave out 'join'"):
+        remat.rematerialize(gm, pipeline="classify,min-cut,partition,join")
 
 
 def test_a_compiler_takes_it_as_a_pass_with_example_inputs() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import remat
 from remat import torch_compat
@@ -98,6 +99,57 @@ def test_inductor_holds_the_peak_of_a_whole_step(model: nn.Module) -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
 
+def test_a_checkpointed_region_of_a_whole_step_may_draw_random_numbers(model: nn.Module) -> None:
+    parameters = [*model.parameters()]
+
+    def step(x: torch.Tensor) -> Any:
+        for block in model:
+            x = checkpoint(block, x, use_reentrant=False)
+        loss = x.square().mean()
+        return loss.detach(), torch.autograd.grad(loss, parameters)
+
+    expected = after_steps(model, step)
+    options = {"budget": 1.0, "lower": "eager"}
+    found = after_steps(
+        model, torch.compile(step, backend="remat", options=options, fullgraph=True)
+    )
+    assert all(map(torch.equal, expected, found))
+    assert remat.plans()[-1].recompute_cost > 0
+
+
+def test_inductor_rounds_a_whole_step_that_branches_on_16_bits_as_eager(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    torch._dynamo.reset()
+    weight = torch.eye(8, dtype=torch.bfloat16, requires_grad=True)
+
+    def step(x: torch.Tensor) -> Any:
+        scores = torch.tanh(x @ weight)
+        loss = scores.gather(1, scores.topk(2, dim=1).indices).float().square().mean()
+        return loss.detach(), torch.autograd.grad(loss, [weight])
+
+    compiled = torch.compile(step, backend="remat", options={"budget": 0.5}, fullgraph=True)
+    with (
+        torch_compat.dynamo_config.patch(trace_autograd_ops=True),
+        torch_compat.functorch_config.patch(enable_autograd_cache=False),
+        caplog.at_level("INFO", logger="remat"),
+    ):
+        compiled(X[:16, :8].bfloat16())
+    assert "branch on numbers of 16 bits" in caplog.text
+
+
+def test_a_whole_step_is_not_checked_and_a_warning_says_so(model: nn.Module) -> None:
+    step = step_of(model, "grad")
+    options = {"budget": 0.25, "lower": "eager", "check": "recomputed"}
+    with pytest.warns(
+        BudgetWarning, match="does not check 'Sequential 0/0', whose step is one graph"
+    ):
+        found = after_steps(model, torch.compile(step, backend="remat", options=options))
+    torch._dynamo.reset()
+    expected = after_steps(model, torch.compile(step, backend="aot_eager"))
+    assert all(map(torch.equal, expected, found))
+
+
 def test_a_whole_step_that_cannot_hold_its_peak_is_refused(model: nn.Module) -> None:
     step = step_of(model, "grad")
     compiled = torch.compile(step, backend="remat", options={"budget": "1KiB", "lower": "eager"})
@@ -135,6 +187,36 @@ def test_an_inference_is_planned_if_its_peak_exceeds_the_budget(lower: str) -> N
         torch.testing.assert_close(little(X), expected)
     (plan,) = remat.plans()[before:]
     assert plan.peak_bytes <= 1.5 * 2**20
+
+
+def test_an_inference_whose_sizes_depend_on_data_is_planned() -> None:
+    torch._dynamo.reset()
+
+    def infer(x: torch.Tensor) -> Any:
+        found = x.nonzero()
+        return Skipping()(x) + found.sum(), found
+
+    compiled = torch.compile(infer, backend="remat", options={"budget": "1.5MiB", "lower": "eager"})
+    with torch.no_grad(), torch_compat.dynamo_config.patch(capture_dynamic_output_shape_ops=True):
+        assert all(map(torch.equal, compiled(X), infer(X)))
+
+
+def test_an_inference_runs_by_its_saved_plan() -> None:
+    def plan_of(options: dict[str, Any]) -> Any:
+        torch._dynamo.reset()
+        before = len(remat.plans())
+        compiled = torch.compile(Skipping(), backend="remat", options=options | {"lower": "eager"})
+        with torch.no_grad():
+            compiled(X)
+        return [*remat.plans()[before:]]
+
+    (plan,) = plan_of({"budget": "1.5MiB"})
+    saved = remat.Plan.from_json(plan.to_json())
+    for budget in ({}, {"budget": "1GiB"}):
+        (again,) = plan_of({"plan": saved} | budget)
+        assert again.peak_bytes == plan.peak_bytes
+    (other,) = plan_of({"budget": "1MiB"})
+    assert other.peak_bytes < plan.peak_bytes
 
 
 def test_an_inference_that_cannot_hold_its_peak_warns_or_with_strict_is_refused() -> None:

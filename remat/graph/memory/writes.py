@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -21,11 +21,30 @@ T = TypeVar("T")
 
 #: Position and name of an argument in an operator's schema.
 Place = tuple[int, str]
+#: Operators that write to running statistics, though the operators' schemas do not say so. Values: places of the
+#: statistics, and the position of the argument without which the operator writes nothing; None if it always writes.
+STATISTICS: dict[Any, tuple[tuple[Place, Place], int | None]] = {
+    getattr(torch.ops.aten, name).default: (
+        ((at, "running_mean"), (at + 1, "running_var")),
+        training,
+    )
+    for name, at, training in (
+        ("batch_norm", 3, 5),
+        ("instance_norm", 3, 5),
+        ("native_batch_norm", 3, 5),
+        ("cudnn_batch_norm", 3, 5),
+        ("miopen_batch_norm", 3, 5),
+        ("batch_norm_update_stats", 1, None),
+        ("batch_norm_gather_stats", 3, None),
+        ("batch_norm_gather_stats_with_counts", 3, None),
+    )
+}
 
 
 def written_by(node: fx.Node) -> list[fx.Node]:
     """Return the arguments that a call writes to, in schema order, including elements of lists."""
-    return [v for place in written_places(node.target) for v in _given(node, place)]
+    places = written_places(node.target) or written_statistics(node.target, node.args)
+    return [v for place in places for v in _given(node, place)]
 
 
 def is_destination(argument: fx.Node, node: fx.Node) -> bool:
@@ -112,6 +131,13 @@ def written_places(target: Any) -> tuple[Place, ...]:
         for k, a in enumerate(torch_compat.schema(target).arguments)
         if a.alias_info is not None and a.alias_info.is_write
     )
+
+
+def written_statistics(target: Any, args: Sequence[Any]) -> tuple[Place, ...]:
+    """Return (position, name) of the running statistics that a call writes to without a word in its schema."""
+    places, training = STATISTICS.get(target, ((), None))
+    # An argument given by name counts as true.
+    return places if training is None or all(args[training : training + 1]) else ()
 
 
 def _given(node: fx.Node, place: Place) -> list[fx.Node]:

@@ -16,6 +16,7 @@ from remat.graph.capture.fake import refresh_views
 from remat.graph.index import are_plain, inputs_of
 from remat.graph.joint import output_node
 from remat.graph.memory.storages import SYMBOLIC, Memories, leaves_of
+from remat.graph.memory.writes import written_by
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import PassResult, State
 
@@ -29,7 +30,7 @@ class CommonSubexpressions(Pass):
     - the call draws random numbers, has an effect, mutates an argument, is a collective, or returns
       uninitialised memory;
     - the operator comes from outside PyTorch and is not declared pure (`remat.declare_pure`);
-    - the result shares memory with an output of the graph, or has a size that depends on data;
+    - the result shares memory with an output of the graph, or is overwritten, or has a size that depends on data;
     - a mutation runs between the calls, or their recompute tags differ.
 
     Arguments are compared with their types and bit for bit. ``1``, ``1.0`` and ``True`` differ, and
@@ -63,14 +64,22 @@ def merge(graph: fx.Graph, memories: Memories | None = None) -> int:
     """
     storage = (memories or Memories()).key
     out = output_node(graph)
-    returned = {k for n in inputs_of(out) if (k := storage(n.meta.get("val"))) is not None}
     nodes = list(graph.nodes)
+    plains = are_plain(nodes)
+    written = [
+        w for n, plain in zip(nodes, plains, strict=True) if not plain for w in written_by(n)
+    ]
+    # Views of one input share its memory, so they may be merged although the input is overwritten.
+    inputs = {storage(n.meta.get("val")) for n in graph.find_nodes(op="placeholder")}
+    overwritten = {storage(w.meta.get("val")) for w in written} - inputs
+    # Storages that no other call may share.
+    own = {k for n in inputs_of(out) if (k := storage(n.meta.get("val"))) is not None} | overwritten
     seen: dict[Any, fx.Node] = {}
     gone: set[int] = set()  # storages of nodes that were merged away
     kept: set[fx.Node] = set()  # nodes with which other nodes were merged
     dead: list[fx.Node] = []
     mutations = 0
-    for node, plain in zip(nodes, are_plain(nodes), strict=True):
+    for node, plain in zip(nodes, plains, strict=True):
         if node.op != "call_function":
             continue
         if not plain:
@@ -88,10 +97,10 @@ def merge(graph: fx.Graph, memories: Memories | None = None) -> int:
         mine, others = (
             {k for v in _leaves(n) if (k := storage(v)) is not None} for n in (node, first)
         )
-        if not others.isdisjoint(returned) or _is_unbacked(first):
+        if not others.isdisjoint(own) or _is_unbacked(first):
             # No call can be merged with `first`, but a later call may be merged with this node.
             seen[key] = node
-        elif mine.isdisjoint(returned) and not _is_unbacked(node):
+        elif mine.isdisjoint(own) and not _is_unbacked(node):
             gone |= mine - others
             kept.add(first)
             node.replace_all_uses_with(first)

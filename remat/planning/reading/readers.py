@@ -11,6 +11,7 @@ from remat.graph.policies import read_policies
 from remat.passes.core.pipeline import Pipeline
 from remat.passes.joint.chunk_loss import ChunkLoss
 from remat.passes.packing.pairs import SavedTensorHooks
+from remat.passes.split.join import Join
 from remat.passes.split.partition import Partition
 from remat.planning.pipelines import PassManager
 from remat.plugins.registry import registry
@@ -62,6 +63,11 @@ def _read_pipeline(given: str | Pipeline) -> Pipeline:
         raise ProblemError(
             f"pipeline is a {type(given).__name__}; expected text, for example 'dce,cse,min-cut,partition', or a "
             "remat.PassManager"
+        )
+    if any(isinstance(p, Join) for p in pipeline.flat()):
+        raise ProblemError(
+            f"pipeline '{pipeline}' joins the graphs of its plan: leave out 'join'; remat.rematerialize joins them itself, "
+            "and PassManager.run takes a pipeline with 'join'"
         )
     if not any(isinstance(p, Partition) for p in pipeline.flat()):
         raise ProblemError(

@@ -11,20 +11,13 @@ from torch.utils.checkpoint import SAC_IGNORED_OPS
 
 from remat import torch_compat
 from remat.graph.memory.storages import storage_of
-from remat.graph.memory.writes import written_places
+from remat.graph.memory.writes import written_places, written_statistics
 from remat.torch_compat import pytree
 
 #: Further ignored operators, beside PyTorch's ``SAC_IGNORED_OPS``. PyTorch's ``sac_estimator`` ignores them, too.
 _ALSO = frozenset([torch.ops.aten.lift_fresh.default, torch.ops.aten.clone.default])
 #: Block size in bytes of CUDA's caching allocator: ``kMinBlockSize`` in CUDACachingAllocator.
 CUDA_BLOCK_BYTES = 512
-#: Operators that write to running statistics in training, though the operators' schemas do not say so.
-#: Values: positions of the statistics among the arguments, and position of the argument ``training``.
-_STATISTICS = {
-    torch.ops.aten.native_batch_norm.default: ((3, 4), 5),
-    torch.ops.aten.cudnn_batch_norm.default: ((3, 4), 5),
-    torch.ops.aten.miopen_batch_norm.default: ((3, 4), 5),
-}
 
 
 def is_skipped(op: Any) -> bool:
@@ -85,9 +78,8 @@ def allocated_bytes(nbytes: int, device: torch.device) -> int:
 
 def written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """Return the tensor arguments whose values an operator modifies, also if its schema does not say so."""
-    if op in _STATISTICS:
-        places, switch = _STATISTICS[op]
-        return tensors_in([args[k] for k in places]) if args[switch] else []
+    if places := written_statistics(op, args):
+        return tensors_in([args[k] for k, _ in places])
     return declared_writes(op, args, kwargs)
 
 

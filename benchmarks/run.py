@@ -25,6 +25,7 @@ PLACES = {
     "branch_values": ("branch-values", "branch-price", "branch-rounding"),
     "quality": ("plan-quality", "flops", "hand-written"),
     "partition": ("partition", "compile-time"),
+    "complex_numbers": ("complex-numbers",),
     "frozen": ("frozen",),
     "ladders": ("ladders",),
     "blocks": ("blocks",),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
+from torch.compiler import config as compiler_config
 
 from remat import torch_compat
 from remat.errors import BudgetError, PlanError, record_warnings
@@ -328,7 +329,10 @@ class Attempt(torch_compat.CustomPartitionerFn):
             self._masks = masks_to_bytes(gm.graph, graph.own)
         elif self.whole:
             example_inputs = masks_from_bytes(gm.graph, example_inputs, self._masks)
-        with rounded_as_in_eager(gm.graph) if self._exact_branches else contextlib.nullcontext():
+        with (
+            rounded_as_in_eager(gm.graph) if self._exact_branches else contextlib.nullcontext(),
+            _keyed_by_donated() if kwargs.get("is_backward") else contextlib.nullcontext(),
+        ):
             compiled = compile_graph(gm, example_inputs, **kwargs)
         graph.code = getattr(compiled, "source_code", "")
         graph.constants = getattr(compiled, "constants", None) or {}
@@ -370,3 +374,18 @@ def _on_cpu(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
     values = (*inputs, *(n.meta.get("example_value") for n in gm.graph.nodes))
     leaves = torch_compat.pytree.tree_leaves(values)
     return all(x.device.type == "cpu" for x in leaves if isinstance(x, torch.Tensor))
+
+
+@contextlib.contextmanager
+def _keyed_by_donated() -> Iterator[None]:
+    """Let Inductor's cache tell apart backward graphs by the saved values that they may overwrite.
+
+    AOTAutograd determines these values for each step, and Inductor's code depends on them, but the key of
+    Inductor's cache lacks them (2.13 to 2.15). A cached backward of a step that returns only the loss
+    would otherwise overwrite the logits that another step returns beside the loss.
+    """
+    metadata = torch_compat.TracingContext.get().fw_metadata
+    donated = None if metadata is None else metadata.bw_donated_idxs
+    tag = f"{compiler_config.cache_key_tag} donated: {donated}"
+    with compiler_config.patch(cache_key_tag=tag):
+        yield

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.exc import InternalTorchDynamoError
+from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError
 from torch._functorch import config as functorch_config
+from torch._functorch._activation_checkpointing.knapsack import dp_knapsack
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -306,3 +307,56 @@ def test_dynamo_asks_a_tuple_for_its_length() -> None:
     gradient(f)
     with pytest.raises(InternalTorchDynamoError, match="NotImplementedError"):
         gradient(f, torch.compile(f, backend="eager"))
+
+
+def test_a_knapsack_of_pytorchs_exceeds_its_capacity() -> None:
+    """Memory is rounded to ten-thousandths of the total, so each of 3,000 equal items counts for less."""
+    count = 3_000
+    room = sum([1 / count] * count) / 2
+    _, taken, _ = dp_knapsack([1 / count] * count, [1.0] * count, room)
+    assert len(taken) / count > 1.1 * room
+    problem = remat.KnapsackProblem((1,) * count, (1,) * count, count // 2)
+    assert len(remat.solve(problem, "dp").saved) == count // 2
+
+
+def test_pytorch_refuses_a_plain_function_as_knapsack_solver() -> None:
+    def nothing(memory: Any, runtimes: Any, room: float) -> Any:
+        return 0.0, [], list(range(len(memory)))
+
+    def f(x: T, w: T) -> T:
+        return ((x @ w).sin() @ w).exp().sin() @ w
+
+    refused = pytest.raises(BackendCompilerFailed, match="Not aware of memory budget knapsack")
+    with functorch_config.patch(activation_memory_budget_solver=nothing), refused:
+        gradient(f, by_pytorch(f, 0.1))
+
+
+def test_a_dynamic_graph_shadows_the_static_one() -> None:
+    ran: list[bool] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        is_dynamic = any(isinstance(value, torch.SymInt) for value in inputs)
+
+        def run(*args: Any) -> Any:
+            ran.append(is_dynamic)
+            return graph(*args)
+
+        return run
+
+    step = torch.compile(lambda x: x.sin() + 1, backend=backend)
+    for batch in (8, 5, 8):
+        step(torch.ones(batch, 4))
+    assert ran == [False, True, True]
+
+
+def test_batched_gradients_of_a_compiled_step() -> None:
+    def gradients(**how: Any) -> T:
+        torch._dynamo.reset()
+        x = torch.linspace(0, 1, 4).requires_grad_()
+        y = torch.compile(torch.sin, fullgraph=True, **how)(x)
+        return torch.autograd.grad(y, x, torch.eye(4), is_grads_batched=True)[0]
+
+    options = {"backend": "remat", "options": {"lower": "eager"}}
+    torch.testing.assert_close(gradients(**options), gradients(backend="aot_eager"))
+    with pytest.raises(RuntimeError, match="Cannot access data pointer"):
+        gradients(backend="inductor")

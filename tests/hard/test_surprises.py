@@ -360,3 +360,16 @@ def test_batched_gradients_of_a_compiled_step() -> None:
     torch.testing.assert_close(gradients(**options), gradients(backend="aot_eager"))
     with pytest.raises(RuntimeError, match="Cannot access data pointer"):
         gradients(backend="inductor")
+
+
+def test_copies_of_a_compiled_module_are_not_compiled() -> None:
+    """The copy is right, but runs in eager mode; one of ``torch.compile(model)`` has a plan."""
+    model, x = nn.Sequential(TwoBranches()), torch.randn(2, 4)
+    model[0].compile(backend="remat", options={"lower": "eager"})
+    wrapped = torch.compile(TwoBranches(), backend="remat", options={"lower": "eager"})
+    for original, plans in ((model, 0), (wrapped, 1)):
+        before = len(remat.plans())
+        copy.deepcopy(original)(x)[0].sum().backward()
+        assert len(remat.plans()) - before == plans
+    model(x)[0].sum().backward()
+    assert model[0].used.weight.grad is not None

@@ -18,7 +18,10 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError
 from torch._functorch import config as functorch_config
-from torch._functorch._activation_checkpointing.knapsack import dp_knapsack
+from torch._functorch._activation_checkpointing.knapsack import (
+    dp_knapsack,
+    dp_knapsack_sliding_hirschberg,
+)
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -315,6 +318,7 @@ def test_a_knapsack_of_pytorchs_exceeds_its_capacity() -> None:
     room = sum([1 / count] * count) / 2
     _, taken, _ = dp_knapsack([1 / count] * count, [1.0] * count, room)
     assert len(taken) / count > 1.1 * room
+    assert dp_knapsack_sliding_hirschberg([1e-4] * 3, [1.0] * 3, 1e-4)[1] == [0, 1]
     problem = remat.KnapsackProblem((1,) * count, (1,) * count, count // 2)
     assert len(remat.solve(problem, "dp").saved) == count // 2
 

@@ -34,7 +34,7 @@ PLACES = {
     "memory": ("peak", "compiled-memory", "fit", "hooks"),
     "plans": ("peak-plans", "large-steps", "schedules", "frontier", "offloading", "explorer"),
     "chunks": ("chunked-loss",),
-    "reports": ("reports",),
+    "reports": ("reports", "report-steps"),
     "sac": ("sac",),
     "small": ("small",),
     "solvers": ("solvers",),

@@ -20,6 +20,7 @@ from remat.graph.joint import JointGraph, copy_module
 from remat.graph.regions import calls_regions
 from remat.graph.roles import classify
 from remat.graph.source import located
+from remat.graph.storages import storage_key
 from remat.integrations import plan_cache
 from remat.integrations.compiled_budget import CompiledBudget, warn_of_saved
 from remat.integrations.compiled_memory import (
@@ -331,7 +332,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
             example_inputs = masks_from_bytes(gm.graph, example_inputs, self._masks)
         with (
             rounded_as_in_eager(gm.graph) if self._exact_branches else contextlib.nullcontext(),
-            _keyed_by_donated() if kwargs.get("is_backward") else contextlib.nullcontext(),
+            _sound_donation(gm.graph) if kwargs.get("is_backward") else contextlib.nullcontext(),
         ):
             compiled = compile_graph(gm, example_inputs, **kwargs)
         graph.code = getattr(compiled, "source_code", "")
@@ -377,15 +378,19 @@ def _on_cpu(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
 
 
 @contextlib.contextmanager
-def _keyed_by_donated() -> Iterator[None]:
-    """Let Inductor's cache tell apart backward graphs by the saved values that they may overwrite.
+def _sound_donation(graph: fx.Graph) -> Iterator[None]:
+    """Let a backward graph overwrite a saved value only if no other saved value is in its memory.
 
-    AOTAutograd determines these values for each step, and Inductor's code depends on them, but the key of
-    Inductor's cache lacks them (2.13 to 2.15). A cached backward of a step that returns only the loss
-    would otherwise overwrite the logits that another step returns beside the loss.
+    AOTAutograd names the saved values that backward may overwrite (donates), without comparing them with
+    each other. Inductor's code depends on these values, but the key of Inductor's cache lacks them (2.13
+    to 2.15). A cached backward of a step that returns only the loss would otherwise overwrite the logits
+    that another step returns beside the loss. So the values become a part of the key.
     """
-    metadata = torch_compat.TracingContext.get().fw_metadata
-    donated = None if metadata is None else metadata.bw_donated_idxs
+    metadata: Any = torch_compat.TracingContext.get().fw_metadata
+    donated = (metadata is not None and metadata.bw_donated_idxs) or []
+    if donated:
+        keys = [storage_key(n.meta.get("val")) for n in graph.find_nodes(op="placeholder")]
+        donated = metadata.bw_donated_idxs = [i for i in donated if keys.count(keys[i]) == 1]
     tag = f"{compiler_config.cache_key_tag} donated: {donated}"
-    with compiler_config.patch(cache_key_tag=tag):
+    with compiler_config.patch(cache_key_tag=tag):  # type: ignore[attr-defined]
         yield

@@ -102,7 +102,8 @@ def saved_values_share_no_memory(facts: Facts) -> Iterator[Fault]:
     """Yield a fault for each saved value in the memory of another one.
 
     AOTAutograd lets Inductor's backward overwrite a saved value in place, unless the memory is that of
-    an input, of an output or of a gradient. AOTAutograd does not compare saved values with each other.
+    an input, of an output or of a gradient. AOTAutograd does not compare saved values with each other. Values that
+    saved-tensor hooks packed are exempt, because `integrations.budget_loop` forbids to overwrite them.
     """
     keys = Memories()
     kept = (*facts.placeholders[1], *facts.returned[0], *outputs_of(facts.split.backward.graph))
@@ -110,8 +111,9 @@ def saved_values_share_no_memory(facts: Facts) -> Iterator[Fault]:
     first: dict[int, fx.Node] = {}
     for node in facts.handed:
         key = keys.key(node.meta.get("val"))
-        if key is None or key in others or ops.is_mutating(node):
-            continue  # AOTAutograd lets nothing be overwritten in graphs with `set_`
+        # AOTAutograd lets nothing be overwritten in graphs with `set_`.
+        if key is None or key in others or node.name not in facts.joint or ops.is_mutating(node):
+            continue
         other = first.setdefault(key, node)
         if other is not node:
             text = f"'{node.name}' and '{other.name}' are in the same memory, which backward may overwrite"

@@ -391,6 +391,18 @@ TABLES: dict[str, Callable[[Records], str]] = {
     "memory": memory,
     "peak-plans": peak_plans,
     "hand-written": hand_written,
+    "report-steps": lines(
+        "report-steps",
+        {
+            "layers": lambda row: row["workload"].split("(")[1].split()[0],
+            "budget of PyTorch": "{budget:g}",
+            "its recomputing": lambda row: percent(row["recomputing"]),
+            "step of remat / PyTorch, same peak": lambda row: "{:.2f}".format(row["step_at_1"]),
+            "at 67.2 % of the peak": lambda row: (
+                "–" if row["step_at_0.672"] is None else "{:.2f}".format(row["step_at_0.672"])
+            ),
+        },
+    ),
     "chunked-loss": lines(
         "chunked-loss",
         {

@@ -73,3 +73,19 @@ def test_pictures_are_what_the_script_draws(script: ModuleType) -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_surprises_name_tests_and_findings_that_exist() -> None:
+    page = (DOCS / "surprises.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ") and "`" in line]
+    for row in rows:
+        *_, source, _, held, _ = row.replace("\\|", "").split("|")
+        if "the finding" in held:
+            assert "findings/" in source, row
+        else:
+            assert "tests/" in held, row
+    for path, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page):
+        text = (ROOT / path).read_text()  # `test_conformance.py` imports its tests
+        assert not name or f"def {name}" in text, f"{path}::{name}"
+    for path in re.findall(r"`(findings/\w+\.sh)`", page):
+        assert (ROOT / path).exists(), path

@@ -61,6 +61,7 @@ RULES: tuple[tuple[str, Callable[[Facts], Iterator[Fault]]], ...] = (
     ("random draws and effects must keep their order", runs.order_is_kept),
     ("a node that runs in forward and in backward must be the same in both", runs.copies_are_alike),
     ("backward must branch as forward did", runs.branches_are_forwards),
+    ("values that are saved must not share memory", memory.saved_values_share_no_memory),
     ("nothing may be read after it was overwritten", memory.nothing_overwritten_is_read),
     ("inputs that may be overwritten must not be read again", memory.nothing_user_mutated_is_read),
     ("tags must hold", memory.tags_hold),

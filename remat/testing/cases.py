@@ -102,6 +102,9 @@ _SMALL: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
     "one-more-than-doubles-tell": ((2**53, 1, 1), (50, 4, 3), 2**53),
     "room-beyond-all": ((3, 1, 2), (5, 4, 3), 2**63 - 1),
     "one-item-twice-as-good": ((1, 1, 2), (1, 1, 4), 2),
+    # SCIP, CBC and SAT through OR-Tools' linear solver take both; HiGHS through SciPy fails on the second problem.
+    "two-items-one-byte-short": ((10**9 + 1,) * 2, (1, 1), 2 * 10**9 + 1),
+    "two-terabytes-one-byte-short": ((10**12 + 1,) * 2, (1, 1), 2 * 10**12 + 1),
     "ascending-efficiency": (tuple(range(1, 15)), tuple(i * i for i in range(1, 15)), 50),
 }
 

@@ -283,6 +283,14 @@ def test_inductor_compiles_what_is_packed(gradients: Run) -> None:
     assert 0 < away.norm() < 0.1 * expected.norm()
 
 
+def test_what_is_packed_may_share_memory(gradients: Run) -> None:
+    def pack(x: torch.Tensor) -> Any:
+        rows = len(x) // 2
+        return x[:rows], x[rows:]
+
+    torch.testing.assert_close(gradients((pack, torch.cat)), gradients())
+
+
 # Hooks that are active already --------------------------------------------------------------------
 
 

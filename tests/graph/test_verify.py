@@ -27,6 +27,10 @@ def plain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch.mm(x.cos(), w).exp().sum()
 
 
+def twice(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return (torch.mm(torch.mm(x, w).sin(), w).sin() @ x).sum()
+
+
 def drops(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return F.dropout(torch.mm(x, w), 0.5, training=True).sin().sum()
 
@@ -251,6 +255,11 @@ def read_what_was_overwritten(s: Split) -> None:
     taken.meta = dict(saved.meta)
 
 
+def save_two_views_of_one_value(s: Split) -> None:
+    *_, one, other = (n for n in outputs(s.forward) if n.op == "call_function")
+    other.meta["val"] = one.meta["val"].view(other.meta["val"].shape)
+
+
 def refill_what_is_read(s: Split) -> Split:
     """The user may refill an input that backward reads."""
     return replace(s, user_mutated=frozenset({"primals_1"}))
@@ -319,6 +328,7 @@ BREAKAGES: dict[Callable[[Split], Split | None], tuple[dict[str, Any], str, str]
     recompute_from_less: (RECOMPUTED, ALIKE, "'mm' reads other values"),
     replay_something_else: (REPLAYED, ALIKE, "is aten.rand_like.default in"),
     snapshot_too_late: (MUTATED, READ, "'primals_1_snapshot' (aten.clone.default) reads 'primals_1' behind 'copy_'"),
+    save_two_views_of_one_value: ({"program": twice}, "values that are saved must not share", "are in the same memory"),
     read_what_was_overwritten: (MUTATED, READ, "reads 'primals_1', which forward has overwritten"),
     refill_what_is_read: (SAVED, "inputs that may be overwritten must not be read again", "'sin' (aten.sin.default) reads 'primals_1'"),
     branch_again: ({"program": routes, "budget": 0}, "backward must branch as forward did", "'argmax_1' (aten.argmax.default) branches on 'mm'"),

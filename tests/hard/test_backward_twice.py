@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._functorch import config as functorch_config
+from torch._inductor.utils import fresh_cache
 
 import remat
 
@@ -68,3 +70,22 @@ def test_what_is_saved_is_overwritten_where_the_graph_is_not_kept() -> None:
         assert all(torch.equal(a, b) for a, b in before) is keep
     with pytest.raises(RuntimeError, match="second time"):
         out.sum().backward()
+
+
+def test_a_cached_backward_does_not_overwrite_what_it_may_no_longer() -> None:
+    """The key of Inductor's own cache lacks what backward may overwrite."""
+
+    def f(x: T, w: T) -> T:
+        h = x @ w
+        return ((h.sin() @ w).exp() + h.cos()).tanh().sum()
+
+    def gradients(*, overwrite: bool) -> list[T]:
+        torch.compiler.reset()
+        x, w = (torch.linspace(-1, 1, 64).view(8, 8).requires_grad_() for _ in range(2))
+        with functorch_config.patch(donated_buffer=overwrite):
+            loss = torch.compile(f, backend="remat")(x, w)
+            return [torch.autograd.grad(loss, x, retain_graph=True)[0] for _ in range(2)]
+
+    with fresh_cache():
+        gradients(overwrite=True)
+        torch.testing.assert_close(*gradients(overwrite=False))

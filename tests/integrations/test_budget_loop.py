@@ -6,12 +6,18 @@ import re
 import warnings
 import zlib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import fx
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.compiler import config as compiler_config
 
 import remat
 from remat.errors import BudgetError, BudgetWarning
+from remat.integrations.budget_loop import _sound_donation
 from remat.integrations.compiled_budget import CompiledBudget, warn_of_saved
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
@@ -189,3 +195,17 @@ def test_a_saved_plan_that_is_above_its_budget_as_compiled_is_warned_of(
     less = replace(made, budget=f"peak:{made.peak_bytes - 1}", _asked=None)
     with pytest.warns(BudgetWarning, match=r"as Inductor compiled it by a saved plan, above"):
         warn_of_saved(less)
+
+
+def test_a_saved_value_in_the_memory_of_another_is_not_overwritten() -> None:
+    graph, mode = fx.Graph(), FakeTensorMode()
+    with mode:
+        values = [torch.empty(8), torch.empty(4, 4)]
+        values.append(values[1].t())
+    for k, value in enumerate(values):
+        graph.placeholder(f"saved_{k}").meta["val"] = value
+    context = TracingContext(mode)
+    context.fw_metadata = SimpleNamespace(bw_donated_idxs=[0, 1, 2])
+    with tracing(context), _sound_donation(graph):
+        assert compiler_config.cache_key_tag.endswith("donated: [0]")
+    assert context.fw_metadata.bw_donated_idxs == [0]

@@ -81,6 +81,26 @@ class Int32(Sound):
         return super().choose(KnapsackProblem(weights, problem.values, problem.capacity))
 
 
+class RoundsToDoubles(Sound):
+    """OR-Tools' SAT, called through its linear solver, which compares within a tolerance."""
+
+    name = "rounds-to-doubles"
+
+    def choose(self, problem):
+        from ortools.linear_solver import pywraplp
+
+        model = pywraplp.Solver.CreateSolver("SAT")
+        picks = [model.BoolVar(f"x{i}") for i in range(len(problem))]
+        weight, value = (
+            sum(number * pick for number, pick in zip(numbers, picks, strict=True))
+            for numbers in (problem.weights, problem.values)
+        )
+        model.Add(weight <= problem.capacity)
+        model.Maximize(value)
+        model.Solve()
+        return [i for i, pick in enumerate(picks) if pick.solution_value() > 0.5]
+
+
 class DropsWeightless(Sound):
     """Takes what weighs nothing for worthless, and calls the rest optimal."""
 

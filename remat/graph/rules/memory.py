@@ -11,7 +11,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from remat.graph import ops
 from remat.graph.index import inputs_of
-from remat.graph.joint import overwritten_after
+from remat.graph.joint import outputs_of, overwritten_after
 from remat.graph.memory.liveness import saved_storages
 from remat.graph.memory.storages import Memories, Sizes, storage_key
 from remat.graph.memory.writes import aliased_argument, is_destination, root_of, written_by
@@ -96,6 +96,28 @@ def the_budget_holds(facts: Facts) -> Iterator[Fault]:
         largest = sorted(owners, key=lambda key: -saved[key])[:3]
         text = f"{total} bytes are saved, {capacity} allowed"
         yield Fault(text, tuple(owners[key] for key in largest))
+
+
+def saved_values_share_no_memory(facts: Facts) -> Iterator[Fault]:
+    """Yield a fault for each saved value in the memory of another one.
+
+    AOTAutograd lets Inductor's backward overwrite a saved value in place, unless the memory is that of
+    an input, of an output or of a gradient. AOTAutograd does not compare saved values with each other. Values that
+    saved-tensor hooks packed are exempt, because `integrations.budget_loop` forbids to overwrite them.
+    """
+    keys = Memories()
+    kept = (*facts.placeholders[1], *facts.returned[0], *outputs_of(facts.split.backward.graph))
+    others = {keys.key(n.meta.get("val")): n for n in kept if isinstance(n, fx.Node)}
+    first: dict[int, fx.Node] = {}
+    for node in facts.handed:
+        key = keys.key(node.meta.get("val"))
+        # AOTAutograd lets nothing be overwritten in graphs with `set_`.
+        if key is None or key in others or node.name not in facts.joint or ops.is_mutating(node):
+            continue
+        other = first.setdefault(key, node)
+        if other is not node:
+            text = f"'{node.name}' and '{other.name}' are in the same memory, which backward may overwrite"
+            yield Fault(text, (node, other))
 
 
 def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ortools.graph.python import max_flow
 
 from remat.errors import ProblemError
 from remat.passes.decide.bans import banned
@@ -95,6 +96,22 @@ def test_the_bound_is_tight_for_a_chain_of_equal_products() -> None:
     problem = chain(11)
     for kept in range(11):
         assert Hull(problem).edge(4 * kept).bound(4 * kept) == 7 * (10 - kept)
+
+
+def test_of_equal_cuts_the_one_nearest_to_backward_is_returned() -> None:
+    """NetworkX's source side is the largest, OR-Tools' the smallest; OR-Tools' sink side is used here."""
+    last = chain(5, needed=(4,))
+    assert Network(last).cut([7] * 5).saved == (4,)
+    arcs = [(0, 1), (1, 2), (2, 3)]
+    graph = nx.DiGraph()
+    graph.add_edges_from(arcs, capacity=1)
+    assert nx.minimum_cut(graph, 0, 3)[1] == ({0, 1, 2}, {3})
+    flow = max_flow.SimpleMaxFlow()
+    for arc in arcs:
+        flow.add_arc_with_capacity(*arc, 1)
+    flow.solve(0, 3)
+    assert list(flow.get_source_side_min_cut()) == [0]
+    assert list(flow.get_sink_side_min_cut()) == [3]
 
 
 def test_prices_past_64_bits_are_refused() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from remat.graph import ops
 from remat.graph.capture.tokens import CHUNK
 from remat.graph.memory.fused_kernels import NEAR_SUMS
+from remat.graph.whole_graph import HALF
 from remat.torch_compat import (
     CustomSchedulerPass,
     ExternKernelSchedulerNode,
@@ -123,7 +124,8 @@ class NearFusions(InductorChoices):
     weights waited for later products, and the peak was 5 % higher.
 
     Kernels of different chunks of a loss are not fused, because the logits of all these chunks would
-    then be alive together.
+    then be alive together. In a step that is one graph, kernels of forward and of backward are not fused. A node that
+    runs again reads what its first run reads, so both runs would become one kernel, whose result lives on to backward.
     """
 
     def __init__(self) -> None:
@@ -132,10 +134,11 @@ class NearFusions(InductorChoices):
         self._waits: dict[str, int] = {}
         self._operators: list[int] = []
         self._chunks: dict[str, set[int]] = {}
+        self._halves: dict[str, set[int]] = {}
 
     def uuid(self) -> str:
         """Return a text that identifies these fusion rules in Inductor's cache keys."""
-        return f"remat.near-fusions.0.{NEAR_SUMS}.read.chunks"
+        return f"remat.near-fusions.0.{NEAR_SUMS}.read.chunks.halves"
 
     def can_fuse_horizontal(  # type: ignore[override]  # a static method there, called on an instance
         self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int
@@ -147,7 +150,7 @@ class NearFusions(InductorChoices):
         """
         if not InductorChoices.can_fuse_horizontal(scheduler, node1, node2, shared_data_score):
             return False
-        if self._crosses_chunks(scheduler, node1, node2):
+        if self._crosses(scheduler, node1, node2):
             return False
         stands, waits = self._places(scheduler, node1, node2)
         return waits <= stands
@@ -163,7 +166,7 @@ class NearFusions(InductorChoices):
         """
         if not InductorChoices.can_fuse_vertical(scheduler, node1, node2, shared_data_score):
             return False
-        if self._crosses_chunks(scheduler, node1, node2):
+        if self._crosses(scheduler, node1, node2):
             return False
         stands, waits = self._places(scheduler, node1, node2)
         if not node1.is_reduction():
@@ -184,13 +187,15 @@ class NearFusions(InductorChoices):
         waits = max((self._waits.get(n.get_name(), -1) for n in other.get_nodes()), default=-1)
         return int(first.max_order), waits
 
-    def _crosses_chunks(self, scheduler: Any, node1: Any, node2: Any) -> bool:
-        """Return whether two kernels compute different chunks of a loss."""
+    def _crosses(self, scheduler: Any, node1: Any, node2: Any) -> bool:
+        """Return whether two kernels compute different chunks of a loss, or belong to different halves of one graph."""
         self._look_at(scheduler)
-        if not self._chunks:
-            return False
         nodes = (*node1.get_nodes(), *node2.get_nodes())
-        return len(set().union(*(self._chunks.get(n.get_name(), ()) for n in nodes))) > 1
+        return any(
+            len(set().union(*(of.get(n.get_name(), ()) for n in nodes))) > 1
+            for of in (self._chunks, self._halves)
+            if of
+        )
 
     def _look_at(self, scheduler: Any) -> None:
         """Compute the attributes that the fusion rules use, if the schedule is a new one.
@@ -203,6 +208,7 @@ class NearFusions(InductorChoices):
         self._scheduler, self._waits = scheduler, _waits(scheduler)
         self._operators = [n.min_order for n in placed if isinstance(n, ExternKernelSchedulerNode)]
         self._chunks = {n.get_name(): chunks for n in placed if (chunks := _chunks(n))}
+        self._halves = {n.get_name(): half for n in placed if (half := _half(n))}
 
 
 def _is_read_before(node: Any, place: int) -> bool:
@@ -222,6 +228,15 @@ def _chunks(node: Any) -> set[int]:
     """Return the indices of the loss chunks that a node of a schedule computes."""
     origins = node.node.get_origins() if getattr(node, "node", None) is not None else ()
     return {chunk for o in origins if (chunk := o.meta.get(CHUNK, -1)) >= 0}
+
+
+def _half(node: Any) -> set[int]:
+    """Return the half of a step in one graph that a node of a schedule belongs to; empty if unknown.
+
+    A kernel of backward may compute a value of forward again inside, so any node of backward decides.
+    """
+    origins = node.node.get_origins() if getattr(node, "node", None) is not None else ()
+    return {max(halves)} if (halves := [o.meta[HALF] for o in origins if HALF in o.meta]) else set()
 
 
 def _placed(scheduler: Any) -> list[Any]:

@@ -18,6 +18,11 @@ from remat.graph.whole_graph import curve_of_one, joined, whole_graph
 from tests import whole_steps
 
 LAYERS = 4
+#: PyTorch 2.11 does not mark the nodes that autograd traces in backward.
+marks = pytest.mark.skipif(
+    not hasattr(torch.fx.traceback, "_set_autograd_backward"),
+    reason="2.11 marks no node of backward",
+)
 X = torch.linspace(-1, 1, 64 * 32).reshape(64, 32)
 
 
@@ -71,6 +76,7 @@ def test_a_training_step_computes_the_same_within_a_lower_peak(
     assert all(map(torch.equal, before, after))
 
 
+@marks
 def test_writes_of_inputs_come_behind_the_last_reader_and_free_gradients_early() -> None:
     net = model(dropout=0.25)
     parameters = [*net.parameters()]
@@ -199,6 +205,7 @@ def test_a_write_does_not_move_past_a_read_of_the_same_memory_through_another_in
     assert all(map(torch.equal, results(gm, *inputs), results(made, *inputs)))
 
 
+@marks
 def test_a_read_stays_behind_the_write_of_a_part_of_its_memory() -> None:
     def step(parameters: list[torch.Tensor], state: torch.Tensor, x: torch.Tensor) -> Any:
         for p in parameters:
@@ -230,6 +237,7 @@ def test_equal_calls_are_not_merged_if_the_result_of_one_is_overwritten() -> Non
     assert torch.equal(gm(X + 2), remat.rematerialize(gm, remat.Peak(0.0))(X + 2))
 
 
+@marks
 def test_random_numbers_behind_the_first_backward_belong_to_a_second_forward() -> None:
     def step(parameters: list[torch.Tensor], batches: list[torch.Tensor]) -> Any:
         losses, sums = [], []

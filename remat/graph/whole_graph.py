@@ -29,7 +29,7 @@ from remat.graph.memory.writes import root_of, written_by
 from remat.torch_compat import pytree
 
 #: Metadata key of nodes of a joined graph: 0 for a node of the plan's forward, 1 for one of its backward.
-HALF = "remat_half"
+SIDE = "remat_side"
 #: Suffix of the node that stands for the write of an input, in the joint graph of a step that is one graph.
 _WRITTEN = "_written"
 #: Number of nodes of backward among which the loss's gradient is looked for. Few nodes come before it: constants, and
@@ -129,9 +129,9 @@ def joined(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule)
             behind.copies[node] = made[node.name]
         elif node.op != "output":
             behind.copy([node], apart=node.name in again)
-    for copier, half in ((ahead, 0), (behind, 1)):
+    for copier, side in ((ahead, 0), (behind, 1)):
         for node in copier.copies.values():
-            node.meta.setdefault(HALF, half)
+            node.meta.setdefault(SIDE, side)
     traced = {n.name: n for n in joint.graph.nodes}
     values = [_copied(ahead, v) for v in outputs_of(forward.graph)[: joint.num_fwd_outputs]]
     values += [_copied(behind, v) for v in outputs_of(backward.graph)]

@@ -14,7 +14,7 @@ from typing import Any
 from remat.graph import ops
 from remat.graph.capture.tokens import CHUNK
 from remat.graph.memory.fused_kernels import NEAR_SUMS
-from remat.graph.whole_graph import HALF
+from remat.graph.whole_graph import SIDE
 from remat.torch_compat import (
     CustomSchedulerPass,
     ExternKernelSchedulerNode,
@@ -134,11 +134,11 @@ class NearFusions(InductorChoices):
         self._waits: dict[str, int] = {}
         self._operators: list[int] = []
         self._chunks: dict[str, set[int]] = {}
-        self._halves: dict[str, set[int]] = {}
+        self._sides: dict[str, set[int]] = {}
 
     def uuid(self) -> str:
         """Return a text that identifies these fusion rules in Inductor's cache keys."""
-        return f"remat.near-fusions.0.{NEAR_SUMS}.read.chunks.halves"
+        return f"remat.near-fusions.0.{NEAR_SUMS}.read.chunks.sides"
 
     def can_fuse_horizontal(  # type: ignore[override]  # a static method there, called on an instance
         self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int
@@ -188,12 +188,12 @@ class NearFusions(InductorChoices):
         return int(first.max_order), waits
 
     def _crosses(self, scheduler: Any, node1: Any, node2: Any) -> bool:
-        """Return whether two kernels compute different chunks of a loss, or belong to different halves of one graph."""
+        """Return whether two kernels compute different chunks of a loss, or belong to different sides of one graph."""
         self._look_at(scheduler)
         nodes = (*node1.get_nodes(), *node2.get_nodes())
         return any(
             len(set().union(*(of.get(n.get_name(), ()) for n in nodes))) > 1
-            for of in (self._chunks, self._halves)
+            for of in (self._chunks, self._sides)
             if of
         )
 
@@ -208,7 +208,7 @@ class NearFusions(InductorChoices):
         self._scheduler, self._waits = scheduler, _waits(scheduler)
         self._operators = [n.min_order for n in placed if isinstance(n, ExternKernelSchedulerNode)]
         self._chunks = {n.get_name(): chunks for n in placed if (chunks := _chunks(n))}
-        self._halves = {n.get_name(): half for n in placed if (half := _half(n))}
+        self._sides = {n.get_name(): side for n in placed if (side := _side(n))}
 
 
 def _is_read_before(node: Any, place: int) -> bool:
@@ -230,13 +230,13 @@ def _chunks(node: Any) -> set[int]:
     return {chunk for o in origins if (chunk := o.meta.get(CHUNK, -1)) >= 0}
 
 
-def _half(node: Any) -> set[int]:
-    """Return the half of a step in one graph that a node of a schedule belongs to; empty if unknown.
+def _side(node: Any) -> set[int]:
+    """Return the side of a step in one graph that a node of a schedule belongs to; empty if unknown.
 
     A kernel of backward may compute a value of forward again inside, so any node of backward decides.
     """
     origins = node.node.get_origins() if getattr(node, "node", None) is not None else ()
-    return {max(halves)} if (halves := [o.meta[HALF] for o in origins if HALF in o.meta]) else set()
+    return {max(sides)} if (sides := [o.meta[SIDE] for o in origins if SIDE in o.meta]) else set()
 
 
 def _placed(scheduler: Any) -> list[Any]:

@@ -26,7 +26,7 @@ from remat.graph.capture.tokens import CHUNK
 from remat.graph.joint import outputs_of
 from remat.graph.memory.host_copies import OFFLOAD, RELOAD
 from remat.graph.memory.storages import hint, tensor_bytes
-from remat.graph.whole_graph import HALF
+from remat.graph.whole_graph import SIDE
 
 #: Inductor's setting that vectorises the remainders of loops on a CPU; see `scalar_tails`.
 _MASKED_TAILS = "cpp.enable_loop_tail_vec"
@@ -167,7 +167,7 @@ def planned_order(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
     drawn = sum(n.op == "call_function" and ops.draws_in_order(n) for n in graph.nodes)
     ordered = drawn > 1 or any(n.target in (OFFLOAD, RELOAD) for n in graph.nodes)
     order: dict[str, Any] = {"reorder_for_peak_memory": False} if ordered else {}
-    if any(HALF in n.meta for n in graph.nodes):
+    if any(SIDE in n.meta for n in graph.nodes):
         order["reorder_for_locality"] = False
     if getattr(config, torch_compat.POST_FUSION_PASS) is None:
         order[torch_compat.POST_FUSION_PASS] = PlannedOrder()
@@ -319,7 +319,7 @@ def near_fusions(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
     """
     theirs = torch_compat.INDUCTOR.choices
     chosen = torch_compat.inductor_config.inductor_choices_class is not None
-    applies = is_backward or any(CHUNK in n.meta or HALF in n.meta for n in graph.nodes)
+    applies = is_backward or any(CHUNK in n.meta or SIDE in n.meta for n in graph.nodes)
     if not applies or chosen or type(theirs) is not torch_compat.InductorChoices:
         yield
         return

@@ -14,8 +14,9 @@ import torch
 from torch import fx
 from torch._inductor.utils import run_and_get_code
 
+from remat.graph.whole_graph import SIDE
 from remat.integrations.near_fusions import NearFusions, PlannedOrder
-from remat.integrations.workarounds import near_fusions
+from remat.integrations.workarounds import near_fusions, planned_order
 from remat.torch_compat import (
     INDUCTOR,
     ExternKernelSchedulerNode,
@@ -165,3 +166,15 @@ def test_a_kernel_waits_for_its_operators_and_draws_keep_their_order() -> None:
     # Kernel 1 reads draw 5, and the earlier draw 2 reads kernel 1: the order stays as it was.
     circle = [fused(5, draws=True), fused(1, 5, last=6), fused(2, 1, draws=True), fused(3)]
     assert places(circle) == [5, 1, 2, 3]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_step_in_one_graph_keeps_its_order(whole: bool) -> None:
+    """Inductor would move operators of a graph without backward to their first readers."""
+    graph = fx.Graph()
+    node = graph.call_function(torch.ops.aten.sin.default, (graph.placeholder("x"),))
+    node.meta |= {SIDE: 1} if whole else {}
+    graph.output(node)
+    with planned_order(graph, False):
+        assert inductor_config.reorder_for_locality is not whole
+    assert inductor_config.reorder_for_locality

@@ -1,11 +1,11 @@
-"""Plan a step that is one graph: draw the line between its forward and backward, and join the halves again.
+"""Plan a step that is one graph: draw the line between its forward and backward, and join both again.
 
 PyTorch traces a whole training step, or an inference, as one graph. `whole_graph` rewrites such a graph as a joint graph,
 so that everything that plans joint graphs plans it too; `joined` makes one graph of the forward and backward of a plan.
 
 The line is the first node that AOTAutograd marks as backward's. In a graph without such marks, as from `make_fx`, it is
 the node at which most bytes are alive. What depends on that node, or comes behind it in a graph without marks, is
-*late*: the joint graph's backward. Whatever the line, the joined graph computes the same: the line only decides which values may be computed twice.
+*late*: the joint graph's backward. The line decides which values may be computed twice, and changes no result.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def whole_graph(gm: fx.GraphModule, *, lower: str = "eager", name: str = "") -> 
         else:
             copier.copy([node])
             made = copier.copies[node]
-        made.meta.pop("partitioner_tag", None)
+        for key in ("partitioner_tag", SIDE):  # marks of an earlier plan
+            made.meta.pop(key, None)
         if node.op == "call_function" and (node in late or node in forced):
             where = "backward" if node in late else "forward"
             made.meta["partitioner_tag"] = f"must_be_in_{where}"
@@ -388,7 +389,7 @@ def _write_back(graph: fx.Graph, out: fx.Node) -> dict[fx.Node, fx.Node]:
 
 
 def _restore_meta(node: fx.Node, traced: Mapping[str, fx.Node]) -> None:
-    """Remove from a node of the joined graph what only the joint graph's halves need."""
+    """Remove from a node of the joined graph what only the plan's forward and backward need."""
     node.meta.pop("partitioner_tag", None)
     origin = traced.get(node.name)
     if origin is not None and not origin.meta.get("autograd_backward"):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
-from torch.compiler import config as compiler_config
 
 from remat import torch_compat
 from remat.errors import BudgetError, PlanError, record_warnings
@@ -19,7 +18,6 @@ from remat.graph.capture.regions import calls_regions
 from remat.graph.capture.source import located
 from remat.graph.index import index_graph
 from remat.graph.joint import JointGraph, copy_module
-from remat.graph.memory.storages import storage_key
 from remat.graph.roles import classify
 from remat.integrations import plan_cache
 from remat.integrations.alone import joint_of_whole, plan_whole
@@ -334,10 +332,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
             self._masks = masks_to_bytes(gm.graph, graph.own)
         elif self.whole:
             example_inputs = masks_from_bytes(gm.graph, example_inputs, self._masks)
-        with (
-            rounded_as_in_eager(gm.graph) if self._exact_branches else contextlib.nullcontext(),
-            _sound_donation(gm.graph) if kwargs.get("is_backward") else contextlib.nullcontext(),
-        ):
+        with rounded_as_in_eager(gm.graph) if self._exact_branches else contextlib.nullcontext():
             compiled = compile_graph(gm, example_inputs, **kwargs)
         graph.code = getattr(compiled, "source_code", "")
         graph.constants = getattr(compiled, "constants", None) or {}
@@ -393,22 +388,3 @@ def _on_cpu(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
     values = (*inputs, *(n.meta.get("example_value") for n in gm.graph.nodes))
     leaves = torch_compat.pytree.tree_leaves(values)
     return all(x.device.type == "cpu" for x in leaves if isinstance(x, torch.Tensor))
-
-
-@contextlib.contextmanager
-def _sound_donation(graph: fx.Graph) -> Iterator[None]:
-    """Let a backward graph overwrite a saved value only if no other saved value is in its memory.
-
-    AOTAutograd names the saved values that backward may overwrite (donates), without comparing them with
-    each other. Inductor's code depends on these values, but the key of Inductor's cache lacks them (2.13
-    to 2.15). A cached backward of a step that returns only the loss would otherwise overwrite the logits
-    that another step returns beside the loss. So the values become a part of the key.
-    """
-    metadata: Any = torch_compat.TracingContext.get().fw_metadata
-    donated = (metadata is not None and metadata.bw_donated_idxs) or []
-    if donated:
-        keys = [storage_key(n.meta.get("val")) for n in graph.find_nodes(op="placeholder")]
-        donated = metadata.bw_donated_idxs = [i for i in donated if keys.count(keys[i]) == 1]
-    tag = f"{compiler_config.cache_key_tag} donated: {donated}"
-    with compiler_config.patch(cache_key_tag=tag):  # type: ignore[attr-defined]
-        yield

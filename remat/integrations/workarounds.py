@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.compiler import config as compiler_config
 
 from remat import torch_compat
 from remat.graph import ops
@@ -25,7 +26,7 @@ from remat.graph.branch_values import is_16_bits
 from remat.graph.capture.tokens import CHUNK
 from remat.graph.joint import outputs_of
 from remat.graph.memory.host_copies import OFFLOAD, RELOAD
-from remat.graph.memory.storages import hint, tensor_bytes
+from remat.graph.memory.storages import hint, storage_key, tensor_bytes
 from remat.graph.whole_graph import SIDE
 
 #: Inductor's setting that vectorises the remainders of loops on a CPU; see `scalar_tails`.
@@ -310,6 +311,28 @@ def waits_of_formed_loops(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def sound_donation(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
+    """Let a backward graph overwrite a saved value only if no other saved value is in its memory.
+
+    AOTAutograd names the saved values that backward may overwrite (donates), without comparing them with
+    each other. Inductor's code depends on these values, but the key of Inductor's cache lacks them (2.13
+    to 2.15). A cached backward of a step that returns only the loss would otherwise overwrite the logits
+    that another step returns beside the loss. So the values become a part of the key.
+    """
+    if not is_backward:
+        yield
+        return
+    metadata: Any = torch_compat.TracingContext.get().fw_metadata
+    donated = (metadata is not None and metadata.bw_donated_idxs) or []
+    if donated:
+        keys = [storage_key(n.meta.get("val")) for n in graph.find_nodes(op="placeholder")]
+        donated = metadata.bw_donated_idxs = [i for i in donated if keys.count(keys[i]) == 1]
+    tag = f"{compiler_config.cache_key_tag} donated: {donated}"
+    with compiler_config.patch(cache_key_tag=tag):  # type: ignore[attr-defined]
+        yield
+
+
+@contextlib.contextmanager
 def near_fusions(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
     """Make Inductor fuse kernels of backward, of chunks of a loss, and of steps in one graph by `near_fusions.NearFusions`.
 
@@ -371,6 +394,7 @@ WORKAROUNDS: tuple[Callable[[fx.Graph, bool], AbstractContextManager[None]], ...
     planned_layouts_of_draws,
     traced_layouts_of_strided,
     saved_inputs_themselves,
+    sound_donation,
     planned_order,
     no_unsound_reinplacing,
     clones_of_written,

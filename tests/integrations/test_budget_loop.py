@@ -17,8 +17,8 @@ from torch.compiler import config as compiler_config
 
 import remat
 from remat.errors import BudgetError, BudgetWarning
-from remat.integrations.budget_loop import _sound_donation
 from remat.integrations.compiled_budget import CompiledBudget, warn_of_saved
+from remat.integrations.workarounds import sound_donation
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
 from remat.planning.search.compiled import CompiledSearch
@@ -206,6 +206,6 @@ def test_a_saved_value_in_the_memory_of_another_is_not_overwritten() -> None:
         graph.placeholder(f"saved_{k}").meta["val"] = value
     context = TracingContext(mode)
     context.fw_metadata = SimpleNamespace(bw_donated_idxs=[0, 1, 2])
-    with tracing(context), _sound_donation(graph):
+    with tracing(context), sound_donation(graph, True):
         assert compiler_config.cache_key_tag.endswith("donated: [0]")
     assert context.fw_metadata.bw_donated_idxs == [0]

@@ -22,6 +22,7 @@ from torch._functorch import config as functorch_config
 from torch._guards import TracingContext, tracing
 from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor.utils import fresh_cache
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -302,6 +303,29 @@ def layouts_of_tangents() -> bool:
     return not torch.equal(*found)
 
 
+def sound_donation() -> bool:
+    """A backward from Inductor's cache overwrites the logits that another step returns beside its loss."""
+
+    def loss_alone(x: T, w: T) -> T:
+        return ((x @ w).sin() @ w).exp().sum()
+
+    def loss_and_logits(x: T, w: T) -> tuple[T, T]:
+        logits = (x @ w).sin() @ w
+        return logits.exp().sum(), logits.detach()
+
+    def compiled(step: Callable[..., Any]) -> Any:
+        torch.compiler.reset()
+        torch.manual_seed(0)
+        return torch.compile(step)(*(torch.randn(8, 8, requires_grad=True) for _ in range(2)))
+
+    with fresh_cache(), functorch_config.patch(donated_buffer=True):
+        compiled(loss_alone).backward()
+        loss, logits = compiled(loss_and_logits)
+        before = logits.clone()
+        loss.backward()
+    return not torch.equal(logits, before)
+
+
 FAULTS: tuple[Callable[[], bool], ...] = (
     planned_layouts_of_draws,
     traced_layouts_of_strided,
@@ -316,6 +340,7 @@ FAULTS: tuple[Callable[[], bool], ...] = (
     masks_to_bytes,
     allow_keeping_the_graph,
     layouts_of_tangents,
+    sound_donation,
 )
 #: Wrong tails were seen once, on one processor, and not found again. Which operators are moved past one another depends
 #: on all of a graph, and no small one is known in which draws are.

@@ -28,7 +28,7 @@ class Join(Pass):
         if not joint.places:
             raise PlanError(
                 f"'{self.name}' is about a step that is one graph, but '{joint.name}' is a joint graph of AOTAutograd, "
-                "whose halves run at different times; use remat.whole_graph(gm), or leave the pass out"
+                "whose forward and backward run at different times; use remat.whole_graph(gm), or leave the pass out"
             )
         module = joined(joint, forward, backward)
         whole = replace(joint, graph_module=module, num_fwd_outputs=len(joint.places), places=())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -110,34 +109,110 @@ def unchanged() -> Drawing:
     return d
 
 
-def house() -> Drawing:
-    """The rooms of `architecture.md`, from its text."""
-    block = (HERE / "architecture.md").read_text().split("```")[1]
-    rows: list[tuple[str, str]] = []
-    for line in block.splitlines():
-        *names, about = re.split(r" {2,}", line.strip())
-        if names:
-            rows.append((" · ".join(names), about))
-        elif about and rows:  # the second line of a description
-            rows[-1] = rows[-1][0], f"{rows[-1][1]} {about}"
-    height = 44
-    d = Drawing(900, 50 + height * len(rows), "The rooms of remat; imports point down only")
-    for k, (name, about) in enumerate(rows):
-        y, width = 24 + height * k, 200 if len(name) < 26 else 380
-        color = {"solvers": "blue", "graph": "green"}.get(name, "grey")
-        d.box(40, y, width, height - 8, [name], color)
-        lines = textwrap.wrap(about, 82 if width == 200 else 60)
-        for n, text in enumerate(lines):
-            d.text(56 + width, y + 23 + 16 * n - 8 * (len(lines) - 1), text, "small")
-    d.arrow((20, 24), (20, 24 + height * len(rows) - 8))
+def rooms() -> Drawing:
+    """The four rooms that an author of passes or solvers needs, between entry points and output."""
+    d = Drawing(900, 540, "Entry points, the four rooms of an author, and what people look at")
+    d.text(24, 34, "you call", "head")
+    calls = (
+        'torch.compile(…, backend="remat")',
+        "remat.plan · frontier · fit",
+        "remat.sac",
+        "remat run · plan · fit",
+    )
+    x = 24.0
+    for call, width in zip(calls, (290, 230, 110, 186), strict=True):
+        d.box(x, 46, width, 34, [])
+        d.text(x + width / 2, 68, call, "mono", anchor="middle")
+        x += width + 12
+    d.arrow((140, 80), (140, 150))
+    d.text(152, 106, "a joint graph: forward and backward", "small")
+    d.text(24, 138, "remat/", "head mono")
+    about = {
+        "graph/": (
+            "green",
+            24,
+            ["the joint graph: operators,", "bytes alive, costs, and the", "problem in integers"],
+        ),
+        "passes/": (
+            "grey",
+            252,
+            ["change the graph, decide,", "and split the graph into", "forward and backward"],
+        ),
+        "solvers/": (
+            "blue",
+            480,
+            ["which values to save,", "within a budget, at the", "least cost; no PyTorch"],
+        ),
+        "plugins/": (
+            "orange",
+            708,
+            ["finds passes, solvers and", "cost models, also those", "of other packages"],
+        ),
+    }
+    for name, (color, left, lines) in about.items():
+        d.box(left - 4, 150, 176, 104, [name, *lines], color)
+    for left, right, there, back in (
+        (196, 248, "facts", ""),
+        (424, 476, "problem", "decision"),
+        (652, 704, "", ""),
+    ):
+        if back:
+            d.arrow((left, 186), (right, 186))
+            d.arrow((right, 222), (left, 222))
+            d.text((left + right) / 2, 178, there, "small", anchor="middle")
+            d.text((left + right) / 2, 240, back, "small", anchor="middle")
+        elif there:
+            d.arrow((left, 202), (right, 202))
+            d.text((left + right) / 2, 194, there, "small", anchor="middle")
+        else:
+            d.arrow((right, 202), (left, 202), color="orange")
+    d.arrow((792, 150), (792, 132), (336, 132), (336, 150), color="orange")
+    d.arrow((336, 254), (336, 300))
+    d.text(348, 282, "a plan: two graphs, with the proven gap to the optimum", "small")
+    d.text(24, 312, "you look at", "head")
+    _step_curves(d, (40, 372, 430, 140))
+    lines = (
+        ("plan.explain()", "kept and recomputed values, by source line"),
+        ("frontier.plot(…)", "the cheapest plan for every budget, and a bound"),
+        ("remat.compare(…)", "solvers and budgets in one table"),
+        ("plan.explore(…)", "a page with a slider over the budgets"),
+    )
+    for k, (call, text) in enumerate(lines):
+        d.text(520, 346 + 42 * k, call, "mono")
+        d.text(520, 364 + 42 * k, text, "small")
     return d
+
+
+def _step_curves(d: Drawing, place: tuple[float, float, float, float]) -> None:
+    """Memory over the tutorial's step, at the scale of `place`: left, upper, width, height."""
+    planned = (HERE / "pictures/tutorial-step.svg").read_text()
+    curves = {
+        color: [tuple(map(float, point.split(","))) for point in points.split()]
+        for color, points in re.findall(r'class="curve (\w+)" points="([^"]+)"', planned)
+    }
+    left, upper, width, height = place
+    xs, ys = zip(*[point for curve in curves.values() for point in curve], strict=True)
+    x0, y0, base = min(xs), min(ys), 299.0  # the picture's line of 0 bytes
+    for color, curve in curves.items():
+        d.curve(
+            [
+                (left + width * (x - x0) / (max(xs) - x0), upper + height * (y - y0) / (base - y0))
+                for x, y in curve
+            ],
+            color,
+        )
+    d.line([(left, upper), (left, upper + height), (left + width, upper + height)])
+    peaks = re.findall(r">(peak [^<]+)<", planned)
+    d.text(left, upper - 34, "memory over one training step", "small")
+    d.text(left, upper - 14, f"without remat: {peaks[0]}", "t-grey small")
+    d.text(left + width, upper - 14, f"with remat: {peaks[1]}", "t-blue small", anchor="end")
 
 
 SKETCHES: dict[str, Callable[[], Drawing]] = {
     "pictures/joint-graph.svg": joint_graph,
     "pictures/runtime-optimal.svg": runtime_optimal,
     "pictures/unchanged.svg": unchanged,
-    "pictures/house.svg": house,
+    "pictures/rooms.svg": rooms,
 }
 
 

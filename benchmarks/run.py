@@ -34,6 +34,7 @@ PLACES = {
     "step": ("step",),
     "default": ("default",),
     "memory": ("peak", "compiled-memory", "fit", "hooks"),
+    "networks": ("networks",),
     "plans": ("peak-plans", "large-steps", "schedules", "frontier", "offloading", "explorer"),
     "chunks": ("chunked-loss",),
     "reports": ("reports", "report-steps"),

@@ -269,6 +269,56 @@ def peak_plans(records: Records) -> str:
     return markdown(("steps", "recompute cost at the same peak"), cells)
 
 
+def networks(records: Records) -> str:
+    """Costs of plans within shares of the peak, with their bounds: a line for each network, and the means."""
+    record = records["networks"]
+    summary, cells = record["summary"], []
+    shares = list(summary["cost_within_share"])
+    for name, rows in grouped(rows_of(record, "graph", "remat", "least")).items():
+        (graph,) = rows_of({"rows": rows}, "graph")
+        plans = rows_of({"rows": rows}, "remat")
+        least = min(row["share"] for row in rows if row.get("share"))
+        facts = f"{graph['nodes']:,}", f"{graph['peak_bytes'] / 2**30:.1f} GiB"
+        of_eager = f"{graph['peak_bytes'] / graph['eager_bytes']:.2f}"
+        seconds = [row["seconds"] for row in plans if row["cost"] is not None]
+        planned = f"{span(seconds, 0)} s" if seconds else "–"
+        cells.append((name, *facts, of_eager, *map(_costs, plans), f"{least:.2f}", planned))
+    means = []
+    for share in shares:
+        cost, bound = (summary[f"{what}_within_share"][share] for what in ("cost", "bound"))
+        means.append(
+            f"{_percent(cost['mean'])} ({_percent(bound['mean'])}), {cost['networks']} of 9"
+        )
+    cells.append(("mean", "", "", "", *means, "", ""))
+    facts = "network", "joint nodes", "peak", "of eager PyTorch's"
+    return markdown((*facts, *shares, "least share found", "planned in"), cells)
+
+
+def _costs(row: Row) -> str:
+    """The cost of a plan with its bound, or why there is no plan."""
+    if row["cost"] is not None:
+        return f"{_percent(row['cost'])} ({_percent(row['bound'])})"
+    return "impossible" if "infeasible" in row["why"] else "none found"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def networks_within(records: Records) -> str:
+    """The least peaks found within a cost, as shares: a line for each network, and the means."""
+    record = records["networks"]
+    cells = []
+    for name, rows in grouped(rows_of(record, "within")).items():
+        cells.append((name, *(f"{r[key]:.2f}" for key in ("share", "of_eager") for r in rows)))
+    summary = record["summary"]
+    means = (summary["share_within_cost"], summary["share_of_eager_within_cost"])
+    cells.append(("mean", *(f"{found['mean']:.2f}" for of in means for found in of.values())))
+    costs = [f"{100 * float(cost):g} %" for cost in means[0]]
+    of_eager = (f"of eager PyTorch's, {cost}" for cost in costs)
+    return markdown(("network", *costs, *of_eager), cells)
+
+
 def hand_written(records: Records) -> str:
     """What people write by hand: how its step compares with that of the plan within the same peak."""
     rows = [row for row in rows_of(records["hand-written"]) if "ratio" in row]
@@ -391,6 +441,8 @@ TABLES: dict[str, Callable[[Records], str]] = {
     "memory": memory,
     "peak-plans": peak_plans,
     "hand-written": hand_written,
+    "networks": networks,
+    "networks-within": networks_within,
     "report-steps": lines(
         "report-steps",
         {

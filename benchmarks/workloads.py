@@ -33,6 +33,7 @@ CLASSES = {
     "t5": "T5ForConditionalGeneration",
     "vit": "ViTForImageClassification",
     "resnet": "ResNetForImageClassification",
+    "regnet": "RegNetForImageClassification",
     "convnext": "ConvNextForImageClassification",
     "swin": "SwinForImageClassification",
     "deberta": "DebertaV2ForMaskedLM",

@@ -37,8 +37,7 @@ from remat.running.measure import StorageTracker, as_before, measure_step, run_b
 from remat.sac import SACPlan, apply, greedy_order, remove, upper_envelope
 from remat.sac.run.lifetimes import loss_only
 from remat.sac.solve.choices import ModuleChoice, candidates
-from remat.sac.solve.peaks import simulate
-from remat.sac.solve.step_plot import simulate_plan
+from remat.sac.solve.peaks import Simulated, simulate
 from tests.models import Step
 
 #: How far estimates of activation bytes may be off.
@@ -111,6 +110,18 @@ def solved(tree: Any, share: float | None) -> tuple[SACPlan, tuple[float, float]
     coarse_s = timed(lambda: plan(tree, memory=share, gap=THEIR_GAP))[0]
     default_s, _, found = timed(lambda: plan(tree, memory=share))
     return found, (coarse_s, default_s)
+
+
+def simulate_plan(tree: Any, found: SACPlan) -> Simulated:
+    """The memory of a step under a plan."""
+    places = {m.name: k for k, m in enumerate(tree.modules)}
+    decision = {
+        places[tree[m.name].name]: ModuleChoice(
+            stored=m.stored, kept_bytes=m.stored_bytes, recompute_ps=0
+        )
+        for m in found.modules
+    }
+    return simulate(tree, decision, tree.memory(found.world_size))
 
 
 def measured_bytes(model: nn.Module, kwargs: dict[str, Any], found: SACPlan) -> tuple[int, Any]:

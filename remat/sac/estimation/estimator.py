@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Self
 from urllib.parse import quote
@@ -15,7 +16,7 @@ from remat.errors import ProblemError
 from remat.graph.costs import CostModel, Roofline
 from remat.report.pictures import write_picture
 from remat.sac.estimation.collecting import collect, model_of, runtimes
-from remat.sac.estimation.display import operators, print_table, steps, tradeoff_figure
+from remat.sac.estimation.display import print_greedy_order, print_operators, tradeoff_figure
 from remat.sac.estimation.stats import (
     SACGreedyOrderMeta,
     SACStats,
@@ -148,32 +149,10 @@ class SACEstimator:
         if save_tradeoff_graphs:
             folder = Path("tradeoff_graphs")
             folder.mkdir(exist_ok=True)
-            for name in self.sac_mod_stats:
+            for name, fitted in self.sac_mod_tradeoff_stats.items():
+                draw = partial(tradeoff_figure, self.sac_mod_stats[name], fitted, title=name)
                 # A module may be named "a/b", which must not become a folder.
-                self.plot(folder / f"{quote(name, safe='')}.png", name)
-
-    def plot(self, path: str | Path, module: str) -> None:
-        """Plot a module's greedy curve, the lines fitted above it, and the exact frontier, to a file.
-
-        Args:
-            path: the file to write, which ends with ``.svg`` or ``.png``.
-            module: name of the module.
-
-        Raises:
-            ProblemError: the module has no statistics, or the path has another suffix.
-            PlanError: Matplotlib is not installed, or the plot cannot be written.
-        """
-        stats = self.sac_mod_stats.get(module)
-        if stats is None:
-            known = ", ".join(list(self.sac_mod_stats)[:8]) or "none"
-            raise ProblemError(
-                self.sac_mod_unsteady.get(module)
-                or f"module '{module}' was not estimated; some that were: {known}"
-            )
-        fitted = self.sac_mod_tradeoff_stats.get(module)
-        if fitted is None:
-            fitted = upper_envelope(stats, self.sac_mod_greedy_order_meta[module])
-        write_picture(path, lambda: tradeoff_figure(stats, fitted, title=module))
+                write_picture(folder / f"{quote(name, safe='')}.png", draw)
 
     def display_modulewise_sac_stats(self, depth: int = 2, print_tabular: bool = False) -> None:
         """Print a table of the operators and a table of the greedy order of each module.
@@ -201,7 +180,7 @@ class SACEstimator:
             f"Total Memory: {sum(sac_stats.memory)} B Total Runtime: {sum(sac_stats.runtimes):.6g} ms "
             f"Store Random: {sac_stats.force_store_random}"
         )
-        print_table(operators(sac_stats), ruled=print_tabular)
+        print_operators(sac_stats, boxed=print_tabular)
 
     def display_sac_tradeoff_stats(
         self,
@@ -216,7 +195,7 @@ class SACEstimator:
             sac_stats: statistics of the module.
             print_tabular: whether the table has a box around it on a terminal.
         """
-        print_table(steps(greedy_order_meta, sac_stats), ruled=print_tabular)
+        print_greedy_order(greedy_order_meta, sac_stats, boxed=print_tabular)
 
     def record(self, given: Iterable[torch.Tensor] = ()) -> StepRecorder:
         """Return a recorder of module calls that adds the calls' statistics to this estimator.

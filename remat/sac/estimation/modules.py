@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +24,6 @@ from remat.sac.estimation.collecting import BENCHMARK
 from remat.sac.estimation.estimator import SACEstimator
 from remat.sac.estimation.stats import SACStats
 from remat.sac.policies.region import context_fn
-from remat.sac.run.fakes import fake_parameters
 from remat.sac.run.lifetimes import Ints, Lifetimes, given_tensors, loss_only
 from remat.sac.run.module_calls import check_module
 from remat.sac.run.recording import ModuleSpan
@@ -203,12 +202,35 @@ def estimate(
             # device become fake tensors on the CPU.
             faker = Faker(fake_mode, None)
             args, named = pytree.tree_map(faker, (args, named))
-            stack.enter_context(fake_parameters(model, faker))
+            stack.enter_context(_fake_parameters(model, faker))
             stack.enter_context(fake_mode)
         lifetimes = record_step(model, args, named, estimator(mode, costs, fake=fake))
         timed = mode == BENCHMARK and cost is None and not fake and _on_the_cpu(given)
         tree = build_tree(model, estimator, lifetimes, state_bytes)
         return replace(tree, policy_ms=policy_ms()) if timed else tree
+
+
+@contextlib.contextmanager
+def _fake_parameters(model: nn.Module, faker: Faker) -> Iterator[None]:
+    """Replace a model's parameters and buffers by fake tensors within the ``with`` block.
+
+    The model itself is changed, because some models cannot be copied. Tied parameters stay tied.
+    After the block, the real tensors are put back.
+    """
+    put = [
+        (slots, name, tensor)
+        for module in model.modules()
+        for slots in (torch_compat.parameters_of(module), torch_compat.buffers_of(module))
+        for name, tensor in slots.items()
+        if tensor is not None
+    ]
+    try:
+        for slots, name, tensor in put:
+            slots[name] = faker(tensor)
+        yield
+    finally:
+        for slots, name, tensor in put:
+            slots[name] = tensor
 
 
 def record_step(

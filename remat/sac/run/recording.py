@@ -16,7 +16,6 @@ from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph import ops
 from remat.graph.memory.storages import hint, storage_of
-from remat.sac.run.fakes import check_fake
 from remat.sac.run.module_calls import ModuleCall, in_backward, watching
 from remat.sac.run.operators import allocated_bytes, is_skipped, storages, tensors_in, written
 from remat.torch_compat import pytree
@@ -179,7 +178,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
     def begin(self, call: ModuleCall) -> None:
         """Add the span of a module call that begins; see `Watcher.begin`."""
         if not self._inside:  # the outermost module's parameters include those of inner modules
-            check_fake(call.name, call.module)
+            _check_fake(call.name, call.module)
         self.spans.append(
             ModuleSpan(
                 name=call.name,
@@ -484,3 +483,21 @@ def _made_again(calls: Sequence[Call]) -> set[int]:
         if any(written.get(key, -1) > since for key in call.returns):
             again.add(i)
     return again
+
+
+def _check_fake(name: str, module: nn.Module) -> None:
+    """Raise a ProblemError if a module has real tensors and the active fake mode does not accept them.
+
+    Args:
+        name: name of the module for the message.
+        module: the module.
+    """
+    mode = torch_compat.active_fake_mode()
+    if mode is None or mode.allow_non_fake_inputs:
+        return
+    for path, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if not torch_compat.is_fake(tensor):
+            raise ProblemError(
+                f"module '{name}': '{path}' is a real tensor, not a fake one; make the model inside "
+                "of the FakeTensorMode, or use FakeTensorMode(allow_non_fake_inputs=True)"
+            )

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from remat.errors import BudgetError, ProblemError
 from remat.sac.estimation.modules import ModuleTree
 from remat.sac.estimation.stats import Grouping, Item, SACStats, group
-from remat.sac.estimation.tradeoff import as_knapsack, turns_up
+from remat.sac.estimation.tradeoff import as_knapsack
 from remat.solvers.auto import Auto
 from remat.solvers.base import Solver
+from remat.solvers.graph.pareto import lower_hull
 from remat.solvers.knapsack.frontier import KnapsackFrontier, knapsack_frontier
 from remat.solvers.run import run
 
@@ -149,12 +150,8 @@ def _points(frontier: KnapsackFrontier, most: int) -> list[int]:
     if count <= most:
         return list(range(count))
     # Python's integers, since products of bytes and picoseconds exceed 64 bits.
-    points = list(zip(frontier.weights.tolist(), frontier.values.tolist(), strict=True))
-    on_hull: list[int] = []
-    for c in range(count):
-        while len(on_hull) > 1 and turns_up(points[on_hull[-2]], points[on_hull[-1]], points[c]):
-            on_hull.pop()
-        on_hull.append(c)
+    weights, values = frontier.weights.tolist(), frontier.values.tolist()
+    on_hull = lower_hull(range(count), lambda point: (weights[point], -values[point]))
     chosen = {on_hull[i] for i in _evenly(len(on_hull), most)}
     return sorted(chosen.union(_evenly(count, max(0, most - len(chosen)))))
 

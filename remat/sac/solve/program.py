@@ -21,14 +21,7 @@ from remat.errors import BudgetError
 from remat.sac.estimation.modules import ModuleTree
 from remat.sac.run.lifetimes import Ints
 from remat.sac.solve.choices import ModuleChoice
-from remat.sac.solve.peaks import (
-    Decision,
-    Simulated,
-    held_longer,
-    rerun_peaks,
-    simulate,
-    stored_bytes,
-)
+from remat.sac.solve.peaks import AddedBytes, Decision, Simulated, simulate
 from remat.solvers.highs import milp
 from remat.units import format_bytes
 
@@ -190,8 +183,9 @@ class _Program:
         self._columns = {
             k: slice(end - len(options[k]), end) for k, end in zip(options, ends, strict=True)
         }
-        self._stored = {k: stored_bytes(tree.modules[k].operators, c) for k, c in options.items()}
-        self._kept = {k: np.array([o.kept_bytes for o in c]) for k, c in options.items()}
+        self._added = {
+            k: AddedBytes.of(tree.modules[k], c, tree.state_bytes) for k, c in options.items()
+        }
         #: Dict from each program point with a row to the bytes that each choice adds at the point.
         #: A point is a moment, or (module, call) of a rerun.
         self._rows: dict[int | tuple[int, int], Ints] = {}
@@ -213,43 +207,27 @@ class _Program:
         over = np.flatnonzero(simulated.memory > budget)
         runs = np.split(over, np.flatnonzero(np.diff(over) > 1) + 1) if len(over) else []
         worst = (int(run[np.argmax(simulated.memory[run])]) for run in runs)
-        rows: dict[int | tuple[int, int], Ints] = {
-            t: self._at(t) for t in worst if t not in self._rows
-        }
-        for at, peak in simulated.reruns.items():
-            if peak > budget and at not in self._rows:
-                rows[at] = self._rerun(*at)
+        reruns = (call for call, peak in simulated.reruns.items() if peak > budget)
+        rows = {at: self._row(at) for at in (*worst, *reruns) if at not in self._rows}
         self._rows |= rows
         return bool(rows)
 
-    def _at(self, moment: int) -> Ints:
-        """Return the bytes that each choice of each module adds at a moment; negative if the choice frees bytes."""
+    def _row(self, point: int | tuple[int, int]) -> Ints:
+        """Return the bytes that each choice of each module adds at a program point."""
+        moments = np.array([self._moment(point)])
         row = np.zeros(self._count, dtype=np.int64)
         for k, columns in self._columns.items():
-            module = self._tree.modules[k]
-            for call in module.calls:
-                if call.begin <= moment <= call.back_end:
-                    row[columns] += self._tree.state_bytes
-                if call.end <= moment <= call.back:
-                    row[columns] += self._kept[k] - call.freeable_bytes
-                elif call.begin <= moment < call.end:
-                    at = np.array([moment])
-                    row[columns] += held_longer(call, self._stored[k], at)[:, 0]
+            row[columns] = self._added[k].at(moments)[:, 0]
+        if not isinstance(point, int):
+            k, i = point
+            row[self._columns[k]] += self._added[k].in_rerun(i)
         return row
 
-    def _rerun(self, k: int, i: int) -> Ints:
-        """Return the bytes that each choice of each module adds to the peak while a module call runs again.
-
-        Args:
-            k: position of the module that runs again.
-            i: position, among the module's calls, of the call that is recomputed.
-        """
-        module = self._tree.modules[k]
-        call = module.calls[i]
-        row = self._at(call.back)
-        peaks = rerun_peaks(call, self._stored[k])
-        row[self._columns[k]] += peaks - self._kept[k] + self._tree.state_bytes
-        return row
+    def _moment(self, point: int | tuple[int, int]) -> int:
+        """Return the moment of a program point; a rerun takes place at the start of the call's backward."""
+        return (
+            point if isinstance(point, int) else self._tree.modules[point[0]].calls[point[1]].back
+        )
 
     def solve(self, budget: int | None, gap: float, time_limit: float | None) -> _Answer | None:
         """Solve the program for the least recompute time within a budget, or for the least peak.
@@ -309,10 +287,7 @@ class _Program:
         from scipy.sparse import csr_array
 
         rows = [np.append(row / unit_bytes, -1.0) for row in self._rows.values()]
-        moments = [
-            at if isinstance(at, int) else self._tree.modules[at[0]].calls[at[1]].back
-            for at in self._rows
-        ]
+        moments = [self._moment(point) for point in self._rows]
         return LinearConstraint(csr_array(np.stack(rows)), ub=-self._plain[moments] / unit_bytes)
 
     def _nesting(self) -> Any:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from remat.errors import ProblemError
 from remat.sac import SACEstimator, greedy_order, upper_envelope
 from remat.sac.estimation.display import exact_points, tradeoff_figure
 from tests.sac.estimation.test_estimator import Block
@@ -73,10 +72,6 @@ def test_pictures(found: SACEstimator, tmp_path: Path, monkeypatch: pytest.Monke
     found.pwlf_sac_tradeoff_curve(2, save_tradeoff_graphs=True)
     names = sorted(p.name for p in (tmp_path / "tradeoff_graphs").iterdir())
     assert names == ["Sequential.a%2Fb.png", "Sequential.png"], "a slash becomes no folder"
-    found.plot(tmp_path / "one.svg", "Sequential")
-    assert "upper envelope" in (tmp_path / "one.svg").read_text()
-    with pytest.raises(ProblemError, match="'Stak' was not estimated; some that were: Sequential"):
-        found.plot(tmp_path / "two.svg", "Stak")
 
 
 def test_the_picture_shows_three_curves() -> None:

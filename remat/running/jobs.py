@@ -55,7 +55,7 @@ def check_executor(executor: AnyExecutor) -> None:
     )
 
 
-def name_to_send(given: Any, what: str) -> str:
+def name_to_send(argument: Any, kind: str) -> str:
     """Return the name of a solver or cost model that the user gave by name; refuse an object.
 
     A name can be sent to a worker process, which creates the object that the name stands for.
@@ -67,10 +67,10 @@ def name_to_send(given: Any, what: str) -> str:
     Raises:
         ProblemError: ``given`` is not a str.
     """
-    if isinstance(given, str):
-        return given
+    if isinstance(argument, str):
+        return argument
     raise ProblemError(
-        f"{what} {given!r} cannot be sent to an executor; give its name, of a plugin or as module:Class"
+        f"{kind} {argument!r} cannot be sent to an executor; give its name, of a plugin or as module:Class"
     )
 
 
@@ -109,10 +109,10 @@ def run_jobs(
 
     work = partial(_declaring, work, declared())
     if isinstance(executor, Executor):
-        left = _submitted(executor, work, jobs, range(len(jobs)), on_answer)
-        if left:
+        unanswered = _submitted(executor, work, jobs, range(len(jobs)), on_answer)
+        if unanswered:
             raise ProblemError(
-                f"the workers of the executor are gone, with {len(left)} of {len(jobs)} questions not answered: "
+                f"the workers of the executor are gone, with {len(unanswered)} of {len(jobs)} questions not answered: "
                 "give a new executor; with an output file, what was answered is not asked again"
             )
     else:
@@ -183,21 +183,21 @@ def _in_processes(
         on_death: as in `run_jobs`.
     """
     deaths: Counter[int] = Counter()
-    left = list(range(len(jobs)))
+    pending = list(range(len(jobs)))
     suspects = 0  # the first `suspects` jobs in `left` may have killed a worker
-    while left:
-        asked = left[:1] if suspects else left
-        before, given = multiprocessing.active_children(), os.environ.get(_SAFE_PATH)
+    while pending:
+        batch = pending[:1] if suspects else pending
+        before, safe_path = multiprocessing.active_children(), os.environ.get(_SAFE_PATH)
         with _safe_path():
             # Creating the pool may start a process: multiprocessing's resource tracker.
             pool = ProcessPoolExecutor(
                 1 if suspects else count,
                 mp_context=multiprocessing.get_context("spawn"),
                 initializer=_put_safe_path,  # so that processes that a job starts get the old value
-                initargs=(given,),
+                initargs=(safe_path,),
             )
         try:
-            lost = _submitted(pool, work, jobs, asked, on_answer, starting=_safe_path)
+            unanswered = _submitted(pool, work, jobs, batch, on_answer, starting=_safe_path)
         except BaseException:  # also KeyboardInterrupt: end the workers without waiting for jobs
             pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
@@ -206,20 +206,20 @@ def _in_processes(
             raise
         pool.shutdown()
         if not suspects:
-            left, suspects = lost, min(count, len(lost))
+            pending, suspects = unanswered, min(count, len(unanswered))
             continue
-        deaths.update(lost)
-        if not lost or deaths[asked[0]] > RETRIES:
-            left, suspects = left[1:], suspects - 1
-        if deaths[asked[0]] > RETRIES:
-            on_death(asked[0], "the process that worked on it died")
+        deaths.update(unanswered)
+        if not unanswered or deaths[batch[0]] > RETRIES:
+            pending, suspects = pending[1:], suspects - 1
+        if deaths[batch[0]] > RETRIES:
+            on_death(batch[0], "the process that worked on it died")
 
 
 def _submitted(
     executor: Executor,
     work: Callable[[Job], Answer],
     jobs: Sequence[Job],
-    asked: Sequence[int],
+    batch: Sequence[int],
     on_answer: Callable[[int, Answer], None],
     starting: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> list[int]:
@@ -239,13 +239,13 @@ def _submitted(
         down.
     """
     waiting: dict[Future[Answer], int] = {}
-    lost: list[int] = []
+    unanswered: list[int] = []
     try:
         with starting():
-            for k in asked:
+            for k in batch:
                 waiting[executor.submit(work, jobs[k])] = k
     except (BrokenExecutor, RuntimeError):  # the executor is broken or shut down
-        lost = [k for k in asked if k not in waiting.values()]
+        unanswered = [k for k in batch if k not in waiting.values()]
     try:
         while waiting:
             done, _ = wait(waiting, return_when=FIRST_COMPLETED)
@@ -254,7 +254,7 @@ def _submitted(
                 try:
                     answer = future.result()
                 except (BrokenExecutor, CancelledError):
-                    lost.append(k)
+                    unanswered.append(k)
                     continue
                 except ModuleNotFoundError as error:
                     raise ProblemError(
@@ -265,4 +265,4 @@ def _submitted(
     finally:
         for future in waiting:
             future.cancel()
-    return sorted(lost)
+    return sorted(unanswered)

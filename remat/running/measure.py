@@ -76,31 +76,36 @@ def measure_step(
         ProblemError: ``by`` is invalid for the device, or the step wrote to a frozen parameter.
     """
     named = dict(kwargs or {})
-    given = [*tensors_of((tuple(args), named)), *resident]
+    tensors = [*tensors_of((tuple(args), named)), *resident]
     if isinstance(fn, torch.nn.Module):
-        given += [*fn.parameters(), *fn.buffers()]
-    given = list({id(t): t for t in given}.values())
-    device = next((t.device for t in given if t.device.type == "cuda"), torch.device("cpu"))
-    known = {"allocator": _by_cuda} if device.type == "cuda" else _ON_CPU
-    by = next(iter(known)) if by is None else by
-    if by not in known:
+        tensors += [*fn.parameters(), *fn.buffers()]
+    tensors = list({id(t): t for t in tensors}.values())
+    device = device_of(tensors)
+    methods = {"allocator": _by_cuda} if device.type == "cuda" else _ON_CPU
+    by = next(iter(methods)) if by is None else by
+    if by not in methods:
         raise ProblemError(
-            f"by is {by!r}; expected {' or '.join(map(repr, known))} for a step on {device.type}"
+            f"by is {by!r}; expected {' or '.join(map(repr, methods))} for a step on {device.type}"
         )
-    with as_before(given, device):
+    with as_before(tensors, device):
         for _ in range(_WARM_UP):
             before = torch_compat.counters["stats"]["unique_graphs"]
             run_backward(run_forward(fn, args, named))
-            _forget_gradients(given)
+            _forget_gradients(tensors)
             if torch_compat.counters["stats"]["unique_graphs"] == before:
                 break
-        return known[by](lambda: run_forward(fn, args, named), given, device)
+        return methods[by](lambda: run_forward(fn, args, named), tensors, device)
+
+
+def device_of(tensors: Iterable[torch.Tensor]) -> torch.device:
+    """Return the first CUDA device among the devices of tensors; the CPU if there is none."""
+    return next((t.device for t in tensors if t.device.type == "cuda"), torch.device("cpu"))
 
 
 #: Pair: the result of a call, and an empty tensor whose ``backward()`` runs backward of all outputs.
 Result = tuple[Any, torch.Tensor]
 _Step = Callable[[], Result]
-_Way = Callable[[_Step, Sequence[torch.Tensor], torch.device], Measured]
+_Method = Callable[[_Step, Sequence[torch.Tensor], torch.device], Measured]
 
 
 def run_forward(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Result:
@@ -244,20 +249,20 @@ def allocations() -> Iterator[list[int]]:
         A list in order of time, which is filled when the block ends. An entry is the bytes of an
         allocation, or the negated bytes of a deallocation.
     """
-    found: list[int] = []
+    sizes: list[int] = []
     level = os.environ.get(_LOG_LEVEL)
     # Otherwise Kineto, which reads this once, logs to stderr.
     os.environ.setdefault(_LOG_LEVEL, "6")
     cpu = [torch.profiler.ProfilerActivity.CPU]
     try:
         with torch.profiler.profile(activities=cpu, profile_memory=True) as profile:
-            yield found
+            yield sizes
     finally:
         if level is None:
             del os.environ[_LOG_LEVEL]
     events: Any = profile.profiler.kineto_results.events()
     in_order = sorted(events, key=lambda event: event.start_ns())
-    found += [event.nbytes() for event in in_order if event.name() == "[memory]"]
+    sizes += [event.nbytes() for event in in_order if event.name() == "[memory]"]
 
 
 def _by_cuda(step: _Step, inputs: Sequence[torch.Tensor], device: torch.device) -> Measured:
@@ -273,7 +278,7 @@ def _by_cuda(step: _Step, inputs: Sequence[torch.Tensor], device: torch.device) 
     )
 
 
-_ON_CPU: Mapping[str, _Way] = {"storages": _by_storages, "allocator": _by_profiler}
+_ON_CPU: Mapping[str, _Method] = {"storages": _by_storages, "allocator": _by_profiler}
 
 
 def _bytes_of(tensors: Iterable[torch.Tensor], block: int) -> int:

@@ -25,7 +25,7 @@ Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 _EXAMPLES = "name a class of torch.optim, such as 'adamw' or 'sgd:momentum=0.9'"
 #: Name of the function with which PyTorch's optimizers decide whether to use their foreach implementation.
 _CHOOSES_FOREACH = "_default_to_fused_or_foreach"
-_WORDS = {"true": True, "false": False, "none": None}
+_CONSTANTS = {"true": True, "false": False, "none": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +68,8 @@ def read_optimizer(optimizer: str | Make) -> tuple[str, Make]:
             )
         inner = getattr(optimizer, "func", optimizer)
         return getattr(inner, "__name__", type(inner).__name__), optimizer
-    kind, given = _named(optimizer)
-    return optimizer, lambda parameters: kind(parameters, **given)
+    kind, arguments = _class_and_arguments(optimizer)
+    return optimizer, lambda parameters: kind(parameters, **arguments)
 
 
 def optimizer_code(optimizer: str | Make) -> str:
@@ -80,12 +80,12 @@ def optimizer_code(optimizer: str | Make) -> str:
     """
     if not isinstance(optimizer, str):
         return ""
-    kind, named = _named(optimizer)
-    given = [f"{key}={value!r}" for key, value in named.items()]
-    return f"torch.optim.{kind.__name__}({', '.join(['model.parameters()', *given])})"
+    kind, named = _class_and_arguments(optimizer)
+    arguments = [f"{key}={value!r}" for key, value in named.items()]
+    return f"torch.optim.{kind.__name__}({', '.join(['model.parameters()', *arguments])})"
 
 
-def _named(optimizer: str) -> tuple[Any, dict[str, Any]]:
+def _class_and_arguments(optimizer: str) -> tuple[Any, dict[str, Any]]:
     """Return the class and the keyword arguments that an optimizer's text names.
 
     Raises:
@@ -93,15 +93,15 @@ def _named(optimizer: str) -> tuple[Any, dict[str, Any]]:
             ``key=value``.
     """
     name, _, text = optimizer.partition(":")
-    known = {
+    classes = {
         n.lower(): c
         for n, c in vars(torch.optim).items()
         if isinstance(c, type) and issubclass(c, torch.optim.Optimizer)
     }
-    del known["optimizer"]  # the abstract base class
-    kind = known.get(name.strip().lower())
+    del classes["optimizer"]  # the abstract base class
+    kind = classes.get(name.strip().lower())
     if kind is None:
-        meant = did_you_mean(name.lower(), known) or ";"
+        meant = did_you_mean(name.lower(), classes) or ";"
         raise ProblemError(
             f"optimizer is '{optimizer}', but torch.optim has no '{name}'{meant} {_EXAMPLES}"
         )
@@ -119,8 +119,8 @@ def _named(optimizer: str) -> tuple[Any, dict[str, Any]]:
 
 def _literal(value: ast.expr) -> Any:
     """Return the value of a Python literal; true, false and none may be in upper or lower case."""
-    if isinstance(value, ast.Name) and value.id.lower() in _WORDS:
-        return _WORDS[value.id.lower()]
+    if isinstance(value, ast.Name) and value.id.lower() in _CONSTANTS:
+        return _CONSTANTS[value.id.lower()]
     return ast.literal_eval(value)
 
 
@@ -150,29 +150,29 @@ def trace_optimizer(
     mode = torch_compat.FakeTensorMode(allow_non_fake_inputs=True)
     with mode, torch.no_grad():
         fakes = [torch.empty_strided(p.size(), p.stride(), dtype=p.dtype) for p in parameters]
-    made = [torch.nn.Parameter(f, requires_grad=f.is_floating_point()) for f in fakes]
+    copies = [torch.nn.Parameter(f, requires_grad=f.is_floating_point()) for f in fakes]
     tracker = _Steps()
-    for parameter in made:
+    for parameter in copies:
         tracker.add(parameter)
-    own = tracker.current
-    given = most = 0
+    parameter_bytes = tracker.current
+    before_step = most = 0
     try:
-        running = make(made)
+        running = make(copies)
         if not isinstance(running, torch.optim.Optimizer):
             raise TypeError(f"it made a {type(running).__name__}, no torch.optim.Optimizer")
         if foreach:
-            _work_at_once(running)
+            _select_foreach(running)
         with tracker:
             # The first step creates the state, so the second step shows the usual traffic.
             for nth in range(2):
                 with torch.no_grad():
-                    for i, parameter in enumerate(made):
+                    for i, parameter in enumerate(copies):
                         if i not in without_gradient:
                             parameter.grad = torch.empty_like(parameter)
-                given = given if nth else tracker.current
+                before_step = before_step if nth else tracker.current
                 tracker.peak, tracker.moved = tracker.current, 0
                 running.step()
-                most = max(most, tracker.peak - given)
+                most = max(most, tracker.peak - before_step)
                 running.zero_grad(set_to_none=True)
     except Exception as error:  # user code may raise any exception
         raise ProblemError(
@@ -181,7 +181,7 @@ def trace_optimizer(
             "optimizer of a list of parameters",
             option="optimizer",
         ) from error
-    state = tracker.current - own
+    state = tracker.current - parameter_bytes
     return OptimizerUse(
         name=name,
         state_bytes=state,
@@ -190,7 +190,7 @@ def trace_optimizer(
     )
 
 
-def _work_at_once(optimizer: torch.optim.Optimizer) -> None:
+def _select_foreach(optimizer: torch.optim.Optimizer) -> None:
     """Select an optimizer's foreach implementation, which PyTorch selects by default on a GPU.
 
     An optimizer is not changed if it has no foreach implementation, or if the user chose an
@@ -201,8 +201,8 @@ def _work_at_once(optimizer: torch.optim.Optimizer) -> None:
     if not any(hasattr(module, _CHOOSES_FOREACH) for module in modules):
         return
     for group in optimizer.param_groups:
-        chosen = group.get("fused") or group.get("differentiable")
-        if "foreach" in group and group["foreach"] is None and not chosen:
+        is_user_choice = group.get("fused") or group.get("differentiable")
+        if "foreach" in group and group["foreach"] is None and not is_user_choice:
             group["foreach"] = True
 
 
@@ -228,15 +228,15 @@ class _Steps(StorageTracker):  # type: ignore[no-untyped-call]
 
 def _moved(func: Any, args: Any, kwargs: Any, out: Any) -> int:
     """Return the bytes that a call reads and writes; 0 for a call that only returns views."""
-    read = _storages((args, kwargs))
+    reads = _storages((args, kwargs))
     signature = torch_compat.schema(func).arguments
     in_place = {a.name for a in signature if a.alias_info is not None and a.alias_info.is_write}
-    named = {**{a.name: v for a, v in zip(signature, args, strict=False)}, **kwargs}
-    written = _storages([v for name, v in named.items() if name in in_place])
-    made = {k: b for k, b in _storages(out).items() if k not in read}
-    if not written and not made:
+    arguments = {**{a.name: v for a, v in zip(signature, args, strict=False)}, **kwargs}
+    writes = _storages([v for name, v in arguments.items() if name in in_place])
+    results = {k: b for k, b in _storages(out).items() if k not in reads}
+    if not writes and not results:
         return 0
-    return sum(read.values()) + sum(written.values()) + sum(made.values())
+    return sum(reads.values()) + sum(writes.values()) + sum(results.values())
 
 
 def _storages(value: Any) -> dict[int, int]:

@@ -74,8 +74,8 @@ class RealValues:
             return module
         copied = fx.GraphModule(module, module.graph)
         for node in fake:
-            held = getattr(module, str(node.target))
-            setattr(copied, str(node.target), self.make(held, f"{name}.{node.target}"))
+            constant = getattr(module, str(node.target))
+            setattr(copied, str(node.target), self.make(constant, f"{name}.{node.target}"))
         return copied
 
     def _tensor(self, value: torch.Tensor, name: str) -> torch.Tensor:
@@ -89,24 +89,24 @@ class RealValues:
                 "values; check the structure only"
             )
         key = storage_key(value)
-        held = self._storages.get(key) if key is not None else None
-        if held is None:
+        memory = self._storages.get(key) if key is not None else None
+        if memory is None:
             count = -(-storage_bytes(value) // value.element_size())
             # crc32, because the hash of a str differs from process to process.
-            held = _numbers(count, value.dtype, self._seed ^ zlib.crc32(name.encode()))
+            memory = _numbers(count, value.dtype, self._seed ^ zlib.crc32(name.encode()))
             try:
-                held = held.to(value.device)
+                memory = memory.to(value.device)
             except (RuntimeError, AssertionError) as error:
                 raise ProblemError(
                     f"input '{name}' lies on '{value.device}', which is not here "
                     f"({first_line(error)}); check the structure only"
                 ) from None
             if key is not None:
-                self._storages[key] = held
+                self._storages[key] = memory
         sizes, strides = ([hint(s) for s in x] for x in (value.shape, value.stride()))
         # Two tensors on one storage may differ in dtype; the stored values have the dtype of the first one.
-        whole = held if held.dtype == value.dtype else held.view(torch.uint8).view(value.dtype)
-        return whole.as_strided(sizes, strides, hint(value.storage_offset()))
+        base = memory if memory.dtype == value.dtype else memory.view(torch.uint8).view(value.dtype)
+        return base.as_strided(sizes, strides, hint(value.storage_offset()))
 
 
 def _numbers(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
@@ -136,8 +136,8 @@ def copy_of(value: Any, copies: dict[int, torch.Tensor]) -> Any:
     storage = value.untyped_storage()
     if torch_compat.storage_id(storage) not in copies:
         # The whole storage, so that all views can keep their offsets.
-        whole = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
-        copies[torch_compat.storage_id(storage)] = whole.clone()
-    made = torch.empty(0, dtype=value.dtype, device=value.device)
+        contents = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
+        copies[torch_compat.storage_id(storage)] = contents.clone()
+    view = torch.empty(0, dtype=value.dtype, device=value.device)
     copied = copies[torch_compat.storage_id(storage)].untyped_storage()
-    return made.set_(copied, value.storage_offset(), value.shape, value.stride())
+    return view.set_(copied, value.storage_offset(), value.shape, value.stride())

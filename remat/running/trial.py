@@ -84,8 +84,8 @@ class Trial:
         """
         n = joint.num_fwd_outputs
         with self._set_up() as (inputs, constants):
-            returned = _run(joint.graph_module, partial(self._given, inputs), constants)
-            return _left_behind(returned[:n], returned[n:], inputs)
+            returned = _run(joint.graph_module, partial(self._input, inputs), constants)
+            return _results(returned[:n], returned[n:], inputs)
 
     def run_graphs(
         self, forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int
@@ -108,23 +108,23 @@ class Trial:
             ProblemError: backward needs a value that forward does not save.
         """
         with self._set_up() as (inputs, constants):
-            returned = _run(forward, partial(self._given, inputs), constants)
+            returned = _run(forward, partial(self._input, inputs), constants)
             n = num_fwd_outputs
             nodes = outputs_of(forward.graph)[n:]
-            handed = {x.name: value for x, value in zip(nodes, returned[n:], strict=True)}
+            saved = {x.name: value for x, value in zip(nodes, returned[n:], strict=True)}
 
-            def given(placeholder: fx.Node) -> Any:
-                if placeholder.name in handed:
-                    return handed[placeholder.name]
+            def value_of(placeholder: fx.Node) -> Any:
+                if placeholder.name in saved:
+                    return saved[placeholder.name]
                 if not role_of(placeholder).in_backward:
                     raise ProblemError(
                         f"backward reads '{placeholder.name}', which forward does not hand over"
                     )
-                return self._given(inputs, placeholder)
+                return self._input(inputs, placeholder)
 
-            return _left_behind(returned[:n], _run(backward, given, constants), inputs)
+            return _results(returned[:n], _run(backward, value_of, constants), inputs)
 
-    def _given(self, inputs: Mapping[str, Any], placeholder: fx.Node) -> Any:
+    def _input(self, inputs: Mapping[str, Any], placeholder: fx.Node) -> Any:
         """Return the random value of a placeholder.
 
         Raises:
@@ -175,9 +175,9 @@ def _check(joint: JointGraph, max_bytes: int) -> None:
             nbytes = storage_bytes(value)
             total += nbytes if node.op in ("placeholder", "get_attr") else 0
             if max(nbytes, total) > max_bytes:
-                what = "the inputs take" if total > max_bytes else f"'{node.name}' takes"
+                subject = "the inputs take" if total > max_bytes else f"'{node.name}' takes"
                 raise ProblemError(
-                    f"to run graph '{joint.name}', {what} {format_bytes(max(nbytes, total))}; at most "
+                    f"to run graph '{joint.name}', {subject} {format_bytes(max(nbytes, total))}; at most "
                     f"{format_bytes(max_bytes)} are allocated for that: check a smaller configuration "
                     "of the model, or the structure only"
                 )
@@ -238,7 +238,7 @@ class _Interpreter(fx.Interpreter):
 
 
 def _run(
-    module: fx.GraphModule, given: Callable[[fx.Node], Any], constants: Mapping[str, Any]
+    module: fx.GraphModule, value_of: Callable[[fx.Node], Any], constants: Mapping[str, Any]
 ) -> list[Any]:
     """Run a graph and return its results as a flat list.
 
@@ -247,21 +247,19 @@ def _run(
         given: function from a placeholder to its value.
         constants: as in `_Interpreter`.
     """
-    args = [given(node) for node in module.graph.nodes if node.op == "placeholder"]
+    args = [value_of(node) for node in module.graph.nodes if node.op == "placeholder"]
     returned = _Interpreter(module, constants).run(*args, enable_io_processing=False)
     return pytree.tree_leaves(returned)
 
 
-def _left_behind(
-    outputs: list[Any], gradients: list[Any], inputs: Mapping[str, Any]
-) -> dict[str, Any]:
+def _results(outputs: list[Any], gradients: list[Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the results of a run, by name.
 
     The results are the outputs, the gradients, the inputs after the run, and the state of PyTorch's
     CPU generator after the run.
     """
-    left = {f"output {i}": v for i, v in enumerate(outputs)}
-    left |= {f"gradient {i}": v for i, v in enumerate(gradients)}
-    left |= {f"input '{name}' afterwards": v for name, v in inputs.items()}
-    left["the state of the generator"] = torch.get_rng_state()
-    return left
+    results = {f"output {i}": v for i, v in enumerate(outputs)}
+    results |= {f"gradient {i}": v for i, v in enumerate(gradients)}
+    results |= {f"input '{name}' afterwards": v for name, v in inputs.items()}
+    results["the state of the generator"] = torch.get_rng_state()
+    return results

@@ -62,7 +62,7 @@ _ALLOCATE = (
 _PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.")
 #: Operators, besides elementwise ones, without a workspace for dense tensors of real numbers with at
 #: least 32 bits.
-_TAKE_NOTHING = ("mm", "addmm", "bmm", "clone", "copy", "copy_", "empty", "full", "zeros", "ones", "empty_like",
+_WITHOUT_WORKSPACE = ("mm", "addmm", "bmm", "clone", "copy", "copy_", "empty", "full", "zeros", "ones", "empty_like",
     "full_like", "zeros_like", "ones_like", "new_empty", "new_empty_strided", "new_full", "new_zeros", "new_ones",
 )  # fmt: skip
 #: Measured workspaces in bytes, by kind of call.
@@ -134,7 +134,7 @@ def _cached(op: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) ->
         return _CACHE[key]
 
 
-def _estimated(op: Any, args: Any, kwargs: Any, together: int) -> int:
+def _estimated(op: Any, args: Any, kwargs: Any, nbytes: int) -> int:
     """Return the workspace bytes of a call, measured directly or extrapolated from smaller batches.
 
     Args:
@@ -143,19 +143,23 @@ def _estimated(op: Any, args: Any, kwargs: Any, together: int) -> int:
         kwargs: keyword arguments.
         together: bytes of the call's inputs and results.
     """
-    if together > MOST_BYTES:
-        batches = _batches(op, args, kwargs, together)
+    if nbytes > MOST_BYTES:
+        batches = _batches(op, args, kwargs, nbytes)
         if batches is not None:
-            few, more, samples, of = batches
-            if _allocated(of(more)) <= _MOST_AT_ONCE:
-                taken = [_measured(op, *of(n)) for n in (few, more)]
-                return max(0, taken[1] + (taken[1] - taken[0]) * (samples - more) // (more - few))
+            small, large, samples, with_batch = batches
+            if _allocated(with_batch(large)) <= _MOST_AT_ONCE:
+                measured = [_measured(op, *with_batch(n)) for n in (small, large)]
+                return max(
+                    0,
+                    measured[1]
+                    + (measured[1] - measured[0]) * (samples - large) // (large - small),
+                )
     # Arguments with gaps between their elements take more memory than the elements alone.
-    together = max(together, _allocated((args, kwargs)))
-    if together > _MOST_AT_ONCE:
+    nbytes = max(nbytes, _allocated((args, kwargs)))
+    if nbytes > _MOST_AT_ONCE:
         warn(
             f"what {op} takes beside its results is not counted in peaks: its inputs and results have "
-            f"{format_bytes(together)}, and it is not run on more than {format_bytes(_MOST_AT_ONCE)} while a step "
+            f"{format_bytes(nbytes)}, and it is not run on more than {format_bytes(_MOST_AT_ONCE)} while a step "
             "is planned. Leave that much of the memory out of the budget",
             PeakWarning,
         )
@@ -169,7 +173,7 @@ def _allocated(arguments: Any) -> int:
 
 
 def _batches(
-    op: Any, args: Any, kwargs: Any, together: int
+    op: Any, args: Any, kwargs: Any, nbytes: int
 ) -> tuple[int, int, int, Callable[[int], Any]] | None:
     """Choose two smaller batch sizes from which to extrapolate the workspace of a large call.
 
@@ -187,26 +191,28 @@ def _batches(
     # Later zips are not strict, because a call may leave out arguments with defaults.
     names = [a.name for a in torch_compat.schema(op).arguments]
     first: Any = args[0] if args else None
-    if kwargs or not _is_tensor(first) or not first.dim():
+    if kwargs or not isinstance(first, torch.Tensor) or not first.dim():
         return None
     sizes = _numbers(first.shape)
     on_elements = any(part in str(op) for part in _ON_ELEMENTS)
     axis = sizes.index(max(sizes)) if on_elements else 0
     samples = sizes[axis]
     weights = [
-        v for v, name in zip(args, names, strict=False) if name == "weight" and _is_tensor(v)
+        v
+        for v, name in zip(args, names, strict=False)
+        if name == "weight" and isinstance(v, torch.Tensor)
     ]
-    of_one = any(set(_numbers(w.shape[2:])) == {1} for w in weights)
-    alone = "conv" in str(op) and of_one and torch.get_num_threads() == 1
-    least = _LEAST_OF_ONE_ELEMENT if alone else _LEAST_SAMPLES
-    more = max(least, samples * MOST_BYTES // together)
-    if more >= samples or more * together // samples > _MOST_AT_ONCE:
+    has_one_element = any(set(_numbers(w.shape[2:])) == {1} for w in weights)
+    one_thread_convolution = "conv" in str(op) and has_one_element and torch.get_num_threads() == 1
+    least = _LEAST_OF_ONE_ELEMENT if one_thread_convolution else _LEAST_SAMPLES
+    large = max(least, samples * MOST_BYTES // nbytes)
+    if large >= samples or large * nbytes // samples > _MOST_AT_ONCE:
         return None
 
-    def of(n: int) -> tuple[Any, Any]:
+    def with_batch(n: int) -> tuple[Any, Any]:
         return tuple(
             _with_samples(value, axis, n)
-            if _is_tensor(value)
+            if isinstance(value, torch.Tensor)
             and not name.startswith(_NO_BATCH)
             and len(value.shape) > axis
             and hint(value.shape[axis]) == samples
@@ -214,7 +220,7 @@ def _batches(
             for value, name in zip(args, names, strict=False)
         ), kwargs
 
-    return more // 2, more, samples, of
+    return large // 2, large, samples, with_batch
 
 
 def _with_samples(value: torch.Tensor, axis: int, n: int) -> torch.Tensor:
@@ -243,16 +249,16 @@ def note_workspaces(graph: fx.Graph) -> None:
 
 def measure_deferred(graph: fx.Graph) -> None:
     """Measure the workspaces of a graph that `defer_workspaces` has left to their first reader, each kind once."""
-    forms, known = Forms(), dict[Any, Any]()
+    forms, measured = Forms(), dict[Any, Any]()
     for node in graph.nodes:
         if node.meta.get(WORKSPACE) is _workspace:
             call = signature_of(node, forms)
-            if call not in known:
-                known[call] = _workspace(node)
-            if known[call] is None:
+            if call not in measured:
+                measured[call] = _workspace(node)
+            if measured[call] is None:
                 del node.meta[WORKSPACE]
             else:
-                node.meta[WORKSPACE] = known[call]
+                node.meta[WORKSPACE] = measured[call]
 
 
 def defer_workspaces(graph: fx.Graph, *, compiled: bool) -> None:
@@ -277,7 +283,7 @@ def defer_workspaces(graph: fx.Graph, *, compiled: bool) -> None:
 def _where(graph: fx.Graph, holds: Callable[[fx.Node], bool]) -> list[fx.Node]:
     """Return the nodes for whose operators a condition holds."""
     nodes = [n for n in graph.nodes if isinstance(n.target, torch_compat.OpOverload)]
-    return [n for n, found in zip(nodes, by_target(nodes, holds), strict=True) if found]
+    return [n for n, is_wanted in zip(nodes, by_target(nodes, holds), strict=True) if is_wanted]
 
 
 def _has_allocations(node: fx.Node) -> bool:
@@ -302,7 +308,7 @@ def _workspace(node: fx.Node) -> Any:
     """Return the workspace of a node, as a number or a symbolic size; None if it needs no entry."""
     call, op = _call(node), cast(Any, node.target)
     tensors = tensors_of(call)
-    if not _may_take(op, tensors):
+    if not _may_have_workspace(op, tensors):
         return None
     nbytes = _cached(op, *call[:2], tensors)
     draws = torch.Tag.nondeterministic_seeded in op.tags
@@ -326,7 +332,7 @@ def _compiled(op: Any, call: tuple[Any, Any, Any], channels_last: bool) -> Any:
 
 def _channels_last(value: Any) -> Any:
     """Return a four-dimensional tensor in channels-last format; any other value, and expanded tensors, unchanged."""
-    if not _is_tensor(value) or value.dim() != 4 or 0 in _numbers(value.stride()):
+    if not isinstance(value, torch.Tensor) or value.dim() != 4 or 0 in _numbers(value.stride()):
         return value
     return torch.empty(
         _numbers(value.shape),
@@ -336,7 +342,7 @@ def _channels_last(value: Any) -> Any:
     )
 
 
-def _may_take(op: Any, tensors: Sequence[torch.Tensor]) -> bool:
+def _may_have_workspace(op: Any, tensors: Sequence[torch.Tensor]) -> bool:
     """Return whether an operator call may have a workspace.
 
     Only PyTorch's own operators that are not views may have a workspace. Of these, two groups have
@@ -355,7 +361,7 @@ def _may_take(op: Any, tensors: Sequence[torch.Tensor]) -> bool:
         return True
     if torch.Tag.nondeterministic_seeded in op.tags:
         return True
-    if not on_elements and op.overloadpacket.__name__ not in _TAKE_NOTHING:
+    if not on_elements and op.overloadpacket.__name__ not in _WITHOUT_WORKSPACE:
         return True
     return any(
         t.dtype.is_complex
@@ -393,10 +399,6 @@ def in_proportion(nbytes: int, values: Any) -> Any:
     )
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
-
-
 def _described(value: Any) -> Any:
     """Return a cache key for an argument: sizes, strides and dtype of a tensor, else its ``repr``."""
     if not isinstance(value, torch.Tensor):
@@ -428,8 +430,8 @@ def _measured(op: Callable[..., Any], args: Any, kwargs: Any) -> int:
             if not isinstance(value, torch.Tensor):
                 return _number(value)
             size, stride = map(_numbers, (value.size(), value.stride()))
-            made = torch.empty_strided(size, stride, dtype=value.dtype)
-            return made.zero_()
+            zeros = torch.empty_strided(size, stride, dtype=value.dtype)
+            return zeros.zero_()
 
         args, kwargs = pytree.tree_map(real, (args, kwargs))
         # A first call may allocate memory that is not freed, so it is not measured.

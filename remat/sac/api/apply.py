@@ -65,9 +65,9 @@ def apply(
     check_module(model)
     if not isinstance(plan, SACPlan):
         raise ProblemError(f"expected a SACPlan, got {type(plan).__name__}")
-    chosen = [(m, _find(model, m.name)) for m in plan.modules]
-    _check(model, chosen)
-    if not chosen:
+    targets = [(m, _find(model, m.name)) for m in plan.modules]
+    _check(model, targets)
+    if not targets:
         model.__dict__[_APPLIED_NOTHING] = True
     options = {
         "firm": firm,
@@ -75,8 +75,8 @@ def apply(
         "allow_cache_entry_mutation": allow_cache_entry_mutation,
     }
     # All replacements are built before the first is set, so that an invalid policy leaves the model unchanged.
-    made = [(module, Checkpointed(module, m, policies, options)) for m, module in chosen]
-    for module, checkpointed in made:
+    replacements = [(module, Checkpointed(module, m, policies, options)) for m, module in targets]
+    for module, checkpointed in replacements:
         set_forward(module, checkpointed)
     return model
 
@@ -92,10 +92,10 @@ def remove(model: M) -> M:
         ProblemError: ``model`` is not a module.
     """
     check_module(model)
-    found = [(m, own_forward(m)) for m in model.modules()]
-    applied = [(m, forward) for m, forward in found if isinstance(forward, Checkpointed)]
-    nothing = [m for m in model.modules() if m.__dict__.pop(_APPLIED_NOTHING, False)]
-    if not applied and not nothing:
+    forwards = [(m, own_forward(m)) for m in model.modules()]
+    applied = [(m, forward) for m, forward in forwards if isinstance(forward, Checkpointed)]
+    without_modules = [m for m in model.modules() if m.__dict__.pop(_APPLIED_NOTHING, False)]
+    if not applied and not without_modules:
         raise PlanError("no plan has been applied to this model: there is nothing to remove")
     for module, checkpointed in applied:
         set_forward(module, checkpointed.before)
@@ -123,21 +123,21 @@ class Checkpointed:
     ) -> None:
         self.before = own_forward(module)
         self._module = module
-        self._made_of = (plan, policies, options)
+        self._arguments = (plan, policies, options)
         self._contexts = policy(plan, *policies, **options)
         # Plain checkpointing recomputes every operator. A policy would only add Python code for each operator,
         # unless the recomputation must not stop early.
-        late = any(map(draws_into_argument, operators_named(plan.ops)))
-        self._is_plain = not plan.stored and not policies and not late
+        recomputes_all = any(map(draws_into_argument, operators_named(plan.ops)))
+        self._is_plain = not plan.stored and not policies and not recomputes_all
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not (self._module.training and torch.is_grad_enabled()):
             return self._forward(*args, **kwargs)
-        more: dict[str, Any] = {"context_fn": self._contexts}
+        context: dict[str, Any] = {"context_fn": self._contexts}
         # A compiler needs the policy even for plain checkpointing, to read the plan's verdicts from the policy.
         if self._is_plain and not torch.compiler.is_compiling() and not is_traced():
-            more = {}
-        return checkpoint(self._forward, *args, use_reentrant=False, **more, **kwargs)
+            context = {}
+        return checkpoint(self._forward, *args, use_reentrant=False, **context, **kwargs)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.before is not None:
@@ -150,7 +150,7 @@ class Checkpointed:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        plan, policies, options = self._made_of
+        plan, policies, options = self._arguments
         self._contexts = policy(plan, *policies, **options)
 
 
@@ -170,15 +170,15 @@ def _find(model: nn.Module, name: str) -> nn.Module:
     if name in names:
         return names[name]
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    known = ", ".join(f"'{n}'" for n in near)
+    suggestions = ", ".join(f"'{n}'" for n in near)
     raise PlanError(
         f"the plan checkpoints module '{name}', which {type(model).__name__} does not have; "
-        + (f"near are {known}" if known else "no name is near it")
+        + (f"near are {suggestions}" if suggestions else "no name is near it")
         + ". Apply the plan to the model that was estimated, before it is wrapped"
     )
 
 
-def _check(model: nn.Module, chosen: list[tuple[ModulePlan, nn.Module]]) -> None:
+def _check(model: nn.Module, targets: list[tuple[ModulePlan, nn.Module]]) -> None:
     """Raise a PlanError if a module would be checkpointed more than once.
 
     That is the case if an earlier plan still checkpoints a module of the model, or if two planned
@@ -195,14 +195,14 @@ def _check(model: nn.Module, chosen: list[tuple[ModulePlan, nn.Module]]) -> None
             f"{which} follows a plan already: undo that first, by remat.sac.remove(model)"
         )
     names: dict[int, str] = {}
-    for plan, module in chosen:
+    for plan, module in targets:
         if id(module) in names:
             raise PlanError(
                 f"modules '{names[id(module)]}' and '{plan.name}' of the plan are the same; expected "
                 "each once"
             )
         names[id(module)] = plan.name
-    for plan, module in chosen:
+    for plan, module in targets:
         for part in module.modules():
             if part is not module and id(part) in names:
                 raise PlanError(

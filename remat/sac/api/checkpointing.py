@@ -13,7 +13,7 @@ from remat import torch_compat
 from remat.errors import CaptureError
 from remat.graph.capture.calling import read_call, why_no_instance
 from remat.graph.costs.measure import once_s
-from remat.running.measure import as_before, measure_step, run_backward, run_forward
+from remat.running.measure import as_before, device_of, measure_step, run_backward, run_forward
 from remat.sac.api.apply import apply, remove
 from remat.sac.run.lifetimes import given_tensors, loss_only
 from remat.sac.run.operators import tensors_in
@@ -80,8 +80,8 @@ def check(
     plain = measure_step(step, args, named, resident=resident, by="allocator")
     times: tuple[list[float], list[float]] = ([], [])
     gradients: list[list[torch.Tensor | None]] = []
-    given = given_tensors(model, args, named)
-    device = next((t.device for t in given if t.device.type == "cuda"), torch.device("cpu"))
+    tensors = given_tensors(model, args, named)
+    device = device_of(tensors)
     peak = plain
     for k in range(2 * REPEATS):
         if k % 2:
@@ -89,7 +89,7 @@ def check(
         try:
             if k == 1:
                 peak = measure_step(step, args, named, resident=resident, by="allocator")
-            with as_before(given, device):
+            with as_before(tensors, device):
                 times[k % 2].append(
                     1e3 * once_s(lambda: run_backward(run_forward(step, args, named)), device)
                 )

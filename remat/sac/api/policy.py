@@ -110,7 +110,7 @@ def planned(plan: ModulePlan, *, firm: bool = True, strict: bool = True) -> Poli
 
 
 _FIRM = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.MUST_RECOMPUTE)
-_WISHES = (CheckpointPolicy.PREFER_SAVE, CheckpointPolicy.PREFER_RECOMPUTE)
+_PREFERRED = (CheckpointPolicy.PREFER_SAVE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
 class _Planned:
@@ -126,21 +126,21 @@ class _Planned:
         self._plan = plan
         # A lookup by name may find another operator than the planned one. So its verdict in eager code is a
         # PREFER, which `remat.sac.policies.consistency` may change to fit the verdicts of other operators.
-        self._save, self._again = _FIRM if firm and (strict or is_traced()) else _WISHES
+        self._save, self._recompute = _FIRM if firm and (strict or is_traced()) else _PREFERRED
         self._stored = frozenset(plan.stored)
         self._by_index = strict and not is_traced()
-        self._made_of = {"firm": firm, "strict": strict}
-        self._met = 0
+        self._options = {"firm": firm, "strict": strict}
+        self._position = 0
         # For lookups by name: for each operator's name, the positions in the plan that are not matched yet.
-        self._left: dict[str, Iterator[int]] = {}
+        self._unmatched: dict[str, Iterator[int]] = {}
         if not self._by_index:
             positions: dict[str, list[int]] = {}
             for i, name in enumerate(plan.ops):
                 positions.setdefault(name, []).append(i)
-            self._left = {name: iter(found) for name, found in positions.items()}
+            self._unmatched = {name: iter(matches) for name, matches in positions.items()}
 
     def fresh(self) -> Policy:
-        return _Planned(self._plan, **self._made_of)
+        return _Planned(self._plan, **self._options)
 
     def __call__(self, ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         if is_skipped(op):
@@ -149,7 +149,7 @@ class _Planned:
         index = self._next_index(name) if self._by_index else self._index_by_name(name)
         if index is None:
             return CheckpointPolicy.PREFER_RECOMPUTE
-        return self._save if index in self._stored else self._again
+        return self._save if index in self._stored else self._recompute
 
     def end(self) -> None:
         """Check, at the end of forward, that the module has run all operators of the plan.
@@ -158,9 +158,9 @@ class _Planned:
             PolicyError: the policy looks up operators by position, and fewer operators have run
                 than the plan lists.
         """
-        if self._by_index and self._met != len(self._plan.ops):
+        if self._by_index and self._position != len(self._plan.ops):
             raise _other_operators(
-                f"it ends after {self._met} operators, and the plan has {len(self._plan.ops)}"
+                f"it ends after {self._position} operators, and the plan has {len(self._plan.ops)}"
             )
 
     def _next_index(self, name: str) -> int:
@@ -172,24 +172,24 @@ class _Planned:
         Raises:
             PolicyError: the plan lists another operator at this position, or no operator.
         """
-        index = self._met
+        index = self._position
         expected = self._plan.ops[index] if index < len(self._plan.ops) else "the end"
         if name != expected:
             raise _other_operators(f"operator {index} is {name}, and the plan has {expected}")
-        self._met += 1
+        self._position += 1
         return index
 
     def _index_by_name(self, name: str) -> int | None:
         """Return the plan's next unmatched position of operator ``name``; None if there is none left."""
-        return next(self._left.get(name, iter(())), None)
+        return next(self._unmatched.get(name, iter(())), None)
 
     def __str__(self) -> str:
         return f"plan of {self._plan.name or 'the model'}"
 
 
-def _other_operators(what: str) -> PolicyError:
+def _other_operators(difference: str) -> PolicyError:
     return PolicyError(
-        f"the module runs other operators than when it was estimated: {what}. Estimate it as it is "
+        f"the module runs other operators than when it was estimated: {difference}. Estimate it as it is "
         "trained: same inputs, dtypes, autocast and wrappers (modules sharded one by one gather their "
         "parameters within it: checkpoint what is sharded, or what is below); or take the plan with strict=False"
     )

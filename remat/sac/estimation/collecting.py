@@ -57,15 +57,15 @@ def runtimes(calls: Iterable[Call], model: CostModel) -> dict[fx.Node, float]:
     allocate memory without writing to it, such as ``empty``.
     """
     parts = [(c, part) for c in calls if not c.skipped for part in c.parts]
-    asked = [
+    costed = [
         part
         for c, part in parts
         if isinstance(model, Profile) or not (c.view is not None or ops.is_uninitialised(part))
     ]
     with torch_compat.disable_current_modes():  # a cost model may create tensors of its own
-        costs = model.costs(asked)
-    taken = {part: ps / PS_PER_MS for part, ps in zip(asked, costs, strict=True)}
-    return {part: 0.0 for _, part in parts} | taken
+        costs = model.costs(costed)
+    ms = {part: ps / PS_PER_MS for part, ps in zip(costed, costs, strict=True)}
+    return {part: 0.0 for _, part in parts} | ms
 
 
 def collect(
@@ -83,24 +83,24 @@ def collect(
             alive whether or not the module is checkpointed.
         saved: storages that autograd saved for backward.
     """
-    shown = [c for c in calls if not c.skipped]
-    views = {i for i, c in enumerate(shown) if c.view is not None}
-    drawn = [i for i, c in enumerate(shown) if c.is_random or c.is_opaque]
+    counted = [c for c in calls if not c.skipped]
+    views = {i for i, c in enumerate(counted) if c.view is not None}
+    random_ops = [i for i, c in enumerate(counted) if c.is_random or c.is_opaque]
     together, copied = _groups(calls, views)
-    again = _repeated(copied, together, views, drawn)
+    recomputed = _repeated(copied, together, views, random_ops)
     return SACStats(
-        func_names=[c.name for c in shown],
-        runtimes=[sum(runtimes[part] for part in c.parts) for c in shown],
-        memory=[sum(n for key, n in c.made if key not in span.outputs) for c in shown],
-        view_like_ops=sorted(views | again),
-        rand_ops=drawn,
+        func_names=[c.name for c in counted],
+        runtimes=[sum(runtimes[part] for part in c.parts) for c in counted],
+        memory=[sum(n for key, n in c.allocated if key not in span.outputs) for c in counted],
+        view_like_ops=sorted(views | recomputed),
+        rand_ops=random_ops,
         saved_autograd_ops=[
-            i for i, c in enumerate(shown) if c.returns and all(k in saved for k in c.returns)
+            i for i, c in enumerate(counted) if c.returns and all(k in saved for k in c.returns)
         ],
-        inplace_ops=sorted(pair for pair in together if pair[0] not in again),
+        inplace_ops=sorted(pair for pair in together if pair[0] not in recomputed),
         # An operator that is not declared pure is stored, so it draws nothing when the module runs again.
         # Random operators that run again would then draw other numbers, so all of them are stored.
-        force_store_random=span.no_tensor or any(c.is_opaque for c in shown),
+        force_store_random=span.no_tensor or any(c.is_opaque for c in counted),
     )
 
 
@@ -126,15 +126,15 @@ def _groups(calls: Sequence[Call], views: Collection[int]) -> tuple[set[tuple[in
     readers: dict[int, list[int]] = {}
     copies: set[int] = set()
     together: set[tuple[int, int]] = set()
-    again: set[int] = set()
+    recomputed: set[int] = set()
     index = 0
     for call in calls:
         if call.skipped:
-            copies.update(key for key, _ in call.made)
+            copies.update(key for key, _ in call.allocated)
             continue
         for key in call.writes:
             if key in copies:
-                again.add(index)
+                recomputed.add(index)
                 continue
             head = first.get(key, index)
             together.add((index, head))
@@ -145,14 +145,14 @@ def _groups(calls: Sequence[Call], views: Collection[int]) -> tuple[set[tuple[in
             for key in call.reads:
                 readers.setdefault(key, []).append(index)
         index += 1
-    return together, again
+    return together, recomputed
 
 
 def _repeated(
     copied: Collection[int],
     together: Iterable[tuple[int, int]],
     views: Collection[int],
-    drawn: Iterable[int],
+    random_ops: Iterable[int],
 ) -> set[int]:
     """Return the operators of ``copied``, and all operators that must be recomputed because of them.
 
@@ -166,10 +166,10 @@ def _repeated(
         views: operators that return views.
         drawn: operators that may draw random numbers.
     """
-    alike = UnionFind(copied)
+    groups = UnionFind(copied)
     for op, first in together:
         if first not in views:
-            alike.union(op, first)
-    alike.union(*drawn)
-    heads = {alike[op] for op in copied}
-    return {op for op in alike if alike[op] in heads}
+            groups.union(op, first)
+    groups.union(*random_ops)
+    heads = {groups[op] for op in copied}
+    return {op for op in groups if groups[op] in heads}

@@ -35,13 +35,13 @@ Point = tuple[float, float]
 
 def print_operators(stats: SACStats, *, boxed: bool) -> None:
     """Print a table of a module's operators, one per row."""
-    views, drawn = set(stats.view_like_ops), set(stats.rand_ops)
-    saved, first = set(stats.saved_autograd_ops), dict(stats.inplace_ops)
+    views, random_ops = set(stats.view_like_ops), set(stats.rand_ops)
+    saved, first_ops = set(stats.saved_autograd_ops), dict(stats.inplace_ops)
     rows = [
         (
             *(str(i), name, f"{stats.runtimes[i]:.6f}", str(stats.memory[i])),
-            *("yes" if i in among else "" for among in (views, drawn, saved)),
-            str(first.get(i, "")),
+            *("yes" if i in among else "" for among in (views, random_ops, saved)),
+            str(first_ops.get(i, "")),
         )
         for i, name in enumerate(stats.func_names)
     ]
@@ -61,6 +61,7 @@ def print_greedy_order(order: SACGreedyOrderMeta, stats: SACStats, *, boxed: boo
     """
     grouping = group(stats)
     members = {item.ops[0]: item.ops for item in (*grouping.free, *grouping.stored)}
+    entries: list[tuple[tuple[int, ...], str, str]]
     entries = [((i,), "", "recomputed") for i in sorted(order.recomputed_ops)]
     entries += [(members[c.op_idx], f"{c.msps:.2e}", "") for c in order.msps_meta]
     entries += [(members[head], "", "stored") for head in sorted(order.stored_ops)]

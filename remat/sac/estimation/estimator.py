@@ -197,7 +197,7 @@ class SACEstimator:
         """
         print_greedy_order(greedy_order_meta, sac_stats, boxed=print_tabular)
 
-    def record(self, given: Iterable[torch.Tensor] = ()) -> StepRecorder:
+    def record(self, existing: Iterable[torch.Tensor] = ()) -> StepRecorder:
         """Return a recorder of module calls that adds the calls' statistics to this estimator.
 
         The recorder is a dispatch mode. It adds the statistics when a call of an outermost module
@@ -224,7 +224,7 @@ class SACEstimator:
                 "real run by estimator(mode, fake=False)"
             )
         self._earlier = dict(self.sac_mod_stats)
-        return StepRecorder(given, self._conclude)
+        return StepRecorder(existing, self._conclude)
 
     def _conclude(self, recorder: StepRecorder, position: int) -> None:
         """Add to this estimator the statistics of an outermost module call and of all calls within it.
@@ -240,11 +240,11 @@ class SACEstimator:
         if self._needs_fake:
             returned = (x for span in recorder.spans[position:] for x in span.returned)
             calls = recorder.calls[first:] = without_replays(calls, returned)
-        taken = runtimes(calls, self.cost)
+        ms = runtimes(calls, self.cost)
         for span in spans:
             if not span.is_leaf:
                 ran = calls[span.first - first : span.last - first]
-                self._take(span.name, collect(ran, taken, span, recorder.saved))
+                self._take(span.name, collect(ran, ms, span, recorder.saved))
 
     def _take(self, name: str, stats: SACStats) -> None:
         """Add the statistics of one call of the module ``name``.
@@ -265,12 +265,12 @@ class SACEstimator:
         if name in self.sac_mod_unsteady:
             return
         # The first call of a new run replaces the statistics of the earlier run.
-        known = self.sac_mod_stats.get(name)
-        if known is None or earlier is not None:
+        first_call = self.sac_mod_stats.get(name)
+        if first_call is None or earlier is not None:
             self.sac_mod_stats[name] = stats
             self.sac_mod_greedy_order_meta[name] = greedy_order(stats)
             self._earlier.pop(name, None)
-        elif changed := difference(known, stats):
+        elif changed := difference(first_call, stats):
             del self.sac_mod_stats[name], self.sac_mod_greedy_order_meta[name]
             self.sac_mod_tradeoff_stats.pop(name, None)
             self.sac_mod_unsteady[name] = (

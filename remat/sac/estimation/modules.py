@@ -18,7 +18,7 @@ from remat.graph.capture.calling import read_call
 from remat.graph.capture.fakes_of_models import Faker
 from remat.graph.costs import CostModel
 from remat.plugins.registry import registry
-from remat.running.measure import as_before, run_backward, run_forward
+from remat.running.measure import as_before, device_of, run_backward, run_forward
 from remat.sac.estimation.calls import CallStats, as_checkpointed, call_stats
 from remat.sac.estimation.collecting import BENCHMARK
 from remat.sac.estimation.estimator import SACEstimator
@@ -125,19 +125,19 @@ class ModuleTree:
         for module in self.modules:
             if fqn in (module.fqn, module.name):
                 return module
-        known = ", ".join(m.fqn for m in self.modules[1:9])
-        raise ProblemError(f"no module '{fqn}' ran in this step; some that did: {known}")
+        examples = ", ".join(m.fqn for m in self.modules[1:9])
+        raise ProblemError(f"no module '{fqn}' ran in this step; some that did: {examples}")
 
     def ancestors(self, k: int) -> list[int]:
         """Return the positions of the modules that enclose a module, innermost first.
 
         The positions, and the module's own position ``k``, are those in ``modules``.
         """
-        found, parent = [], self.modules[k].parent
+        positions, parent = [], self.modules[k].parent
         while parent >= 0:
-            found.append(parent)
+            positions.append(parent)
             parent = self.modules[parent].parent
-        return found
+        return positions
 
     def memory(self, world_size: int = 1) -> Ints:
         """Return the bytes alive at each moment on one rank.
@@ -189,10 +189,10 @@ def estimate(
     costs = None if cost is None else registry().cost_model(cost)
     check_module(model)
     args, named = read_call(args, kwargs)
-    given = given_tensors(model, args, named)
+    tensors = given_tensors(model, args, named)
     if fake is None:
-        fake = not _on_the_cpu(given)
-    on_host = all(t.device.type in ("cpu", "meta") for t in given)
+        fake = not _on_the_cpu(tensors)
+    on_host = all(t.device.type in ("cpu", "meta") for t in tensors)
     state_bytes = torch.get_rng_state().nbytes if on_host else 0
     estimator = SACEstimator()
     with contextlib.ExitStack() as stack:
@@ -205,7 +205,7 @@ def estimate(
             stack.enter_context(_fake_parameters(model, faker))
             stack.enter_context(fake_mode)
         lifetimes = record_step(model, args, named, estimator(mode, costs, fake=fake))
-        timed = mode == BENCHMARK and cost is None and not fake and _on_the_cpu(given)
+        timed = mode == BENCHMARK and cost is None and not fake and _on_the_cpu(tensors)
         tree = build_tree(model, estimator, lifetimes, state_bytes)
         return replace(tree, policy_ms=policy_ms()) if timed else tree
 
@@ -217,7 +217,7 @@ def _fake_parameters(model: nn.Module, faker: Faker) -> Iterator[None]:
     The model itself is changed, because some models cannot be copied. Tied parameters stay tied.
     After the block, the real tensors are put back.
     """
-    put = [
+    originals = [
         (slots, name, tensor)
         for module in model.modules()
         for slots in (torch_compat.parameters_of(module), torch_compat.buffers_of(module))
@@ -225,11 +225,11 @@ def _fake_parameters(model: nn.Module, faker: Faker) -> Iterator[None]:
         if tensor is not None
     ]
     try:
-        for slots, name, tensor in put:
+        for slots, name, tensor in originals:
             slots[name] = faker(tensor)
         yield
     finally:
-        for slots, name, tensor in put:
+        for slots, name, tensor in originals:
             slots[name] = tensor
 
 
@@ -245,21 +245,19 @@ def record_step(
     Raises:
         CaptureError: no output requires a gradient.
     """
-    given, device = given_tensors(model, args, kwargs), torch.device("cpu")
-    restored = given
-    if torch_compat.active_fake_mode() is None:
-        device = next((t.device for t in given if t.device.type == "cuda"), device)
-    else:
+    tensors = given_tensors(model, args, kwargs)
+    restored, device = tensors, device_of(tensors)
+    if torch_compat.active_fake_mode() is not None:
         # Fake tensors have no values to restore, and draw no random numbers.
-        restored = [t for t in given if t.requires_grad]
+        restored, device = [t for t in tensors if t.requires_grad], torch.device("cpu")
     with as_before(restored, device):
-        recorder = estimator.record(given)
+        recorder = estimator.record(tensors)
         with recorder.forward(model):
             result = run_forward(loss_only(model), args, kwargs)
         forward_end = recorder.now
         with recorder:
             run_backward(result)
-        return Lifetimes.of(recorder, model, forward_end)
+        return Lifetimes(recorder, model, forward_end)
 
 
 def _on_the_cpu(tensors: Iterable[torch.Tensor]) -> bool:
@@ -271,16 +269,16 @@ def _on_the_cpu(tensors: Iterable[torch.Tensor]) -> bool:
 def policy_ms() -> float:
     """Return the milliseconds that a policy adds to an operator in forward, measured on this CPU."""
     x = torch.ones(1)
-    took: dict[bool, list[float]] = {False: [], True: []}
+    seconds: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(_RUNS):
-        for asked, found in took.items():
-            with context_fn([])()[0] if asked else contextlib.nullcontext():
+        for with_policy, samples in seconds.items():
+            with context_fn([])()[0] if with_policy else contextlib.nullcontext():
                 start = time.perf_counter()
                 for _ in range(_CHAIN):
                     x.sin()
-                found.append(time.perf_counter() - start)
+                samples.append(time.perf_counter() - start)
     # Minima, because interruptions only add time. Noise may make the difference negative.
-    return max(0.0, 1e3 * (min(took[True]) - min(took[False])) / _CHAIN)
+    return max(0.0, 1e3 * (min(seconds[True]) - min(seconds[False])) / _CHAIN)
 
 
 def build_tree(
@@ -350,7 +348,7 @@ def _why_not(
     if any(s.back_begin < 0 for s in calls):
         return "backward needs nothing that is saved in one of its calls"
     if any(
-        s.begin <= lifetimes.born[k] and lifetimes.written.get(k, -1) >= s.end
+        s.begin <= lifetimes.born[k] and lifetimes.last_write.get(k, -1) >= s.end
         for s in calls
         for k in s.outputs
     ):

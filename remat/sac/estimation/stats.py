@@ -176,14 +176,14 @@ def group(stats: SACStats) -> Grouping:
     check(stats)
     views = set(stats.view_like_ops)
     together = UnionFind(range(len(stats)))
-    written = [(op, first) for op, first in stats.inplace_ops if op not in views]
-    for pair in written:
+    pairs = [(op, first) for op, first in stats.inplace_ops if op not in views]
+    for pair in pairs:
         together.union(*pair)
-    drawn = [op for op in stats.rand_ops if op not in views]
-    together.union(*drawn)
-    kept = {together[op] for op, first in written if op == first or first in views}
+    random_ops = [op for op in stats.rand_ops if op not in views]
+    together.union(*random_ops)
+    always_stored = {together[op] for op, first in pairs if op == first or first in views}
     if stats.force_store_random:
-        kept |= {together[op] for op in drawn}
+        always_stored |= {together[op] for op in random_ops}
     members: dict[int, list[int]] = {}
     for i in range(len(stats)):
         if i not in views:
@@ -197,7 +197,7 @@ def group(stats: SACStats) -> Grouping:
             nbytes=sum(stats.memory[i] for i in ops),
             runtime_ps=sum(runtimes_ps[i] for i in ops),
         )
-        (stored if head in kept else free).append(item)
+        (stored if head in always_stored else free).append(item)
     return Grouping(
         free=tuple(free),
         stored=tuple(stored),

@@ -59,8 +59,8 @@ def greedy_order(stats: SACStats) -> SACGreedyOrderMeta:
     ratios keep the order in which their operators ran.
     """
     grouping = group(stats)
-    written = {i for pair in stats.inplace_ops for i in pair}
-    drawn = set(stats.rand_ops)
+    written_ops = {i for pair in stats.inplace_ops for i in pair}
+    random_ops = set(stats.rand_ops)
     candidates = [
         MSPS(
             func_names={stats.func_names[i] for i in item.ops},
@@ -76,10 +76,10 @@ def greedy_order(stats: SACStats) -> SACGreedyOrderMeta:
         recomputed_ops=set(grouping.recomputed),
         stored_ops={item.ops[0] for item in grouping.stored},
         inplace_op_groups={
-            item.ops[0]: set(item.ops) for item in items if written.intersection(item.ops)
+            item.ops[0]: set(item.ops) for item in items if written_ops.intersection(item.ops)
         },
         random_ops_group={
-            item.ops[0]: set(item.ops) for item in items if drawn.intersection(item.ops)
+            item.ops[0]: set(item.ops) for item in items if random_ops.intersection(item.ops)
         },
         msps_meta=sorted(candidates, key=lambda c: (-c.msps, c.op_idx)),
     )
@@ -182,12 +182,12 @@ def fit(corners: Sequence[Point], end: float, segments: int) -> list[tuple[float
     # the fit with fewer segments stays.
     best: list[tuple[float, tuple[int, ...]]] = [(line[0], (0,)) for line in lines[0]]
     for _ in range(1, min(segments, n)):
-        more = []
+        extended = []
         for j, fewer in enumerate(best):
             options = [(best[i - 1][0] + lines[i][j - i][0], i) for i in range(1, j + 1)]
             area, i = min([(fewer[0], 0), *options])
-            more.append((area, (*best[i - 1][1], i)) if i else fewer)
-        best = more
+            extended.append((area, (*best[i - 1][1], i)) if i else fewer)
+        best = extended
     begins = best[-1][1]
     last = [*(i - 1 for i in begins[1:]), n - 1]
     return [(starts[i], *lines[i][j - i][1:]) for i, j in zip(begins, last, strict=True)]
@@ -212,7 +212,7 @@ def _best_lines(
         (area, slope, intercept) of each line, in the order of the line's last corner.
     """
     hull: list[Point] = []
-    found: list[tuple[float, float, float]] = []
+    lines: list[tuple[float, float, float]] = []
     for j in range(first, len(corners)):
         x, y = corners[j]
         while len(hull) > 1 and turns_up(hull[-2], hull[-1], (x, y)):
@@ -229,8 +229,8 @@ def _best_lines(
             (x0, y0), (x1, y1) = hull[k - 1], hull[k]
             slope = (y1 - y0) / (x1 - x0)
             intercept = max(b - slope * a for a, b in hull)
-        found.append(((end - begin) * (slope * middle + intercept), slope, intercept))
-    return found
+        lines.append(((end - begin) * (slope * middle + intercept), slope, intercept))
+    return lines
 
 
 def turns_up(a: Point, b: Point, c: Point) -> bool:
@@ -238,5 +238,5 @@ def turns_up(a: Point, b: Point, c: Point) -> bool:
     return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0]) >= 0
 
 
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+def _share(part: float, total: float) -> float:
+    return part / total if total else 0.0

@@ -72,18 +72,18 @@ class _Composed:
 
     def __call__(self, ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         answers = [ask(p, ctx, op, args, kwargs) for p in self.parts]
-        firm = [(p, a) for p, a in zip(self.parts, answers, strict=True) if a in MUST]
-        for other, answer in firm[1:]:
-            if answer is not firm[0][1]:
+        musts = [(p, a) for p, a in zip(self.parts, answers, strict=True) if a in MUST]
+        for other, answer in musts[1:]:
+            if answer is not musts[0][1]:
                 raise PolicyError(
-                    f"{op}: policy '{name_of(firm[0][0])}' says {firm[0][1].name}, policy "
+                    f"{op}: policy '{name_of(musts[0][0])}' says {musts[0][1].name}, policy "
                     f"'{name_of(other)}' says {answer.name}; expected at most one verdict that is a "
                     "MUST: let one of them prefer"
                 )
-        if firm:
-            return firm[0][1]
-        wishes = (a for a in answers if a is not CheckpointPolicy.PREFER_RECOMPUTE)
-        return next(wishes, CheckpointPolicy.PREFER_RECOMPUTE)
+        if musts:
+            return musts[0][1]
+        preferences = (a for a in answers if a is not CheckpointPolicy.PREFER_RECOMPUTE)
+        return next(preferences, CheckpointPolicy.PREFER_RECOMPUTE)
 
     def __str__(self) -> str:
         return f"compose({', '.join(map(name_of, self.parts))})"
@@ -119,8 +119,10 @@ def as_policy(policy: PolicyLike) -> Policy:
         )
     for op in policy:
         if isinstance(op, torch_compat.OpOverloadPacket):
-            known = ", ".join(f"{op}.{o}" for o in op.overloads()[:3])  # type: ignore[no-untyped-call]
-            raise ProblemError(f"'{op}' stands for several operators; name one of them, as {known}")
+            overloads = ", ".join(f"{op}.{o}" for o in op.overloads()[:3])  # type: ignore[no-untyped-call]
+            raise ProblemError(
+                f"'{op}' stands for several operators; name one of them, as {overloads}"
+            )
         if not isinstance(op, (torch_compat.OpOverload, torch_compat.HigherOrderOperator)):
             raise ProblemError(
                 f"expected operators to save, as torch.ops.aten.mm.default, got {op!r}"
@@ -168,8 +170,8 @@ def ask(
 def fresh(policy: Policy) -> Policy:
     """Return the policy for the next forward: ``policy.fresh()`` if defined, else ``policy`` itself."""
     renew = getattr(policy, "fresh", None)
-    made: Policy = policy if renew is None else renew()
-    return made
+    renewed: Policy = policy if renew is None else renew()
+    return renewed
 
 
 def end(policy: Policy) -> None:

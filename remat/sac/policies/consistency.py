@@ -42,7 +42,7 @@ from remat.graph.memory.writes import written_places
 from remat.graph.ops import is_known, is_random_call, is_seeded
 from remat.graph.purity import name_of
 from remat.sac.policies.compose import MUST, SAVE
-from remat.sac.run.operators import declared_writes, storages, tensors_in, written
+from remat.sac.run.operators import declared_writes, storages, tensors_in, written_tensors
 from remat.torch_compat import pytree
 
 _CONSTANT = torch.ops.aten.lift_fresh.default
@@ -60,7 +60,7 @@ class RandomOps:
         self.wrote_argument = False
         self._saved: Any = None  # the last saved operator that may have drawn random numbers
 
-    def settle(
+    def adjust(
         self, verdict: CheckpointPolicy, op: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> CheckpointPolicy:
         """Return an operator's verdict, adjusted to the verdicts for earlier random operators.
@@ -121,8 +121,8 @@ def draws_into_argument(op: Any) -> bool:
         return False
     schema = torch_compat.schema(op)
     returned = {name for r in schema.returns if r.alias_info for name in r.alias_info.before_set}
-    written = [schema.arguments[k].alias_info for k, _ in written_places(op)]
-    return any(info is not None and returned.isdisjoint(info.before_set) for info in written)
+    writes = [schema.arguments[k].alias_info for k, _ in written_places(op)]
+    return any(info is not None and returned.isdisjoint(info.before_set) for info in writes)
 
 
 def _has_generator(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -137,14 +137,14 @@ class Writes:
         # Keys are storage ids. `_made`: the operator that made the tensor, and whether this operator is saved.
         # `_read`: the last recomputed reader. `_written`: storages that saved operators wrote to.
         # `_versions`: the first recomputed reader, and the version that the tensor had then.
-        self._made: dict[int, tuple[Any, bool]] = {}
+        self._makers: dict[int, tuple[Any, bool]] = {}
         self._read: dict[int, Any] = {}
-        self._written: set[int] = set()
+        self._saved_writes: set[int] = set()
         # Tensors from outside the region; weak, so that tracking does not extend their lifetimes.
         self._outside: dict[int, weakref.ref[torch.Tensor]] = {}
         self._versions: dict[int, tuple[Any, int]] = {}
 
-    def settle(
+    def adjust(
         self, verdict: CheckpointPolicy, op: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> CheckpointPolicy:
         """Return an operator's verdict, adjusted to the tensors that the operator writes to in place.
@@ -161,10 +161,12 @@ class Writes:
             kwargs: keyword arguments of the operator's call.
         """
         for key in _keys(declared_writes(op, args, kwargs)):
-            maker, kept = self._made.get(key, (None, False))
-            if kept and verdict is CheckpointPolicy.PREFER_RECOMPUTE:
+            maker, maker_is_saved = self._makers.get(key, (None, False))
+            if maker_is_saved and verdict is CheckpointPolicy.PREFER_RECOMPUTE:
                 verdict = CheckpointPolicy.PREFER_SAVE
-            elif maker is not None and not kept and verdict is CheckpointPolicy.PREFER_SAVE:
+            elif (
+                maker is not None and not maker_is_saved and verdict is CheckpointPolicy.PREFER_SAVE
+            ):
                 verdict = CheckpointPolicy.PREFER_RECOMPUTE
             elif maker is None and key not in self._read and verdict not in MUST:
                 verdict = CheckpointPolicy.PREFER_SAVE
@@ -192,25 +194,27 @@ class Writes:
                 operator or the tensor's maker is saved, but not both. Or the operator writes in
                 place and is saved, although a recomputed operator has read the tensor before.
         """
-        given = _storages([*args, *kwargs.values()])
+        arguments = _storages([*args, *kwargs.values()])
         saved = verdict in SAVE
         # Inference tensors have no version counter, so they are left out.
-        for key, tensor in given.items():
-            if key not in self._made and key not in self._outside and not tensor.is_inference():
+        for key, tensor in arguments.items():
+            if key not in self._makers and key not in self._outside and not tensor.is_inference():
                 self._outside[key] = weakref.ref(tensor)
         for key in _keys(declared_writes(op, args, kwargs)):
             self._write(op, key, verdict)
         returned = _keys([out])
         # `lift_fresh` returns its argument. It counts as made here, because each run creates the constant anew.
-        made = [k for k in returned if k not in given or op is _CONSTANT]
-        for key in made:  # forget an earlier, freed storage with the same id
-            self._made[key] = (op, saved)
+        created = [k for k in returned if k not in arguments or op is _CONSTANT]
+        for key in created:  # forget an earlier, freed storage with the same id
+            self._makers[key] = (op, saved)
             self._read.pop(key, None)
             self._outside.pop(key, None)
             self._versions.pop(key, None)
-        if not saved and (made or not returned):  # views are left out, since they read no elements
-            changed = _keys(written(op, args, kwargs))
-            for key in given:
+        if not saved and (
+            created or not returned
+        ):  # views are left out, since they read no elements
+            changed = _keys(written_tensors(op, args, kwargs))
+            for key in arguments:
                 self._read[key] = op
                 outside = self._outside[key]() if key in self._outside else None
                 if outside is not None and key not in changed:
@@ -227,15 +231,15 @@ class Writes:
         Raises:
             PolicyError: the verdict is inconsistent; see `record`.
         """
-        maker, kept = self._made.get(key, (None, False))
+        maker, maker_is_saved = self._makers.get(key, (None, False))
         if verdict not in SAVE:
-            if kept:
+            if maker_is_saved:
                 raise PolicyError(
                     f"{op} cannot be {verdict.name}: it writes to the result of {maker}, which is "
                     "saved; decide both alike"
                 )
             return
-        if maker is not None and not kept:
+        if maker is not None and not maker_is_saved:
             raise PolicyError(
                 f"{op} cannot be saved: it writes to the result of {maker}, which is recomputed, and "
                 "would not be written to again; decide both alike"
@@ -246,7 +250,7 @@ class Writes:
                 f"{op} cannot be saved: {reader} is recomputed, and would find what {op} writes "
                 "instead of what was there before; save both, or recompute both"
             )
-        self._written.add(key)
+        self._saved_writes.add(key)
 
     def check(self) -> None:
         """Check that no tensor from outside the region changed after a recomputed operator read it.
@@ -278,7 +282,7 @@ class Writes:
             cache: PyTorch's saved results: a dict from each operator to a dict from the number of
                 the operator's call to cache entries.
         """
-        if not self._written:
+        if not self._saved_writes:
             return
         for op, entries in cache.items():
             in_place = bool(written_places(op))
@@ -286,7 +290,7 @@ class Writes:
                 value = getattr(entry, "val", None)
                 if not isinstance(value, torch.Tensor):
                     continue
-                if self._written.issuperset(key for key, _ in storages(value)):
+                if self._saved_writes.issuperset(key for key, _ in storages(value)):
                     entry.version = None if in_place else torch_compat.version(value)
 
 
@@ -299,13 +303,13 @@ def _storages(values: Iterable[Any]) -> dict[int, torch.Tensor]:
 
     This function runs for every operator, so plain tensors take a fast path.
     """
-    found: dict[int, torch.Tensor] = {}
+    tensors: dict[int, torch.Tensor] = {}
     for x in values:
         plain = type(x) is torch.Tensor or type(x) is torch.nn.Parameter
         if plain and x.layout is torch.strided:
-            found.setdefault(torch_compat.storage_id(x.untyped_storage()), x)
+            tensors.setdefault(torch_compat.storage_id(x.untyped_storage()), x)
         elif isinstance(x, (torch.Tensor, list, tuple)):
             for part in tensors_in(x):
                 for key, tensor in storages(part):
-                    found.setdefault(key, tensor)
-    return found
+                    tensors.setdefault(key, tensor)
+    return tensors

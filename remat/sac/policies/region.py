@@ -109,10 +109,10 @@ class _Run:
         try:
             verdict = ask(self._policy, ctx, op, args, kwargs)
             if self._writes is not None:
-                verdict = self._writes.settle(verdict, op, args, kwargs)
+                verdict = self._writes.adjust(verdict, op, args, kwargs)
             # The adjustment for writes may have saved a random operator, so it comes first.
             if self._random is not None:
-                verdict = self._random.settle(verdict, op, args, kwargs)
+                verdict = self._random.adjust(verdict, op, args, kwargs)
             if self._writes is not None:
                 self._writes.record(verdict, op, args, kwargs, ctx.op_output)
         except PolicyError as error:

@@ -37,8 +37,8 @@ def check_module(model: object) -> None:
 
 def own_forward(module: nn.Module) -> Forward | None:
     """Return the ``forward`` set on a module instance; None if the class's method is in use."""
-    found: Forward | None = module.__dict__.get("forward")
-    return found
+    forward: Forward | None = module.__dict__.get("forward")
+    return forward
 
 
 def set_forward(module: nn.Module, forward: Forward | None) -> Callable[[], None]:
@@ -124,7 +124,7 @@ def watching(watcher: Watcher, *models: nn.Module) -> Iterator[None]:
     try:
         for model in models:
             watch.adopt(model)
-        handle = hooks.register_module_forward_pre_hook(watch.met)
+        handle = hooks.register_module_forward_pre_hook(watch.before_call)
         try:
             yield
         finally:
@@ -141,7 +141,7 @@ class _Watch:
         self._thread: int | None = threading.get_ident()
         self._roots: dict[str, nn.Module] = {}
         # Adopted modules by id. The dict keeps the modules alive, so that no id is reused.
-        self._known: dict[int, nn.Module] = {}
+        self._adopted: dict[int, nn.Module] = {}
         self._undo: list[Callable[[], None]] = []
         # For each module (by id) whose first call is running: number of its calls that have not ended.
         # The module's ``forward`` reports later calls; hooks report the first one.
@@ -159,8 +159,8 @@ class _Watch:
                 name = f"{kind}_{number}"
             self._roots[name] = module
         for path, part in module.named_modules(prefix=name):
-            if id(part) not in self._known:
-                self._known[id(part)] = part
+            if id(part) not in self._adopted:
+                self._adopted[id(part)] = part
                 self._wrap(path, part)
         return name
 
@@ -173,7 +173,7 @@ class _Watch:
         for undo in reversed(self._undo):
             undo()
 
-    def met(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def before_call(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Call `adopt` for a module at its first call, unless the module is adopted already.
 
         PyTorch calls this method as a global forward pre-hook, before each call of any module.
@@ -187,7 +187,7 @@ class _Watch:
         key = id(module)
         if key in self._depth:
             self._depth[key] += 1
-        elif key not in self._known:
+        elif key not in self._adopted:
             name = self.adopt(module)
             if not isinstance(module, torch.jit.ScriptModule):
                 self._first_call(ModuleCall(name=name, module=module, args=args))

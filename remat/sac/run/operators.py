@@ -32,15 +32,13 @@ def is_skipped(op: Any) -> bool:
 
 def tensors_in(values: Any) -> list[torch.Tensor]:
     """Return all tensors in nested containers and in the fields of dataclasses."""
-    return list(_tensors_in(values))
-
-
-def _tensors_in(values: Any) -> Iterator[torch.Tensor]:
+    tensors: list[torch.Tensor] = []
     for x in pytree.tree_leaves(values):
         if isinstance(x, torch.Tensor):
-            yield x
+            tensors.append(x)
         elif hasattr(x, "__dataclass_fields__") and not isinstance(x, type):
-            yield from _tensors_in([getattr(x, name, None) for name in x.__dataclass_fields__])
+            tensors += tensors_in([getattr(x, name, None) for name in x.__dataclass_fields__])
+    return tensors
 
 
 def storages(x: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
@@ -76,7 +74,7 @@ def allocated_bytes(nbytes: int, device: torch.device) -> int:
     return math.ceil(nbytes / block) * block
 
 
-def written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+def written_tensors(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """Return the tensor arguments whose values an operator modifies, also if its schema does not say so."""
     if places := written_statistics(op, args):
         return tensors_in([args[k] for k, _ in places])

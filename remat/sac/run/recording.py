@@ -17,7 +17,13 @@ from remat.errors import ProblemError
 from remat.graph import ops
 from remat.graph.memory.storages import hint, storage_of
 from remat.sac.run.module_calls import ModuleCall, in_backward, watching
-from remat.sac.run.operators import allocated_bytes, is_skipped, storages, tensors_in, written
+from remat.sac.run.operators import (
+    allocated_bytes,
+    is_skipped,
+    storages,
+    tensors_in,
+    written_tensors,
+)
 from remat.torch_compat import pytree
 
 #: Value of `StepRecorder.born` for a storage whose bytes are not counted. The storage existed before the step, was
@@ -59,7 +65,7 @@ class Call:
     reads: frozenset[int]
     writes: tuple[int, ...]
     returns: tuple[int, ...]
-    made: tuple[tuple[int, int], ...]
+    allocated: tuple[tuple[int, int], ...]
     skipped: bool
     view: Hashable | None
     is_random: bool
@@ -142,7 +148,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 
     def __init__(
         self,
-        given: Iterable[torch.Tensor] = (),
+        existing: Iterable[torch.Tensor] = (),
         concluded: Callable[[StepRecorder, int], None] = lambda recorder, position: None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -153,7 +159,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         self.died: list[int] = []
         self.nbytes: list[int] = []
         self.saved: set[int] = set()
-        self.written: dict[int, int] = {}
+        self.last_write: dict[int, int] = {}
         self._concluded = concluded
         self._alive: dict[int, int] = {}
         self._inside: list[int] = []
@@ -162,7 +168,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         self._nodes = _Nodes(mode or torch_compat.FakeTensorMode())
         self._converts = mode if mode is not None and mode.allow_non_fake_inputs else None
         self._converted: dict[int, torch.Tensor] = {}
-        self._number(given, born=-1)
+        self._number(existing, born=-1)
 
     @contextlib.contextmanager
     def forward(self, *models: nn.Module) -> Iterator[None]:
@@ -186,7 +192,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
                 is_leaf=call.is_leaf,
                 begin=self.now,
                 first=len(self.calls),
-                inputs=self.known(tensors_in((call.args, call.kwargs))),
+                inputs=self.numbers_of(tensors_in((call.args, call.kwargs))),
             )
         )
         self._inside.append(len(self.spans) - 1)
@@ -196,13 +202,13 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         position, returned = self._inside.pop(), tensors_in(out)
         span = self.spans[position]
         span.end, span.last, span.failed = self.now, len(self.calls), call.failed
-        span.outputs = self.known(returned)
+        span.outputs = self.numbers_of(returned)
         span.returned = frozenset(map(self._nodes.of, returned))
         span.no_tensor = not tensors_in((call.args, call.kwargs))
         if not self._inside and not call.failed:
             self._concluded(self, position)
 
-    def known(self, tensors: Iterable[torch.Tensor]) -> frozenset[int]:
+    def numbers_of(self, tensors: Iterable[torch.Tensor]) -> frozenset[int]:
         """Return the numbers of the storages behind tensors, except storages without a number.
 
         A storage has a number if one of the ``given`` tensors or a recorded operator has used it.
@@ -218,7 +224,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
             born: moment of allocation. The moment and the storage's bytes are recorded if the
                 storage is not counted yet. `_UNCOUNTED`: new storages count as 0 bytes.
         """
-        found: dict[int, None] = {}
+        numbers: dict[int, None] = {}
         for key, part in (s for t in tensors for s in storages(t)):
             number = self._alive.get(key)
             if number is None:
@@ -230,8 +236,8 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
                 weakref.finalize(storage_of(part) or part, self._freed, key).atexit = False
             if self.born[number] == _UNCOUNTED != born:
                 self.born[number], self.nbytes[number] = born, _bytes(part)
-            found[number] = None
-        return tuple(found)
+            numbers[number] = None
+        return tuple(numbers)
 
     def _freed(self, key: int) -> None:
         """Record that the storage with identity ``key`` has been freed; see `storages`."""
@@ -244,7 +250,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
             A pair: the position in ``spans`` of the innermost running module call, and the tensor
             itself. The position is -1 outside of all module calls.
         """
-        self.saved |= self.known([self._fake(x)])
+        self.saved |= self.numbers_of([self._fake(x)])
         for position in self._inside:
             self.spans[position].last_saved = self.now
         return (self._inside[-1] if self._inside else -1), x
@@ -286,20 +292,20 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs, skipped, again = kwargs or {}, is_skipped(func), in_backward()
-        if self._converts is not None and not skipped and not again:
+        kwargs, skipped, is_backward = kwargs or {}, is_skipped(func), in_backward()
+        if self._converts is not None and not skipped and not is_backward:
             args, kwargs = pytree.tree_map_only(torch.Tensor, self._fake, (args, kwargs))
         parts: list[fx.Node] | None = None
-        if not again and any(map(torch_compat.is_traceable_wrapper_subclass_type, types)):
+        if not is_backward and any(map(torch_compat.is_traceable_wrapper_subclass_type, types)):
             with _Parts(self._nodes) as inner:
                 out = func(*args, **kwargs)
-            parts = inner.found
+            parts = inner.nodes
         else:
             out = func(*args, **kwargs)
         results = tensors_in(out)
         if skipped and not results:
             return out  # a query of metadata takes no moment
-        if again:
+        if is_backward:
             self._number(results, self.now)
         else:
             self._add(func, args, kwargs, out, results, parts)
@@ -317,8 +323,8 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
     ) -> None:
         self._check_device(op, results)
         reads = frozenset(self._number(tensors_in((args, kwargs)), _UNCOUNTED))
-        writes = self._number(written(op, args, kwargs), _UNCOUNTED)
-        self.written.update(dict.fromkeys(writes, self.now))
+        writes = self._number(written_tensors(op, args, kwargs), _UNCOUNTED)
+        self.last_write.update(dict.fromkeys(writes, self.now))
         returns = self._number(results, self.now)
         node = self._nodes.call(op, args, kwargs, out)
         is_view = not writes and bool(returns) and reads.issuperset(returns)
@@ -332,9 +338,9 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
                 reads=reads,
                 writes=writes,
                 returns=returns,
-                made=tuple((k, self.nbytes[k]) for k in returns if k not in reads),
+                allocated=tuple((k, self.nbytes[k]) for k in returns if k not in reads),
                 skipped=is_skipped(op),
-                view=(str(op), returns, tuple(map(_shown, results))) if is_view else None,
+                view=(str(op), returns, tuple(map(_layout_key, results))) if is_view else None,
                 is_random=ops.is_random(node),
                 is_opaque=ops.is_opaque(node),
             )
@@ -362,7 +368,7 @@ class _Parts(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, nodes: _Nodes) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: list[fx.Node] = []
+        self.nodes: list[fx.Node] = []
         self._nodes = nodes
 
     def __torch_dispatch__(
@@ -374,7 +380,7 @@ class _Parts(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if not is_skipped(func):
-            self.found.append(self._nodes.call(func, args, kwargs, out))
+            self.nodes.append(self._nodes.call(func, args, kwargs, out))
         return out
 
 
@@ -403,17 +409,17 @@ class _Nodes:
 
     def of(self, x: torch.Tensor) -> fx.Node:
         """Return the placeholder node that stands for a tensor; each tensor has one."""
-        known: fx.Node | None = self._of.get(x)  # type: ignore[no-untyped-call]
-        if known is None:
-            known = self._of[x] = self._graph.placeholder("x")
-            known.meta["val"] = self._made(x)
-        return known
+        node: fx.Node | None = self._of.get(x)  # type: ignore[no-untyped-call]
+        if node is None:
+            node = self._of[x] = self._graph.placeholder("x")
+            node.meta["val"] = self._fake_of(x)
+        return node
 
     def _value(self, x: torch.Tensor) -> torch.Tensor:
         value: torch.Tensor = self.of(x).meta["val"]
         return value
 
-    def _made(self, x: torch.Tensor) -> torch.Tensor:
+    def _fake_of(self, x: torch.Tensor) -> torch.Tensor:
         """Return a fake tensor with the size, strides, dtype and device of ``x``.
 
         Tensors with equal size, strides, dtype and device share one fake tensor. A tensor that is
@@ -436,7 +442,7 @@ def _bytes(x: torch.Tensor) -> int:
     return 0 if storage is None else allocated_bytes(hint(storage.nbytes()), x.device)
 
 
-def _shown(x: torch.Tensor) -> Hashable:
+def _layout_key(x: torch.Tensor) -> Hashable:
     """Return a hashable key of a tensor's size, strides, and offset within the tensor's storage."""
     return str(x.size()), str(x.stride()), str(x.storage_offset())
 
@@ -458,31 +464,31 @@ def without_replays(calls: Sequence[Call], returned: Iterable[fx.Node]) -> list[
         calls: operators that ran, in order.
         returned: placeholder nodes of the tensors that modules return.
     """
-    suspects = _made_again(calls)
+    suspects = _repeated_views(calls)
     used = set(returned)
-    found = list(calls)
+    marked = list(calls)
     # From the end, because a replay may be used by later replays only. Those must be found first.
     for i, call in reversed(list(enumerate(calls))):
         if i in suspects and used.isdisjoint(call.results):
-            found[i] = replace(call, skipped=True)
+            marked[i] = replace(call, skipped=True)
         else:
             used.update(call.node.all_input_nodes)
-    return found
+    return marked
 
 
-def _made_again(calls: Sequence[Call]) -> set[int]:
+def _repeated_views(calls: Sequence[Call]) -> set[int]:
     """Return the positions of calls that repeat an earlier view after a write to the viewed memory."""
     first: dict[Hashable, int] = {}
-    written: dict[int, int] = {}
-    again: set[int] = set()
+    last_write: dict[int, int] = {}
+    repeated: set[int] = set()
     for i, call in enumerate(calls):
-        written.update(dict.fromkeys(call.writes, i))
+        last_write.update(dict.fromkeys(call.writes, i))
         if call.view is None or call.parts != (call.node,):
             continue
         since = first.setdefault(call.view, i)
-        if any(written.get(key, -1) > since for key in call.returns):
-            again.add(i)
-    return again
+        if any(last_write.get(key, -1) > since for key in call.returns):
+            repeated.add(i)
+    return repeated
 
 
 def _check_fake(name: str, module: nn.Module) -> None:

@@ -18,9 +18,9 @@ from remat.solvers.knapsack.frontier import KnapsackFrontier, knapsack_frontier
 from remat.solvers.run import run
 
 #: Largest number of choices for one module. The solver HiGHS takes longer with more choices.
-MOST_CHOICES = 40
+MOST_SETS = 40
 #: Largest number of byte budgets per module for which `choices` runs a given solver.
-ASKED = 24
+MOST_SOLVED = 24
 
 
 def optimal_checkpointing_policy(
@@ -61,9 +61,9 @@ def optimal_checkpointing_policy(
             f"the budget by {least - nbytes} bytes"
         )
     solution = run(Auto() if solver is None else solver, as_knapsack(grouping, nbytes - least))
-    chosen = (*grouping.stored, *(grouping.free[i] for i in solution.saved))
+    stored = (*grouping.stored, *(grouping.free[i] for i in solution.saved))
     decided = [0] * len(sac_stats)
-    for item in chosen:
+    for item in stored:
         for i in item.ops:
             decided[i] = 1
     return decided
@@ -74,7 +74,7 @@ get_optimal_checkpointing_policy_per_module = optimal_checkpointing_policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleChoice:
+class StoredSet:
     """One set of operators whose results a checkpointed module stores, with bytes and recompute time.
 
     Attributes:
@@ -88,9 +88,9 @@ class ModuleChoice:
     recompute_ps: int
 
 
-def choices(
+def stored_sets(
     stats: SACStats, most_kept: int, solver: Solver | None = None
-) -> tuple[ModuleChoice, ...]:
+) -> tuple[StoredSet, ...]:
     """Return the sets of operators whose results a module may store, most stored bytes first.
 
     Args:
@@ -107,32 +107,32 @@ def choices(
         return ()
     # A given solver needs the exact frontier, too: it is run once for each selected point's bytes.
     frontier = knapsack_frontier(as_knapsack(grouping, room))
-    found: list[ModuleChoice] = []
-    for point in _points(frontier, MOST_CHOICES if solver is None else ASKED):
+    sets: list[StoredSet] = []
+    for point in _points(frontier, MOST_SETS if solver is None else MOST_SOLVED):
         if solver is None:
-            picked = frontier.items(point)
+            saved = frontier.items(point)
         else:
-            picked = run(solver, as_knapsack(grouping, int(frontier.weights[point]))).saved
-        choice = _choice(grouping, [grouping.free[i] for i in picked])
+            saved = run(solver, as_knapsack(grouping, int(frontier.weights[point]))).saved
+        stored_set = _stored_set(grouping, [grouping.free[i] for i in saved])
         # A heuristic solver may find no shorter recomputation although it may store more bytes.
-        if not found or choice.recompute_ps < found[-1].recompute_ps:
-            found.append(choice)
-    return tuple(reversed(found))
+        if not sets or stored_set.recompute_ps < sets[-1].recompute_ps:
+            sets.append(stored_set)
+    return tuple(reversed(sets))
 
 
-def plain_choice(stats: SACStats) -> ModuleChoice | None:
+def empty_set(stats: SACStats) -> StoredSet | None:
     """Return the choice to store nothing; None if some results of the module must be stored.
 
     This choice is plain checkpointing: the whole module runs again, without a policy.
     """
     grouping = group(stats)
-    return None if grouping.stored else _choice(grouping, ())
+    return None if grouping.stored else _stored_set(grouping, ())
 
 
-def _choice(grouping: Grouping, picked: Sequence[Item]) -> ModuleChoice:
+def _stored_set(grouping: Grouping, picked: Sequence[Item]) -> StoredSet:
     """Return the choice to store the picked items, and those that are always stored."""
     items = (*grouping.stored, *picked)
-    return ModuleChoice(
+    return StoredSet(
         stored=tuple(sorted(i for item in items for i in item.ops)),
         kept_bytes=sum(item.nbytes for item in items),
         recompute_ps=grouping.recompute_ps - sum(item.runtime_ps for item in picked),
@@ -152,8 +152,8 @@ def _points(frontier: KnapsackFrontier, most: int) -> list[int]:
     # Python's integers, since products of bytes and picoseconds exceed 64 bits.
     weights, values = frontier.weights.tolist(), frontier.values.tolist()
     on_hull = lower_hull(range(count), lambda point: (weights[point], -values[point]))
-    chosen = {on_hull[i] for i in _evenly(len(on_hull), most)}
-    return sorted(chosen.union(_evenly(count, max(0, most - len(chosen)))))
+    selected = {on_hull[i] for i in _evenly(len(on_hull), most)}
+    return sorted(selected.union(_evenly(count, max(0, most - len(selected)))))
 
 
 def _evenly(count: int, most: int) -> set[int]:
@@ -198,7 +198,7 @@ def candidates(
     )
 
 
-def _matching(tree: ModuleTree, patterns: Sequence[str], what: str) -> set[int]:
+def _matching(tree: ModuleTree, patterns: Sequence[str], argument: str) -> set[int]:
     """Return the positions in ``tree.modules`` of the modules that match names or patterns.
 
     Raises:
@@ -207,13 +207,13 @@ def _matching(tree: ModuleTree, patterns: Sequence[str], what: str) -> set[int]:
     """
     if isinstance(patterns, str):
         raise ProblemError(
-            f"{what} is the text {patterns!r}; expected names, such as [{patterns!r}]"
+            f"{argument} is the text {patterns!r}; expected names, such as [{patterns!r}]"
         )
-    found: set[int] = set()
+    positions: set[int] = set()
     for pattern in patterns:
         hits = [k for k, m in enumerate(tree.modules) if fnmatch.fnmatchcase(m.fqn, pattern)]
         if not hits:
             some = ", ".join(m.fqn for m in tree.modules if m.fqn and not m.is_leaf)[:200]
-            raise ProblemError(f"{what}: no module is called '{pattern}'; there are: {some}")
-        found.update(hits)
-    return found
+            raise ProblemError(f"{argument}: no module is called '{pattern}'; there are: {some}")
+        positions.update(hits)
+    return positions

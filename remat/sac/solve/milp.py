@@ -15,7 +15,7 @@ from remat.graph.costs import CostModel
 from remat.plugins.registry import registry
 from remat.sac.estimation.modules import ModuleTree, estimate
 from remat.sac.estimation.stats import PS_PER_MS
-from remat.sac.solve.choices import ModuleChoice, candidates, choices, plain_choice
+from remat.sac.solve.choices import StoredSet, candidates, empty_set, stored_sets
 from remat.sac.solve.peaks import simulate
 from remat.sac.solve.plan import ModulePlan, SACPlan
 from remat.sac.solve.program import Outcome, least_time
@@ -91,7 +91,7 @@ def plan(
     """
     registry().learn_operators()
     budget = read_memory(memory)  # before the estimate, so that a typing error is found at once
-    asked = None if solver is None or solver == "auto" else registry().solver(solver)
+    knapsack_solver = None if solver is None or solver == "auto" else registry().solver(solver)
     if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
         raise ProblemError(f"world_size must be 1 or more ranks, got {world_size!r}")
     if not 0 <= gap < 1:
@@ -103,11 +103,11 @@ def plan(
     deadline = None if time_limit is None else time.monotonic() + time_limit
     plain, peak = tree.memory(world_size), tree.peak_bytes(world_size)
     memory_bytes = int(budget * peak) if isinstance(budget, float) else budget
-    chosen = candidates(tree, units, fsdp_units)
+    positions = candidates(tree, units, fsdp_units)
     if peak <= memory_bytes:
         result = Outcome(decision={}, simulated=simulate(tree, {}, plain), bound_ps=0.0)
     else:
-        options = _options(tree, chosen, asked)
+        options = _options(tree, positions, knapsack_solver)
         result = least_time(tree, options, plain, memory_bytes, gap=gap, deadline=deadline)
         decision = {k: _without_policy(tree, k, c, gap) for k, c in result.decision.items()}
         result = replace(result, decision=decision, simulated=simulate(tree, decision, plain))
@@ -136,7 +136,7 @@ def read_memory(memory: object) -> int | float:
     )
 
 
-def _without_policy(tree: ModuleTree, k: int, choice: ModuleChoice, gap: float) -> ModuleChoice:
+def _without_policy(tree: ModuleTree, k: int, stored_set: StoredSet, gap: float) -> StoredSet:
     """Return plain checkpointing if it recomputes hardly longer than ``choice``, else ``choice``.
 
     Plain checkpointing stores no results and needs no policy. A policy runs Python code for every
@@ -151,17 +151,17 @@ def _without_policy(tree: ModuleTree, k: int, choice: ModuleChoice, gap: float) 
         gap: relative gap of the integer program.
     """
     module = tree.modules[k]
-    plain = plain_choice(module.operators)
+    plain = empty_set(module.operators)
     if plain is None:
-        return choice
+        return stored_set
     policy_ps = tree.policy_ms * PS_PER_MS * len(module.operators)
-    worth_ps = max(policy_ps, gap * choice.recompute_ps)
-    return plain if plain.recompute_ps - choice.recompute_ps <= worth_ps else choice
+    worth_ps = max(policy_ps, gap * stored_set.recompute_ps)
+    return plain if plain.recompute_ps - stored_set.recompute_ps <= worth_ps else stored_set
 
 
 def _options(
-    tree: ModuleTree, chosen: Sequence[int], solver: Solver | None
-) -> dict[int, tuple[ModuleChoice, ...]]:
+    tree: ModuleTree, positions: Sequence[int], solver: Solver | None
+) -> dict[int, tuple[StoredSet, ...]]:
     """Return the choices of each module, as a dict by the module's position in ``tree.modules``.
 
     A module that frees no memory with any choice is left out. Modules with equal statistics share
@@ -172,19 +172,19 @@ def _options(
         chosen: positions of the modules that may be checkpointed.
         solver: knapsack solver that finds the choices; None: exact Pareto frontiers.
     """
-    known: dict[tuple[int, str], tuple[ModuleChoice, ...]] = {}
-    found: dict[int, tuple[ModuleChoice, ...]] = {}
-    for k in chosen:
+    cached: dict[tuple[int, str], tuple[StoredSet, ...]] = {}
+    options: dict[int, tuple[StoredSet, ...]] = {}
+    for k in positions:
         module = tree.modules[k]
         stats = module.operators
         # The mean, because one choice serves all calls of a module.
         most = sum(c.freeable_bytes for c in module.calls) // len(module.calls)
         key = (most, repr(stats))  # mutable statistics have no hash
-        if key not in known:
-            known[key] = choices(stats, most, solver)
-        if known[key]:
-            found[k] = known[key]
-    return found
+        if key not in cached:
+            cached[key] = stored_sets(stats, most, solver)
+        if cached[key]:
+            options[k] = cached[key]
+    return options
 
 
 def _plan(tree: ModuleTree, result: Outcome, memory_bytes: int, world_size: int) -> SACPlan:
@@ -198,20 +198,21 @@ def _plan(tree: ModuleTree, result: Outcome, memory_bytes: int, world_size: int)
     """
     modules = []
     for k in sorted(result.decision, key=lambda k: tree.modules[k].calls[0].begin):
-        module, choice = tree.modules[k], result.decision[k]
+        module, stored_set = tree.modules[k], result.decision[k]
         stats = module.operators
         modules.append(
             ModulePlan(
                 name=module.fqn,
                 ops=tuple(stats.func_names),
-                stored=choice.stored,
-                stored_bytes=choice.kept_bytes,
-                discarded_bytes=sum(stats.memory) - choice.kept_bytes,
-                recompute_ms=choice.recompute_ps / PS_PER_MS,
+                stored=stored_set.stored,
+                stored_bytes=stored_set.kept_bytes,
+                discarded_bytes=sum(stats.memory) - stored_set.kept_bytes,
+                recompute_ms=stored_set.recompute_ps / PS_PER_MS,
             )
         )
     spent = sum(
-        choice.recompute_ps * len(tree.modules[k].calls) for k, choice in result.decision.items()
+        stored_set.recompute_ps * len(tree.modules[k].calls)
+        for k, stored_set in result.decision.items()
     )
     return SACPlan(
         modules=tuple(modules),

@@ -11,10 +11,10 @@ import numpy as np
 from remat.sac.estimation.calls import CallStats
 from remat.sac.estimation.modules import ModuleStats, ModuleTree
 from remat.sac.run.lifetimes import Ints
-from remat.sac.solve.choices import ModuleChoice
+from remat.sac.solve.choices import StoredSet
 
 #: A decision: dict from the position of each checkpointed module to its choice.
-Decision = Mapping[int, ModuleChoice]
+Decision = Mapping[int, StoredSet]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,9 +42,9 @@ def simulate(tree: ModuleTree, decision: Decision, plain: Ints) -> Simulated:
         plain: bytes alive at each moment without checkpointing.
     """
     memory, moments = plain.copy(), np.arange(len(plain))
-    reruns = {}
-    for k, choice in decision.items():
-        added = AddedBytes.of(tree.modules[k], [choice], tree.state_bytes)
+    reruns: dict[tuple[int, int], int] = {}
+    for k, stored_set in decision.items():
+        added = AddedBytes.of(tree.modules[k], [stored_set], tree.state_bytes)
         memory += added.at(moments)[0]
         reruns |= {(k, i): int(added.in_rerun(i)[0]) for i in range(len(added.calls))}
     # `memory` is added last, because its value at a rerun depends on the decisions for all modules.
@@ -73,18 +73,20 @@ class AddedBytes:
 
     calls: tuple[CallStats, ...]
     stored: Ints
-    kept: Ints
+    kept_bytes: Ints
     state_bytes: int
 
     @classmethod
-    def of(cls, module: ModuleStats, choices: Sequence[ModuleChoice], state_bytes: int) -> Self:
+    def of(cls, module: ModuleStats, sets: Sequence[StoredSet], state_bytes: int) -> Self:
         """Compute the bytes of a module's choices."""
         memory = module.operators.memory
-        stored = np.zeros((len(choices), len(memory)), dtype=np.int64)
-        for row, choice in zip(stored, choices, strict=True):
-            row[list(choice.stored)] = [memory[i] for i in choice.stored]
-        kept = np.array([[choice.kept_bytes] for choice in choices], dtype=np.int64)
-        return cls(calls=module.calls, stored=stored, kept=kept, state_bytes=state_bytes)
+        stored = np.zeros((len(sets), len(memory)), dtype=np.int64)
+        for row, stored_set in zip(stored, sets, strict=True):
+            row[list(stored_set.stored)] = [memory[i] for i in stored_set.stored]
+        kept_bytes = np.array([[stored_set.kept_bytes] for stored_set in sets], dtype=np.int64)
+        return cls(
+            calls=module.calls, stored=stored, kept_bytes=kept_bytes, state_bytes=state_bytes
+        )
 
     def at(self, moments: Ints) -> Ints:
         """Return the bytes that each choice adds at increasing moments; negative if the choice frees bytes.
@@ -98,7 +100,7 @@ class AddedBytes:
                 moments, (call.begin, call.end, call.back + 1, call.back_end + 1)
             )
             added[:, begin:over] += self.state_bytes
-            added[:, end:back] += self.kept - call.freeable_bytes
+            added[:, end:back] += self.kept_bytes - call.freeable_bytes
             if begin < end:
                 added[:, begin:end] += self._held_longer(call, moments[begin:end])
         return added
@@ -111,12 +113,12 @@ class AddedBytes:
         """
         call = self.calls[i]
         ran = np.zeros((len(self.stored), call.end - call.begin), dtype=np.int64)
-        ran[:, [made - call.begin for made, _ in call.freed_at]] = self.stored
+        ran[:, [moment - call.begin for moment, _ in call.freed_at]] = self.stored
         waiting = self.stored.sum(axis=1, keepdims=True) - np.cumsum(ran, axis=1)
-        peaks: Ints = (call.made + waiting).max(axis=1, initial=0)
+        peaks: Ints = (call.allocated + waiting).max(axis=1, initial=0)
         # The memory at `back` contains the stored results already. For a rerun, PyTorch keeps the
         # generator's current state beside its state in forward.
-        return peaks - self.kept[:, 0] + self.state_bytes
+        return peaks - self.kept_bytes[:, 0] + self.state_bytes
 
     def _held_longer(self, call: CallStats, moments: Ints) -> Ints:
         """Return the bytes of results that are alive in a call's forward only because they are stored."""

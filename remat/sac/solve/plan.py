@@ -104,8 +104,8 @@ class SACPlan(Record):
         for module in self.modules:
             if module.name == name:
                 return module
-        known = ", ".join(m.name for m in self.modules) or "none"
-        raise ProblemError(f"module '{name}' is not checkpointed by this plan; it does: {known}")
+        names = ", ".join(m.name for m in self.modules) or "none"
+        raise ProblemError(f"module '{name}' is not checkpointed by this plan; it does: {names}")
 
     def __str__(self) -> str:
         """Return the text of `explain`."""
@@ -122,7 +122,7 @@ class SACPlan(Record):
             f"checkpointing plan for a budget of {format_bytes(self.budget_bytes)}",
             f"  peak        {format_bytes(self.peak_bytes)}{fits} instead of "
             f"{format_bytes(self.plain_peak_bytes)} without checkpointing",
-            *_step(self),
+            *_step_line(self),
             f"  recomputed  {self.recompute_ms:.4g} ms; no plan that fits needs less than "
             f"{self.bound_ms:.4g} ms",
             f"  decided by  {decided}"
@@ -131,12 +131,12 @@ class SACPlan(Record):
         if not self.modules:
             return "\n".join([*lines, "  no module is checkpointed"])
         rows = [("modules", "keep", "free", "again", "stored operators")]
-        alike = _alike(self)
-        rows += [_row(m, names) for m, names in alike.items()]
+        groups = _groups(self)
+        rows += [_row(m, names) for m, names in groups.items()]
         lines += [f"  {line}" for line in columns(rows, left=(0, 4))]
-        if any(len(names) > 1 for names in alike.values()):
+        if any(len(names) > 1 for names in groups.values()):
             lines.append("  (of modules that are alike, the figures are those of each)")
-        undeclared = list(dict.fromkeys(_undeclared(alike)))
+        undeclared = list(dict.fromkeys(_undeclared(groups)))
         if undeclared:
             lines.append(
                 f"  {', '.join(undeclared)}: stored, with what draws random numbers beside it, since not "
@@ -146,21 +146,21 @@ class SACPlan(Record):
         return "\n".join(lines)
 
 
-def _alike(plan: SACPlan) -> dict[ModulePlan, list[str]]:
+def _groups(plan: SACPlan) -> dict[ModulePlan, list[str]]:
     """Group modules with equal plans: return a dict from each plan, with an empty name, to the modules' names."""
-    found: dict[ModulePlan, list[str]] = {}
+    groups: dict[ModulePlan, list[str]] = {}
     for m in plan.modules:
-        found.setdefault(replace(m, name=""), []).append(m.name)
-    return found
+        groups.setdefault(replace(m, name=""), []).append(m.name)
+    return groups
 
 
-def _step(plan: SACPlan) -> list[str]:
+def _step_line(plan: SACPlan) -> list[str]:
     """Return a list with one line on the estimated time of a step; empty if the time is unknown."""
     if not plan.step_ms:
         return []
-    more = plan.recompute_ms / plan.step_ms
+    overhead = plan.recompute_ms / plan.step_ms
     return [
-        f"  step        {plan.step_ms + plan.recompute_ms:.4g} ms estimated, {more:.1%} more than the "
+        f"  step        {plan.step_ms + plan.recompute_ms:.4g} ms estimated, {overhead:.1%} more than the "
         f"{plan.step_ms:.4g} ms without checkpointing"
     ]
 
@@ -187,9 +187,9 @@ def _row(m: ModulePlan, names: list[str]) -> tuple[str, str, str, str, str]:
         m: the plan that the modules share.
         names: names of the modules.
     """
-    shown = repr(names[0]) if len(names) == 1 else f"'{names[0]}' … '{names[-1]}' ({len(names)})"
+    label = repr(names[0]) if len(names) == 1 else f"'{names[0]}' … '{names[-1]}' ({len(names)})"
     count = Counter(m.ops[i] for i in m.stored).most_common()
     listed = some_of([f"{n} {op}" if n > 1 else op for op, n in count], _NAMED)
     stored = f"{len(m.stored)} of {len(m.ops)}: {listed or 'plain checkpointing'}"
     sizes = format_bytes(m.stored_bytes), format_bytes(m.discarded_bytes)
-    return shown, *sizes, f"{m.recompute_ms:.4g} ms", stored
+    return label, *sizes, f"{m.recompute_ms:.4g} ms", stored

@@ -20,7 +20,7 @@ import numpy as np
 from remat.errors import BudgetError
 from remat.sac.estimation.modules import ModuleTree
 from remat.sac.run.lifetimes import Ints
-from remat.sac.solve.choices import ModuleChoice
+from remat.sac.solve.choices import StoredSet
 from remat.sac.solve.peaks import AddedBytes, Decision, Simulated, simulate
 from remat.solvers.highs import milp
 from remat.units import format_bytes
@@ -36,6 +36,8 @@ ROUNDS = 60
 _SCALE = 2.0**20
 #: Status that SciPy returns for an infeasible program.
 _INFEASIBLE = 2
+#: Program point: a moment of the step, or the rerun of one module call as (module, call).
+Point = int | tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,7 @@ class Outcome:
 
 def least_time(
     tree: ModuleTree,
-    options: Mapping[int, Sequence[ModuleChoice]],
+    options: Mapping[int, Sequence[StoredSet]],
     plain: Ints,
     budget: int,
     *,
@@ -96,11 +98,11 @@ def least_time(
         # If there is no new row, HiGHS's tolerance let a row be exceeded. The limit is lowered by the excess.
         if not program.add_rows(simulated, budget):
             limit -= max(1, simulated.peak_bytes - budget)
-    found = _least_peak(tree, options, plain, deadline)
+    fallback = _least_peak(tree, options, plain, deadline)
     # The decision may fit although the search above found none: HiGHS stopped at its limit of time or nodes.
-    if found.simulated.peak_bytes <= budget:
-        return Outcome(decision=found.decision, simulated=found.simulated, bound_ps=bound)
-    least = found.simulated.peak_bytes
+    if fallback.simulated.peak_bytes <= budget:
+        return Outcome(decision=fallback.decision, simulated=fallback.simulated, bound_ps=bound)
+    least = fallback.simulated.peak_bytes
     raise BudgetError(
         f"no plan fits into {format_bytes(budget)} ({budget} bytes): the least that checkpointing "
         f"gets the step to is {least} bytes ({format_bytes(least)}), so the budget is short by "
@@ -119,7 +121,7 @@ def _seconds_left(deadline: float | None) -> float | None:
 
 def _least_peak(
     tree: ModuleTree,
-    options: Mapping[int, Sequence[ModuleChoice]],
+    options: Mapping[int, Sequence[StoredSet]],
     plain: Ints,
     deadline: float | None,
 ) -> Outcome:
@@ -175,7 +177,7 @@ class _Program:
     """
 
     def __init__(
-        self, tree: ModuleTree, options: Mapping[int, Sequence[ModuleChoice]], plain: Ints
+        self, tree: ModuleTree, options: Mapping[int, Sequence[StoredSet]], plain: Ints
     ) -> None:
         self._tree, self._options, self._plain = tree, options, plain
         ends = np.cumsum([len(c) for c in options.values()], dtype=int).tolist()
@@ -187,8 +189,7 @@ class _Program:
             k: AddedBytes.of(tree.modules[k], c, tree.state_bytes) for k, c in options.items()
         }
         #: Dict from each program point with a row to the bytes that each choice adds at the point.
-        #: A point is a moment, or (module, call) of a rerun.
-        self._rows: dict[int | tuple[int, int], Ints] = {}
+        self._rows: dict[Point, Ints] = {}
 
     def add_rows(self, simulated: Simulated, budget: int) -> bool:
         """Add a row for each program point whose memory exceeds a budget and that has no row yet.
@@ -207,12 +208,13 @@ class _Program:
         over = np.flatnonzero(simulated.memory > budget)
         runs = np.split(over, np.flatnonzero(np.diff(over) > 1) + 1) if len(over) else []
         worst = (int(run[np.argmax(simulated.memory[run])]) for run in runs)
-        reruns = (call for call, peak in simulated.reruns.items() if peak > budget)
-        rows = {at: self._row(at) for at in (*worst, *reruns) if at not in self._rows}
+        reruns = (point for point, peak in simulated.reruns.items() if peak > budget)
+        points: list[Point] = [*worst, *reruns]
+        rows = {point: self._row(point) for point in points if point not in self._rows}
         self._rows |= rows
         return bool(rows)
 
-    def _row(self, point: int | tuple[int, int]) -> Ints:
+    def _row(self, point: Point) -> Ints:
         """Return the bytes that each choice of each module adds at a program point."""
         moments = np.array([self._moment(point)])
         row = np.zeros(self._count, dtype=np.int64)
@@ -223,7 +225,7 @@ class _Program:
             row[self._columns[k]] += self._added[k].in_rerun(i)
         return row
 
-    def _moment(self, point: int | tuple[int, int]) -> int:
+    def _moment(self, point: Point) -> int:
         """Return the moment of a program point; a rerun takes place at the start of the call's backward."""
         return (
             point if isinstance(point, int) else self._tree.modules[point[0]].calls[point[1]].back
@@ -268,10 +270,10 @@ class _Program:
         if solved.x is None:
             return _Answer(decision=None, bound=bound)
         decision = {
-            k: choice
+            k: stored_set
             for k, columns in self._columns.items()
-            for choice, taken in zip(self._options[k], solved.x[columns], strict=True)
-            if taken > 0.5  # HiGHS's integers are exact only up to a tolerance
+            for stored_set, value in zip(self._options[k], solved.x[columns], strict=True)
+            if value > 0.5  # HiGHS's integers are exact only up to a tolerance
         }
         return _Answer(decision=decision, bound=bound)
 
@@ -301,7 +303,7 @@ class _Program:
 
         matrix = lil_array((len(self._columns), self._count + 1))
         for i, k in enumerate(self._columns):
-            for around in (k, *self._tree.ancestors(k)):
-                if around in self._columns:
-                    matrix[i, self._columns[around]] = 1.0
+            for ancestor in (k, *self._tree.ancestors(k)):
+                if ancestor in self._columns:
+                    matrix[i, self._columns[ancestor]] = 1.0
         return LinearConstraint(matrix.tocsr(), ub=1.0)

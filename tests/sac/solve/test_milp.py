@@ -14,7 +14,7 @@ from torch import nn
 
 from remat.errors import BudgetError, ProblemError
 from remat.sac.estimation.modules import ModuleTree, estimate
-from remat.sac.solve.choices import ModuleChoice, candidates, choices
+from remat.sac.solve.choices import StoredSet, candidates, stored_sets
 from remat.sac.solve.milp import _options
 from remat.sac.solve.milp import plan as plan_for
 from remat.sac.solve.peaks import simulate
@@ -82,8 +82,8 @@ def least_time(made: tuple[int, ...], budget: int) -> int | None:
 
 
 def decisions(
-    tree: ModuleTree, options: dict[int, tuple[ModuleChoice, ...]]
-) -> Iterator[dict[int, ModuleChoice]]:
+    tree: ModuleTree, options: dict[int, tuple[StoredSet, ...]]
+) -> Iterator[dict[int, StoredSet]]:
     """Every decision without nesting, over at most three choices for each module."""
     names = sorted(options)
     few = [(None, *options[k]) for k in names]
@@ -94,13 +94,13 @@ def decisions(
 
 
 @pytest.fixture
-def few_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remat.sac.solve.choices.MOST_CHOICES", 2)
+def few_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remat.sac.solve.choices.MOST_SETS", 2)
 
 
 @pytest.mark.parametrize("made", TREES, ids=str)
 @pytest.mark.parametrize("share", [0.9, 0.75, 0.6])
-@pytest.mark.usefixtures("few_choices")
+@pytest.mark.usefixtures("few_sets")
 def test_no_decision_that_fits_is_faster(made: tuple[int, ...], share: float) -> None:
     tree = tree_of(*made)
     budget = int(share * tree.peak_bytes())
@@ -119,7 +119,7 @@ def test_no_decision_that_fits_is_faster(made: tuple[int, ...], share: float) ->
 
 
 @pytest.mark.parametrize("made", TREES, ids=str)
-@pytest.mark.usefixtures("few_choices")
+@pytest.mark.usefixtures("few_sets")
 def test_an_infeasible_budget_is_told_the_least(made: tuple[int, ...]) -> None:
     tree = tree_of(*made)
     with pytest.raises(BudgetError) as caught:
@@ -249,11 +249,11 @@ def test_knapsack_solvers_compete_within_modules() -> None:
 def test_choices_are_better_the_more_they_keep() -> None:
     stats = tree_of(1, 64)["pairs.0"].stats
     assert stats is not None
-    found = choices(stats, sum(stats.memory) + 1)
+    found = stored_sets(stats, sum(stats.memory) + 1)
     kept = [c.kept_bytes for c in found]
     assert kept == sorted(kept, reverse=True)
     assert [c.recompute_ps for c in found] == sorted(c.recompute_ps for c in found)
-    assert choices(replace(stats, inplace_ops=[(1, 1)]), 0) == ()
+    assert stored_sets(replace(stats, inplace_ops=[(1, 1)]), 0) == ()
 
 
 def test_what_is_refused() -> None:

@@ -37,9 +37,9 @@ class GraphEdit:
 
     Attributes:
         name: description of the edit.
-        items: function that returns what the edit can change in a graph: positions of outputs, or names of nodes.
-        apply: function that edits a graph at the given items and returns the graph. Items that no longer exist are
-            skipped.
+        items: function that returns the outputs, by position, or the nodes, by name, that can be edited.
+        apply: function that edits a graph at the given items and returns the graph. Items that no longer
+            exist are skipped.
     """
 
     name: str
@@ -130,10 +130,7 @@ def _drop_outputs(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
 
 
 def _has_a_gradient_each(joint: JointGraph) -> bool:
-    """Return whether edits can add inputs to a graph and remove inputs from it.
-
-    They can if all inputs are primals or tangents, and every primal has an output for its gradient.
-    """
+    """Whether inputs can be added and removed: all are primals or tangents, and every primal has a gradient."""
     gradients = len(outputs_of(joint.graph)) - joint.num_fwd_outputs
     return gradients == len(primals_of(joint)) and all(
         role_of(n) in (Role.PRIMAL, Role.TANGENT) for n in joint.graph.find_nodes(op="placeholder")
@@ -177,14 +174,7 @@ def _results(joint: JointGraph) -> list[Item]:
 
 
 def _add_input(joint: JointGraph, like: fx.Node, *, tangent: bool, gradient: Any = None) -> fx.Node:
-    """Add an input that has the shape, type and layout of a node's value; return the input.
-
-    Args:
-        joint: the graph.
-        like: the node.
-        late: True: add a tangent; False: add a primal, and an output for the primal's gradient.
-        gradient: value of the output for the primal's gradient; None: the primal has no gradient.
-    """
+    """Add a tangent, or a primal with the given gradient, that is like a node's value; return the input."""
     graph = joint.graph
     before = list(graph.find_nodes(op="placeholder")) if tangent else primals_of(joint)
     first = next(iter(graph.nodes))
@@ -203,29 +193,23 @@ def _insert_output(joint: JointGraph, at: int, value: Any) -> None:
 
 
 def _make_inputs(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
-    """Replace results of calls by new inputs: by tangents for results of backward, else by primals.
-
-    A call whose only users are other replaced calls gets no input, because `tidy` erases the call.
-    """
+    """Replace results of calls by new inputs: by tangents for results of backward, else by primals."""
     cut, backward = _nodes(joint, items), _behind_tangents(joint)
     removed = set(cut)
     for node in cut:
+        # A call whose only users are replaced calls needs no input.
         if not all(u in removed for u in node.users):  # otherwise `tidy` erases the call
             node.replace_all_uses_with(_add_input(joint, node, tangent=node in backward))
     return joint
 
 
 def _cut_out(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
-    """Replace results of calls by new inputs, and keep the calls' arguments in the graph as outputs.
-
-    If forward runs the call, each argument becomes an output of forward. If backward runs the call or reads its
-    result, or the result is a gradient, each argument becomes a gradient, because backward must compute the
-    argument. An argument can become both.
-    """
+    """Replace results of calls by new inputs, and return the calls' arguments as outputs or gradients."""
     backward_nodes, cut = _behind_tangents(joint), _nodes(joint, items)
     removed = set(cut)
     for node in cut:
         gradients = outputs_of(joint.graph)[joint.num_fwd_outputs :]
+        # Backward must compute an argument of a call that backward runs or reads. So the argument becomes a gradient.
         in_backward = (
             node in backward_nodes or node in gradients or not backward_nodes.isdisjoint(node.users)
         )
@@ -277,10 +261,7 @@ def _bypass_to(node: fx.Node) -> fx.Node | None:
 
 
 def _replacements(joint: JointGraph) -> dict[fx.Node, fx.Node]:
-    """Return a dict from an input to the first input of the same role, shape and type, which can replace it.
-
-    Inputs without users are left out. The first input of each role, shape and type has no entry either.
-    """
+    """Return a dict from an input to the first input of the same role, shape and type, if that is another."""
     first: dict[Any, fx.Node] = {}
     replacements: dict[fx.Node, fx.Node] = {}
     for node in joint.graph.find_nodes(op="placeholder"):
@@ -303,13 +284,7 @@ def _merge(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
 def _of_nodes(
     name: str, applies: Callable[[fx.Node], bool], change: Callable[[fx.Node], object]
 ) -> GraphEdit:
-    """Build an edit that changes nodes one by one, from the last to the first.
-
-    Args:
-        name: description of the edit.
-        applies: returns whether the edit can change a node.
-        change: changes a node.
-    """
+    """Build an edit that changes the nodes for which ``applies`` holds, from the last to the first."""
 
     def items(joint: JointGraph) -> list[Item]:
         return [n.name for n in joint.graph.nodes if applies(n)]

@@ -11,11 +11,7 @@ import torch
 def first_difference(reference: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     """Return a description of the first result that differs between two runs; None if none differs.
 
-    Results are compared bit for bit, except that any NaN equals any NaN.
-
-    Args:
-        reference: results of the reference run, by name.
-        other: results of the other run, by name.
+    Results are given by name and compared bit for bit, except that any NaN equals any NaN.
     """
     for name, value in reference.items():
         if name not in other:

@@ -37,11 +37,7 @@ AnyExecutor = Executor | int | None
 
 
 def check_executor(executor: AnyExecutor) -> None:
-    """Raise an error if the value of an argument ``executor`` is invalid.
-
-    Raises:
-        ProblemError: the value is not an executor, an int of at least 1, or None.
-    """
+    """Raise a ProblemError if ``executor`` is not an executor, an int of at least 1, or None."""
     number = isinstance(executor, int) and not isinstance(executor, bool)
     if (
         executor is None
@@ -58,14 +54,14 @@ def check_executor(executor: AnyExecutor) -> None:
 def name_to_send(argument: Any, kind: str) -> str:
     """Return the name of a solver or cost model that the user gave by name; refuse an object.
 
-    A name can be sent to a worker process, which creates the object that the name stands for.
+    A worker process creates the object that the name stands for.
 
     Args:
-        given: the user's argument: a name or an object.
-        what: kind of the argument for the message, such as ``"solver"``.
+        argument: the user's argument: a name or an object.
+        kind: kind of the argument for the message, such as ``"solver"``.
 
     Raises:
-        ProblemError: ``given`` is not a str.
+        ProblemError: ``argument`` is not a str.
     """
     if isinstance(argument, str):
         return argument
@@ -83,19 +79,16 @@ def run_jobs(
 ) -> None:
     """Call ``work`` on every job, and pass each result, the job's answer, to ``on_answer``.
 
-    Operators that `remat.declare_pure` has declared in this process are declared in the workers
-    too.
+    Workers also know the operators that `remat.declare_pure` has declared in this process.
 
     Args:
-        work: computes the answer of one job. If ``work`` raises, this function raises the same
-            exception. For workers, ``work`` must be a module-level function, and jobs and answers
-            must support pickling.
+        work: computes the answer of one job; its exceptions are raised here. For workers, ``work`` must be
+            a module-level function, and jobs and answers must support pickling.
         jobs: the jobs.
         executor: where the jobs run; see `AnyExecutor`.
-        on_answer: called in this process with the index of a job and its answer, in the order of
-            arrival.
-        on_death: called in this process with the index of a job and a reason. It is called if worker
-            processes that remat started died repeatedly while running the job.
+        on_answer: called in this process with the index of a job and its answer, in the order of arrival.
+        on_death: called in this process with the index of a job and a reason, if worker processes that
+            remat started died repeatedly while running the job.
 
     Raises:
         ProblemError: ``executor`` is invalid, or its workers have died or cannot import a module.
@@ -120,13 +113,7 @@ def run_jobs(
 
 
 def _declaring(work: Callable[[Job], Answer], declared: Sequence[str], job: Job) -> Answer:
-    """Declare operators pure in a worker process, then run one job and return its answer.
-
-    Args:
-        work: computes the answer.
-        declared: names of the operators that the submitting process has declared pure.
-        job: the job.
-    """
+    """Declare operators pure in a worker process, then run one job and return its answer."""
     from remat.graph.purity import also_declared
 
     with also_declared(declared):
@@ -141,11 +128,7 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 
 @contextlib.contextmanager
 def _safe_path() -> Iterator[None]:
-    """Set the environment variable ``PYTHONSAFEPATH`` inside the ``with`` block, then restore it.
-
-    Worker processes that start in the block inherit the variable. Python then keeps the working
-    directory out of their ``sys.path``.
-    """
+    """Set the environment variable ``PYTHONSAFEPATH`` inside the ``with`` block, then restore it."""
     before = os.environ.get(_SAFE_PATH)
     _put_safe_path("1")
     try:
@@ -169,19 +152,9 @@ def _in_processes(
     on_answer: Callable[[int, Answer], None],
     on_death: Callable[[int, str], None],
 ) -> None:
-    """Run jobs in worker processes; if one process dies, restart all of them.
-
-    After a death, the first ``count`` unanswered jobs run one at a time, because any of these jobs
-    may have killed the worker. If a job then kills its worker more than `RETRIES` times,
-    ``on_death`` is called with this job.
-
-    Args:
-        work: computes the answer of one job.
-        jobs: the jobs.
-        count: number of worker processes.
-        on_answer: as in `run_jobs`.
-        on_death: as in `run_jobs`.
-    """
+    """Run jobs in ``count`` worker processes, and restart them if one dies; see `run_jobs`."""
+    # After a death, the first `count` unanswered jobs run one at a time, because any of these jobs may have
+    # killed the worker.
     deaths: Counter[int] = Counter()
     pending = list(range(len(jobs)))
     suspects = 0  # the first `suspects` jobs in `left` may have killed a worker
@@ -223,24 +196,11 @@ def _submitted(
     on_answer: Callable[[int, Answer], None],
     starting: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> list[int]:
-    """Submit jobs to an executor and deliver the answers.
-
-    Args:
-        executor: the executor.
-        work: computes the answer of one job.
-        jobs: all jobs.
-        asked: indices of the jobs to submit.
-        on_answer: called with the index of a job and its answer.
-        starting: creates the context manager in which jobs are submitted. The executor starts its
-            processes during this time.
-
-    Returns:
-        Ascending indices of the jobs that got no answer because the executor broke or was shut
-        down.
-    """
+    """Submit a batch of jobs, deliver the answers, and return the indices of jobs that the executor lost."""
     waiting: dict[Future[Answer], int] = {}
     unanswered: list[int] = []
     try:
+        # The executor may start its processes now, so `starting` sets the environment that they inherit.
         with starting():
             for k in batch:
                 waiting[executor.submit(work, jobs[k])] = k

@@ -55,21 +55,16 @@ def measure_step(
 ) -> Measured:
     """Run a step until a run compiles nothing, then run it once more and measure its memory.
 
-    There are at most five runs before the measured run. A run is one forward and one backward.
-    Every output that requires a gradient gets a gradient of ones, as if a loss outside ``fn`` summed
-    the outputs. Afterwards, buffers, inputs, gradients and the states of the random number
-    generators are restored. Frozen parameters (those that require no gradient) are not restored: if
-    the step changes one, an error is raised.
+    A run is one forward and one backward, with a gradient of ones for every output that requires one.
+    Afterwards, buffers, inputs, gradients and the states of the random number generators are restored.
 
     Args:
-        fn: a module or function, usually compiled. If ``fn`` is a module, the measured bytes
-            include its parameters and buffers.
+        fn: a module or function, usually compiled. A module's parameters and buffers count.
         args: positional arguments for ``fn``.
         kwargs: keyword arguments for ``fn``.
         resident: further tensors that are alive during the step and that the bytes include.
-        by: the method of measurement, ``"storages"`` (CPU only) or ``"allocator"``. None:
-            ``"storages"`` on the CPU, ``"allocator"`` on CUDA. CUDA's allocator rounds the bytes of
-            each allocation up to a multiple of 512.
+        by: the method of measurement, ``"storages"`` (CPU only) or ``"allocator"``. None: ``"storages"``
+            on the CPU, ``"allocator"`` on CUDA, whose allocator rounds each allocation up to 512 bytes.
 
     Raises:
         CaptureError: no output of ``fn`` requires a gradient.
@@ -109,11 +104,7 @@ _Method = Callable[[_Step, Sequence[torch.Tensor], torch.device], Measured]
 
 
 def run_forward(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Result:
-    """Call ``fn`` and return a pair for `run_backward`.
-
-    Returns:
-        The result of the call; and an empty tensor, whose ``backward()`` runs backward of all
-        outputs.
+    """Call ``fn``; return its result and an empty tensor whose ``backward()`` runs backward of all outputs.
 
     Raises:
         CaptureError: no output requires a gradient.
@@ -136,10 +127,7 @@ def run_backward(result: Result) -> None:
 
 
 class _Seed(torch.autograd.Function):
-    """Function whose backward gives a gradient of ones to each input.
-
-    Only the autograd engine holds these gradients, so each one is freed as soon as it is used.
-    """
+    """Function whose backward gives a gradient of ones to each input."""
 
     @staticmethod
     def forward(ctx: Any, *outputs: torch.Tensor) -> torch.Tensor:
@@ -148,6 +136,7 @@ class _Seed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        # Only the engine holds these gradients, so each one is freed as soon as it is used.
         return tuple(torch.ones(s, dtype=t, device=d) for s, t, d in ctx.like)
 
 
@@ -155,17 +144,16 @@ class _Seed(torch.autograd.Function):
 def as_before(tensors: Sequence[torch.Tensor], device: torch.device) -> Iterator[None]:
     """Restore buffers, inputs, gradients and random states at the end of the ``with`` block.
 
-    When the block begins, all gradients are None, because existing gradients would change the peak.
-    Frozen parameters are not restored, because copies of them might take most of the memory, and a
-    step should only read them.
+    When the block begins, all gradients are None. A frozen parameter is not restored.
 
     Args:
         tensors: parameters, buffers and inputs of the step.
         device: the step's device, whose generator is restored.
 
     Raises:
-        ProblemError: the step wrote to a frozen parameter.
+        ProblemError: the step wrote to a frozen parameter: one that requires no gradient.
     """
+    # Copies of frozen parameters might take most of the memory, and a step should only read them.
     frozen = [(t, _checksum(t)) for t in tensors if _is_frozen(t)]
     values = [(t, t.detach().clone()) for t in tensors if not t.requires_grad and not _is_frozen(t)]
     gradients = [(t, t.grad) for t in tensors if t.requires_grad and t.is_leaf]
@@ -192,7 +180,7 @@ def as_before(tensors: Sequence[torch.Tensor], device: torch.device) -> Iterator
 
 
 def _is_frozen(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is a contiguous parameter that does not require a gradient."""
+    """Whether a tensor is a contiguous parameter that does not require a gradient."""
     return (
         type(tensor) is torch.nn.Parameter
         and not tensor.requires_grad
@@ -203,11 +191,8 @@ def _is_frozen(tensor: torch.Tensor) -> bool:
 
 
 def _checksum(tensor: torch.Tensor) -> int:
-    """Return the sum of a tensor's elements, with the bits of each element read as an integer.
-
-    The sum is taken over chunks, so no large copy is made. The version counter cannot replace the
-    sum, because a write through ``.data`` does not change the counter.
-    """
+    """Return the sum of a tensor's elements, with the bits of each element read as an integer."""
+    # Chunks, so that no large copy is made. A write through `.data` does not change the version counter.
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32}
     read = tensor.detach().reshape(-1).view(integers.get(tensor.itemsize, torch.int64))
     return sum(int(read[at : at + _CHUNK].sum()) for at in range(0, len(read), _CHUNK))
@@ -243,11 +228,9 @@ def _by_profiler(step: _Step, inputs: Sequence[torch.Tensor], _: torch.device) -
 
 @contextlib.contextmanager
 def allocations() -> Iterator[list[int]]:
-    """Record CPU allocations and frees inside the ``with`` block.
+    """Yield a list that is filled, when the ``with`` block ends, with the bytes of CPU allocations in order.
 
-    Yields:
-        A list in order of time, which is filled when the block ends. An entry is the bytes of an
-        allocation, or the negated bytes of a deallocation.
+    The bytes of a deallocation are negated.
     """
     sizes: list[int] = []
     level = os.environ.get(_LOG_LEVEL)
@@ -291,10 +274,8 @@ def _bytes_of(tensors: Iterable[torch.Tensor], block: int) -> int:
 class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that reports when operators return storages, and when these storages are freed.
 
-    A subclass gets the reports through `found` and `freed`. If a storage existed before the mode was
-    entered, `add` must be called to report it. The mode sees the results of a higher-order
-    operator, but not the operators inside. Host copies made by `remat.graph.memory.host_copies` are left
-    out, because they are not in device memory.
+    A subclass defines `found` and `freed`. `add` reports a storage that existed before the mode was entered.
+    The mode sees the results of a higher-order operator, but not the operators inside.
     """
 
     # Otherwise PyTorch refuses to run higher-order operators under the mode.
@@ -311,8 +292,7 @@ class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         Args:
             known: the value that the last call for this storage returned; None for a new storage.
             nbytes: bytes of the storage, which may have been resized since the last call.
-            source: name of the operator that returned a tensor on the storage, or the text that
-                `add` was given.
+            source: name of the operator that returned the storage, or the text that `add` was given.
 
         Returns:
             A value to pass to `freed`, and as ``known`` to the next call for this storage.
@@ -320,20 +300,11 @@ class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         raise NotImplementedError
 
     def freed(self, known: Any) -> None:
-        """Handle the freeing of a storage.
-
-        Args:
-            known: the value that the last call of `found` for this storage returned.
-        """
+        """Handle the freeing of a storage; ``known`` is the last value that `found` returned for it."""
         raise NotImplementedError
 
     def add(self, tensor: torch.Tensor, source: str = "") -> None:
-        """Report the storage of a tensor to `found` now, and to `freed` when the storage is freed.
-
-        Args:
-            tensor: the tensor.
-            source: text to pass to `found`.
-        """
+        """Report the storage of a tensor to `found` now, and to `freed` when the storage is freed."""
         storage = storage_of(tensor)
         if storage is None:
             return
@@ -350,7 +321,7 @@ class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if func is OFFLOAD:
+        if func is OFFLOAD:  # host copies are not in device memory
             storage = out.untyped_storage()
             key = torch_compat.storage_id(storage)
             self._on_host.add(key)
@@ -363,7 +334,7 @@ class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 class StorageTracker(StorageWatch):  # type: ignore[no-untyped-call]
     """Dispatch mode that counts the bytes of storages that operators return or that `add` is given.
 
-    Compiled code runs unchanged under this mode. The mode sees every operator that the code calls.
+    Compiled code runs unchanged under this mode.
 
     Attributes:
         current: bytes alive now.

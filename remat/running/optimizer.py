@@ -46,19 +46,15 @@ class OptimizerUse:
 
 
 def read_optimizer(optimizer: str | Make) -> tuple[str, Make]:
-    """Return the name and the factory of an optimizer.
+    """Return the name of an optimizer, and a function that creates it for a list of parameters.
 
     Args:
-        optimizer: the name of a class in `torch.optim`, in upper or lower case, with arguments
-            after a colon as in ``"sgd:momentum=0.9,nesterov=True"``; or a callable that creates an
-            optimizer for a list of parameters.
-
-    Returns:
-        The name, and a function that creates the optimizer for a list of parameters.
+        optimizer: the name of a class in `torch.optim`, in upper or lower case, with arguments after a
+            colon as in ``"sgd:momentum=0.9,nesterov=True"``; or a callable that creates an optimizer for a
+            list of parameters.
 
     Raises:
-        ProblemError: there is no such class, the arguments cannot be read, or ``optimizer`` is not
-            callable.
+        ProblemError: there is no such class, the arguments cannot be read, or ``optimizer`` is not callable.
     """
     if not isinstance(optimizer, str):
         if not callable(optimizer):
@@ -73,11 +69,7 @@ def read_optimizer(optimizer: str | Make) -> tuple[str, Make]:
 
 
 def optimizer_code(optimizer: str | Make) -> str:
-    """Return Python code that creates an optimizer for ``model.parameters()``.
-
-    Args:
-        optimizer: as in `read_optimizer`. For a callable, the result is an empty text.
-    """
+    """Return Python code that creates an optimizer for ``model.parameters()``; empty for a callable."""
     if not isinstance(optimizer, str):
         return ""
     kind, named = _class_and_arguments(optimizer)
@@ -86,12 +78,7 @@ def optimizer_code(optimizer: str | Make) -> str:
 
 
 def _class_and_arguments(optimizer: str) -> tuple[Any, dict[str, Any]]:
-    """Return the class and the keyword arguments that an optimizer's text names.
-
-    Raises:
-        ProblemError: there is no such class, or the text after the colon is not a list of
-            ``key=value``.
-    """
+    """Return the class and the keyword arguments that an optimizer's text names, or raise a ProblemError."""
     name, _, text = optimizer.partition(":")
     classes = {
         n.lower(): c
@@ -135,15 +122,13 @@ def trace_optimizer(
 
     Args:
         optimizer: as for `read_optimizer`.
-        parameters: tensors with the shapes, strides and dtypes of the parameters; they are not
-            changed.
+        parameters: tensors with the shapes, strides and dtypes of the parameters; they are not changed.
         without_gradient: indices of the parameters that get no gradient.
-        foreach: whether to select the foreach implementation, as PyTorch does on a GPU. It is
-            selected only if the optimizer has one and the user did not choose an implementation.
+        foreach: whether to select the foreach implementation, as PyTorch does on a GPU, unless the user
+            chose an implementation.
 
     Raises:
-        ProblemError: the optimizer cannot be read or created, or its step does not run on fake
-            tensors.
+        ProblemError: the optimizer cannot be read or created, or its step does not run on fake tensors.
     """
     name, make = read_optimizer(optimizer)
     # Optimizers create some real tensors of their own, such as step counts.
@@ -191,11 +176,7 @@ def trace_optimizer(
 
 
 def _select_foreach(optimizer: torch.optim.Optimizer) -> None:
-    """Select an optimizer's foreach implementation, which PyTorch selects by default on a GPU.
-
-    An optimizer is not changed if it has no foreach implementation, or if the user chose an
-    implementation.
-    """
+    """Select an optimizer's foreach implementation, if it has one and the user chose no implementation."""
     kinds = [k for k in type(optimizer).__mro__ if k not in torch.optim.Optimizer.__mro__]
     modules = (sys.modules.get(kind.__module__) for kind in kinds)
     if not any(hasattr(module, _CHOOSES_FOREACH) for module in modules):
@@ -207,11 +188,7 @@ def _select_foreach(optimizer: torch.optim.Optimizer) -> None:
 
 
 class _Steps(StorageTracker):  # type: ignore[no-untyped-call]
-    """Tracker of storages that also counts the bytes that operators read and write.
-
-    If an optimizer converts a fake tensor to a Python number, the result is 1, because a fake
-    tensor has no values.
-    """
+    """Tracker of storages that also counts the bytes that operators read and write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -220,6 +197,7 @@ class _Steps(StorageTracker):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         is_number = func is torch.ops.aten._local_scalar_dense.default
         if is_number and hasattr(args[0], "fake_mode"):
+            # A fake tensor has no values, so the number is 1.
             return 1.0 if args[0].is_floating_point() else 1
         out = super().__torch_dispatch__(func, types, args, kwargs)
         self.moved += _moved(func, args, kwargs or {}, out)
@@ -240,5 +218,5 @@ def _moved(func: Any, args: Any, kwargs: Any, out: Any) -> int:
 
 
 def _storages(value: Any) -> dict[int, int]:
-    """Return a dict with an entry for each tensor in a value: from its storage's id to the tensor's bytes."""
+    """Return a dict from the id of each tensor's storage to the tensor's bytes."""
     return {torch_compat.storage_id(v.untyped_storage()): v.nbytes for v in tensors_of(value)}

@@ -15,9 +15,7 @@ from remat.graph.ops import attribute_of
 
 
 class RealValues:
-    """Creates random real values for fake values.
-
-    If two fake tensors share a storage, their random tensors share a storage too.
+    """Creates random real values for fake values; tensors that share a storage share one again.
 
     Args:
         seed: seed of the random numbers; equal seeds and names give equal values.
@@ -32,15 +30,11 @@ class RealValues:
         return self.make(attribute_of(node.graph.owning_module, node.target), str(node.target))
 
     def make(self, value: Any, name: str) -> Any:
-        """Return a real value in place of a value that may be fake or symbolic.
-
-        For a symbolic number, the result is its hint. For a fake tensor, the result is a random
-        tensor. Any other value is returned unchanged.
+        """Return a real value in place of a fake tensor or symbolic number; other values are unchanged.
 
         Args:
-            value: the value.
-            name: name of the graph input that has the value. Messages name it, and the seed of the
-                random numbers depends on it.
+            value: the value. For a symbolic number, the result is its hint.
+            name: name of the graph input that has the value, for messages and the seed.
 
         Raises:
             ProblemError: no random value can be made of this type, layout or device.
@@ -61,10 +55,7 @@ class RealValues:
         )
 
     def _module(self, module: fx.GraphModule, name: str) -> fx.GraphModule:
-        """Return the graph of a higher-order operator, with real tensors for its fake constants.
-
-        The result is a copy of ``module``; if there are no fake constants, it is ``module`` itself.
-        """
+        """Return the graph of a higher-order operator, copied if fake constants need real tensors."""
         fake = [
             n
             for n in module.graph.nodes
@@ -79,10 +70,7 @@ class RealValues:
         return copied
 
     def _tensor(self, value: torch.Tensor, name: str) -> torch.Tensor:
-        """Return a random tensor like a fake tensor.
-
-        Random tensors for fake tensors on one storage also share one storage.
-        """
+        """Return a random tensor like a fake tensor."""
         if value.layout is not torch.strided:
             raise ProblemError(
                 f"input '{name}' has the layout {value.layout}, for which there are no random "
@@ -110,10 +98,7 @@ class RealValues:
 
 
 def _numbers(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Return a tensor of ``count`` random numbers of a dtype.
-
-    Floating-point and complex numbers are normally distributed. Integers and booleans are 0 or 1.
-    """
+    """Return ``count`` normally distributed numbers; integers and booleans are 0 or 1."""
     # On the CPU, so that all devices get equal numbers.
     generator = torch.Generator().manual_seed(seed)
     if dtype.is_complex:
@@ -126,10 +111,7 @@ def _numbers(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 def copy_of(value: Any, copies: dict[int, torch.Tensor]) -> Any:
     """Return a copy of a tensor; any other value is returned as it is.
 
-    Args:
-        value: the value.
-        copies: dict from the id of a storage to its copy; the copy of a new storage is added. Copies
-            of tensors that share a storage share the copy of this storage.
+    ``copies`` maps ids of storages to their copies, which tensors on one storage share.
     """
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return value

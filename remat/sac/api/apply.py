@@ -33,32 +33,23 @@ def apply(
 ) -> M:
     """Checkpoint, in place, the modules of a model that a plan names, and return the model.
 
-    The ``forward`` of each planned module is replaced on the instance. The module's class, name,
-    parameters and ``state_dict()`` keys stay the same. The module's own hooks run outside of the
-    checkpointed ``forward``. In eval mode, or if gradients are disabled, the module runs its
-    original ``forward``. A plan without modules replaces no ``forward``.
+    The ``forward`` of each planned module is replaced on the instance. Class, name, parameters and
+    ``state_dict()`` keys stay the same. The module's hooks run outside of the checkpointed ``forward``.
+    In eval mode, or if gradients are disabled, the original ``forward`` runs.
 
     Args:
         model: the model for which the plan was made, or a model with the same modules.
         plan: the modules to checkpoint, and the operators whose results each module stores.
-        policies: further checkpointing policies, or lists of operators to save, to compose with the
-            plan's policy; see `remat.sac.compose`.
-        firm: whether the plan's policy answers MUST_SAVE and MUST_RECOMPUTE. Otherwise it answers
-            PREFER_SAVE and PREFER_RECOMPUTE, which a compiler may override; see `remat.sac.policy`.
-        strict: whether a module that runs other operators than the plan lists raises an error. If
-            False, operators are matched to the plan by name; see `remat.sac.policy`.
-        allow_cache_entry_mutation: whether to accept in-place changes to saved tensors without
-            checks; see `remat.sac.context_fn`.
-
-    Returns:
-        ``model`` itself.
+        policies: further checkpointing policies, or lists of operators to save; see `remat.sac.compose`.
+        firm: whether the plan's policy answers MUST instead of PREFER; see `remat.sac.policy`.
+        strict: whether a module that runs other operators than the plan lists raises an error; see
+            `remat.sac.policy`.
+        allow_cache_entry_mutation: whether to accept in-place changes to saved tensors without checks.
 
     Raises:
-        PlanError: the model lacks a module of the plan, or two modules of the plan are nested or
-            identical. Also raised if an earlier plan still checkpoints a module of the model. The
-            model stays unchanged.
-        ProblemError: ``model`` is not a module, ``plan`` is not a `SACPlan`, or a policy is
-            invalid.
+        PlanError: the model lacks a module of the plan, two planned modules are nested or identical, or
+            an earlier plan still checkpoints a module. The model stays unchanged.
+        ProblemError: ``model`` is not a module, ``plan`` is not a `SACPlan`, or a policy is invalid.
         PolicyError: raised when a checkpointed module runs, if its operators differ from the plan
             or the policies contradict each other.
     """
@@ -82,10 +73,7 @@ def apply(
 
 
 def remove(model: M) -> M:
-    """Undo `apply`, so that every module runs its original ``forward`` again.
-
-    Returns:
-        ``model`` itself.
+    """Undo `apply`, so that every module runs its original ``forward`` again; return the model.
 
     Raises:
         PlanError: no plan has been applied to the model.
@@ -102,12 +90,10 @@ def remove(model: M) -> M:
     return model
 
 
+# An object rather than a closure, so that a model can be copied. A closure in a copied model would still run
+# the modules of the original.
 class Checkpointed:
     """Replacement for a module's ``forward``: runs the original ``forward`` under checkpointing.
-
-    In eval mode, or if gradients are disabled, the original ``forward`` runs without checkpointing.
-    The replacement is an object rather than a closure, so that a model can be pickled and copied. A
-    closure in a copied model would still run the modules of the original.
 
     Attributes:
         before: the ``forward`` that was set on the instance before `apply`; None if the module used
@@ -155,16 +141,12 @@ class Checkpointed:
 
 
 def _is_applied(module: nn.Module) -> bool:
-    """Return whether `apply` has checkpointed a module, or applied a plan without modules to it."""
+    """Whether `apply` has checkpointed a module, or applied a plan without modules to it."""
     return isinstance(own_forward(module), Checkpointed) or _APPLIED_NOTHING in module.__dict__
 
 
 def _find(model: nn.Module, name: str) -> nn.Module:
-    """Return the module of a model by its qualified name, such as ``layers.0``.
-
-    Raises:
-        PlanError: the model has no such module; the message suggests similar names.
-    """
+    """Return the module of a model by its qualified name; an unknown name raises a PlanError."""
     # A shared module has several names, and the plan may use any of them. So duplicates are kept.
     names: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
     if name in names:
@@ -179,15 +161,7 @@ def _find(model: nn.Module, name: str) -> nn.Module:
 
 
 def _check(model: nn.Module, targets: list[tuple[ModulePlan, nn.Module]]) -> None:
-    """Raise a PlanError if a module would be checkpointed more than once.
-
-    That is the case if an earlier plan still checkpoints a module of the model, or if two planned
-    modules are nested or the same.
-
-    Args:
-        model: the model.
-        chosen: (plan, module) of each module to checkpoint.
-    """
+    """Raise a PlanError if an earlier plan is applied, or two planned modules are nested or the same."""
     applied = next((n for n, m in model.named_modules() if _is_applied(m)), None)
     if applied is not None:
         which = f"module '{applied}'" if applied else f"the {type(model).__name__}"

@@ -11,9 +11,7 @@ from remat.sac.run.recording import ModuleSpan
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CallStats:
-    """Memory of one module call in a step.
-
-    A moment is a point in time of the step, such as the return of an operator; see `StepRecorder`.
+    """Memory of one module call in a step; moments are those of `StepRecorder`.
 
     Attributes:
         begin: first moment of the call's forward.
@@ -21,17 +19,14 @@ class CallStats:
         back: moment at which backward first reads a tensor saved in the call. At this moment, a
             checkpointed module would run again.
         back_end: moment at which backward last reads a tensor saved in the call.
-        activation_bytes: bytes of the storages that the call allocates and does not return, and
-            that are still alive at ``back``.
+        activation_bytes: bytes of the storages that the call allocates and does not return, and that
+            are still alive at ``back``.
         input_bytes: bytes of the call's inputs that the step allocates and, without checkpointing,
-            frees at or before ``back``. Checkpointing keeps these inputs for recomputation.
-        gradient_bytes: most bytes alive in the step from ``back`` to ``back_end``, minus the bytes
-            alive at ``back``. PyTorch's program reads it.
-        made: array with an entry for each moment of the call's forward: bytes, alive at that moment,
-            of the storages that the call allocates.
-        freed_at: for each operator of the call, a pair: the moment at which the operator ran, and
-            the moment at which its result is freed. An operator that allocates nothing counts as
-            freed one moment after it ran.
+            frees at or before ``back``.
+        gradient_bytes: most bytes alive in the step from ``back`` to ``back_end``, minus the bytes alive
+            at ``back``. PyTorch's program reads this field.
+        allocated: for each moment of the call's forward, the bytes alive then of the call's storages.
+        freed_at: (moment of the run, moment at which the result is freed) of each operator of the call.
     """
 
     begin: int
@@ -51,12 +46,7 @@ class CallStats:
 
 
 def call_stats(lifetimes: Lifetimes, span: ModuleSpan) -> CallStats:
-    """Return the bytes that one module call allocates, keeps and frees in a step.
-
-    Args:
-        step: lifetimes of the step's storages.
-        span: the module call. Backward must read at least one tensor saved in the call.
-    """
+    """Return the bytes that a module call allocates, keeps and frees; backward must read a tensor saved in it."""
     allocated = lifetimes.allocated_in(span)
     # A returned storage stays alive in any case, so checkpointing does not free it.
     crosses = [
@@ -89,14 +79,8 @@ def call_stats(lifetimes: Lifetimes, span: ModuleSpan) -> CallStats:
 def as_checkpointed(lifetimes: Lifetimes, span: ModuleSpan, stats: SACStats) -> SACStats:
     """Return the statistics of a module's operators for the case that the module is checkpointed.
 
-    Two fields change. First, ``memory`` includes the bytes of a result that the module returns, if
-    the step frees the result before the call's backward. Second, operators after the call's last
-    saved tensor get runtime 0, because recomputation stops at that tensor.
-
-    Args:
-        step: lifetimes of the step's storages.
-        span: the module call.
-        stats: statistics of the call's operators without checkpointing.
+    Results that the module returns count in ``memory`` if the step frees them before the call's backward.
+    Operators after the call's last saved tensor get runtime 0.
     """
     freed_outputs = {
         int(lifetimes.born[k]): int(lifetimes.nbytes[k])
@@ -106,6 +90,7 @@ def as_checkpointed(lifetimes: Lifetimes, span: ModuleSpan, stats: SACStats) -> 
     ran = [call.moment for call in lifetimes.operators(span)]
     return replace(
         stats,
+        # Recomputation stops at the last saved tensor, so later operators do not run again.
         memory=[n + freed_outputs.get(t, 0) for n, t in zip(stats.memory, ran, strict=True)],
         runtimes=[
             ms if t < span.last_saved else 0.0 for ms, t in zip(stats.runtimes, ran, strict=True)

@@ -26,10 +26,6 @@ MODES: dict[str, type[CostModel]] = {
 def model_of(mode: str, cost: CostModel | None = None) -> CostModel:
     """Return ``cost`` if given, else the cost model that belongs to an estimation mode.
 
-    Args:
-        mode: name of the mode in which runtimes are estimated; see `SACEstimator`.
-        cost: cost model to return for any mode; None: the mode's own cost model.
-
     Raises:
         ProblemError: ``mode`` is unknown, or ``cost`` does not count picoseconds.
     """
@@ -48,18 +44,15 @@ def model_of(mode: str, cost: CostModel | None = None) -> CostModel:
 
 
 def runtimes(calls: Iterable[Call], model: CostModel) -> dict[fx.Node, float]:
-    """Return a dict from FX node to milliseconds for the operators that calls really run.
+    """Return milliseconds by node for the operators that calls really run, without ignored calls.
 
-    These nodes are `Call.parts`. Calls that checkpointing ignores are left out.
-
-    With the cost model `Profile`, which measures operators, views take time: about a microsecond
-    each on a CPU. With any other cost model, the runtime is 0 for views and for operators that
-    allocate memory without writing to it, such as ``empty``.
+    The nodes are those of `Call.parts`.
     """
     parts = [(c, part) for c in calls if not c.skipped for part in c.parts]
     costed = [
         part
         for c, part in parts
+        # A measured view takes about a microsecond on a CPU. In other models, views and `empty` take no time.
         if isinstance(model, Profile) or not (c.view is not None or ops.is_uninitialised(part))
     ]
     with torch_compat.disable_current_modes():  # a cost model may create tensors of its own
@@ -79,8 +72,7 @@ def collect(
     Args:
         calls: operators that ran in the call, including skipped ones.
         runtimes: milliseconds of each node in `Call.parts`.
-        span: the module call. Storages that the call returned count as 0 bytes, because they stay
-            alive whether or not the module is checkpointed.
+        span: the module call. Storages that it returned count as 0 bytes, because they stay alive in any case.
         saved: storages that autograd saved for backward.
     """
     counted = [c for c in calls if not c.skipped]
@@ -105,22 +97,10 @@ def collect(
 
 
 def _groups(calls: Sequence[Call], views: Collection[int]) -> tuple[set[tuple[int, int]], set[int]]:
-    """Return pairs of operators that share a decision, and operators that must be recomputed.
+    """Return pairs of operators that in-place writes tie together, and operators that must be recomputed.
 
-    The decision for an operator is whether its result is stored or recomputed. In-place writes to a
-    storage tie three kinds of operators together: the first operator that returned or wrote the
-    storage, every operator that writes to it, and every operator that read it before a write. If
-    the writing operator were stored and the reader recomputed, the reader would read the written
-    value. An operator that writes to a copy made by ``clone`` must be recomputed: ``clone`` always
-    runs again, and the new copy must be written to as well.
-
-    Args:
-        calls: operators of a module call, including skipped ones.
-        views: positions of views among the operators that are not skipped.
-
-    Returns:
-        Set of pairs (operator, first operator on the storage), and set of operators that must be
-        recomputed. An operator is given by its position among the operators that are not skipped.
+    A pair is (operator, first operator on the written storage), as positions among the operators that
+    are not skipped. The members of a pair are both stored or both recomputed.
     """
     first: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
@@ -134,8 +114,10 @@ def _groups(calls: Sequence[Call], views: Collection[int]) -> tuple[set[tuple[in
             continue
         for key in call.writes:
             if key in copies:
+                # `clone` always runs again, and the new copy must be written to as well.
                 recomputed.add(index)
                 continue
+            # If the write were stored and an earlier reader recomputed, the reader would read the written value.
             head = first.get(key, index)
             together.add((index, head))
             together.update((r, head) for r in readers.get(key, ()) if r != head)
@@ -154,18 +136,8 @@ def _repeated(
     views: Collection[int],
     random_ops: Iterable[int],
 ) -> set[int]:
-    """Return the operators of ``copied``, and all operators that must be recomputed because of them.
-
-    If one operator of a pair in ``together`` must be recomputed, so must the other operator. Pairs
-    whose first operator on the storage returns a view are ignored. If one random operator must be
-    recomputed, so must all random operators.
-
-    Args:
-        copied: operators that must be recomputed because they write to copies made by ``clone``.
-        together: pairs of operators that share a decision; see `_groups`.
-        views: operators that return views.
-        drawn: operators that may draw random numbers.
-    """
+    """Return the operators of ``copied``, and all operators that must be recomputed because of them."""
+    # If one operator of a pair must be recomputed, so must the other. The same holds for random operators.
     groups = UnionFind(copied)
     for op, first in together:
         if first not in views:

@@ -55,9 +55,7 @@ def print_operators(stats: SACStats, *, boxed: bool) -> None:
 def print_greedy_order(order: SACGreedyOrderMeta, stats: SACStats, *, boxed: bool) -> None:
     """Print a table of a module's greedy order, with cumulative discarded bytes and recompute time.
 
-    The first rows are the operators that are always recomputed. Then follow the candidates in
-    greedy order, and last the operators that are always stored. Each row shows the bytes discarded
-    and the milliseconds of recomputation if all operators up to this row were recomputed.
+    Operators that are always recomputed come first, and operators that are always stored come last.
     """
     grouping = group(stats)
     members = {item.ops[0]: item.ops for item in (*grouping.free, *grouping.stored)}
@@ -66,6 +64,7 @@ def print_greedy_order(order: SACGreedyOrderMeta, stats: SACStats, *, boxed: boo
     entries += [(members[c.op_idx], f"{c.msps:.2e}", "") for c in order.msps_meta]
     entries += [(members[head], "", "stored") for head in sorted(order.stored_ops)]
     memory, runtime = sum(stats.memory) or 1, sum(stats.runtimes) or 1
+    # Bytes and time are cumulative, as if all operators up to the row were recomputed.
     freed, spent, rows = 0, 0.0, []
     for ops, msps, always in entries:
         freed += sum(stats.memory[i] for i in ops)
@@ -94,13 +93,7 @@ def _print(
 
 
 def tradeoff_figure(stats: SACStats, fitted: SACTradeOffStats, *, title: str) -> Figure:
-    """Return a plot of a module's greedy curve, the lines fitted above it, and the exact frontier.
-
-    Args:
-        stats: statistics of the module's operators.
-        fitted: the module's greedy curve, and the lines fitted above this curve.
-        title: title of the plot.
-    """
+    """Return a plot of a module's greedy curve, the lines fitted above it, and the exact frontier."""
     figure, axes = figure_of((8.0, 5.0), (0.1, 0.13, 0.86, 0.74), title)
     # Stairs, because freeing one more byte means recomputing the whole next candidate.
     x, y = zip(*fitted.tradeoff_curve.items(), strict=True)
@@ -118,11 +111,7 @@ def tradeoff_figure(stats: SACStats, fitted: SACTradeOffStats, *, title: str) ->
 
 
 def exact_points(stats: SACStats) -> list[Point]:
-    """Return the points of a module's exact Pareto frontier, fewest discarded bytes first.
-
-    Returns:
-        For each point, (fraction of memory discarded, fraction of runtime recomputed).
-    """
+    """Return (fraction of memory discarded, fraction of runtime recomputed) along a module's exact frontier."""
     grouping, frontier = group(stats), exact_frontier(stats)
     most_bytes = sum(stats.memory) - sum(item.nbytes for item in grouping.stored)
     memory, runtime_ps = sum(stats.memory) or 1, sum(stats.runtimes) * PS_PER_MS or 1

@@ -38,18 +38,13 @@ class ModuleStats:
     """Statistics of one module in a training step.
 
     Attributes:
-        name: class of the outermost module, followed by the path of the module, such as
-            ``Model.layers.0``.
-        parent: position in `ModuleTree.modules` of the module that calls this module; -1 for the
-            outermost module.
+        name: class of the outermost module, followed by the path of the module: ``Model.layers.0``.
+        parent: position in `ModuleTree.modules` of the calling module; -1 for the outermost module.
         is_leaf: whether the module has no children. A leaf is never checkpointed.
-        parameter_bytes: bytes of the parameters of the module and its submodules. The gradient of a
-            trainable parameter takes as many bytes as the parameter.
+        parameter_bytes: bytes of the parameters of the module and its submodules.
         calls: memory of the module's calls, without calls whose saved tensors backward never reads.
-        stats: statistics of the module's operators; None for a leaf, or if the module's calls run
-            different operators. Unlike in `SACEstimator`, the bytes of a returned result count if
-            the result is freed before the module's backward. Operators after the module's last
-            saved tensor take no time, because recomputation stops at that tensor.
+        stats: statistics of the module's operators, changed by `as_checkpointed`; None for a leaf, or
+            if the module's calls run different operators.
         why_not: reason why the module cannot be checkpointed; empty if there is none.
     """
 
@@ -87,7 +82,7 @@ class ModuleStats:
 class ModuleTree:
     """Modules of a model in one training step, with the memory of the step.
 
-    A moment is a point in time of the step, such as the return of an operator; see `StepRecorder`.
+    Moments are those of `StepRecorder`.
 
     Attributes:
         modules: the modules, in the order of their first calls; parents come before their children.
@@ -95,14 +90,13 @@ class ModuleTree:
         gradients: array of the bytes of the parameters' gradients alive at each moment.
         parameter_bytes: bytes of all parameters.
         forward_end: first moment of backward.
-        step_ms: estimated milliseconds of a step without recomputation. Backward counts twice as
-            much as forward.
-        state_bytes: bytes of the random generator's state, which PyTorch keeps for each
-            checkpointed call; 0 for a model on a GPU, because this state is in host memory.
+        step_ms: estimated milliseconds of a step without recomputation. Backward counts twice as much
+            as forward.
+        state_bytes: bytes of the random generator's state, which PyTorch keeps for each checkpointed
+            call; 0 for a model on a GPU, because this state is in host memory.
         mode: name of the mode in which runtimes were estimated.
         cost: name of the cost model.
-        policy_ms: milliseconds that a checkpointing policy adds to each operator of forward; 0 if
-            not measured.
+        policy_ms: milliseconds that a policy adds to each operator of forward; 0 if not measured.
     """
 
     modules: tuple[ModuleStats, ...]
@@ -129,10 +123,7 @@ class ModuleTree:
         raise ProblemError(f"no module '{fqn}' ran in this step; some that did: {examples}")
 
     def ancestors(self, k: int) -> list[int]:
-        """Return the positions of the modules that enclose a module, innermost first.
-
-        The positions, and the module's own position ``k``, are those in ``modules``.
-        """
+        """Return the positions in ``modules`` of the modules that enclose module ``k``, innermost first."""
         positions, parent = [], self.modules[k].parent
         while parent >= 0:
             positions.append(parent)
@@ -140,11 +131,7 @@ class ModuleTree:
         return positions
 
     def memory(self, world_size: int = 1) -> Ints:
-        """Return the bytes alive at each moment on one rank.
-
-        Args:
-            world_size: number of ranks over which parameters and gradients are sharded.
-        """
+        """Return the bytes alive at each moment on one of ``world_size`` ranks that shard parameters and gradients."""
         sharded = self.parameter_bytes + self.gradients
         return self.other + -(-sharded // world_size)
 
@@ -170,21 +157,18 @@ def estimate(
         kwargs: keyword arguments of the model.
         mode: ``"operator-level-cost-model"`` takes runtimes from a cost model,
             ``"operator-level-benchmark"`` measures them; see `SACEstimator`.
-        cost: cost model to use instead of the one that belongs to ``mode``: a name such as
-            ``"roofline:h100"`` or an instance.
-        fake: whether the step runs on fake tensors, which need neither memory nor a GPU. Some
-            models run other operators on fake tensors than on real ones (see `SACEstimator`). A
-            plan from such an estimate may raise a PolicyError when the model runs. None: use fake
-            tensors unless all parameters, buffers and inputs are on the CPU.
+        cost: name or instance of a cost model to use instead of the mode's own: ``"roofline:h100"``.
+        fake: whether the step runs on fake tensors, which need neither memory nor a GPU. If a model runs
+            other operators on real tensors, its plan may raise a PolicyError when the model runs. None:
+            use fake tensors unless all parameters, buffers and inputs are on the CPU.
 
     Returns:
         The model's modules with their operators and memory, as `remat.sac.plan` accepts them.
 
     Raises:
-        ProblemError: ``mode`` or ``cost`` is unknown, ``model`` is not a module, or a module cannot
-            be estimated.
-        CaptureError: ``args`` is not a tuple, ``kwargs`` is not a dict, or no output requires a
-            gradient.
+        ProblemError: ``mode`` or ``cost`` is unknown, ``model`` is not a module, or a module cannot be
+            estimated.
+        CaptureError: ``args`` is not a tuple, ``kwargs`` is not a dict, or no output requires a gradient.
     """
     costs = None if cost is None else registry().cost_model(cost)
     check_module(model)
@@ -212,11 +196,8 @@ def estimate(
 
 @contextlib.contextmanager
 def _fake_parameters(model: nn.Module, faker: Faker) -> Iterator[None]:
-    """Replace a model's parameters and buffers by fake tensors within the ``with`` block.
-
-    The model itself is changed, because some models cannot be copied. Tied parameters stay tied.
-    After the block, the real tensors are put back.
-    """
+    """Replace a model's parameters and buffers by fake tensors within the ``with`` block."""
+    # The model itself is changed, because some models cannot be copied.
     originals = [
         (slots, name, tensor)
         for module in model.modules()
@@ -236,11 +217,9 @@ def _fake_parameters(model: nn.Module, faker: Faker) -> Iterator[None]:
 def record_step(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], estimator: SACEstimator
 ) -> Lifetimes:
-    """Run forward and backward of one step, and return the lifetimes of the step's storages.
+    """Run one step, record its operators in ``estimator``, and return the lifetimes of its storages.
 
-    The step's operators are added to the statistics of ``estimator``. Backward starts from the
-    output named ``loss`` while the other outputs stay alive. Without such an output, backward
-    starts from all outputs (see `loss_only`).
+    Backward starts from the loss (see `loss_only`), or else from all outputs.
 
     Raises:
         CaptureError: no output requires a gradient.
@@ -261,7 +240,7 @@ def record_step(
 
 
 def _on_the_cpu(tensors: Iterable[torch.Tensor]) -> bool:
-    """Return whether all tensors are on the CPU."""
+    """Whether all tensors are on the CPU."""
     return all(t.device.type == "cpu" for t in tensors)
 
 
@@ -284,15 +263,7 @@ def policy_ms() -> float:
 def build_tree(
     model: nn.Module, estimator: SACEstimator, lifetimes: Lifetimes, state_bytes: int
 ) -> ModuleTree:
-    """Build a `ModuleTree` from the operators and the storages of one recorded step.
-
-    Args:
-        model: the model.
-        estimator: estimator that was active during the step.
-        lifetimes: lifetimes of the step's storages.
-        state_bytes: bytes of the random generator's state for each checkpointed call; see
-            `ModuleTree`.
-    """
+    """Build a `ModuleTree` from the operators and the storages of one recorded step."""
     spans = lifetimes.spans
     order: dict[str, list[ModuleSpan]] = {}
     for span in spans:

@@ -28,27 +28,20 @@ MUST = (
 def compose(*policies: PolicyLike) -> Policy:
     """Compose several checkpointing policies into one policy.
 
-    For each operator, the composed policy calls every given policy exactly once, in the given
-    order. Later policies are called even if an earlier answer decides, because a policy may count
-    operators.
+    For each operator, the composed policy calls every given policy exactly once, in order. Later policies
+    are called even if an earlier answer decides, because a policy may count operators.
 
     A MUST answer beats every PREFER answer. Without a MUST answer, the first answer other than
-    PREFER_RECOMPUTE holds. So a policy without a preference for an operator should answer
-    PREFER_RECOMPUTE.
+    PREFER_RECOMPUTE holds.
 
-    A policy that counts operators may have two methods, which the composed policy has as well. Each
-    forward of checkpointed code uses the new policy that ``fresh()`` returns. At the end of this
-    forward, the new policy's ``end()`` is called.
+    A policy that counts operators may define two methods. Each forward of a region uses the new policy
+    that ``fresh()`` returns, and calls this policy's ``end()`` at the end of forward.
 
     Args:
         policies: policies, or lists of operators that must be saved.
 
-    Returns:
-        The composed policy.
-
     Raises:
-        ProblemError: no policy is given, or an argument is neither a policy nor a list of
-            operators.
+        ProblemError: no policy is given, or an argument is neither a policy nor a list of operators.
         PolicyError: raised by the composed policy if two MUST answers differ, or if a policy raises
             an exception or returns something other than a `CheckpointPolicy`.
     """
@@ -107,8 +100,8 @@ def as_policy(policy: PolicyLike) -> Policy:
     """Return a callable policy unchanged; convert a list of operators to a policy that saves them.
 
     Raises:
-        ProblemError: ``policy`` is neither callable nor a sequence, or an entry of the sequence is
-            not an operator with its overload, such as ``torch.ops.aten.mm.default``.
+        ProblemError: ``policy`` is neither callable nor a list of operators with their overloads, such
+            as ``torch.ops.aten.mm.default``.
     """
     if callable(policy):
         return policy
@@ -135,16 +128,8 @@ def ask(
 ) -> CheckpointPolicy:
     """Call a policy for one operator, and return the policy's answer.
 
-    Args:
-        policy: the policy.
-        ctx: context that PyTorch passes to policies.
-        op: the operator.
-        args: positional arguments of the operator's call.
-        kwargs: keyword arguments of the operator's call.
-
     Raises:
-        PolicyError: the policy raises an exception, or returns something other than a
-            `CheckpointPolicy`.
+        PolicyError: the policy raises an exception, or returns something other than a `CheckpointPolicy`.
     """
     answer: Any  # a user's policy may return anything
     try:
@@ -175,7 +160,7 @@ def fresh(policy: Policy) -> Policy:
 
 
 def end(policy: Policy) -> None:
-    """Call ``policy.end()``, if defined, at the end of the forward of checkpointed code."""
+    """Call ``policy.end()``, if defined."""
     ended = getattr(policy, "end", None)
     if ended is not None:
         ended()

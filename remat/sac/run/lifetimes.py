@@ -18,23 +18,22 @@ Ints = npt.NDArray[np.int64]
 
 
 class Lifetimes:
-    """Storages of one training step, with their sizes and lifetimes, and the step's module calls.
+    """Storages of one training step with their sizes and lifetimes, and the step's module calls.
 
-    A storage is given by its number, and a moment is a point in time; `StepRecorder` defines both.
-    The arrays ``born``, ``died`` and ``nbytes`` are indexed by the storage's number.
+    Build the object directly after the step, while the model's parameters hold the step's gradients.
+    `StepRecorder` defines moments and the numbers of storages, which are the indices of the arrays.
 
     Attributes:
         moments: number of moments in the step.
         born: moment at which each storage is allocated; below 0 if it existed before the step.
-        died: moment at which each storage is freed; ``moments`` if it is alive at the end of the
-            step.
+        died: moment at which each storage is freed; ``moments`` if it is alive at the end of the step.
         nbytes: bytes of each storage.
         resident: storages of the parameters.
         gradients: storages of the parameters' gradients.
         calls: operators of forward, in order.
         spans: module calls, in the order in which they begin.
         forward_end: first moment of backward.
-        written: dict from a storage to the last moment at which an operator of forward wrote to it.
+        last_write: dict from a storage to the last moment at which an operator of forward wrote to it.
     """
 
     def __init__(self, recorder: StepRecorder, model: nn.Module, forward_end: int) -> None:
@@ -52,7 +51,7 @@ class Lifetimes:
         self.last_write = recorder.last_write
 
     def alive(self, numbers: Iterable[int]) -> Ints:
-        """Return the bytes of the chosen storages that are alive at each moment."""
+        """Return the bytes of storages, given by their numbers, that are alive at each moment."""
         chosen = np.fromiter(numbers, dtype=np.int64)
         change = np.zeros(self.moments + 1, dtype=np.int64)
         # change[...] += … would count a moment that occurs several times only once.
@@ -85,9 +84,8 @@ def given_tensors(
 def loss_only(model: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a model, so that backward starts from the loss in the model's output if there is one.
 
-    The result is a function that takes the model's arguments. If the model's output has a ``loss``
-    that requires a gradient, the function returns a pair: the loss, and a list of all tensors of the
-    output, detached. Otherwise the function returns the model's output unchanged.
+    If the output has a ``loss`` that requires a gradient, the wrapper returns a pair: the loss, and all
+    tensors of the output, detached. Otherwise it returns the output unchanged.
     """
 
     def step(*args: Any, **kwargs: Any) -> Any:

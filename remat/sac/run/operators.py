@@ -21,12 +21,11 @@ CUDA_BLOCK_BYTES = 512
 
 
 def is_skipped(op: Any) -> bool:
-    """Return whether selective checkpointing ignores an operator.
+    """Whether selective checkpointing ignores an operator, such as ``detach``, ``clone`` or a profiler's marker.
 
     An ignored operator is not in a plan, is not counted, and always runs again in recomputation.
-    Ignored are ``detach`` and queries of metadata, for which PyTorch never calls a policy. Also
-    ignored are ``clone``, ``lift_fresh`` (which makes constants), and markers of the profiler.
     """
+    # PyTorch never calls a policy for `detach` and queries of metadata. `lift_fresh` makes constants.
     return op in SAC_IGNORED_OPS or op in _ALSO or getattr(op, "namespace", "") == "profiler"
 
 
@@ -44,8 +43,7 @@ def tensors_in(values: Any) -> list[torch.Tensor]:
 def storages(x: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield (identity, plain tensor) for each storage behind a tensor; see `plain_parts`.
 
-    The identity is an int: the id of the storage or, for a tensor without one, such as a sparse
-    tensor, the ``id`` of the tensor.
+    The identity is the id of the storage or, for a tensor without one, such as a sparse tensor, of the tensor.
     """
     for part in plain_parts(x):
         storage = storage_of(part)
@@ -64,12 +62,7 @@ def plain_parts(x: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def allocated_bytes(nbytes: int, device: torch.device) -> int:
-    """Return the bytes that a device allocates for a storage; CUDA's allocator rounds up to blocks.
-
-    Args:
-        nbytes: bytes of the storage.
-        device: device of the storage.
-    """
+    """Return the bytes that a device allocates for a storage; CUDA's allocator rounds up to blocks."""
     block = CUDA_BLOCK_BYTES if device.type == "cuda" else 1
     return math.ceil(nbytes / block) * block
 

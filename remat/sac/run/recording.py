@@ -33,26 +33,22 @@ _UNCOUNTED = -2
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Call:
-    """One operator that ran in forward.
-
-    Each storage is given by its number, an index into the lists of `StepRecorder`.
+    """One operator that ran in forward; storages are given by the numbers of `StepRecorder`.
 
     Attributes:
         op: the operator.
         node: the call as an FX node, for cost models.
-        parts: nodes of the operators that really run: ``node`` alone, or the operators that a
-            tensor subclass runs in its place.
-        results: placeholder nodes of the tensors in the result. A later node that takes such a
-            tensor has the tensor's placeholder as argument.
+        parts: nodes of the operators that really run: ``node`` alone, or the operators that a tensor
+            subclass runs in its place.
+        results: placeholder nodes of the tensors in the result, which later nodes have as arguments.
         moment: moment at which the operator returned.
         reads: storages of the arguments.
         writes: storages that the operator writes to.
         returns: storages of the results.
-        made: (storage, bytes) of each storage of the results that is not a storage of the
-            arguments.
+        allocated: (storage, bytes) of each storage of the results that no argument has.
         skipped: whether selective checkpointing ignores the operator.
-        view: if all results are views of arguments, a hashable key of the operator and of the
-            results' storages, sizes, strides and offsets; otherwise None.
+        view: hashable key of the operator and of the results' storages and layouts, if all results are
+            views of arguments; otherwise None.
         is_random: whether the operator draws random numbers.
         is_opaque: whether the operator may have undeclared effects, such as drawing random numbers.
     """
@@ -83,19 +79,15 @@ class ModuleSpan:
 
     Attributes:
         name: name of the module, as described at `watching`.
-        parent: position of the enclosing module call in `StepRecorder.spans`; -1 for an outermost
-            call.
+        parent: position of the enclosing call in `StepRecorder.spans`; -1 for an outermost call.
         is_leaf: whether the module has no children.
         begin: first moment of the call's forward.
         end: first moment after the call's forward.
         first: position of the call's first operator in `StepRecorder.calls`.
         last: position after the call's last operator.
-        back_begin: moment at which backward first reads a tensor saved in the call; -1 if it never
-            does.
-        back_end: moment at which backward last reads a tensor saved in the call; -1 if it never
-            does.
-        last_saved: moment at which the call saved its last tensor for backward; -1 if it saved
-            none. Recomputation of the call stops at this tensor.
+        back_begin: moment at which backward first reads a tensor saved in the call; -1 if never.
+        back_end: moment at which backward last reads a tensor saved in the call; -1 if never.
+        last_saved: moment at which the call saved its last tensor for backward; -1 if it saved none.
         inputs: storages of the call's arguments.
         outputs: storages of the call's result.
         returned: placeholder nodes of the tensors in the call's result; see `Call.results`.
@@ -120,30 +112,28 @@ class ModuleSpan:
     failed: bool = False
 
 
+# The FX nodes of operators hold fake tensors, so the recorder extends no tensor's lifetime.
 class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that records the operators, storages and module calls of one step.
 
-    The FX nodes of operators hold fake tensors, so the recorder extends no tensor's lifetime.
-
-    Time is counted in moments. Each return of an operator is one moment. The first time that
-    backward reads a tensor saved in a module call is a moment, too. A storage is alive at moment
-    ``t`` if ``born <= t < died``. Storages are numbered in the order in which the recorder meets
-    them. A storage's number is its index in ``born``, ``died`` and ``nbytes``.
+    Time is counted in moments. Each return of an operator is one moment. The first time that backward
+    reads a tensor saved in a module call is a moment, too. A storage is alive at moment ``t`` if
+    ``born <= t < died``. A storage's number is its index in ``born``, ``died`` and ``nbytes``.
 
     Args:
-        given: tensors that exist before the step.
-        concluded: function that is called when an outermost module call ends without an exception.
-            The function's arguments are the recorder and the position of the call in ``spans``.
+        existing: tensors that exist before the step.
+        concluded: called with the recorder and the position of a call in ``spans`` when an outermost
+            module call ends without an exception.
 
     Attributes:
         now: number of the current moment.
-        calls: operators of forward, in order. Operators that backward runs again are not included.
+        calls: operators of forward, in order, without operators that backward runs again.
         spans: module calls, in the order in which they begin.
         born: moment at which each storage is allocated; below 0 if it existed before the step.
         died: moment at which each storage is freed; -1 while it is alive.
         nbytes: bytes of each storage.
         saved: storages of the tensors that autograd saved for backward.
-        written: dict from a storage to the last moment at which an operator of forward wrote to it.
+        last_write: dict from a storage to the last moment at which an operator of forward wrote to it.
     """
 
     def __init__(
@@ -172,11 +162,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 
     @contextlib.contextmanager
     def forward(self, *models: nn.Module) -> Iterator[None]:
-        """Record the operators and module calls in the ``with`` block as the forward of the step.
-
-        Args:
-            models: models that run in the block; see `watching`.
-        """
+        """Record the ``with`` block as the forward of the step; `watching` explains ``models``."""
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         with watching(self, *models), hooks, self:
             yield
@@ -209,21 +195,13 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
             self._concluded(self, position)
 
     def numbers_of(self, tensors: Iterable[torch.Tensor]) -> frozenset[int]:
-        """Return the numbers of the storages behind tensors, except storages without a number.
-
-        A storage has a number if one of the ``given`` tensors or a recorded operator has used it.
-        """
+        """Return the numbers of the storages behind tensors, except storages without a number."""
+        # Only tensors in `existing` and tensors that a recorded operator used have numbered storages.
         keys = (key for t in tensors for key, _ in storages(t))
         return frozenset(self._alive[key] for key in keys if key in self._alive)
 
     def _number(self, tensors: Iterable[torch.Tensor], born: int) -> tuple[int, ...]:
-        """Return the numbers of the storages behind tensors, and assign numbers to new storages.
-
-        Args:
-            tensors: the tensors.
-            born: moment of allocation. The moment and the storage's bytes are recorded if the
-                storage is not counted yet. `_UNCOUNTED`: new storages count as 0 bytes.
-        """
+        """Return the numbers of the storages behind tensors; new storages are born at the given moment."""
         numbers: dict[int, None] = {}
         for key, part in (s for t in tensors for s in storages(t)):
             number = self._alive.get(key)
@@ -244,26 +222,14 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         self.died[self._alive.pop(key)] = self.now
 
     def _pack(self, x: torch.Tensor) -> tuple[int, torch.Tensor]:
-        """Record that autograd saves a tensor, and return what autograd keeps in its place.
-
-        Returns:
-            A pair: the position in ``spans`` of the innermost running module call, and the tensor
-            itself. The position is -1 outside of all module calls.
-        """
+        """Record that autograd saves a tensor; return it with the position of the innermost call, or -1."""
         self.saved |= self.numbers_of([self._fake(x)])
         for position in self._inside:
             self.spans[position].last_saved = self.now
         return (self._inside[-1] if self._inside else -1), x
 
     def _unpack(self, packed: tuple[int, torch.Tensor]) -> torch.Tensor:
-        """Record that backward reads a saved tensor, and return the tensor.
-
-        The read is recorded for the module call that saved the tensor, and for all module calls that
-        enclose this call.
-
-        Args:
-            packed: the pair that `_pack` returned for the tensor.
-        """
+        """Record that backward reads a saved tensor, given as the pair from `_pack`; return the tensor."""
         position, x = packed
         first = False
         while position >= 0:
@@ -272,16 +238,13 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
                 span.back_begin, first = self.now, True
             span.back_end = self.now
             position = span.parent
+        # The read counts for the call that saved the tensor and for all enclosing calls, hence the loop above.
         # The first read takes a moment of its own, at which a checkpointed module would run again.
         self.now += first
         return x
 
     def _fake(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the fake copy of a real tensor if the active fake mode converts real tensors.
-
-        Every call with the same tensor returns the same copy. Without such a mode, or for a fake
-        tensor, the tensor itself is returned.
-        """
+        """Return the fake copy of a real tensor if the active fake mode converts real tensors."""
         if self._converts is None or torch_compat.is_fake(x):
             return x
         fake = self._converts.from_tensor(x)
@@ -385,11 +348,7 @@ class _Parts(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Nodes:
-    """Converts calls of operators to FX nodes.
-
-    The nodes of operators do not refer to each other. In their arguments, placeholder nodes with
-    fake values stand for tensors.
-    """
+    """Converts operator calls to FX nodes, whose arguments are placeholder nodes with fake values."""
 
     def __init__(self, mode: torch_compat.FakeTensorMode) -> None:
         self._graph = fx.Graph()
@@ -420,13 +379,9 @@ class _Nodes:
         return value
 
     def _fake_of(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a fake tensor with the size, strides, dtype and device of ``x``.
-
-        Tensors with equal size, strides, dtype and device share one fake tensor. A tensor that is
-        not strided or is quantized is returned unchanged.
-        """
+        """Return a fake tensor with the layout, dtype and device of ``x``; equal tensors share one."""
         if x.layout is not torch.strided or x.is_quantized:
-            return x
+            return x  # `empty_strided` cannot make such tensors
         kind = (str(x.size()), str(x.stride()), x.dtype, x.device)
         if kind not in self._values:
             with torch_compat.disable_current_modes(), self._mode:
@@ -450,20 +405,15 @@ def _layout_key(x: torch.Tensor) -> Hashable:
 def without_replays(calls: Sequence[Call], returned: Iterable[fx.Node]) -> list[Call]:
     """Return a copy of a list of calls in which replays of views are marked as skipped.
 
-    After an in-place write, autograd gives each view of the written tensor a new node in the
-    backward graph. For plain tensors, autograd does this without running an operator. For tensor
-    subclasses, such as fake tensors, autograd runs the view's operators again and drops the result.
-    Such a repeated call is a replay. If the model's real tensors are plain, no replay happens in a
-    real step, so replays must not be counted.
-
-    A call counts as a replay under two conditions. The call repeats an earlier view after a write to
-    the viewed memory. And nothing but other replays uses the call's result; a result that a module
-    returns counts as used.
+    A replay repeats an earlier view after a write to the viewed memory. Only other replays use its result.
 
     Args:
         calls: operators that ran, in order.
-        returned: placeholder nodes of the tensors that modules return.
+        returned: placeholder nodes of the tensors that modules return, which count as used.
     """
+    # After an in-place write, autograd gives each view of the written tensor a new node in the backward graph.
+    # For plain tensors, no operator runs. For subclasses, such as fake tensors, autograd runs the view's operators
+    # again and drops the result. If the model's real tensors are plain, a real step has no replays.
     suspects = _repeated_views(calls)
     used = set(returned)
     marked = list(calls)
@@ -492,12 +442,7 @@ def _repeated_views(calls: Sequence[Call]) -> set[int]:
 
 
 def _check_fake(name: str, module: nn.Module) -> None:
-    """Raise a ProblemError if a module has real tensors and the active fake mode does not accept them.
-
-    Args:
-        name: name of the module for the message.
-        module: the module.
-    """
+    """Raise a ProblemError if a module has real tensors and the active fake mode does not accept them."""
     mode = torch_compat.active_fake_mode()
     if mode is None or mode.allow_non_fake_inputs:
         return

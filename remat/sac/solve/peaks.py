@@ -23,8 +23,8 @@ class Simulated:
 
     Attributes:
         memory: bytes alive at each moment, without the bytes that recomputation allocates.
-        reruns: dict from (position of a module, position of one of the module's calls) to the peak
-            bytes of the step while this call is recomputed.
+        reruns: dict from (position of a module, position of one of the module's calls) to the peak bytes
+            of the step while this call is recomputed.
         peak_bytes: peak of the step, the maximum of ``memory`` and ``reruns``.
     """
 
@@ -34,13 +34,7 @@ class Simulated:
 
 
 def simulate(tree: ModuleTree, decision: Decision, plain: Ints) -> Simulated:
-    """Simulate the memory of a step in which some modules are checkpointed.
-
-    Args:
-        tree: the modules.
-        decision: dict from the position of each checkpointed module to its choice.
-        plain: bytes alive at each moment without checkpointing.
-    """
+    """Simulate the memory of a step under a decision, from the bytes alive at each moment without checkpointing."""
     memory, moments = plain.copy(), np.arange(len(plain))
     reruns: dict[tuple[int, int], int] = {}
     for k, stored_set in decision.items():
@@ -56,19 +50,17 @@ def simulate(tree: ModuleTree, decision: Decision, plain: Ints) -> Simulated:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AddedBytes:
-    """Bytes that each choice of one module adds to a step without checkpointing.
+    """Bytes that each stored set of one module adds to a step without checkpointing.
 
-    A checkpointed module keeps its stored results and its inputs from the end of its forward to the
-    start of its backward. Then the module runs again and makes the other tensors that its backward
-    reads. From the start of the module's forward to the end of its backward, PyTorch also keeps the
-    random generator's state.
+    A checkpointed module keeps its stored results and its inputs from the end of its forward to the start of
+    its backward. Then the module runs again and makes the other tensors that its backward reads.
 
     Attributes:
         calls: the module's calls.
-        stored: matrix of bytes with a row per choice and a column per operator; 0 for a result that
-            is not stored.
-        kept: column of the bytes of each choice's stored results.
-        state_bytes: bytes of the random generator's state.
+        stored: matrix of bytes with a row per set and a column per operator; 0 if not stored.
+        kept_bytes: column of the bytes of each set.
+        state_bytes: bytes of the random generator's state, which PyTorch keeps from the start of the
+            module's forward to the end of its backward.
     """
 
     calls: tuple[CallStats, ...]
@@ -78,7 +70,7 @@ class AddedBytes:
 
     @classmethod
     def of(cls, module: ModuleStats, sets: Sequence[StoredSet], state_bytes: int) -> Self:
-        """Compute the bytes of a module's choices."""
+        """Compute the bytes of a module's stored sets."""
         memory = module.operators.memory
         stored = np.zeros((len(sets), len(memory)), dtype=np.int64)
         for row, stored_set in zip(stored, sets, strict=True):
@@ -89,11 +81,7 @@ class AddedBytes:
         )
 
     def at(self, moments: Ints) -> Ints:
-        """Return the bytes that each choice adds at increasing moments; negative if the choice frees bytes.
-
-        Returns:
-            Matrix with a row for each choice and a column for each moment.
-        """
+        """Return a matrix of added bytes, with a row per stored set and a column per moment, in increasing order."""
         added = np.zeros((len(self.stored), len(moments)), dtype=np.int64)
         for call in self.calls:
             begin, end, back, over = np.searchsorted(
@@ -106,14 +94,11 @@ class AddedBytes:
         return added
 
     def in_rerun(self, i: int) -> Ints:
-        """Return the most bytes that recomputing the module's call ``i`` adds to the memory at `CallStats.back`.
-
-        A stored result is alive from the start of recomputation on. Recomputation allocates and frees
-        all other storages as forward does.
-        """
+        """Return the most bytes that recomputing the module's call ``i`` adds to the memory at `CallStats.back`."""
         call = self.calls[i]
         ran = np.zeros((len(self.stored), call.end - call.begin), dtype=np.int64)
         ran[:, [moment - call.begin for moment, _ in call.freed_at]] = self.stored
+        # A stored result is alive from the start of recomputation on. All other storages live as in forward.
         waiting = self.stored.sum(axis=1, keepdims=True) - np.cumsum(ran, axis=1)
         peaks: Ints = (call.allocated + waiting).max(axis=1, initial=0)
         # The memory at `back` contains the stored results already. For a rerun, PyTorch keeps the

@@ -32,13 +32,12 @@ class ModulePlan:
 
     Attributes:
         name: qualified name of the module, as in ``model.named_modules()``.
-        ops: names of the module's operators, such as ``"aten.mm.default"``, in the order in which
-            they run. Operators that checkpointing ignores are left out.
-        stored: positions in ``ops`` of the operators whose results are stored. All other operators
-            are recomputed.
+        ops: names of the module's operators, such as ``"aten.mm.default"``, in run order, without
+            operators that checkpointing ignores.
+        stored: positions in ``ops`` of the operators whose results are stored. All others are recomputed.
         stored_bytes: bytes of the stored results.
         discarded_bytes: bytes of the results that are not stored.
-        recompute_ms: milliseconds that recomputation takes for each call of the module.
+        recompute_ms: milliseconds of recomputation for each call of the module.
     """
 
     name: str
@@ -112,10 +111,7 @@ class SACPlan(Record):
         return self.explain()
 
     def explain(self) -> str:
-        """Return the plan as text: peak and times of the step, and bytes and times of each module.
-
-        Modules with equal plans share a row.
-        """
+        """Return the plan as text: peak and times of the step, and bytes and times of each module."""
         fits = "" if self.peak_bytes <= self.budget_bytes else ", more than the budget,"
         decided = ", ".join(x for x in (self.solver, self.mode) if x) or "hand"
         lines = [
@@ -147,7 +143,7 @@ class SACPlan(Record):
 
 
 def _groups(plan: SACPlan) -> dict[ModulePlan, list[str]]:
-    """Group modules with equal plans: return a dict from each plan, with an empty name, to the modules' names."""
+    """Return a dict from each distinct module plan, with an empty name, to the names of its modules."""
     groups: dict[ModulePlan, list[str]] = {}
     for m in plan.modules:
         groups.setdefault(replace(m, name=""), []).append(m.name)
@@ -181,12 +177,7 @@ def operators_named(names: Iterable[str]) -> Iterator[Any]:
 
 
 def _row(m: ModulePlan, names: list[str]) -> tuple[str, str, str, str, str]:
-    """Return the row of `SACPlan.explain` for modules with equal plans, as a tuple with a cell per column.
-
-    Args:
-        m: the plan that the modules share.
-        names: names of the modules.
-    """
+    """Return the cells of the row of `SACPlan.explain` for the named modules, which share a plan."""
     label = repr(names[0]) if len(names) == 1 else f"'{names[0]}' … '{names[-1]}' ({len(names)})"
     count = Counter(m.ops[i] for i in m.stored).most_common()
     listed = some_of([f"{n} {op}" if n > 1 else op for op, n in count], _NAMED)

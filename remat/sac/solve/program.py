@@ -1,11 +1,8 @@
 """Integer program over a whole step: which modules to checkpoint, and which results each stores.
 
-A choice is a set of operators whose results a checkpointed module stores. The program has a 0/1
-variable for each choice of each module. A program point is a moment of the step, such as the return
-of an operator, or the rerun of one module call. Memory at each program point is linear in the
-variables. Most solutions exceed the budget at few program points. So the program limits memory only
-at program points at which an earlier solution exceeded the budget. Each such limit is a row of the
-program.
+The program has a 0/1 variable for each stored set of each module. Memory at each program point is linear
+in the variables. Most solutions exceed the budget at few program points. So a row of the program limits
+memory only at a point at which an earlier solution exceeded the budget.
 """
 
 from __future__ import annotations
@@ -44,13 +41,11 @@ Point = int | tuple[int, int]
 class Outcome:
     """Decision about all modules, with the step's simulated memory and a bound on recompute time.
 
-    A decision says which modules are checkpointed, and which results each of them stores.
-
     Attributes:
-        decision: dict from the position of each checkpointed module to the module's choice.
+        decision: dict from the position of each checkpointed module to its stored set.
         simulated: simulated memory of the step under the decision.
-        bound_ps: lower bound in picoseconds on the recompute time of all decisions that fit the
-            budget and take their choices from the same options; 0 if none is proven.
+        bound_ps: lower bound in picoseconds on the recompute time of all decisions over the same sets
+            that fit the budget; 0 if none is proven.
     """
 
     decision: Decision
@@ -71,12 +66,11 @@ def least_time(
 
     Args:
         tree: the modules.
-        options: dict from the position of each module that may be checkpointed to its choices.
+        options: dict from the position of each module that may be checkpointed to its stored sets.
         plain: bytes alive at each moment without checkpointing.
         budget: budget for the step's peak in bytes.
         gap: relative gap at which the solver HiGHS may stop.
-        deadline: time of `time.monotonic` in seconds at which to stop; None: branch-and-bound nodes
-            are limited instead.
+        deadline: time of `time.monotonic` at which to stop; None: a limit on branch-and-bound nodes.
 
     Raises:
         BudgetError: no decision fits the budget; the message states the least peak.
@@ -112,10 +106,8 @@ def least_time(
 
 
 def _seconds_left(deadline: float | None) -> float | None:
-    """Return the seconds until a deadline; None without a deadline.
-
-    The result is at least 0.1, so that HiGHS can still find a plan after the deadline.
-    """
+    """Return the seconds until a deadline; None without a deadline."""
+    # At least 0.1, so that HiGHS can still find a plan after the deadline.
     return None if deadline is None else max(0.1, deadline - time.monotonic())
 
 
@@ -125,18 +117,7 @@ def _least_peak(
     plain: Ints,
     deadline: float | None,
 ) -> Outcome:
-    """Return the decision with the lowest peak among at most `ROUNDS` solutions of a program.
-
-    Between two solutions, `_Program.add_rows` adds rows to the program. To lower the peak, only the
-    choice with the fewest stored bytes is considered for each module.
-
-    Args:
-        tree: the modules.
-        options: dict from the position of each module that may be checkpointed to its choices.
-        plain: bytes alive at each moment without checkpointing.
-        deadline: time of `time.monotonic` in seconds at which to stop; None: branch-and-bound nodes
-            are limited instead.
-    """
+    """Return the decision with the lowest peak, over the smallest stored set of each module."""
     # The last choice of a module stores the fewest bytes; see `choices`.
     program = _Program(tree, {k: c[-1:] for k, c in options.items()}, plain)
     best = Outcome(decision={}, simulated=simulate(tree, {}, plain), bound_ps=0.0)
@@ -158,10 +139,8 @@ class _Answer:
     """Result of one run of HiGHS.
 
     Attributes:
-        decision: dict from the position of each checkpointed module to the module's choice; None if
-            HiGHS reached its limit of time or nodes without a solution.
-        bound: lower bound on the minimised quantity: picoseconds of recomputation, or bytes of the
-            peak; see `_Program.solve`.
+        decision: stored set by the position of its module; None if HiGHS stopped without a solution.
+        bound: lower bound on the minimised picoseconds of recomputation or bytes of the peak.
     """
 
     decision: Decision | None
@@ -169,17 +148,13 @@ class _Answer:
 
 
 class _Program:
-    """Integer program of one step, to which `add_rows` adds constraints between two solutions.
-
-    The columns are 0/1 variables for the choices of all modules, one module after another. The last
-    column is a variable for the peak. Each row limits the memory at one program point: a moment of
-    the step, or the rerun of a module call.
-    """
+    """Integer program of one step, to which `add_rows` adds limits on memory between two solutions."""
 
     def __init__(
         self, tree: ModuleTree, options: Mapping[int, Sequence[StoredSet]], plain: Ints
     ) -> None:
         self._tree, self._options, self._plain = tree, options, plain
+        # The columns are the variables of all modules, one module after another, then one for the peak.
         ends = np.cumsum([len(c) for c in options.values()], dtype=int).tolist()
         self._count = ends[-1] if ends else 0
         self._columns = {
@@ -192,19 +167,8 @@ class _Program:
         self._rows: dict[Point, Ints] = {}
 
     def add_rows(self, simulated: Simulated, budget: int) -> bool:
-        """Add a row for each program point whose memory exceeds a budget and that has no row yet.
-
-        Of consecutive moments above the budget, only the moment with the most memory gets a row.
-        This row usually limits memory at the other moments as well. If not, a later call adds rows
-        for these moments.
-
-        Args:
-            simulated: simulated memory of a step under the latest solution.
-            budget: budget in bytes.
-
-        Returns:
-            Whether a row was added.
-        """
+        """Add a row for each program point above a budget that has none yet; return whether a row was added."""
+        # Of consecutive moments above the budget, only the highest gets a row. It usually limits the others as well.
         over = np.flatnonzero(simulated.memory > budget)
         runs = np.split(over, np.flatnonzero(np.diff(over) > 1) + 1) if len(over) else []
         worst = (int(run[np.argmax(simulated.memory[run])]) for run in runs)
@@ -215,7 +179,7 @@ class _Program:
         return bool(rows)
 
     def _row(self, point: Point) -> Ints:
-        """Return the bytes that each choice of each module adds at a program point."""
+        """Return the bytes that each stored set of each module adds at a program point."""
         moments = np.array([self._moment(point)])
         row = np.zeros(self._count, dtype=np.int64)
         for k, columns in self._columns.items():
@@ -232,16 +196,7 @@ class _Program:
         )
 
     def solve(self, budget: int | None, gap: float, time_limit: float | None) -> _Answer | None:
-        """Solve the program for the least recompute time within a budget, or for the least peak.
-
-        Args:
-            budget: budget in bytes; None: minimise the peak instead of the time.
-            gap: relative gap at which HiGHS may stop.
-            time_limit: time limit in seconds; None: branch-and-bound nodes are limited instead.
-
-        Returns:
-            The answer; None if the program is infeasible.
-        """
+        """Solve for the least recompute time within a budget, or for the least peak if the budget is None."""
         from scipy.optimize import Bounds
 
         unit_bytes = max(1.0, float(self._plain.max(initial=0)) / _SCALE)
@@ -265,7 +220,7 @@ class _Program:
             options={"mip_rel_gap": gap, **limits},
         )
         if solved.status == _INFEASIBLE:
-            return None
+            return None  # unlike an answer without a decision, which a larger limit of time may improve
         bound = max(0.0, float(solved.mip_dual_bound or 0.0)) * unit
         if solved.x is None:
             return _Answer(decision=None, bound=bound)
@@ -278,13 +233,7 @@ class _Program:
         return _Answer(decision=decision, bound=bound)
 
     def _memory(self, unit_bytes: float) -> Any:
-        """Return the constraints that limit memory at program points to the program's peak variable.
-
-        There is one constraint for each row that `add_rows` has added.
-
-        Args:
-            unit_bytes: number of bytes in the unit in which the program counts memory.
-        """
+        """Return the constraints that limit memory at program points to the program's peak variable."""
         from scipy.optimize import LinearConstraint
         from scipy.sparse import csr_array
 
@@ -293,11 +242,7 @@ class _Program:
         return LinearConstraint(csr_array(np.stack(rows)), ub=-self._plain[moments] / unit_bytes)
 
     def _nesting(self) -> Any:
-        """Return the constraints that each module takes at most one choice, and that planned modules are not nested.
-
-        For each module, one constraint states: of all choices of the module and its ancestors, at
-        most one is taken.
-        """
+        """Return the constraints that a module and its ancestors together take at most one stored set."""
         from scipy.optimize import LinearConstraint
         from scipy.sparse import lil_array
 

@@ -43,8 +43,10 @@ def _difference(value: Any, other: Any) -> str | None:
     )
 
 
-#: Integer type by number of bytes of an element.
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+def as_integers(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of a contiguous tensor's bits as integers, of 64 bits for larger elements."""
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+    return tensor.view(integers.get(tensor.itemsize, torch.int64))
 
 
 def _differing(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -52,8 +54,7 @@ def _differing(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     if value.is_complex():
         pairs = _differing(torch.view_as_real(value), torch.view_as_real(other))
         return pairs.any(-1)
-    integers = _INTEGERS[value.element_size()]
-    differs = value.view(integers) != other.view(integers)
+    differs = as_integers(value) != as_integers(other)
     if value.is_floating_point() and differs.any():
         # As 32-bit numbers, since 8-bit floating-point types have no `isnan`.
         differs &= ~(value.float().isnan() & other.float().isnan())

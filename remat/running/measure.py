@@ -23,11 +23,14 @@ from remat import torch_compat
 from remat.errors import CaptureError, ProblemError
 from remat.graph.memory.host_copies import OFFLOAD
 from remat.graph.memory.storages import storage_of, tensors_of
+from remat.running.differences import as_integers
 
 #: Largest number of runs before the measured run. Several of these runs may compile the step,
 #: because a step may change state that its compiled code depends on.
 _WARM_UP = 5
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
+#: Block size in bytes of CUDA's caching allocator: ``kMinBlockSize`` in CUDACachingAllocator.
+_CUDA_BLOCK_BYTES = 512
 #: Number of elements that `_checksum` sums at a time.
 _CHUNK = 1 << 22
 
@@ -193,9 +196,8 @@ def _is_frozen(tensor: torch.Tensor) -> bool:
 def _checksum(tensor: torch.Tensor) -> int:
     """Return the sum of a tensor's elements, with the bits of each element read as an integer."""
     # Chunks, so that no large copy is made. A write through `.data` does not change the version counter.
-    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32}
-    read = tensor.detach().reshape(-1).view(integers.get(tensor.itemsize, torch.int64))
-    return sum(int(read[at : at + _CHUNK].sum()) for at in range(0, len(read), _CHUNK))
+    bits = as_integers(tensor.detach().reshape(-1))
+    return sum(int(bits[at : at + _CHUNK].sum()) for at in range(0, len(bits), _CHUNK))
 
 
 def _forget_gradients(tensors: Iterable[torch.Tensor]) -> None:
@@ -218,7 +220,7 @@ def _by_storages(step: _Step, inputs: Sequence[torch.Tensor], _: torch.device) -
 
 def _by_profiler(step: _Step, inputs: Sequence[torch.Tensor], _: torch.device) -> Measured:
     """Run a step and measure its memory by the profiler's record of CPU allocations."""
-    input_bytes = _bytes_of(inputs, 1)
+    input_bytes = _bytes_of(inputs)
     with allocations() as events:
         run_backward(step())
     return Measured(
@@ -250,7 +252,7 @@ def allocations() -> Iterator[list[int]]:
 
 def _by_cuda(step: _Step, inputs: Sequence[torch.Tensor], device: torch.device) -> Measured:
     """Run a step and measure its memory by the statistics of CUDA's allocator."""
-    input_bytes = _bytes_of([t for t in inputs if t.device == device], 512)
+    input_bytes = _bytes_of(t for t in inputs if t.device == device)
     torch.cuda.synchronize(device)
     # Memory of other tensors on the device is subtracted from the peak.
     others = torch.cuda.memory_allocated(device) - input_bytes
@@ -264,11 +266,16 @@ def _by_cuda(step: _Step, inputs: Sequence[torch.Tensor], device: torch.device) 
 _ON_CPU: Mapping[str, _Method] = {"storages": _by_storages, "allocator": _by_profiler}
 
 
-def _bytes_of(tensors: Iterable[torch.Tensor], block: int) -> int:
-    """Return the total bytes of the distinct storages of tensors, each rounded up to ``block`` bytes."""
-    storages = (t.untyped_storage() for t in tensors)
-    sizes = {s.data_ptr(): s.nbytes() for s in storages}
-    return sum(-(-n // block) * block for n in sizes.values())
+def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the bytes that a device allocates for the distinct storages of tensors."""
+    storages = {s.data_ptr(): s for s in (t.untyped_storage() for t in tensors)}
+    return sum(allocated_bytes(s.nbytes(), s.device) for s in storages.values())
+
+
+def allocated_bytes(nbytes: int, device: torch.device) -> int:
+    """Return the bytes that a device allocates for a storage; CUDA's allocator rounds up to blocks."""
+    block = _CUDA_BLOCK_BYTES if device.type == "cuda" else 1
+    return -(-nbytes // block) * block
 
 
 class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]

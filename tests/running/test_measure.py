@@ -13,7 +13,13 @@ from torch import nn
 import remat
 from remat.errors import CaptureError, ProblemError
 from remat.graph.memory.storages import Sizes
-from remat.running.measure import Measured, StorageTracker, as_before, measure_step
+from remat.running.measure import (
+    Measured,
+    StorageTracker,
+    allocated_bytes,
+    as_before,
+    measure_step,
+)
 from tests.models import build
 from tests.passes.programs import SIZE, Model, Program, programs
 
@@ -165,3 +171,9 @@ def test_a_step_without_backward_is_refused() -> None:
 def test_an_unknown_way_is_refused() -> None:
     with pytest.raises(ProblemError, match="'storages' or 'allocator' for a step on cpu"):
         measure_step(torch.sin, (torch.ones(2, requires_grad=True),), by="guess")
+
+
+def test_cuda_allocates_blocks() -> None:
+    cuda, cpu = torch.device("cuda", 0), torch.device("cpu")
+    assert [allocated_bytes(n, cuda) for n in (0, 1, 512, 513)] == [0, 512, 512, 1024]
+    assert allocated_bytes(513, cpu) == 513

@@ -57,6 +57,20 @@ def ran(
     return found
 
 
+def example() -> SACStats:
+    """The example of xFormers, which PyTorch's tests use as well."""
+    return SACStats(
+        func_names=["copy_", "add", "div", "mm", "native_dropout", "linear", "t", "relu_"],
+        runtimes=[5, 5, 8, 15, 15, 9, 1, 5],
+        memory=[0, 100, 100, 120, 0, 100, 0, 0],
+        view_like_ops=[6],
+        rand_ops=[4],
+        saved_autograd_ops=[],
+        inplace_ops=[(0, 0), (7, 5)],
+        force_store_random=False,
+    )
+
+
 def plan_of(*ops: str, stored: tuple[int, ...] = (), name: str = "layers.3") -> ModulePlan:
     """The plan of a module of which only the operators matter."""
     return ModulePlan(

@@ -24,11 +24,7 @@ MODES: dict[str, type[CostModel]] = {
 
 
 def model_of(mode: str, cost: CostModel | None = None) -> CostModel:
-    """Return ``cost`` if given, else the cost model that belongs to an estimation mode.
-
-    Raises:
-        ProblemError: ``mode`` is unknown, or ``cost`` does not count picoseconds.
-    """
+    """Return ``cost``, which must count picoseconds, or else the cost model of an estimation mode."""
     if mode not in MODES:
         raise ProblemError(
             f"estimate_mode_type is {mode!r}; expected {' or '.join(map(repr, MODES))}"

@@ -171,10 +171,7 @@ class SACEstimator:
         sac_stats: SACStats,
         print_tabular: bool = False,
     ) -> None:
-        """Print the bytes freed and the recompute time after each candidate of a module's greedy order.
-
-        The table on a terminal has a box around it if ``print_tabular`` is set.
-        """
+        """Print a module's greedy order, in a box if ``print_tabular`` is set and output is a terminal."""
         print_greedy_order(greedy_order_meta, sac_stats, boxed=print_tabular)
 
     def record(self, existing: Iterable[torch.Tensor] = ()) -> StepRecorder:

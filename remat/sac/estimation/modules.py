@@ -111,11 +111,7 @@ class ModuleTree:
     policy_ms: float = 0.0
 
     def __getitem__(self, fqn: str) -> ModuleStats:
-        """Return the statistics of a module by name, with or without the model's class in front.
-
-        Raises:
-            ProblemError: no module of this name ran in the step.
-        """
+        """Return the statistics of a module by name, with or without the model's class in front."""
         for module in self.modules:
             if fqn in (module.fqn, module.name):
                 return module

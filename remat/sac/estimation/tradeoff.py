@@ -135,10 +135,7 @@ def upper_envelope(
 
 
 def merge_corners(corners: Sequence[Point], most: int) -> list[Point]:
-    """Merge neighbouring corners (x, y) of a rising staircase, so that at most ``most`` remain.
-
-    A rising line above the merged corners is above all given corners.
-    """
+    """Merge neighbouring corners of a rising staircase down to ``most``, each at least as high and as far left."""
     if len(corners) <= most:
         return list(corners)
     starts = [k * len(corners) // most for k in range(most)]

@@ -100,8 +100,7 @@ def as_policy(policy: PolicyLike) -> Policy:
     """Return a callable policy unchanged; convert a list of operators to a policy that saves them.
 
     Raises:
-        ProblemError: ``policy`` is neither callable nor a list of operators with their overloads, such
-            as ``torch.ops.aten.mm.default``.
+        ProblemError: ``policy`` is neither callable nor a list of operators with overloads.
     """
     if callable(policy):
         return policy
@@ -126,11 +125,7 @@ def as_policy(policy: PolicyLike) -> Policy:
 def ask(
     policy: Policy, ctx: Any, op: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> CheckpointPolicy:
-    """Call a policy for one operator, and return the policy's answer.
-
-    Raises:
-        PolicyError: the policy raises an exception, or returns something other than a `CheckpointPolicy`.
-    """
+    """Call a policy for one operator; raise a PolicyError if it fails or returns no `CheckpointPolicy`."""
     answer: Any  # a user's policy may return anything
     try:
         answer = policy(ctx, op, *args, **kwargs)

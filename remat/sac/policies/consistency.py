@@ -165,8 +165,7 @@ class Writes:
         """Record the tensors that an operator made, read and wrote, with the operator's adjusted verdict.
 
         Raises:
-            PolicyError: an in-place write and the maker of the written tensor have opposite verdicts. Or a
-                recomputed operator has read the tensor before a saved write.
+            PolicyError: a write and its tensor's maker or an earlier reader have contradicting verdicts.
         """
         arguments = _storages([*args, *kwargs.values()])
         saved = verdict in SAVE

@@ -67,12 +67,9 @@ def in_backward() -> bool:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModuleCall:
-    """One call of a module's ``forward``.
+    """One call of a module's ``forward``; `watching` explains ``name``.
 
     Attributes:
-        name: name of the module, as described at `watching`.
-        module: the module.
-        args: positional arguments of the call.
         kwargs: keyword arguments of the call. In the first call of a module that belongs to no model
             passed to `watching`, this dict is empty until the call ends.
         failed: whether the call raised an exception; final once the call has ended.

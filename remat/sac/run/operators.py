@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,8 +15,6 @@ from remat.torch_compat import pytree
 
 #: Further ignored operators, beside PyTorch's ``SAC_IGNORED_OPS``. PyTorch's ``sac_estimator`` ignores them, too.
 _ALSO = frozenset([torch.ops.aten.lift_fresh.default, torch.ops.aten.clone.default])
-#: Block size in bytes of CUDA's caching allocator: ``kMinBlockSize`` in CUDACachingAllocator.
-CUDA_BLOCK_BYTES = 512
 
 
 def is_skipped(op: Any) -> bool:
@@ -59,12 +56,6 @@ def plain_parts(x: torch.Tensor) -> Iterator[torch.Tensor]:
         inner = getattr(x, name)
         if isinstance(inner, torch.Tensor):
             yield from plain_parts(inner)
-
-
-def allocated_bytes(nbytes: int, device: torch.device) -> int:
-    """Return the bytes that a device allocates for a storage; CUDA's allocator rounds up to blocks."""
-    block = CUDA_BLOCK_BYTES if device.type == "cuda" else 1
-    return math.ceil(nbytes / block) * block
 
 
 def written_tensors(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:

@@ -16,9 +16,9 @@ from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph import ops
 from remat.graph.memory.storages import hint, storage_of
+from remat.running.measure import allocated_bytes
 from remat.sac.run.module_calls import ModuleCall, in_backward, watching
 from remat.sac.run.operators import (
-    allocated_bytes,
     is_skipped,
     storages,
     tensors_in,

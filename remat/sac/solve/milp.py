@@ -107,11 +107,7 @@ def plan(
 
 
 def read_memory(memory: object) -> int | float:
-    """Parse a memory budget: an int of bytes, or a float as fraction of the peak without checkpointing.
-
-    Raises:
-        BudgetError: ``memory`` is neither bytes nor a number from 0 to 1.
-    """
+    """Parse a memory budget: bytes as int, or a ratio of the peak as float; raise a BudgetError otherwise."""
     with contextlib.suppress(BudgetError):
         budget = Budget.parse(memory)
         if budget.peak_bytes is not None:

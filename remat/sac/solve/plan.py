@@ -95,11 +95,7 @@ class SACPlan(Record):
             raise ProblemError(f"world_size is {self.world_size}, expected 1 or more ranks")
 
     def __getitem__(self, name: str) -> ModulePlan:
-        """Return the plan of one module by name.
-
-        Raises:
-            ProblemError: the plan does not checkpoint the module.
-        """
+        """Return the plan of one module by name; a name that the plan lacks is a ProblemError."""
         for module in self.modules:
             if module.name == name:
                 return module

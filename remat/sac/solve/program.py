@@ -136,12 +136,7 @@ def _least_peak(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """Result of one run of HiGHS.
-
-    Attributes:
-        decision: stored set by the position of its module; None if HiGHS stopped without a solution.
-        bound: lower bound on the minimised picoseconds of recomputation or bytes of the peak.
-    """
+    """Result of one run of HiGHS; without a decision, HiGHS stopped before a solution."""
 
     decision: Decision | None
     bound: float

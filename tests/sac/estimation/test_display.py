@@ -10,8 +10,7 @@ from torch import nn
 from remat.sac import SACEstimator, greedy_order, upper_envelope
 from remat.sac.estimation.display import exact_points, tradeoff_figure
 from tests.sac.estimation.test_estimator import Block
-from tests.sac.estimation.test_optimum import example
-from tests.sac.planned import ran
+from tests.sac.planned import example, ran
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from remat.sac.estimation.tradeoff import (
     merge_corners,
     upper_envelope,
 )
-from tests.sac.estimation.test_optimum import example, modules
+from tests.sac.planned import example
+from tests.sac.solve.test_choices import modules
 
 
 def test_the_greedy_curve_of_the_example() -> None:

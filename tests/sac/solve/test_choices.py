@@ -12,20 +12,7 @@ from remat.errors import BudgetError, ProblemError
 from remat.sac.estimation.stats import SACStats, group
 from remat.sac.estimation.tradeoff import exact_frontier, greedy_order
 from remat.sac.solve.choices import optimal_checkpointing_policy
-
-
-def example() -> SACStats:
-    """The example of xFormers, which PyTorch's tests use as well."""
-    return SACStats(
-        func_names=["copy_", "add", "div", "mm", "native_dropout", "linear", "t", "relu_"],
-        runtimes=[5, 5, 8, 15, 15, 9, 1, 5],
-        memory=[0, 100, 100, 120, 0, 100, 0, 0],
-        view_like_ops=[6],
-        rand_ops=[4],
-        saved_autograd_ops=[],
-        inplace_ops=[(0, 0), (7, 5)],
-        force_store_random=False,
-    )
+from tests.sac.planned import example
 
 
 @pytest.mark.parametrize(

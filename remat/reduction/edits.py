@@ -158,7 +158,7 @@ def _drop_unused(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
         static_inputs=tuple(place[k] for k in joint.static_inputs if k in place),
         received=tuple((place[k], i, j) for k, i, j in joint.received if k in place),
         shared=tuple((place[k], i, j) for k, i, j in joint.shared if k in place),
-        turns=(),  # they refer to other graphs of the step, which are not part of the reduction
+        turns=(),  # turns refer to other graphs of the step, which the reduction does not have
     )
 
 
@@ -197,8 +197,9 @@ def _make_inputs(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
     cut, backward = _nodes(joint, items), _behind_tangents(joint)
     removed = set(cut)
     for node in cut:
-        # A call whose only users are replaced calls needs no input.
-        if not all(u in removed for u in node.users):  # otherwise `tidy` erases the call
+        if not all(
+            u in removed for u in node.users
+        ):  # `tidy` erases a call whose only users are replaced calls
             node.replace_all_uses_with(_add_input(joint, node, tangent=node in backward))
     return joint
 

@@ -157,7 +157,7 @@ def _in_processes(
     # killed the worker.
     deaths: Counter[int] = Counter()
     pending = list(range(len(jobs)))
-    suspects = 0  # the first `suspects` jobs in `left` may have killed a worker
+    suspects = 0  # the first `suspects` jobs in `pending` may have killed a worker
     while pending:
         batch = pending[:1] if suspects else pending
         before, safe_path = multiprocessing.active_children(), os.environ.get(_SAFE_PATH)

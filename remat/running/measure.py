@@ -236,7 +236,7 @@ def allocations() -> Iterator[list[int]]:
     """
     sizes: list[int] = []
     level = os.environ.get(_LOG_LEVEL)
-    # Otherwise Kineto, which reads this once, logs to stderr.
+    # Kineto reads this variable once. Without the variable, Kineto logs to stderr.
     os.environ.setdefault(_LOG_LEVEL, "6")
     cpu = [torch.profiler.ProfilerActivity.CPU]
     try:

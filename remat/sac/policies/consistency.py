@@ -123,8 +123,8 @@ class Writes:
     """Track the tensors of one run of a region, to keep in-place writes to these tensors consistent."""
 
     def __init__(self) -> None:
-        # Keys are storage ids. `_made`: the operator that made the tensor, and whether this operator is saved.
-        # `_read`: the last recomputed reader. `_written`: storages that saved operators wrote to.
+        # Keys are storage ids. `_makers`: the operator that made the tensor, and whether this operator is saved.
+        # `_read`: the last recomputed reader. `_saved_writes`: storages that saved operators wrote to.
         # `_versions`: the first recomputed reader, and the version that the tensor had then.
         self._makers: dict[int, tuple[Any, bool]] = {}
         self._read: dict[int, Any] = {}

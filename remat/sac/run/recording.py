@@ -27,7 +27,7 @@ from remat.sac.run.operators import (
 from remat.torch_compat import pytree
 
 #: Value of `StepRecorder.born` for a storage whose bytes are not counted. The storage existed before the step, was
-#: not among the given tensors, and no operator has returned it.
+#: not among the tensors in `existing`, and no operator has returned it.
 _UNCOUNTED = -2
 
 

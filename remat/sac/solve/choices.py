@@ -99,7 +99,7 @@ def stored_sets(
     """
     grouping = group(stats)
     fixed = sum(item.nbytes for item in grouping.stored)
-    room = most_kept - fixed - 1  # a choice that stores `most_kept` bytes frees none
+    room = most_kept - fixed - 1  # a set of `most_kept` bytes frees none
     if room < 0:
         return ()
     # A given solver needs the exact frontier, too: it is run once for each selected point's bytes.

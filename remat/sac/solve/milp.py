@@ -142,7 +142,7 @@ def _options(
     for k in positions:
         module = tree.modules[k]
         stats = module.operators
-        # The mean, because one choice serves all calls of a module.
+        # The mean, because one stored set serves all calls of a module.
         most = sum(c.freeable_bytes for c in module.calls) // len(module.calls)
         key = (most, repr(stats))  # mutable statistics have no hash
         if key not in cached:

@@ -13,7 +13,7 @@ from remat.sac.estimation.modules import ModuleStats, ModuleTree
 from remat.sac.run.lifetimes import Ints
 from remat.sac.solve.choices import StoredSet
 
-#: A decision: dict from the position of each checkpointed module to its choice.
+#: A decision: dict from the position of each checkpointed module to its stored set.
 Decision = Mapping[int, StoredSet]
 
 

@@ -118,7 +118,7 @@ def _least_peak(
     deadline: float | None,
 ) -> Outcome:
     """Return the decision with the lowest peak, over the smallest stored set of each module."""
-    # The last choice of a module stores the fewest bytes; see `choices`.
+    # The last set of a module has the fewest bytes; see `stored_sets`.
     program = _Program(tree, {k: c[-1:] for k, c in options.items()}, plain)
     best = Outcome(decision={}, simulated=simulate(tree, {}, plain), bound_ps=0.0)
     program.add_rows(best.simulated, best.simulated.peak_bytes - 1)
@@ -158,7 +158,7 @@ class _Program:
         self._added = {
             k: AddedBytes.of(tree.modules[k], c, tree.state_bytes) for k, c in options.items()
         }
-        #: Dict from each program point with a row to the bytes that each choice adds at the point.
+        #: Dict from each program point with a row to the bytes that each stored set adds at the point.
         self._rows: dict[Point, Ints] = {}
 
     def add_rows(self, simulated: Simulated, budget: int) -> bool:
@@ -215,7 +215,7 @@ class _Program:
             options={"mip_rel_gap": gap, **limits},
         )
         if solved.status == _INFEASIBLE:
-            return None  # unlike an answer without a decision, which a larger limit of time may improve
+            return None
         bound = max(0.0, float(solved.mip_dual_bound or 0.0)) * unit
         if solved.x is None:
             return _Answer(decision=None, bound=bound)

@@ -1,4 +1,4 @@
-"""The best operators to store: the published example, brute force, and what cannot be met."""
+"""Optimal operators to store: the published example, brute force, and invalid budgets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_example(budget: float, stored: list[int]) -> None:
 
 @st.composite
 def modules(draw: st.DrawFn) -> SACStats:
-    """Modules of up to twelve operators with every kind of tie between them."""
+    """Draw modules of up to twelve operators with every kind of shared decision."""
     n = draw(st.integers(1, 12))
     indices = st.lists(st.integers(0, n - 1), max_size=3, unique=True).map(sorted)
     views, random = draw(indices), draw(indices)
@@ -58,7 +58,7 @@ def modules(draw: st.DrawFn) -> SACStats:
 
 
 def allowed(stats: SACStats, x: tuple[int, ...]) -> bool:
-    """Whether a choice honours views, in-place groups and random groups, told rule by rule."""
+    """Return whether stored operators respect views, in-place groups and random groups."""
     views = set(stats.view_like_ops)
     drawn = [x[i] for i in stats.rand_ops if i not in views]
     if any(x[i] for i in views) or len(set(drawn)) > 1:
@@ -73,7 +73,7 @@ def allowed(stats: SACStats, x: tuple[int, ...]) -> bool:
 
 
 def best(stats: SACStats, nbytes: int) -> float | None:
-    """The most runtime that storing can avoid, over all choices; None where none fits."""
+    """Return the most runtime that storing can avoid, over all sets; None if no set fits."""
     n = len(stats)
     found = [
         sum(t for t, x in zip(stats.runtimes, choice, strict=True) if x)

@@ -93,14 +93,11 @@ def collect(
 
 
 def _groups(calls: Sequence[Call], views: Collection[int]) -> tuple[set[tuple[int, int]], set[int]]:
-    """Return pairs of operators that in-place writes tie together, and operators that must be recomputed.
-
-    A pair is (operator, first operator on the written storage), as positions among the operators that
-    are not skipped. The members of a pair are both stored or both recomputed.
-    """
+    """Return pairs of operators that in-place writes tie together, and operators that must be recomputed."""
     first: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     copies: set[int] = set()
+    # Pairs (operator, first operator on the written storage), as positions without skipped operators.
     together: set[tuple[int, int]] = set()
     recomputed: set[int] = set()
     index = 0

@@ -150,6 +150,7 @@ def _drop_unused(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
     inputs, n = joint.graph.find_nodes(op="placeholder"), joint.num_fwd_outputs
     dropped = {n + k for k, p in enumerate(primals_of(joint)) if p in removed}
     _set_outputs(joint, [out for k, out in enumerate(_outputs(joint)) if k not in dropped])
+    # Positions of inputs shift if inputs before them are removed.
     place = {k: at for at, k in enumerate(k for k, p in enumerate(inputs) if p not in removed)}
     for node in removed:
         joint.graph.erase_node(node)

@@ -115,6 +115,7 @@ class _Search:
     def _apply(self, edit: GraphEdit) -> bool:
         """Try one edit on all items, then on ever smaller groups; return whether a result was kept."""
         changed = False
+        # Large groups first: one test may then accept the edit of many items.
         size = len(edit.items(self.best))
         while size:
             at = 0
@@ -131,6 +132,7 @@ class _Search:
         nodes = len(self.best.graph.nodes)
         self._progress(f"{edit.name}: {nodes} nodes, {self.tests} tests")
         try:
+            # A copy, because an edit changes its graph in place, and the result may be refused.
             candidate = tidy(edit.apply(self.best.copy(), items))
             # An invalid candidate gets the old text, and is refused like an unchanged graph.
             text = print_joint(candidate) if fault_of(candidate) is None else self.text

@@ -176,6 +176,7 @@ def _check(model: nn.Module, targets: list[tuple[ModulePlan, nn.Module]]) -> Non
                 "each once"
             )
         names[id(module)] = plan.name
+    # The outer module's recomputation would run a nested module, which would then run once more.
     for plan, module in targets:
         for part in module.modules():
             if part is not module and id(part) in names:

@@ -215,8 +215,6 @@ def record_step(
 ) -> Lifetimes:
     """Run one step, record its operators in ``estimator``, and return the lifetimes of its storages.
 
-    Backward starts from the loss (see `loss_only`), or else from all outputs.
-
     Raises:
         CaptureError: no output requires a gradient.
     """
@@ -274,6 +272,7 @@ def build_tree(
         stats = estimator.sac_mod_stats.get(name)
         with_backward = [s for s in calls if s.back_begin >= 0]
         if stats is not None and with_backward:
+            # One stored set serves all calls, so the statistics are those of the first call.
             stats = as_checkpointed(lifetimes, with_backward[0], stats)
         parent = calls[0].parent
         modules.append(

@@ -175,6 +175,7 @@ def group(stats: SACStats) -> Grouping:
     pairs = [(op, first) for op, first in stats.inplace_ops if op not in views]
     for pair in pairs:
         together.union(*pair)
+    # Views are always recomputed, so they tie no other operators together.
     random_ops = [op for op in stats.rand_ops if op not in views]
     together.union(*random_ops)
     # Such a storage belongs to the module's caller, and a recomputed group would write to it twice.

@@ -229,11 +229,7 @@ class Writes:
                 )
 
     def accept(self, cache: dict[Any, dict[int, Any]]) -> None:
-        """Update version numbers in PyTorch's cache, so that writes by saved operators of the region are no error.
-
-        The cache is a dict from each operator to a dict from the number of a call to saved results. Later
-        writes to these results still raise an error in backward.
-        """
+        """Accept the region's saved writes in PyTorch's cache of saved results; later writes stay errors in backward."""
         if not self._saved_writes:
             return
         # In backward, PyTorch compares each saved tensor's version with the version in its cache entry.

@@ -96,7 +96,7 @@ def plan(
     plain, peak = tree.memory(world_size), tree.peak_bytes(world_size)
     memory_bytes = int(budget * peak) if isinstance(budget, float) else budget
     positions = candidates(tree, units, fsdp_units)
-    if peak <= memory_bytes:
+    if peak <= memory_bytes:  # the step fits without checkpointing
         result = Outcome(decision={}, simulated=simulate(tree, {}, plain), bound_ps=0.0)
     else:
         options = _options(tree, positions, knapsack_solver)

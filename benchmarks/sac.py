@@ -36,9 +36,8 @@ from remat.errors import BudgetError
 from remat.running.measure import StorageTracker, as_before, measure_step, run_backward, run_forward
 from remat.sac import SACPlan, apply, greedy_order, remove, upper_envelope
 from remat.sac.run.lifetimes import loss_only
-from remat.sac.solve.choices import ModuleChoice, candidates
-from remat.sac.solve.peaks import simulate
-from remat.sac.solve.step_plot import simulate_plan
+from remat.sac.solve.choices import StoredSet, candidates
+from remat.sac.solve.peaks import Simulated, simulate
 from tests.models import Step
 
 #: How far estimates of activation bytes may be off.
@@ -113,6 +112,18 @@ def solved(tree: Any, share: float | None) -> tuple[SACPlan, tuple[float, float]
     return found, (coarse_s, default_s)
 
 
+def simulate_plan(tree: Any, found: SACPlan) -> Simulated:
+    """The memory of a step under a plan."""
+    places = {m.name: k for k, m in enumerate(tree.modules)}
+    decision = {
+        places[tree[m.name].name]: StoredSet(
+            stored=m.stored, kept_bytes=m.stored_bytes, recompute_ps=0
+        )
+        for m in found.modules
+    }
+    return simulate(tree, decision, tree.memory(found.world_size))
+
+
 def measured_bytes(model: nn.Module, kwargs: dict[str, Any], found: SACPlan) -> tuple[int, Any]:
     """Activation bytes at the end of forward, and the memory of the step, both under a plan."""
     apply(model, found)
@@ -179,7 +190,7 @@ def their_plan(tree: Any, budget: int) -> Row:
     solve_s, _, (chosen, said_ms, said_bytes) = timed(
         lambda: sac_ilp.sac_milp(graph, budget / 2**30, ac_units=units)
     )
-    decision: dict[int, ModuleChoice] = {}
+    decision: dict[int, StoredSet] = {}
     places = {m.name: k for k, m in enumerate(tree.modules)}
     for name, discarded in chosen.items():
         module = tree[name]
@@ -189,7 +200,7 @@ def their_plan(tree: Any, budget: int) -> Row:
             continue
         stored = tuple(i for i, keep in enumerate(kept) if keep)
         again_ms = (ms for ms, keep in zip(stats.runtimes, kept, strict=True) if not keep)
-        decision[places[name]] = ModuleChoice(
+        decision[places[name]] = StoredSet(
             stored=stored,
             kept_bytes=sum(stats.memory[i] for i in stored),
             recompute_ps=round(PS_PER_MS * sum(again_ms)),

@@ -92,11 +92,6 @@ MODES = ("operator-level-cost-model", "operator-level-benchmark")
     "--run", "run_it", is_flag=True, help="run steps without and with the plan, and measure both"
 )
 @click.option(
-    "--plot",
-    type=params.PICTURE_FILE,
-    help="draw the memory of the step to this file, .svg or .png",
-)
-@click.option(
     "-o",
     "--output",
     type=params.OutputFile(),
@@ -110,7 +105,6 @@ def sac(
     batch: int | None,
     seq: int | None,
     run_it: bool,
-    plot: Path | None,
     output: Path | None,
     as_json: bool,
     solver: str,
@@ -142,12 +136,6 @@ def sac(
             plan = plan_for(tree, memory=memory, solver=solver, **options)
         except BudgetError as error:
             raise BudgetError(f"{example.title}: {error}") from None
-        if plot is not None:
-            from remat.report.pictures import write_picture
-            from remat.sac.solve.step_plot import plan_figure
-
-            progress.step("drawing")
-            write_picture(plot, lambda: plan_figure(tree, plan, title=example.title))
         if output is not None:
             write_file(output, plan.to_json(), "plan")
         if run_it:
@@ -170,8 +158,6 @@ def sac(
             click.echo(
                 "times are those of an H100; --cost roofline:epyc estimates for a CPU", err=True
             )
-        if plot is not None:
-            click.echo(f"drawn: {plot}")
         if output is not None:
             click.echo(f"plan: {output}")
             click.echo(f"apply: remat.sac.apply(model, remat.sac.SACPlan.load({str(output)!r}))")

@@ -37,9 +37,9 @@ class GraphEdit:
 
     Attributes:
         name: description of the edit.
-        items: function that returns what the edit can change in a graph: positions of outputs, or names of nodes.
-        apply: function that edits a graph at the given items and returns the graph. Items that no longer exist are
-            skipped.
+        items: function that returns the outputs, by position, or the nodes, by name, that can be edited.
+        apply: function that edits a graph at the given items and returns the graph. Items that no longer
+            exist are skipped.
     """
 
     name: str
@@ -65,28 +65,28 @@ def fault_of(joint: JointGraph) -> str | None:
     fault = check_structure(joint.graph_module)
     if fault is not None:
         return fault
-    begun = False
+    behind_tangents = False
     for node in joint.graph.find_nodes(op="placeholder"):
         is_primal = role_of(node) is Role.PRIMAL
-        if is_primal and begun:
+        if is_primal and behind_tangents:
             return f"primal '{node.name}' stands behind a tangent"
-        begun |= not is_primal
+        behind_tangents |= not is_primal
     backward = _behind_tangents(joint)
     values, n = outputs_of(joint.graph), joint.num_fwd_outputs
-    late = [v.name for v in values[:n] if v in backward]
-    if late:
-        return f"forward returns '{late[0]}', which depends on a tangent"
+    dependent = [v.name for v in values[:n] if v in backward]
+    if dependent:
+        return f"forward returns '{dependent[0]}', which depends on a tangent"
     return None
 
 
 def _behind_tangents(joint: JointGraph) -> set[fx.Node]:
     """Return backward's inputs, such as tangents, and all nodes that depend on these inputs."""
-    found: set[fx.Node] = set()
+    dependent: set[fx.Node] = set()
     for node in joint.graph.nodes:
-        late = node.op == "placeholder" and role_of(node).in_backward
-        if late or not found.isdisjoint(node.all_input_nodes):
-            found.add(node)
-    return found
+        is_backward_input = node.op == "placeholder" and role_of(node).in_backward
+        if is_backward_input or not dependent.isdisjoint(node.all_input_nodes):
+            dependent.add(node)
+    return dependent
 
 
 def _outputs(joint: JointGraph) -> list[tuple[Any, Any]]:
@@ -130,10 +130,7 @@ def _drop_outputs(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
 
 
 def _has_a_gradient_each(joint: JointGraph) -> bool:
-    """Return whether edits can add inputs to a graph and remove inputs from it.
-
-    They can if all inputs are primals or tangents, and every primal has an output for its gradient.
-    """
+    """Whether inputs can be added and removed: all are primals or tangents, and every primal has a gradient."""
     gradients = len(outputs_of(joint.graph)) - joint.num_fwd_outputs
     return gradients == len(primals_of(joint)) and all(
         role_of(n) in (Role.PRIMAL, Role.TANGENT) for n in joint.graph.find_nodes(op="placeholder")
@@ -149,19 +146,20 @@ def _unused(joint: JointGraph) -> list[Item]:
 
 def _drop_unused(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
     """Remove inputs without users, and the outputs for the gradients of removed primals."""
-    gone = [n for n in _nodes(joint, items) if n.op == "placeholder" and not n.users]
+    removed = [n for n in _nodes(joint, items) if n.op == "placeholder" and not n.users]
     inputs, n = joint.graph.find_nodes(op="placeholder"), joint.num_fwd_outputs
-    dropped = {n + k for k, p in enumerate(primals_of(joint)) if p in gone}
+    dropped = {n + k for k, p in enumerate(primals_of(joint)) if p in removed}
     _set_outputs(joint, [out for k, out in enumerate(_outputs(joint)) if k not in dropped])
-    place = {k: at for at, k in enumerate(k for k, p in enumerate(inputs) if p not in gone)}
-    for node in gone:
+    # Positions of inputs shift if inputs before them are removed.
+    place = {k: at for at, k in enumerate(k for k, p in enumerate(inputs) if p not in removed)}
+    for node in removed:
         joint.graph.erase_node(node)
     return replace(
         joint,
         static_inputs=tuple(place[k] for k in joint.static_inputs if k in place),
         received=tuple((place[k], i, j) for k, i, j in joint.received if k in place),
         shared=tuple((place[k], i, j) for k, i, j in joint.shared if k in place),
-        turns=(),  # they refer to other graphs of the step, which are not part of the reduction
+        turns=(),  # turns refer to other graphs of the step, which the reduction does not have
     )
 
 
@@ -176,24 +174,17 @@ def _results(joint: JointGraph) -> list[Item]:
     ]
 
 
-def _add_input(joint: JointGraph, like: fx.Node, *, late: bool, gradient: Any = None) -> fx.Node:
-    """Add an input that has the shape, type and layout of a node's value; return the input.
-
-    Args:
-        joint: the graph.
-        like: the node.
-        late: True: add a tangent; False: add a primal, and an output for the primal's gradient.
-        gradient: value of the output for the primal's gradient; None: the primal has no gradient.
-    """
+def _add_input(joint: JointGraph, like: fx.Node, *, tangent: bool, gradient: Any = None) -> fx.Node:
+    """Add a tangent, or a primal with the given gradient, that is like a node's value; return the input."""
     graph = joint.graph
-    before = list(graph.find_nodes(op="placeholder")) if late else primals_of(joint)
+    before = list(graph.find_nodes(op="placeholder")) if tangent else primals_of(joint)
     first = next(iter(graph.nodes))
     with graph.inserting_after(before[-1]) if before else graph.inserting_before(first):
-        made = graph.placeholder(f"{'tangents' if late else 'primals'}_{like.name}")
-    made.meta = {"val": _own(like.meta["val"])}
-    if not late:  # the new primal is the last one, so its gradient is the last output
+        placeholder = graph.placeholder(f"{'tangents' if tangent else 'primals'}_{like.name}")
+    placeholder.meta = {"val": _new_fake(like.meta["val"])}
+    if not tangent:  # the new primal is the last one, so its gradient is the last output
         _insert_output(joint, len(outputs_of(joint.graph)), gradient)
-    return made
+    return placeholder
 
 
 def _insert_output(joint: JointGraph, at: int, value: Any) -> None:
@@ -203,53 +194,52 @@ def _insert_output(joint: JointGraph, at: int, value: Any) -> None:
 
 
 def _make_inputs(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
-    """Replace results of calls by new inputs: by tangents for results of backward, else by primals.
-
-    A call whose only users are other replaced calls gets no input, because `tidy` erases the call.
-    """
-    cut, late = _nodes(joint, items), _behind_tangents(joint)
-    apart = set(cut)
+    """Replace results of calls by new inputs: by tangents for results of backward, else by primals."""
+    cut, backward = _nodes(joint, items), _behind_tangents(joint)
+    removed = set(cut)
     for node in cut:
-        if not all(u in apart for u in node.users):  # otherwise `tidy` erases the call
-            node.replace_all_uses_with(_add_input(joint, node, late=node in late))
+        if not all(
+            u in removed for u in node.users
+        ):  # `tidy` erases a call whose only users are replaced calls
+            node.replace_all_uses_with(_add_input(joint, node, tangent=node in backward))
     return joint
 
 
 def _cut_out(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
-    """Replace results of calls by new inputs, and keep the calls' arguments in the graph as outputs.
-
-    If forward runs the call, each argument becomes an output of forward. If backward runs the call or reads its
-    result, or the result is a gradient, each argument becomes a gradient, because backward must compute the
-    argument. An argument can become both.
-    """
-    late, cut = _behind_tangents(joint), _nodes(joint, items)
-    apart = set(cut)
+    """Replace results of calls by new inputs, and return the calls' arguments as outputs or gradients."""
+    backward_nodes, cut = _behind_tangents(joint), _nodes(joint, items)
+    removed = set(cut)
     for node in cut:
         gradients = outputs_of(joint.graph)[joint.num_fwd_outputs :]
-        backward = node in late or node in gradients or not late.isdisjoint(node.users)
+        # Backward must compute an argument of a call that backward runs or reads. So the argument becomes a gradient.
+        in_backward = (
+            node in backward_nodes or node in gradients or not backward_nodes.isdisjoint(node.users)
+        )
         if node.users:
-            node.replace_all_uses_with(_add_input(joint, node, late=node in late))
+            node.replace_all_uses_with(_add_input(joint, node, tangent=node in backward_nodes))
         stack = [node]
         while stack:
-            gone = stack.pop()
-            read = [n for n in gone.all_input_nodes if n.op == "call_function" and n not in apart]
-            joint.graph.erase_node(gone)
+            erased = stack.pop()
+            read = [
+                n for n in erased.all_input_nodes if n.op == "call_function" and n not in removed
+            ]
+            joint.graph.erase_node(erased)
             for value in read:
                 if not isinstance(value.meta.get("val"), torch.Tensor):
                     if not value.users:
-                        apart.add(value)
+                        removed.add(value)
                         stack.append(value)
                     continue
                 n, returned = joint.num_fwd_outputs, outputs_of(joint.graph)
-                if backward and value not in returned[n:]:
-                    _add_input(joint, value, late=False, gradient=value)
-                if node not in late and value not in returned[:n]:
+                if in_backward and value not in returned[n:]:
+                    _add_input(joint, value, tangent=False, gradient=value)
+                if node not in backward_nodes and value not in returned[:n]:
                     _insert_output(joint, n, value)
                     joint = replace(joint, num_fwd_outputs=n + 1)
     return joint
 
 
-def _own(value: torch.Tensor) -> torch.Tensor:
+def _new_fake(value: torch.Tensor) -> torch.Tensor:
     """Return a fake tensor with the shape, strides and type of ``value``, on a new storage."""
     with value.fake_mode, torch.no_grad():  # type: ignore[attr-defined]
         if value.layout is not torch.strided:
@@ -272,25 +262,22 @@ def _bypass_to(node: fx.Node) -> fx.Node | None:
     return next((i for i in node.all_input_nodes if _kind_of(i.meta.get("val")) == kind), None)
 
 
-def _alike(joint: JointGraph) -> dict[fx.Node, fx.Node]:
-    """Return a dict from an input to the first input of the same role, shape and type, which can replace it.
-
-    Inputs without users are left out. The first input of each role, shape and type has no entry either.
-    """
+def _replacements(joint: JointGraph) -> dict[fx.Node, fx.Node]:
+    """Return a dict from an input to the first input of the same role, shape and type, if that is another."""
     first: dict[Any, fx.Node] = {}
-    found: dict[fx.Node, fx.Node] = {}
+    replacements: dict[fx.Node, fx.Node] = {}
     for node in joint.graph.find_nodes(op="placeholder"):
         kind = _kind_of(node.meta.get("val"))
         if kind is not None and node.users:
             same = first.setdefault((role_of(node), kind), node)
             if same is not node:
-                found[node] = same
-    return found
+                replacements[node] = same
+    return replacements
 
 
 def _merge(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
     """Make the users of the inputs in ``items`` read earlier inputs of the same role, shape and type."""
-    for node, same in _alike(joint).items():
+    for node, same in _replacements(joint).items():
         if node.name in items:
             node.replace_all_uses_with(same)
     return joint
@@ -299,13 +286,7 @@ def _merge(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
 def _of_nodes(
     name: str, applies: Callable[[fx.Node], bool], change: Callable[[fx.Node], object]
 ) -> GraphEdit:
-    """Build an edit that changes nodes one by one, from the last to the first.
-
-    Args:
-        name: description of the edit.
-        applies: returns whether the edit can change a node.
-        change: changes a node.
-    """
+    """Build an edit that changes the nodes for which ``applies`` holds, from the last to the first."""
 
     def items(joint: JointGraph) -> list[Item]:
         return [n.name for n in joint.graph.nodes if applies(n)]
@@ -322,9 +303,9 @@ def _of_nodes(
 
 def _bypass(node: fx.Node) -> None:
     """Replace a call's result by the input that `_bypass_to` finds."""
-    found = _bypass_to(node)
-    assert found is not None
-    node.replace_all_uses_with(found)
+    input_node = _bypass_to(node)
+    assert input_node is not None
+    node.replace_all_uses_with(input_node)
 
 
 def _untag(node: fx.Node) -> None:
@@ -349,7 +330,9 @@ EDITS = (
         lambda n: n.graph.erase_node(n),
     ),
     GraphEdit(
-        name="merge inputs", items=lambda joint: [n.name for n in _alike(joint)], apply=_merge
+        name="merge inputs",
+        items=lambda joint: [n.name for n in _replacements(joint)],
+        apply=_merge,
     ),
     GraphEdit(name="drop inputs", items=_unused, apply=_drop_unused),
     _of_nodes("drop tags", lambda n: n.meta.get("recompute") is not None, _untag),

@@ -50,15 +50,15 @@ def reduce(
 ) -> Reduced:
     """Remove and simplify nodes of a joint graph while the graph still fails a test.
 
-    Edits drop gradients and outputs, turn results into inputs, leave out calls and merge inputs. The search
-    ends when no single edit gives a smaller graph that still fails. Every graph that the test gets is a valid joint
-    graph, and was written as text and read back. Every such graph can also be split into forward and backward,
-    unless ``joint`` cannot. The order of candidate graphs is the same in every run, and no graph is tested twice.
+    The search ends when no single edit gives a smaller graph that still fails. Every graph that the test
+    gets is a valid joint graph, and was written as text and read back. Every such graph can also be split
+    into forward and backward, unless ``joint`` cannot. The order of candidate graphs is the same in every
+    run, and no graph is tested twice.
 
     Args:
         joint: the graph; it is not changed.
-        test: returns True if a graph still fails. Exceptions of the test are not caught. A test for an exception
-            must catch exceptions itself, and return whether the expected exception was raised.
+        test: returns True if a graph still fails. Exceptions of the test are not caught. A test for an
+            exception must catch it, and return whether it was the expected one.
         progress: called with a line of text before each candidate graph.
 
     Returns:
@@ -92,13 +92,7 @@ def reduce(
 
 
 class _Search:
-    """One search for the smallest graph that fails a test.
-
-    Attributes:
-        best: the smallest failing graph so far.
-        text: text of ``best``.
-        tests: number of graphs tested; ``known`` and ``refused`` are as in `Reduced`.
-    """
+    """One search for the smallest graph that fails a test: ``best``, whose text is ``text``."""
 
     def __init__(self, joint: JointGraph, test: Test, progress: Callable[[str], None]) -> None:
         self._test = test
@@ -119,12 +113,9 @@ class _Search:
                 changed |= self._apply(edit)
 
     def _apply(self, edit: GraphEdit) -> bool:
-        """Try one edit on all of its items together, then on ever smaller groups down to single items.
-
-        Returns:
-            Whether the result of a trial was kept.
-        """
+        """Try one edit on all items, then on ever smaller groups; return whether a result was kept."""
         changed = False
+        # Large groups first: one test may then accept the edit of many items.
         size = len(edit.items(self.best))
         while size:
             at = 0
@@ -137,14 +128,11 @@ class _Search:
         return changed
 
     def _accept(self, edit: GraphEdit, items: list[Item]) -> bool:
-        """Apply an edit to some items; keep the result if it is valid, smaller, and still fails.
-
-        Returns:
-            Whether the result was kept.
-        """
+        """Edit some items; keep the result, and return True, if it is valid, smaller and still fails."""
         nodes = len(self.best.graph.nodes)
         self._progress(f"{edit.name}: {nodes} nodes, {self.tests} tests")
         try:
+            # A copy, because an edit changes its graph in place, and the result may be refused.
             candidate = tidy(edit.apply(self.best.copy(), items))
             # An invalid candidate gets the old text, and is refused like an unchanged graph.
             text = print_joint(candidate) if fault_of(candidate) is None else self.text
@@ -161,15 +149,12 @@ class _Search:
         return True
 
     def fails(self, joint: JointGraph, text: str) -> bool:
-        """Return whether a graph still fails; the result is cached by the graph's text.
-
-        A graph that cannot be split into forward and backward counts as not failing, unless the graph at the
-        start could not be split either.
-        """
+        """Return whether a graph still fails; the result is cached by the graph's text."""
         key = hashlib.sha256(text.encode()).digest()
         if key in self._seen:
             self.known += 1
             return self._seen[key]
+        # A graph that cannot be split counts as not failing, if the first graph could be split.
         if self._splits and not _split_is_legal(joint):
             self.refused += 1
             self._seen[key] = False
@@ -180,14 +165,7 @@ class _Search:
 
 
 def _measure(joint: JointGraph) -> tuple[int, int, int, int]:
-    """Return the size of a graph as a tuple, which is compared lexicographically.
-
-    Every accepted edit lowers the size, so the search ends.
-
-    Returns:
-        Number of nodes that are not inputs; number of all nodes; number of inputs that are read; and the number
-        of outputs, tags for recomputation and edges together.
-    """
+    """Return the size of a graph as a tuple, which every accepted edit lowers, so that the search ends."""
     nodes = list(joint.graph.nodes)
     # The number of calls comes first in the tuple, because an edit may add inputs in order to remove calls.
     calls = sum(n.op != "placeholder" for n in nodes)
@@ -198,7 +176,7 @@ def _measure(joint: JointGraph) -> tuple[int, int, int, int]:
 
 
 def _split_is_legal(joint: JointGraph) -> bool:
-    """Return whether remat's passes split a graph into forward and backward graphs that the verifier accepts."""
+    """Whether remat's passes split a graph into forward and backward graphs that the verifier accepts."""
     try:
         state = pipelines.split(pipelines.prepare(joint))
         assert state.forward is not None

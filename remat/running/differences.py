@@ -11,11 +11,7 @@ import torch
 def first_difference(reference: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     """Return a description of the first result that differs between two runs; None if none differs.
 
-    Results are compared bit for bit, except that any NaN equals any NaN.
-
-    Args:
-        reference: results of the reference run, by name.
-        other: results of the other run, by name.
+    Results are given by name and compared bit for bit, except that any NaN equals any NaN.
     """
     for name, value in reference.items():
         if name not in other:
@@ -27,36 +23,39 @@ def first_difference(reference: Mapping[str, Any], other: Mapping[str, Any]) -> 
     return f"{extra[0]} is new" if extra else None
 
 
-def _difference(one: Any, other: Any) -> str | None:
+def _difference(value: Any, other: Any) -> str | None:
     """Return the end of a sentence that says how two values differ; None if the values are equal."""
-    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
-        same = type(one) is type(other) and (one == other or (one != one and other != other))
-        return None if same else f"was {one!r}, is {other!r}"
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return f"was {one.dtype} {list(one.shape)}, is {other.dtype} {list(other.shape)}"
-    differs = _differing(one, other)
+    if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
+        same = type(value) is type(other) and (
+            value == other or (value != value and other != other)
+        )
+        return None if same else f"was {value!r}, is {other!r}"
+    if (value.dtype, value.shape) != (other.dtype, other.shape):
+        return f"was {value.dtype} {list(value.shape)}, is {other.dtype} {list(other.shape)}"
+    differs = _differing(value, other)
     count = int(differs.sum())
     if not count:
         return None
     at = tuple(differs.nonzero()[0].tolist())
     return (
-        f"differs in {count} of {one.numel()} elements, first at {list(at)}: was {one[at].item()}, "
+        f"differs in {count} of {value.numel()} elements, first at {list(at)}: was {value[at].item()}, "
         f"is {other[at].item()}"
     )
 
 
-#: Integer type by number of bytes of an element.
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+def as_integers(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of a contiguous tensor's bits as integers, of 64 bits for larger elements."""
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+    return tensor.view(integers.get(tensor.itemsize, torch.int64))
 
 
-def _differing(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def _differing(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Compare two tensors elementwise by their bits; any two NaNs are equal."""
-    if one.is_complex():
-        pairs = _differing(torch.view_as_real(one), torch.view_as_real(other))
+    if value.is_complex():
+        pairs = _differing(torch.view_as_real(value), torch.view_as_real(other))
         return pairs.any(-1)
-    integers = _INTEGERS[one.element_size()]
-    differs = one.view(integers) != other.view(integers)
-    if one.is_floating_point() and differs.any():
+    differs = as_integers(value) != as_integers(other)
+    if value.is_floating_point() and differs.any():
         # As 32-bit numbers, since 8-bit floating-point types have no `isnan`.
-        differs &= ~(one.float().isnan() & other.float().isnan())
+        differs &= ~(value.float().isnan() & other.float().isnan())
     return differs

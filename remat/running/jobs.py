@@ -37,11 +37,7 @@ AnyExecutor = Executor | int | None
 
 
 def check_executor(executor: AnyExecutor) -> None:
-    """Raise an error if the value of an argument ``executor`` is invalid.
-
-    Raises:
-        ProblemError: the value is not an executor, an int of at least 1, or None.
-    """
+    """Raise a ProblemError if ``executor`` is not an executor, an int of at least 1, or None."""
     number = isinstance(executor, int) and not isinstance(executor, bool)
     if (
         executor is None
@@ -55,22 +51,22 @@ def check_executor(executor: AnyExecutor) -> None:
     )
 
 
-def name_to_send(given: Any, what: str) -> str:
+def name_to_send(argument: Any, kind: str) -> str:
     """Return the name of a solver or cost model that the user gave by name; refuse an object.
 
-    A name can be sent to a worker process, which creates the object that the name stands for.
+    A worker process creates the object that the name stands for.
 
     Args:
-        given: the user's argument: a name or an object.
-        what: kind of the argument for the message, such as ``"solver"``.
+        argument: the user's argument: a name or an object.
+        kind: kind of the argument for the message, such as ``"solver"``.
 
     Raises:
-        ProblemError: ``given`` is not a str.
+        ProblemError: ``argument`` is not a str.
     """
-    if isinstance(given, str):
-        return given
+    if isinstance(argument, str):
+        return argument
     raise ProblemError(
-        f"{what} {given!r} cannot be sent to an executor; give its name, of a plugin or as module:Class"
+        f"{kind} {argument!r} cannot be sent to an executor; give its name, of a plugin or as module:Class"
     )
 
 
@@ -83,19 +79,16 @@ def run_jobs(
 ) -> None:
     """Call ``work`` on every job, and pass each result, the job's answer, to ``on_answer``.
 
-    Operators that `remat.declare_pure` has declared in this process are declared in the workers
-    too.
+    Workers also know the operators that `remat.declare_pure` has declared in this process.
 
     Args:
-        work: computes the answer of one job. If ``work`` raises, this function raises the same
-            exception. For workers, ``work`` must be a module-level function, and jobs and answers
-            must support pickling.
+        work: computes the answer of one job; its exceptions are raised here. For workers, ``work`` must be
+            a module-level function, and jobs and answers must support pickling.
         jobs: the jobs.
         executor: where the jobs run; see `AnyExecutor`.
-        on_answer: called in this process with the index of a job and its answer, in the order of
-            arrival.
-        on_death: called in this process with the index of a job and a reason. It is called if worker
-            processes that remat started died repeatedly while running the job.
+        on_answer: called in this process with the index of a job and its answer, in the order of arrival.
+        on_death: called in this process with the index of a job and a reason, if worker processes that
+            remat started died repeatedly while running the job.
 
     Raises:
         ProblemError: ``executor`` is invalid, or its workers have died or cannot import a module.
@@ -109,10 +102,10 @@ def run_jobs(
 
     work = partial(_declaring, work, declared())
     if isinstance(executor, Executor):
-        left = _submitted(executor, work, jobs, range(len(jobs)), on_answer)
-        if left:
+        unanswered = _submitted(executor, work, jobs, range(len(jobs)), on_answer)
+        if unanswered:
             raise ProblemError(
-                f"the workers of the executor are gone, with {len(left)} of {len(jobs)} questions not answered: "
+                f"the workers of the executor are gone, with {len(unanswered)} of {len(jobs)} questions not answered: "
                 "give a new executor; with an output file, what was answered is not asked again"
             )
     else:
@@ -120,13 +113,7 @@ def run_jobs(
 
 
 def _declaring(work: Callable[[Job], Answer], declared: Sequence[str], job: Job) -> Answer:
-    """Declare operators pure in a worker process, then run one job and return its answer.
-
-    Args:
-        work: computes the answer.
-        declared: names of the operators that the submitting process has declared pure.
-        job: the job.
-    """
+    """Declare operators pure in a worker process, then run one job and return its answer."""
     from remat.graph.purity import also_declared
 
     with also_declared(declared):
@@ -141,11 +128,7 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 
 @contextlib.contextmanager
 def _safe_path() -> Iterator[None]:
-    """Set the environment variable ``PYTHONSAFEPATH`` inside the ``with`` block, then restore it.
-
-    Worker processes that start in the block inherit the variable. Python then keeps the working
-    directory out of their ``sys.path``.
-    """
+    """Set the environment variable ``PYTHONSAFEPATH`` inside the ``with`` block, then restore it."""
     before = os.environ.get(_SAFE_PATH)
     _put_safe_path("1")
     try:
@@ -169,35 +152,25 @@ def _in_processes(
     on_answer: Callable[[int, Answer], None],
     on_death: Callable[[int, str], None],
 ) -> None:
-    """Run jobs in worker processes; if one process dies, restart all of them.
-
-    After a death, the first ``count`` unanswered jobs run one at a time, because any of these jobs
-    may have killed the worker. If a job then kills its worker more than `RETRIES` times,
-    ``on_death`` is called with this job.
-
-    Args:
-        work: computes the answer of one job.
-        jobs: the jobs.
-        count: number of worker processes.
-        on_answer: as in `run_jobs`.
-        on_death: as in `run_jobs`.
-    """
+    """Run jobs in ``count`` worker processes, and restart them if one dies; see `run_jobs`."""
+    # After a death, the first `count` unanswered jobs run one at a time, because any of these jobs may have
+    # killed the worker.
     deaths: Counter[int] = Counter()
-    left = list(range(len(jobs)))
-    suspects = 0  # the first `suspects` jobs in `left` may have killed a worker
-    while left:
-        asked = left[:1] if suspects else left
-        before, given = multiprocessing.active_children(), os.environ.get(_SAFE_PATH)
+    pending = list(range(len(jobs)))
+    suspects = 0  # the first `suspects` jobs in `pending` may have killed a worker
+    while pending:
+        batch = pending[:1] if suspects else pending
+        before, safe_path = multiprocessing.active_children(), os.environ.get(_SAFE_PATH)
         with _safe_path():
             # Creating the pool may start a process: multiprocessing's resource tracker.
             pool = ProcessPoolExecutor(
                 1 if suspects else count,
                 mp_context=multiprocessing.get_context("spawn"),
                 initializer=_put_safe_path,  # so that processes that a job starts get the old value
-                initargs=(given,),
+                initargs=(safe_path,),
             )
         try:
-            lost = _submitted(pool, work, jobs, asked, on_answer, starting=_safe_path)
+            unanswered = _submitted(pool, work, jobs, batch, on_answer, starting=_safe_path)
         except BaseException:  # also KeyboardInterrupt: end the workers without waiting for jobs
             pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
@@ -206,46 +179,33 @@ def _in_processes(
             raise
         pool.shutdown()
         if not suspects:
-            left, suspects = lost, min(count, len(lost))
+            pending, suspects = unanswered, min(count, len(unanswered))
             continue
-        deaths.update(lost)
-        if not lost or deaths[asked[0]] > RETRIES:
-            left, suspects = left[1:], suspects - 1
-        if deaths[asked[0]] > RETRIES:
-            on_death(asked[0], "the process that worked on it died")
+        deaths.update(unanswered)
+        if not unanswered or deaths[batch[0]] > RETRIES:
+            pending, suspects = pending[1:], suspects - 1
+        if deaths[batch[0]] > RETRIES:
+            on_death(batch[0], "the process that worked on it died")
 
 
 def _submitted(
     executor: Executor,
     work: Callable[[Job], Answer],
     jobs: Sequence[Job],
-    asked: Sequence[int],
+    batch: Sequence[int],
     on_answer: Callable[[int, Answer], None],
     starting: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> list[int]:
-    """Submit jobs to an executor and deliver the answers.
-
-    Args:
-        executor: the executor.
-        work: computes the answer of one job.
-        jobs: all jobs.
-        asked: indices of the jobs to submit.
-        on_answer: called with the index of a job and its answer.
-        starting: creates the context manager in which jobs are submitted. The executor starts its
-            processes during this time.
-
-    Returns:
-        Ascending indices of the jobs that got no answer because the executor broke or was shut
-        down.
-    """
+    """Submit a batch of jobs, deliver the answers, and return the indices of jobs that the executor lost."""
     waiting: dict[Future[Answer], int] = {}
-    lost: list[int] = []
+    unanswered: list[int] = []
     try:
+        # The executor may start its processes now, so `starting` sets the environment that they inherit.
         with starting():
-            for k in asked:
+            for k in batch:
                 waiting[executor.submit(work, jobs[k])] = k
     except (BrokenExecutor, RuntimeError):  # the executor is broken or shut down
-        lost = [k for k in asked if k not in waiting.values()]
+        unanswered = [k for k in batch if k not in waiting.values()]
     try:
         while waiting:
             done, _ = wait(waiting, return_when=FIRST_COMPLETED)
@@ -254,7 +214,7 @@ def _submitted(
                 try:
                     answer = future.result()
                 except (BrokenExecutor, CancelledError):
-                    lost.append(k)
+                    unanswered.append(k)
                     continue
                 except ModuleNotFoundError as error:
                     raise ProblemError(
@@ -265,4 +225,4 @@ def _submitted(
     finally:
         for future in waiting:
             future.cancel()
-    return sorted(lost)
+    return sorted(unanswered)

@@ -23,11 +23,14 @@ from remat import torch_compat
 from remat.errors import CaptureError, ProblemError
 from remat.graph.memory.host_copies import OFFLOAD
 from remat.graph.memory.storages import storage_of, tensors_of
+from remat.running.differences import as_integers
 
 #: Largest number of runs before the measured run. Several of these runs may compile the step,
 #: because a step may change state that its compiled code depends on.
 _WARM_UP = 5
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
+#: Block size in bytes of CUDA's caching allocator: ``kMinBlockSize`` in CUDACachingAllocator.
+_CUDA_BLOCK_BYTES = 512
 #: Number of elements that `_checksum` sums at a time.
 _CHUNK = 1 << 22
 
@@ -55,60 +58,56 @@ def measure_step(
 ) -> Measured:
     """Run a step until a run compiles nothing, then run it once more and measure its memory.
 
-    There are at most five runs before the measured run. A run is one forward and one backward.
-    Every output that requires a gradient gets a gradient of ones, as if a loss outside ``fn`` summed
-    the outputs. Afterwards, buffers, inputs, gradients and the states of the random number
-    generators are restored. Frozen parameters (those that require no gradient) are not restored: if
-    the step changes one, an error is raised.
+    A run is one forward and one backward, with a gradient of ones for every output that requires one.
+    Afterwards, buffers, inputs, gradients and the states of the random number generators are restored.
 
     Args:
-        fn: a module or function, usually compiled. If ``fn`` is a module, the measured bytes
-            include its parameters and buffers.
+        fn: a module or function, usually compiled. A module's parameters and buffers count.
         args: positional arguments for ``fn``.
         kwargs: keyword arguments for ``fn``.
         resident: further tensors that are alive during the step and that the bytes include.
-        by: the method of measurement, ``"storages"`` (CPU only) or ``"allocator"``. None:
-            ``"storages"`` on the CPU, ``"allocator"`` on CUDA. CUDA's allocator rounds the bytes of
-            each allocation up to a multiple of 512.
+        by: the method of measurement, ``"storages"`` (CPU only) or ``"allocator"``. None: ``"storages"``
+            on the CPU, ``"allocator"`` on CUDA, whose allocator rounds each allocation up to 512 bytes.
 
     Raises:
         CaptureError: no output of ``fn`` requires a gradient.
         ProblemError: ``by`` is invalid for the device, or the step wrote to a frozen parameter.
     """
     named = dict(kwargs or {})
-    given = [*tensors_of((tuple(args), named)), *resident]
+    tensors = [*tensors_of((tuple(args), named)), *resident]
     if isinstance(fn, torch.nn.Module):
-        given += [*fn.parameters(), *fn.buffers()]
-    given = list({id(t): t for t in given}.values())
-    device = next((t.device for t in given if t.device.type == "cuda"), torch.device("cpu"))
-    known = {"allocator": _by_cuda} if device.type == "cuda" else _ON_CPU
-    by = next(iter(known)) if by is None else by
-    if by not in known:
+        tensors += [*fn.parameters(), *fn.buffers()]
+    tensors = list({id(t): t for t in tensors}.values())
+    device = device_of(tensors)
+    methods = {"allocator": _by_cuda} if device.type == "cuda" else _ON_CPU
+    by = next(iter(methods)) if by is None else by
+    if by not in methods:
         raise ProblemError(
-            f"by is {by!r}; expected {' or '.join(map(repr, known))} for a step on {device.type}"
+            f"by is {by!r}; expected {' or '.join(map(repr, methods))} for a step on {device.type}"
         )
-    with as_before(given, device):
+    with as_before(tensors, device):
         for _ in range(_WARM_UP):
             before = torch_compat.counters["stats"]["unique_graphs"]
             run_backward(run_forward(fn, args, named))
-            _forget_gradients(given)
+            _forget_gradients(tensors)
             if torch_compat.counters["stats"]["unique_graphs"] == before:
                 break
-        return known[by](lambda: run_forward(fn, args, named), given, device)
+        return methods[by](lambda: run_forward(fn, args, named), tensors, device)
+
+
+def device_of(tensors: Iterable[torch.Tensor]) -> torch.device:
+    """Return the first CUDA device among the devices of tensors; the CPU if there is none."""
+    return next((t.device for t in tensors if t.device.type == "cuda"), torch.device("cpu"))
 
 
 #: Pair: the result of a call, and an empty tensor whose ``backward()`` runs backward of all outputs.
 Result = tuple[Any, torch.Tensor]
 _Step = Callable[[], Result]
-_Way = Callable[[_Step, Sequence[torch.Tensor], torch.device], Measured]
+_Method = Callable[[_Step, Sequence[torch.Tensor], torch.device], Measured]
 
 
 def run_forward(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Result:
-    """Call ``fn`` and return a pair for `run_backward`.
-
-    Returns:
-        The result of the call; and an empty tensor, whose ``backward()`` runs backward of all
-        outputs.
+    """Call ``fn``; return its result and an empty tensor whose ``backward()`` runs backward of all outputs.
 
     Raises:
         CaptureError: no output requires a gradient.
@@ -131,10 +130,7 @@ def run_backward(result: Result) -> None:
 
 
 class _Seed(torch.autograd.Function):
-    """Function whose backward gives a gradient of ones to each input.
-
-    Only the autograd engine holds these gradients, so each one is freed as soon as it is used.
-    """
+    """Function whose backward gives a gradient of ones to each input."""
 
     @staticmethod
     def forward(ctx: Any, *outputs: torch.Tensor) -> torch.Tensor:
@@ -143,6 +139,7 @@ class _Seed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        # Only the engine holds these gradients, so each one is freed as soon as it is used.
         return tuple(torch.ones(s, dtype=t, device=d) for s, t, d in ctx.like)
 
 
@@ -150,17 +147,16 @@ class _Seed(torch.autograd.Function):
 def as_before(tensors: Sequence[torch.Tensor], device: torch.device) -> Iterator[None]:
     """Restore buffers, inputs, gradients and random states at the end of the ``with`` block.
 
-    When the block begins, all gradients are None, because existing gradients would change the peak.
-    Frozen parameters are not restored, because copies of them might take most of the memory, and a
-    step should only read them.
+    When the block begins, all gradients are None. A frozen parameter is not restored.
 
     Args:
         tensors: parameters, buffers and inputs of the step.
         device: the step's device, whose generator is restored.
 
     Raises:
-        ProblemError: the step wrote to a frozen parameter.
+        ProblemError: the step wrote to a frozen parameter: one that requires no gradient.
     """
+    # Copies of frozen parameters might take most of the memory, and a step should only read them.
     frozen = [(t, _checksum(t)) for t in tensors if _is_frozen(t)]
     values = [(t, t.detach().clone()) for t in tensors if not t.requires_grad and not _is_frozen(t)]
     gradients = [(t, t.grad) for t in tensors if t.requires_grad and t.is_leaf]
@@ -187,7 +183,7 @@ def as_before(tensors: Sequence[torch.Tensor], device: torch.device) -> Iterator
 
 
 def _is_frozen(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is a contiguous parameter that does not require a gradient."""
+    """Whether a tensor is a contiguous parameter that does not require a gradient."""
     return (
         type(tensor) is torch.nn.Parameter
         and not tensor.requires_grad
@@ -198,14 +194,10 @@ def _is_frozen(tensor: torch.Tensor) -> bool:
 
 
 def _checksum(tensor: torch.Tensor) -> int:
-    """Return the sum of a tensor's elements, with the bits of each element read as an integer.
-
-    The sum is taken over chunks, so no large copy is made. The version counter cannot replace the
-    sum, because a write through ``.data`` does not change the counter.
-    """
-    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32}
-    read = tensor.detach().reshape(-1).view(integers.get(tensor.itemsize, torch.int64))
-    return sum(int(read[at : at + _CHUNK].sum()) for at in range(0, len(read), _CHUNK))
+    """Return the sum of a tensor's elements, with the bits of each element read as an integer."""
+    # Chunks, so that no large copy is made. A write through `.data` does not change the version counter.
+    bits = as_integers(tensor.detach().reshape(-1))
+    return sum(int(bits[at : at + _CHUNK].sum()) for at in range(0, len(bits), _CHUNK))
 
 
 def _forget_gradients(tensors: Iterable[torch.Tensor]) -> None:
@@ -228,7 +220,7 @@ def _by_storages(step: _Step, inputs: Sequence[torch.Tensor], _: torch.device) -
 
 def _by_profiler(step: _Step, inputs: Sequence[torch.Tensor], _: torch.device) -> Measured:
     """Run a step and measure its memory by the profiler's record of CPU allocations."""
-    input_bytes = _bytes_of(inputs, 1)
+    input_bytes = _bytes_of(inputs)
     with allocations() as events:
         run_backward(step())
     return Measured(
@@ -238,31 +230,29 @@ def _by_profiler(step: _Step, inputs: Sequence[torch.Tensor], _: torch.device) -
 
 @contextlib.contextmanager
 def allocations() -> Iterator[list[int]]:
-    """Record CPU allocations and frees inside the ``with`` block.
+    """Yield a list that is filled, when the ``with`` block ends, with the bytes of CPU allocations in order.
 
-    Yields:
-        A list in order of time, which is filled when the block ends. An entry is the bytes of an
-        allocation, or the negated bytes of a deallocation.
+    The bytes of a deallocation are negated.
     """
-    found: list[int] = []
+    sizes: list[int] = []
     level = os.environ.get(_LOG_LEVEL)
-    # Otherwise Kineto, which reads this once, logs to stderr.
+    # Kineto reads this variable once. Without the variable, Kineto logs to stderr.
     os.environ.setdefault(_LOG_LEVEL, "6")
     cpu = [torch.profiler.ProfilerActivity.CPU]
     try:
         with torch.profiler.profile(activities=cpu, profile_memory=True) as profile:
-            yield found
+            yield sizes
     finally:
         if level is None:
             del os.environ[_LOG_LEVEL]
     events: Any = profile.profiler.kineto_results.events()
     in_order = sorted(events, key=lambda event: event.start_ns())
-    found += [event.nbytes() for event in in_order if event.name() == "[memory]"]
+    sizes += [event.nbytes() for event in in_order if event.name() == "[memory]"]
 
 
 def _by_cuda(step: _Step, inputs: Sequence[torch.Tensor], device: torch.device) -> Measured:
     """Run a step and measure its memory by the statistics of CUDA's allocator."""
-    input_bytes = _bytes_of([t for t in inputs if t.device == device], 512)
+    input_bytes = _bytes_of(t for t in inputs if t.device == device)
     torch.cuda.synchronize(device)
     # Memory of other tensors on the device is subtracted from the peak.
     others = torch.cuda.memory_allocated(device) - input_bytes
@@ -273,23 +263,26 @@ def _by_cuda(step: _Step, inputs: Sequence[torch.Tensor], device: torch.device) 
     )
 
 
-_ON_CPU: Mapping[str, _Way] = {"storages": _by_storages, "allocator": _by_profiler}
+_ON_CPU: Mapping[str, _Method] = {"storages": _by_storages, "allocator": _by_profiler}
 
 
-def _bytes_of(tensors: Iterable[torch.Tensor], block: int) -> int:
-    """Return the total bytes of the distinct storages of tensors, each rounded up to ``block`` bytes."""
-    storages = (t.untyped_storage() for t in tensors)
-    sizes = {s.data_ptr(): s.nbytes() for s in storages}
-    return sum(-(-n // block) * block for n in sizes.values())
+def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the bytes that a device allocates for the distinct storages of tensors."""
+    storages = {s.data_ptr(): s for s in (t.untyped_storage() for t in tensors)}
+    return sum(allocated_bytes(s.nbytes(), s.device) for s in storages.values())
+
+
+def allocated_bytes(nbytes: int, device: torch.device) -> int:
+    """Return the bytes that a device allocates for a storage; CUDA's allocator rounds up to blocks."""
+    block = _CUDA_BLOCK_BYTES if device.type == "cuda" else 1
+    return -(-nbytes // block) * block
 
 
 class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that reports when operators return storages, and when these storages are freed.
 
-    A subclass gets the reports through `found` and `freed`. If a storage existed before the mode was
-    entered, `add` must be called to report it. The mode sees the results of a higher-order
-    operator, but not the operators inside. Host copies made by `remat.graph.memory.host_copies` are left
-    out, because they are not in device memory.
+    A subclass defines `found` and `freed`. `add` reports a storage that existed before the mode was entered.
+    The mode sees the results of a higher-order operator, but not the operators inside.
     """
 
     # Otherwise PyTorch refuses to run higher-order operators under the mode.
@@ -306,8 +299,7 @@ class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         Args:
             known: the value that the last call for this storage returned; None for a new storage.
             nbytes: bytes of the storage, which may have been resized since the last call.
-            source: name of the operator that returned a tensor on the storage, or the text that
-                `add` was given.
+            source: name of the operator that returned the storage, or the text that `add` was given.
 
         Returns:
             A value to pass to `freed`, and as ``known`` to the next call for this storage.
@@ -315,20 +307,11 @@ class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         raise NotImplementedError
 
     def freed(self, known: Any) -> None:
-        """Handle the freeing of a storage.
-
-        Args:
-            known: the value that the last call of `found` for this storage returned.
-        """
+        """Handle the freeing of a storage; ``known`` is the last value that `found` returned for it."""
         raise NotImplementedError
 
     def add(self, tensor: torch.Tensor, source: str = "") -> None:
-        """Report the storage of a tensor to `found` now, and to `freed` when the storage is freed.
-
-        Args:
-            tensor: the tensor.
-            source: text to pass to `found`.
-        """
+        """Report the storage of a tensor to `found` now, and to `freed` when the storage is freed."""
         storage = storage_of(tensor)
         if storage is None:
             return
@@ -345,7 +328,7 @@ class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if func is OFFLOAD:
+        if func is OFFLOAD:  # host copies are not in device memory
             storage = out.untyped_storage()
             key = torch_compat.storage_id(storage)
             self._on_host.add(key)
@@ -358,7 +341,7 @@ class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 class StorageTracker(StorageWatch):  # type: ignore[no-untyped-call]
     """Dispatch mode that counts the bytes of storages that operators return or that `add` is given.
 
-    Compiled code runs unchanged under this mode. The mode sees every operator that the code calls.
+    Compiled code runs unchanged under this mode.
 
     Attributes:
         current: bytes alive now.

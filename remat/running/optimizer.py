@@ -25,7 +25,7 @@ Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 _EXAMPLES = "name a class of torch.optim, such as 'adamw' or 'sgd:momentum=0.9'"
 #: Name of the function with which PyTorch's optimizers decide whether to use their foreach implementation.
 _CHOOSES_FOREACH = "_default_to_fused_or_foreach"
-_WORDS = {"true": True, "false": False, "none": None}
+_CONSTANTS = {"true": True, "false": False, "none": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,19 +46,15 @@ class OptimizerUse:
 
 
 def read_optimizer(optimizer: str | Make) -> tuple[str, Make]:
-    """Return the name and the factory of an optimizer.
+    """Return the name of an optimizer, and a function that creates it for a list of parameters.
 
     Args:
-        optimizer: the name of a class in `torch.optim`, in upper or lower case, with arguments
-            after a colon as in ``"sgd:momentum=0.9,nesterov=True"``; or a callable that creates an
-            optimizer for a list of parameters.
-
-    Returns:
-        The name, and a function that creates the optimizer for a list of parameters.
+        optimizer: the name of a class in `torch.optim`, in upper or lower case, with arguments after a
+            colon as in ``"sgd:momentum=0.9,nesterov=True"``; or a callable that creates an optimizer for a
+            list of parameters.
 
     Raises:
-        ProblemError: there is no such class, the arguments cannot be read, or ``optimizer`` is not
-            callable.
+        ProblemError: there is no such class, the arguments cannot be read, or ``optimizer`` is not callable.
     """
     if not isinstance(optimizer, str):
         if not callable(optimizer):
@@ -68,40 +64,31 @@ def read_optimizer(optimizer: str | Make) -> tuple[str, Make]:
             )
         inner = getattr(optimizer, "func", optimizer)
         return getattr(inner, "__name__", type(inner).__name__), optimizer
-    kind, given = _named(optimizer)
-    return optimizer, lambda parameters: kind(parameters, **given)
+    kind, arguments = _class_and_arguments(optimizer)
+    return optimizer, lambda parameters: kind(parameters, **arguments)
 
 
 def optimizer_code(optimizer: str | Make) -> str:
-    """Return Python code that creates an optimizer for ``model.parameters()``.
-
-    Args:
-        optimizer: as in `read_optimizer`. For a callable, the result is an empty text.
-    """
+    """Return Python code that creates an optimizer for ``model.parameters()``; empty for a callable."""
     if not isinstance(optimizer, str):
         return ""
-    kind, named = _named(optimizer)
-    given = [f"{key}={value!r}" for key, value in named.items()]
-    return f"torch.optim.{kind.__name__}({', '.join(['model.parameters()', *given])})"
+    kind, named = _class_and_arguments(optimizer)
+    arguments = [f"{key}={value!r}" for key, value in named.items()]
+    return f"torch.optim.{kind.__name__}({', '.join(['model.parameters()', *arguments])})"
 
 
-def _named(optimizer: str) -> tuple[Any, dict[str, Any]]:
-    """Return the class and the keyword arguments that an optimizer's text names.
-
-    Raises:
-        ProblemError: there is no such class, or the text after the colon is not a list of
-            ``key=value``.
-    """
+def _class_and_arguments(optimizer: str) -> tuple[Any, dict[str, Any]]:
+    """Return the class and the keyword arguments that an optimizer's text names, or raise a ProblemError."""
     name, _, text = optimizer.partition(":")
-    known = {
+    classes = {
         n.lower(): c
         for n, c in vars(torch.optim).items()
         if isinstance(c, type) and issubclass(c, torch.optim.Optimizer)
     }
-    del known["optimizer"]  # the abstract base class
-    kind = known.get(name.strip().lower())
+    del classes["optimizer"]  # the abstract base class
+    kind = classes.get(name.strip().lower())
     if kind is None:
-        meant = did_you_mean(name.lower(), known) or ";"
+        meant = did_you_mean(name.lower(), classes) or ";"
         raise ProblemError(
             f"optimizer is '{optimizer}', but torch.optim has no '{name}'{meant} {_EXAMPLES}"
         )
@@ -119,8 +106,8 @@ def _named(optimizer: str) -> tuple[Any, dict[str, Any]]:
 
 def _literal(value: ast.expr) -> Any:
     """Return the value of a Python literal; true, false and none may be in upper or lower case."""
-    if isinstance(value, ast.Name) and value.id.lower() in _WORDS:
-        return _WORDS[value.id.lower()]
+    if isinstance(value, ast.Name) and value.id.lower() in _CONSTANTS:
+        return _CONSTANTS[value.id.lower()]
     return ast.literal_eval(value)
 
 
@@ -135,44 +122,42 @@ def trace_optimizer(
 
     Args:
         optimizer: as for `read_optimizer`.
-        parameters: tensors with the shapes, strides and dtypes of the parameters; they are not
-            changed.
+        parameters: tensors with the shapes, strides and dtypes of the parameters; they are not changed.
         without_gradient: indices of the parameters that get no gradient.
-        foreach: whether to select the foreach implementation, as PyTorch does on a GPU. It is
-            selected only if the optimizer has one and the user did not choose an implementation.
+        foreach: whether to select the foreach implementation, as PyTorch does on a GPU, unless the user
+            chose an implementation.
 
     Raises:
-        ProblemError: the optimizer cannot be read or created, or its step does not run on fake
-            tensors.
+        ProblemError: the optimizer cannot be read or created, or its step does not run on fake tensors.
     """
     name, make = read_optimizer(optimizer)
     # Optimizers create some real tensors of their own, such as step counts.
     mode = torch_compat.FakeTensorMode(allow_non_fake_inputs=True)
     with mode, torch.no_grad():
         fakes = [torch.empty_strided(p.size(), p.stride(), dtype=p.dtype) for p in parameters]
-    made = [torch.nn.Parameter(f, requires_grad=f.is_floating_point()) for f in fakes]
+    copies = [torch.nn.Parameter(f, requires_grad=f.is_floating_point()) for f in fakes]
     tracker = _Steps()
-    for parameter in made:
+    for parameter in copies:
         tracker.add(parameter)
-    own = tracker.current
-    given = most = 0
+    parameter_bytes = tracker.current
+    before_step = most = 0
     try:
-        running = make(made)
+        running = make(copies)
         if not isinstance(running, torch.optim.Optimizer):
             raise TypeError(f"it made a {type(running).__name__}, no torch.optim.Optimizer")
         if foreach:
-            _work_at_once(running)
+            _select_foreach(running)
         with tracker:
             # The first step creates the state, so the second step shows the usual traffic.
             for nth in range(2):
                 with torch.no_grad():
-                    for i, parameter in enumerate(made):
+                    for i, parameter in enumerate(copies):
                         if i not in without_gradient:
                             parameter.grad = torch.empty_like(parameter)
-                given = given if nth else tracker.current
+                before_step = before_step if nth else tracker.current
                 tracker.peak, tracker.moved = tracker.current, 0
                 running.step()
-                most = max(most, tracker.peak - given)
+                most = max(most, tracker.peak - before_step)
                 running.zero_grad(set_to_none=True)
     except Exception as error:  # user code may raise any exception
         raise ProblemError(
@@ -181,7 +166,7 @@ def trace_optimizer(
             "optimizer of a list of parameters",
             option="optimizer",
         ) from error
-    state = tracker.current - own
+    state = tracker.current - parameter_bytes
     return OptimizerUse(
         name=name,
         state_bytes=state,
@@ -190,28 +175,20 @@ def trace_optimizer(
     )
 
 
-def _work_at_once(optimizer: torch.optim.Optimizer) -> None:
-    """Select an optimizer's foreach implementation, which PyTorch selects by default on a GPU.
-
-    An optimizer is not changed if it has no foreach implementation, or if the user chose an
-    implementation.
-    """
+def _select_foreach(optimizer: torch.optim.Optimizer) -> None:
+    """Select an optimizer's foreach implementation, if it has one and the user chose no implementation."""
     kinds = [k for k in type(optimizer).__mro__ if k not in torch.optim.Optimizer.__mro__]
     modules = (sys.modules.get(kind.__module__) for kind in kinds)
     if not any(hasattr(module, _CHOOSES_FOREACH) for module in modules):
         return
     for group in optimizer.param_groups:
-        chosen = group.get("fused") or group.get("differentiable")
-        if "foreach" in group and group["foreach"] is None and not chosen:
+        is_user_choice = group.get("fused") or group.get("differentiable")
+        if "foreach" in group and group["foreach"] is None and not is_user_choice:
             group["foreach"] = True
 
 
 class _Steps(StorageTracker):  # type: ignore[no-untyped-call]
-    """Tracker of storages that also counts the bytes that operators read and write.
-
-    If an optimizer converts a fake tensor to a Python number, the result is 1, because a fake
-    tensor has no values.
-    """
+    """Tracker of storages that also counts the bytes that operators read and write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -220,6 +197,7 @@ class _Steps(StorageTracker):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         is_number = func is torch.ops.aten._local_scalar_dense.default
         if is_number and hasattr(args[0], "fake_mode"):
+            # A fake tensor has no values, so the number is 1.
             return 1.0 if args[0].is_floating_point() else 1
         out = super().__torch_dispatch__(func, types, args, kwargs)
         self.moved += _moved(func, args, kwargs or {}, out)
@@ -228,17 +206,17 @@ class _Steps(StorageTracker):  # type: ignore[no-untyped-call]
 
 def _moved(func: Any, args: Any, kwargs: Any, out: Any) -> int:
     """Return the bytes that a call reads and writes; 0 for a call that only returns views."""
-    read = _storages((args, kwargs))
+    reads = _storages((args, kwargs))
     signature = torch_compat.schema(func).arguments
     in_place = {a.name for a in signature if a.alias_info is not None and a.alias_info.is_write}
-    named = {**{a.name: v for a, v in zip(signature, args, strict=False)}, **kwargs}
-    written = _storages([v for name, v in named.items() if name in in_place])
-    made = {k: b for k, b in _storages(out).items() if k not in read}
-    if not written and not made:
+    arguments = {**{a.name: v for a, v in zip(signature, args, strict=False)}, **kwargs}
+    writes = _storages([v for name, v in arguments.items() if name in in_place])
+    results = {k: b for k, b in _storages(out).items() if k not in reads}
+    if not writes and not results:
         return 0
-    return sum(read.values()) + sum(written.values()) + sum(made.values())
+    return sum(reads.values()) + sum(writes.values()) + sum(results.values())
 
 
 def _storages(value: Any) -> dict[int, int]:
-    """Return a dict with an entry for each tensor in a value: from its storage's id to the tensor's bytes."""
+    """Return a dict from the id of each tensor's storage to the tensor's bytes."""
     return {torch_compat.storage_id(v.untyped_storage()): v.nbytes for v in tensors_of(value)}

@@ -15,9 +15,7 @@ from remat.graph.ops import attribute_of
 
 
 class RealValues:
-    """Creates random real values for fake values.
-
-    If two fake tensors share a storage, their random tensors share a storage too.
+    """Creates random real values for fake values; tensors that share a storage share one again.
 
     Args:
         seed: seed of the random numbers; equal seeds and names give equal values.
@@ -32,15 +30,11 @@ class RealValues:
         return self.make(attribute_of(node.graph.owning_module, node.target), str(node.target))
 
     def make(self, value: Any, name: str) -> Any:
-        """Return a real value in place of a value that may be fake or symbolic.
-
-        For a symbolic number, the result is its hint. For a fake tensor, the result is a random
-        tensor. Any other value is returned unchanged.
+        """Return a real value in place of a fake tensor or symbolic number; other values are unchanged.
 
         Args:
-            value: the value.
-            name: name of the graph input that has the value. Messages name it, and the seed of the
-                random numbers depends on it.
+            value: the value. For a symbolic number, the result is its hint.
+            name: name of the graph input that has the value, for messages and the seed.
 
         Raises:
             ProblemError: no random value can be made of this type, layout or device.
@@ -61,10 +55,7 @@ class RealValues:
         )
 
     def _module(self, module: fx.GraphModule, name: str) -> fx.GraphModule:
-        """Return the graph of a higher-order operator, with real tensors for its fake constants.
-
-        The result is a copy of ``module``; if there are no fake constants, it is ``module`` itself.
-        """
+        """Return the graph of a higher-order operator, copied if fake constants need real tensors."""
         fake = [
             n
             for n in module.graph.nodes
@@ -74,46 +65,40 @@ class RealValues:
             return module
         copied = fx.GraphModule(module, module.graph)
         for node in fake:
-            held = getattr(module, str(node.target))
-            setattr(copied, str(node.target), self.make(held, f"{name}.{node.target}"))
+            constant = getattr(module, str(node.target))
+            setattr(copied, str(node.target), self.make(constant, f"{name}.{node.target}"))
         return copied
 
     def _tensor(self, value: torch.Tensor, name: str) -> torch.Tensor:
-        """Return a random tensor like a fake tensor.
-
-        Random tensors for fake tensors on one storage also share one storage.
-        """
+        """Return a random tensor like a fake tensor."""
         if value.layout is not torch.strided:
             raise ProblemError(
                 f"input '{name}' has the layout {value.layout}, for which there are no random "
                 "values; check the structure only"
             )
         key = storage_key(value)
-        held = self._storages.get(key) if key is not None else None
-        if held is None:
+        memory = self._storages.get(key) if key is not None else None
+        if memory is None:
             count = -(-storage_bytes(value) // value.element_size())
             # crc32, because the hash of a str differs from process to process.
-            held = _numbers(count, value.dtype, self._seed ^ zlib.crc32(name.encode()))
+            memory = _numbers(count, value.dtype, self._seed ^ zlib.crc32(name.encode()))
             try:
-                held = held.to(value.device)
+                memory = memory.to(value.device)
             except (RuntimeError, AssertionError) as error:
                 raise ProblemError(
                     f"input '{name}' lies on '{value.device}', which is not here "
                     f"({first_line(error)}); check the structure only"
                 ) from None
             if key is not None:
-                self._storages[key] = held
+                self._storages[key] = memory
         sizes, strides = ([hint(s) for s in x] for x in (value.shape, value.stride()))
         # Two tensors on one storage may differ in dtype; the stored values have the dtype of the first one.
-        whole = held if held.dtype == value.dtype else held.view(torch.uint8).view(value.dtype)
-        return whole.as_strided(sizes, strides, hint(value.storage_offset()))
+        base = memory if memory.dtype == value.dtype else memory.view(torch.uint8).view(value.dtype)
+        return base.as_strided(sizes, strides, hint(value.storage_offset()))
 
 
 def _numbers(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Return a tensor of ``count`` random numbers of a dtype.
-
-    Floating-point and complex numbers are normally distributed. Integers and booleans are 0 or 1.
-    """
+    """Return ``count`` normally distributed numbers; integers and booleans are 0 or 1."""
     # On the CPU, so that all devices get equal numbers.
     generator = torch.Generator().manual_seed(seed)
     if dtype.is_complex:
@@ -126,18 +111,15 @@ def _numbers(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 def copy_of(value: Any, copies: dict[int, torch.Tensor]) -> Any:
     """Return a copy of a tensor; any other value is returned as it is.
 
-    Args:
-        value: the value.
-        copies: dict from the id of a storage to its copy; the copy of a new storage is added. Copies
-            of tensors that share a storage share the copy of this storage.
+    ``copies`` maps ids of storages to their copies, which tensors on one storage share.
     """
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return value
     storage = value.untyped_storage()
     if torch_compat.storage_id(storage) not in copies:
         # The whole storage, so that all views can keep their offsets.
-        whole = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
-        copies[torch_compat.storage_id(storage)] = whole.clone()
-    made = torch.empty(0, dtype=value.dtype, device=value.device)
+        contents = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
+        copies[torch_compat.storage_id(storage)] = contents.clone()
+    view = torch.empty(0, dtype=value.dtype, device=value.device)
     copied = copies[torch_compat.storage_id(storage)].untyped_storage()
-    return made.set_(copied, value.storage_offset(), value.shape, value.stride())
+    return view.set_(copied, value.storage_offset(), value.shape, value.stride())

@@ -31,9 +31,8 @@ _ONE_TRIAL = threading.RLock()
 class Trial:
     """Random inputs on which a joint graph, or its forward and backward graphs, can be run.
 
-    Every run starts from copies of the same inputs and from the same generator state, and
-    uninitialised memory is filled with NaN. If the results of two runs differ, the reason is
-    therefore a difference between the graphs.
+    Every run starts from copies of the same inputs and from the same generator state, and uninitialised
+    memory is filled with NaN. So if the results of two runs differ, the graphs differ.
 
     Attributes:
         inputs: dict from the target of each placeholder to a real value.
@@ -49,8 +48,7 @@ class Trial:
     def of(cls, joint: JointGraph, *, seed: int = 0, max_bytes: int = MAX_BYTES) -> Trial:
         """Create random inputs for a joint graph. Symbolic sizes get the values that were traced.
 
-        Floating-point numbers are normally distributed. Integers are 0 or 1, so that they are valid
-        indices.
+        Floating-point numbers are normally distributed. Integers are 0 or 1, so that they are valid indices.
 
         Args:
             joint: the joint graph.
@@ -58,8 +56,7 @@ class Trial:
             max_bytes: limit in bytes on all inputs together, and on every single value of the graph.
 
         Raises:
-            ProblemError: the graph is too large, has sizes that depend on data, or needs a device
-                that is missing.
+            ProblemError: the graph is too large, has data-dependent sizes, or needs a device that is missing.
         """
         _check(joint, max_bytes)
         maker = RealValues(seed)
@@ -76,30 +73,23 @@ class Trial:
         return cls(inputs=inputs, constants=constants, seed=seed)
 
     def run_joint(self, joint: JointGraph) -> dict[str, Any]:
-        """Run a joint graph on the inputs, and return the results.
-
-        Returns:
-            A dict by name of outputs, gradients, the inputs after the run, and the generator's
-            state after the run.
-        """
+        """Run a joint graph, and return the outputs, gradients, changed inputs and generator state by name."""
         n = joint.num_fwd_outputs
         with self._set_up() as (inputs, constants):
-            returned = _run(joint.graph_module, partial(self._given, inputs), constants)
-            return _left_behind(returned[:n], returned[n:], inputs)
+            returned = _run(joint.graph_module, partial(self._input, inputs), constants)
+            return _results(returned[:n], returned[n:], inputs)
 
     def run_graphs(
         self, forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int
     ) -> dict[str, Any]:
         """Run a forward graph, then a backward graph on the values that forward saves for backward.
 
-        An input of backward gets the saved value of the same name. If no saved value has this name,
-        the input must be a tangent or another input that only backward has.
+        An input of backward gets the saved value of the same name, or the random value of a tangent.
 
         Args:
             forward: the forward module.
             backward: the backward module.
-            num_fwd_outputs: number of the user's outputs; forward returns the saved values after
-                these.
+            num_fwd_outputs: number of the user's outputs, which come before the saved values.
 
         Returns:
             Results by name, as from `run_joint`.
@@ -108,28 +98,24 @@ class Trial:
             ProblemError: backward needs a value that forward does not save.
         """
         with self._set_up() as (inputs, constants):
-            returned = _run(forward, partial(self._given, inputs), constants)
+            returned = _run(forward, partial(self._input, inputs), constants)
             n = num_fwd_outputs
             nodes = outputs_of(forward.graph)[n:]
-            handed = {x.name: value for x, value in zip(nodes, returned[n:], strict=True)}
+            saved = {x.name: value for x, value in zip(nodes, returned[n:], strict=True)}
 
-            def given(placeholder: fx.Node) -> Any:
-                if placeholder.name in handed:
-                    return handed[placeholder.name]
+            def value_of(placeholder: fx.Node) -> Any:
+                if placeholder.name in saved:
+                    return saved[placeholder.name]
                 if not role_of(placeholder).in_backward:
                     raise ProblemError(
                         f"backward reads '{placeholder.name}', which forward does not hand over"
                     )
-                return self._given(inputs, placeholder)
+                return self._input(inputs, placeholder)
 
-            return _left_behind(returned[:n], _run(backward, given, constants), inputs)
+            return _results(returned[:n], _run(backward, value_of, constants), inputs)
 
-    def _given(self, inputs: Mapping[str, Any], placeholder: fx.Node) -> Any:
-        """Return the random value of a placeholder.
-
-        Raises:
-            ProblemError: the joint graph has no placeholder of this name.
-        """
+    def _input(self, inputs: Mapping[str, Any], placeholder: fx.Node) -> Any:
+        """Return the random value of a placeholder; a name that the joint graph lacks is a ProblemError."""
         name = str(placeholder.target)
         if name not in inputs:
             raise ProblemError(
@@ -139,11 +125,7 @@ class Trial:
 
     @contextlib.contextmanager
     def _set_up(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """Prepare one run: copy inputs and constants, seed the generators, enter `_deterministic`.
-
-        Yields:
-            The copies of the inputs and of the constants, by name.
-        """
+        """Yield copies of inputs and constants, with seeded generators and deterministic operators."""
         copies: dict[int, torch.Tensor] = {}
         inputs = {k: copy_of(v, copies) for k, v in self.inputs.items()}
         constants = {k: copy_of(v, copies) for k, v in self.constants.items()}
@@ -155,12 +137,7 @@ class Trial:
 
 
 def _check(joint: JointGraph, max_bytes: int) -> None:
-    """Raise an error if a graph cannot be run, before anything is allocated.
-
-    Raises:
-        ProblemError: a size depends on data, or all inputs together or one value take more than
-            ``max_bytes``.
-    """
+    """Raise a ProblemError if a graph is too large to run, or has a size that depends on data."""
     total = 0
     for node in joint.graph.nodes:
         for value in pytree.tree_leaves(node.meta.get("val")):
@@ -175,9 +152,9 @@ def _check(joint: JointGraph, max_bytes: int) -> None:
             nbytes = storage_bytes(value)
             total += nbytes if node.op in ("placeholder", "get_attr") else 0
             if max(nbytes, total) > max_bytes:
-                what = "the inputs take" if total > max_bytes else f"'{node.name}' takes"
+                subject = "the inputs take" if total > max_bytes else f"'{node.name}' takes"
                 raise ProblemError(
-                    f"to run graph '{joint.name}', {what} {format_bytes(max(nbytes, total))}; at most "
+                    f"to run graph '{joint.name}', {subject} {format_bytes(max(nbytes, total))}; at most "
                     f"{format_bytes(max_bytes)} are allocated for that: check a smaller configuration "
                     "of the model, or the structure only"
                 )
@@ -185,11 +162,7 @@ def _check(joint: JointGraph, max_bytes: int) -> None:
 
 @contextlib.contextmanager
 def _deterministic() -> Iterator[None]:
-    """Make operators deterministic inside the ``with`` block, and fill uninitialised memory with NaN.
-
-    PyTorch uses one thread, because several threads may add numbers in different orders. These
-    settings apply to the whole process, so only one trial runs at a time.
-    """
+    """Make operators deterministic inside the ``with`` block, and fill uninitialised memory with NaN."""
     with _ONE_TRIAL, warnings.catch_warnings():
         before = torch.are_deterministic_algorithms_enabled()
         only_warn = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -197,7 +170,7 @@ def _deterministic() -> Iterator[None]:
         warnings.simplefilter("ignore")
         # Operators without a deterministic kernel still run; their warnings are ignored here.
         torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.set_num_threads(1)
+        torch.set_num_threads(1)  # several threads may add numbers in different orders
         try:
             yield
         finally:
@@ -212,12 +185,7 @@ _SEEDED = {"prims.inductor_random.default": 1, "prims.inductor_randint.default":
 
 
 class _Interpreter(fx.Interpreter):
-    """Interpreter that runs nodes one by one, without generating code.
-
-    Args:
-        module: the module to run.
-        constants: real tensors that replace the module's fake constants, by attribute name.
-    """
+    """Interpreter that runs nodes one by one, with real tensors in place of fake constants."""
 
     def __init__(self, module: fx.GraphModule, constants: Mapping[str, Any]) -> None:
         super().__init__(module)
@@ -238,30 +206,18 @@ class _Interpreter(fx.Interpreter):
 
 
 def _run(
-    module: fx.GraphModule, given: Callable[[fx.Node], Any], constants: Mapping[str, Any]
+    module: fx.GraphModule, value_of: Callable[[fx.Node], Any], constants: Mapping[str, Any]
 ) -> list[Any]:
-    """Run a graph and return its results as a flat list.
-
-    Args:
-        module: the module to run.
-        given: function from a placeholder to its value.
-        constants: as in `_Interpreter`.
-    """
-    args = [given(node) for node in module.graph.nodes if node.op == "placeholder"]
+    """Run a graph on the values of its placeholders, and return its results as a flat list."""
+    args = [value_of(node) for node in module.graph.nodes if node.op == "placeholder"]
     returned = _Interpreter(module, constants).run(*args, enable_io_processing=False)
     return pytree.tree_leaves(returned)
 
 
-def _left_behind(
-    outputs: list[Any], gradients: list[Any], inputs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the results of a run, by name.
-
-    The results are the outputs, the gradients, the inputs after the run, and the state of PyTorch's
-    CPU generator after the run.
-    """
-    left = {f"output {i}": v for i, v in enumerate(outputs)}
-    left |= {f"gradient {i}": v for i, v in enumerate(gradients)}
-    left |= {f"input '{name}' afterwards": v for name, v in inputs.items()}
-    left["the state of the generator"] = torch.get_rng_state()
-    return left
+def _results(outputs: list[Any], gradients: list[Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return outputs, gradients, the inputs after the run, and the CPU generator's state, by name."""
+    results = {f"output {i}": v for i, v in enumerate(outputs)}
+    results |= {f"gradient {i}": v for i, v in enumerate(gradients)}
+    results |= {f"input '{name}' afterwards": v for name, v in inputs.items()}
+    results["the state of the generator"] = torch.get_rng_state()
+    return results

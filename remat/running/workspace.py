@@ -62,7 +62,7 @@ _ALLOCATE = (
 _PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.")
 #: Operators, besides elementwise ones, without a workspace for dense tensors of real numbers with at
 #: least 32 bits.
-_TAKE_NOTHING = ("mm", "addmm", "bmm", "clone", "copy", "copy_", "empty", "full", "zeros", "ones", "empty_like",
+_WITHOUT_WORKSPACE = ("mm", "addmm", "bmm", "clone", "copy", "copy_", "empty", "full", "zeros", "ones", "empty_like",
     "full_like", "zeros_like", "ones_like", "new_empty", "new_empty_strided", "new_full", "new_zeros", "new_ones",
 )  # fmt: skip
 #: Measured workspaces in bytes, by kind of call.
@@ -72,12 +72,7 @@ _LOCK = threading.Lock()
 
 
 def may_allocate(op: Any, dtype: torch.dtype) -> bool:
-    """Return whether an operator of PyTorch is known to allocate internally on a CPU.
-
-    Args:
-        op: an overload of an operator, or its name.
-        dtype: dtype of the tensors; some products allocate for some dtypes only.
-    """
+    """Whether an operator of PyTorch, or its name, is known to allocate internally on a CPU for a dtype."""
     name = str(op).replace("::", ".")
     if not name.startswith(("aten.", "mkldnn.")):
         return False
@@ -88,9 +83,8 @@ def may_allocate(op: Any, dtype: torch.dtype) -> bool:
 def workspace_bytes(op: Any, args: Any, kwargs: Any, results: Any) -> int:
     """Return the workspace bytes of an operator call: the peak of its allocations beyond its results.
 
-    The result is 0 for an operator that is not known to have a workspace, and for a call that is
-    not on a CPU. If the call is too large to run, or while a profiler runs, the result is 0 and a
-    warning is given.
+    The result is 0 if the operator is not known to have a workspace or the call is not on a CPU. If the call is
+    too large to run, or while a profiler runs, the result is 0 and a warning is given.
 
     Args:
         op: an overload of an operator.
@@ -105,16 +99,7 @@ def workspace_bytes(op: Any, args: Any, kwargs: Any, results: Any) -> int:
 
 
 def _cached(op: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> int:
-    """Return the workspace bytes of a call, from a cache with one measurement per kind of call.
-
-    A call whose measurement fails counts as 0 bytes, and so does a call that is not on a CPU.
-
-    Args:
-        op: an overload of an operator.
-        args: positional arguments.
-        kwargs: keyword arguments.
-        tensors: the tensors among arguments and results.
-    """
+    """Return the workspace bytes of a call, from a cache with one measurement per kind of call."""
     if torch_compat.is_profiling():
         warn(
             "what operators take beside their results is not counted in peaks: a profiler runs while a step is "
@@ -127,6 +112,7 @@ def _cached(op: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) ->
     key = repr((str(op), pytree.tree_map(_described, (args, kwargs)), torch.get_num_threads()))
     with _LOCK:
         if key not in _CACHE:
+            # A call whose measurement fails counts as 0 bytes.
             try:
                 _CACHE[key] = _estimated(op, args, kwargs, sum(map(tensor_bytes, tensors)))
             except Exception:  # no kernel for such tensors, or another profiler runs
@@ -134,28 +120,25 @@ def _cached(op: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) ->
         return _CACHE[key]
 
 
-def _estimated(op: Any, args: Any, kwargs: Any, together: int) -> int:
-    """Return the workspace bytes of a call, measured directly or extrapolated from smaller batches.
-
-    Args:
-        op: an overload of an operator.
-        args: positional arguments.
-        kwargs: keyword arguments.
-        together: bytes of the call's inputs and results.
-    """
-    if together > MOST_BYTES:
-        batches = _batches(op, args, kwargs, together)
+def _estimated(op: Any, args: Any, kwargs: Any, nbytes: int) -> int:
+    """Return the workspace bytes of a call with ``nbytes`` of tensors, measured or extrapolated."""
+    if nbytes > MOST_BYTES:
+        batches = _batches(op, args, kwargs, nbytes)
         if batches is not None:
-            few, more, samples, of = batches
-            if _allocated(of(more)) <= _MOST_AT_ONCE:
-                taken = [_measured(op, *of(n)) for n in (few, more)]
-                return max(0, taken[1] + (taken[1] - taken[0]) * (samples - more) // (more - few))
+            small, large, samples, with_batch = batches
+            if _allocated(with_batch(large)) <= _MOST_AT_ONCE:
+                measured = [_measured(op, *with_batch(n)) for n in (small, large)]
+                return max(
+                    0,
+                    measured[1]
+                    + (measured[1] - measured[0]) * (samples - large) // (large - small),
+                )
     # Arguments with gaps between their elements take more memory than the elements alone.
-    together = max(together, _allocated((args, kwargs)))
-    if together > _MOST_AT_ONCE:
+    nbytes = max(nbytes, _allocated((args, kwargs)))
+    if nbytes > _MOST_AT_ONCE:
         warn(
             f"what {op} takes beside its results is not counted in peaks: its inputs and results have "
-            f"{format_bytes(together)}, and it is not run on more than {format_bytes(_MOST_AT_ONCE)} while a step "
+            f"{format_bytes(nbytes)}, and it is not run on more than {format_bytes(_MOST_AT_ONCE)} while a step "
             "is planned. Leave that much of the memory out of the budget",
             PeakWarning,
         )
@@ -169,44 +152,34 @@ def _allocated(arguments: Any) -> int:
 
 
 def _batches(
-    op: Any, args: Any, kwargs: Any, together: int
+    op: Any, args: Any, kwargs: Any, nbytes: int
 ) -> tuple[int, int, int, Callable[[int], Any]] | None:
-    """Choose two smaller batch sizes from which to extrapolate the workspace of a large call.
-
-    Args:
-        op: an overload of an operator.
-        args: positional arguments.
-        kwargs: keyword arguments.
-        together: bytes of the call's inputs and results.
-
-    Returns:
-        The two batch sizes in ascending order; the call's own batch size; and a function that
-        returns the arguments for a batch size. None if the call has no batch, or its batch is
-        already small.
-    """
+    """Return two smaller batch sizes, the call's own, and a function from batch size to arguments; or None."""
     # Later zips are not strict, because a call may leave out arguments with defaults.
     names = [a.name for a in torch_compat.schema(op).arguments]
     first: Any = args[0] if args else None
-    if kwargs or not _is_tensor(first) or not first.dim():
+    if kwargs or not isinstance(first, torch.Tensor) or not first.dim():
         return None
     sizes = _numbers(first.shape)
     on_elements = any(part in str(op) for part in _ON_ELEMENTS)
     axis = sizes.index(max(sizes)) if on_elements else 0
     samples = sizes[axis]
     weights = [
-        v for v, name in zip(args, names, strict=False) if name == "weight" and _is_tensor(v)
+        v
+        for v, name in zip(args, names, strict=False)
+        if name == "weight" and isinstance(v, torch.Tensor)
     ]
-    of_one = any(set(_numbers(w.shape[2:])) == {1} for w in weights)
-    alone = "conv" in str(op) and of_one and torch.get_num_threads() == 1
-    least = _LEAST_OF_ONE_ELEMENT if alone else _LEAST_SAMPLES
-    more = max(least, samples * MOST_BYTES // together)
-    if more >= samples or more * together // samples > _MOST_AT_ONCE:
+    has_one_element = any(set(_numbers(w.shape[2:])) == {1} for w in weights)
+    one_thread_convolution = "conv" in str(op) and has_one_element and torch.get_num_threads() == 1
+    least = _LEAST_OF_ONE_ELEMENT if one_thread_convolution else _LEAST_SAMPLES
+    large = max(least, samples * MOST_BYTES // nbytes)
+    if large >= samples or large * nbytes // samples > _MOST_AT_ONCE:
         return None
 
-    def of(n: int) -> tuple[Any, Any]:
+    def with_batch(n: int) -> tuple[Any, Any]:
         return tuple(
             _with_samples(value, axis, n)
-            if _is_tensor(value)
+            if isinstance(value, torch.Tensor)
             and not name.startswith(_NO_BATCH)
             and len(value.shape) > axis
             and hint(value.shape[axis]) == samples
@@ -214,45 +187,38 @@ def _batches(
             for value, name in zip(args, names, strict=False)
         ), kwargs
 
-    return more // 2, more, samples, of
+    return large // 2, large, samples, with_batch
 
 
 def _with_samples(value: torch.Tensor, axis: int, n: int) -> torch.Tensor:
-    """Return a meta tensor like ``value``, with ``n`` samples along an axis.
-
-    The order of the strides is that of ``value``, but there are no gaps between elements.
-    """
+    """Return a meta tensor like ``value``, with ``n`` samples along an axis."""
     size, stride = map(list, map(_numbers, (value.shape, value.stride())))
     dense, at = [0] * len(size), 1
     size[axis] = n
+    # The order of the strides stays, without gaps between elements.
     for k in sorted(range(len(size)), key=lambda k: (stride[k], -k)):
         dense[k], at = (at, at * size[k]) if stride[k] else (0, at)
     return torch.empty_strided(size, dense, dtype=value.dtype, device="meta")
 
 
 def note_workspaces(graph: fx.Graph) -> None:
-    """Write the workspace bytes of operators into the metadata of their nodes, under `WORKSPACE`.
-
-    Random operators, and operators that are known to allocate, get an entry even if their workspace
-    is 0 bytes, because their workspace may be larger later. If backward repeats a random draw, the
-    generator state is added, and another machine may need more memory.
-    """
+    """Write the workspace bytes of operators into the metadata of their nodes, under `WORKSPACE`."""
     defer_workspaces(graph, compiled=False)
     measure_deferred(graph)
 
 
 def measure_deferred(graph: fx.Graph) -> None:
-    """Measure the workspaces of a graph that `defer_workspaces` has left to their first reader, each kind once."""
-    forms, known = Forms(), dict[Any, Any]()
+    """Measure the workspaces that `defer_workspaces` has left to their first reader, each kind of call once."""
+    forms, measured = Forms(), dict[Any, Any]()
     for node in graph.nodes:
         if node.meta.get(WORKSPACE) is _workspace:
             call = signature_of(node, forms)
-            if call not in known:
-                known[call] = _workspace(node)
-            if known[call] is None:
+            if call not in measured:
+                measured[call] = _workspace(node)
+            if measured[call] is None:
                 del node.meta[WORKSPACE]
             else:
-                node.meta[WORKSPACE] = known[call]
+                node.meta[WORKSPACE] = measured[call]
 
 
 def defer_workspaces(graph: fx.Graph, *, compiled: bool) -> None:
@@ -260,14 +226,14 @@ def defer_workspaces(graph: fx.Graph, *, compiled: bool) -> None:
 
     Args:
         graph: the graph.
-        compiled: whether Inductor compiles the graph. False: the entries are for `WORKSPACE`, which the first reader
-            measures. True: they are for `MEASURE`. A compiled step calls few operators of PyTorch, and passes tensors of
-            other layouts than the graph's to them. The layouts depend on the plan.
+        compiled: whether Inductor compiles the graph. The functions stand under `MEASURE` then, and else
+            under `WORKSPACE`.
     """
     if not compiled:
         for node in _where(graph, _has_allocations):
             node.meta[WORKSPACE] = _workspace
         return
+    # Compiled code calls few operators of PyTorch, and in layouts that depend on the plan.
     for node in _where(graph, _may_allocate):
         call = _call(node)
         if any(may_allocate(node.target, t.dtype) for t in tensors_of(call)):
@@ -277,18 +243,18 @@ def defer_workspaces(graph: fx.Graph, *, compiled: bool) -> None:
 def _where(graph: fx.Graph, holds: Callable[[fx.Node], bool]) -> list[fx.Node]:
     """Return the nodes for whose operators a condition holds."""
     nodes = [n for n in graph.nodes if isinstance(n.target, torch_compat.OpOverload)]
-    return [n for n, found in zip(nodes, by_target(nodes, holds), strict=True) if found]
+    return [n for n, is_wanted in zip(nodes, by_target(nodes, holds), strict=True) if is_wanted]
 
 
 def _has_allocations(node: fx.Node) -> bool:
-    """Return whether some calls of a node's operator may have a workspace; see `_may_take`."""
+    """Whether some calls of a node's operator may have a workspace; see `_may_have_workspace`."""
     op: Any = node.target
     is_view = op.is_view or torch.Tag.inplace_view in op.tags
     return op.namespace == "aten" and not is_view
 
 
 def _may_allocate(node: fx.Node) -> bool:
-    """Return whether `may_allocate` holds for some dtype."""
+    """Whether `may_allocate` holds for some dtype."""
     return any(may_allocate(node.target, dtype) for dtype in (torch.float32, torch.bfloat16))
 
 
@@ -302,9 +268,11 @@ def _workspace(node: fx.Node) -> Any:
     """Return the workspace of a node, as a number or a symbolic size; None if it needs no entry."""
     call, op = _call(node), cast(Any, node.target)
     tensors = tensors_of(call)
-    if not _may_take(op, tensors):
+    if not _may_have_workspace(op, tensors):
         return None
     nbytes = _cached(op, *call[:2], tensors)
+    # Calls that draw random numbers or are known to allocate get an entry even for 0 bytes: a repeated draw adds the
+    # generator's state, and another machine may need more memory.
     draws = torch.Tag.nondeterministic_seeded in op.tags
     if nbytes > _NUMBERS or draws or any(may_allocate(op, t.dtype) for t in tensors):
         return in_proportion(nbytes, call)
@@ -312,21 +280,14 @@ def _workspace(node: fx.Node) -> Any:
 
 
 def _compiled(op: Any, call: tuple[Any, Any, Any], channels_last: bool) -> Any:
-    """Return the workspace bytes of an operator call in compiled code, as a number or a symbolic size.
-
-    Args:
-        op: an overload of an operator.
-        call: positional arguments, keyword arguments and results of the call.
-        channels_last: whether the compiled code passes four-dimensional tensors in channels-last format. Expanded
-            tensors keep their layout.
-    """
+    """Return the workspace of a call in compiled code, which may pass channels-last copies of 4-d tensors."""
     args, kwargs = pytree.tree_map(_channels_last, call[:2]) if channels_last else call[:2]
     return in_proportion(_cached(op, args, kwargs, tensors_of(call)), call)
 
 
 def _channels_last(value: Any) -> Any:
-    """Return a four-dimensional tensor in channels-last format; any other value, and expanded tensors, unchanged."""
-    if not _is_tensor(value) or value.dim() != 4 or 0 in _numbers(value.stride()):
+    """Return a four-dimensional tensor in channels-last format; other values and expanded tensors unchanged."""
+    if not isinstance(value, torch.Tensor) or value.dim() != 4 or 0 in _numbers(value.stride()):
         return value
     return torch.empty(
         _numbers(value.shape),
@@ -336,26 +297,17 @@ def _channels_last(value: Any) -> Any:
     )
 
 
-def _may_take(op: Any, tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether an operator call may have a workspace.
-
-    Only PyTorch's own operators that are not views may have a workspace. Of these, two groups have
-    one only in special cases. An elementwise operator has one only if it is known to allocate, is
-    random, or has a tensor that is complex or not dense. An operator in `_TAKE_NOTHING` has one only
-    in these cases, or if it has a 16-bit floating-point tensor.
-
-    Args:
-        op: an overload of an operator.
-        tensors: the tensors among arguments and results.
-    """
+def _may_have_workspace(op: Any, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether an operator call on the given tensors may have a workspace."""
     if not tensors or op.namespace != "aten" or op.is_view or torch.Tag.inplace_view in op.tags:
         return False
+    # An elementwise operator, or one of `_WITHOUT_WORKSPACE`, allocates only in the special cases below.
     on_elements = torch.Tag.pointwise in op.tags
     if any(may_allocate(op, t.dtype) for t in tensors):
         return True
     if torch.Tag.nondeterministic_seeded in op.tags:
         return True
-    if not on_elements and op.overloadpacket.__name__ not in _TAKE_NOTHING:
+    if not on_elements and op.overloadpacket.__name__ not in _WITHOUT_WORKSPACE:
         return True
     return any(
         t.dtype.is_complex
@@ -366,7 +318,7 @@ def _may_take(op: Any, tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _is_dense(value: torch.Tensor) -> bool:
-    """Return whether a tensor has neither gaps nor elements that share memory."""
+    """Whether a tensor has neither gaps nor elements that share memory."""
     at = 1
     for stride, size in sorted(zip(*map(_numbers, (value.stride(), value.shape)), strict=True)):
         if size != 1:
@@ -377,12 +329,9 @@ def _is_dense(value: torch.Tensor) -> bool:
 
 
 def in_proportion(nbytes: int, values: Any) -> Any:
-    """Return a symbolic number of bytes that is proportional to the bytes of tensors.
+    """Return a symbolic number of bytes that is proportional to the bytes of the tensors in ``values``.
 
-    Args:
-        nbytes: value of the result if each symbolic size equals its hint.
-        values: values that contain the tensors. If no tensor has a symbolic size, the result is
-            ``nbytes``.
+    ``nbytes`` is the result if each symbolic size equals its hint, or if no size is symbolic.
     """
     sizes: list[Any] = [t.numel() * t.element_size() for t in tensors_of(values)]
     together: Any = sum(n for n in sizes if isinstance(n, torch.SymInt))
@@ -391,10 +340,6 @@ def in_proportion(nbytes: int, values: Any) -> Any:
         if isinstance(together, torch.SymInt)
         else nbytes
     )
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def _described(value: Any) -> Any:
@@ -415,21 +360,15 @@ def _number(value: Any) -> Any:
 
 
 def _measured(op: Callable[..., Any], args: Any, kwargs: Any) -> int:
-    """Run a call on tensors of zeros, and return its peak allocation in bytes beyond its results.
-
-    Args:
-        op: an overload of an operator.
-        args: positional arguments; each tensor is replaced by zeros of the same layout.
-        kwargs: keyword arguments; each tensor is replaced by zeros of the same layout.
-    """
+    """Run a call on zeros in the layouts of its tensors; return its peak allocation beyond its results."""
     with undisturbed(torch.device("cpu")):
 
         def real(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
                 return _number(value)
             size, stride = map(_numbers, (value.size(), value.stride()))
-            made = torch.empty_strided(size, stride, dtype=value.dtype)
-            return made.zero_()
+            zeros = torch.empty_strided(size, stride, dtype=value.dtype)
+            return zeros.zero_()
 
         args, kwargs = pytree.tree_map(real, (args, kwargs))
         # A first call may allocate memory that is not freed, so it is not measured.

@@ -54,13 +54,12 @@ def sac(*args: str) -> Result:
 
 
 def test_the_whole_way(folder: Path) -> None:
-    result = sac(MODEL, "--memory", "0.8", "--run", "--plot", "step.svg", "-o", "plan.json")
+    result = sac(MODEL, "--memory", "0.8", "--run", "-o", "plan.json")
     assert result.exit_code == 0, result.output
     assert "checkpointing plan for a budget of" in result.output
     assert "peak under the plan" in result.output
     assert "gradients differ by 0.0e+00 of their norm" in result.output
     assert "apply: remat.sac.apply(model, remat.sac.SACPlan.load('plan.json'))" in result.output
-    assert "<svg" in (folder / "step.svg").read_text()
     assert SACPlan.from_json((folder / "plan.json").read_text()).modules
 
 

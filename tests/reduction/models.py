@@ -1,4 +1,4 @@
-"""Training steps of a real model's size for the search to make small."""
+"""Training steps of a real model's size, for the search to reduce."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = torch.Tensor
 
 @torch.library.custom_op("remat_tests_reduction::noisy", mutates_args=())
 def noisy(x: T) -> T:
-    """Draws a number in a way that nobody can see."""
+    """Draw a random number without declaring the effect."""
     return x * torch.rand(())
 
 
@@ -56,14 +56,14 @@ class Gpt(nn.Module):
 
 @functools.cache
 def gpt(*, custom: bool = False) -> JointGraph:
-    """The joint graph of a transformer of one layer, near 150 nodes."""
+    """Return the joint graph of a transformer of one layer, with about 150 nodes."""
     torch._dynamo.reset()
     tokens = torch.zeros(2, 8, dtype=torch.long)
-    # As text, nothing of the capture lives on.
+    # Text keeps no objects of the capture alive.
     return parse_joint(print_joint(remat.capture(Gpt(custom=custom), (tokens,), lower="eager")))
 
 
-#: A list that is overwritten in place, in a graph without functions made of writes.
+#: A list that is overwritten in place, in a graph that is not functionalised.
 WRITES = """joint("writes", version=1, device="cpu", lower="eager", num_fwd_outputs=1)
 
 primals_1: f32[8, 8] = primal()

@@ -1,4 +1,4 @@
-"""Failing graphs made small: what is left, that it is legal, and that the search is orderly."""
+"""Reduction of failing graphs: results, valid candidates, and the order of the search."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_every_graph_that_is_tested_is_a_joint_graph_and_new() -> None:
                 assert gradient.meta["val"].shape == primal.meta["val"].shape
         state = pipelines.split(pipelines.prepare(joint))
         assert state.forward is not None
-        joint.graph.erase_node(next(reversed(joint.graph.nodes)))  # a test may do as it likes
+        joint.graph.erase_node(next(reversed(joint.graph.nodes)))  # a test may change its graph
         return "aten.tanh" in seen[-1] or "cos" in seen[-1]
 
     start = step()
@@ -76,7 +76,7 @@ def test_every_graph_that_is_tested_is_a_joint_graph_and_new() -> None:
 
 @pytest.mark.parametrize("edit", EDITS, ids=lambda e: e.name)
 def test_edits_leave_a_joint_graph(edit: GraphEdit) -> None:
-    """All at once, one by one, and those that another has already seen to."""
+    """Apply each edit to all items at once, one by one, and to items that another edit has removed."""
     for joint in (gpt().copy(), parse_joint(WRITES)):
         joint.graph_module.meta.clear()
         for node in list(joint.graph.nodes)[::7]:
@@ -131,7 +131,7 @@ def test_a_pass_that_is_broken_keeps_nothing_from_being_reduced(
 
 
 def test_a_custom_operator_computed_twice() -> None:
-    """Numbers that differ where everything is computed again, but not where nothing is."""
+    """Results differ if everything is recomputed, and not if everything is saved."""
 
     def test(joint: JointGraph) -> bool:
         try:

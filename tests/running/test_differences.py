@@ -1,4 +1,4 @@
-"""What counts as a difference between two results, and how it is told."""
+"""Differences between the results of two runs, and their descriptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs in this process, in processes of our own, and in any executor: each answered once, whatever dies."""
+"""Jobs in this process, in worker processes, and in any executor: each answered once, whatever dies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def surroundings(variable: str) -> tuple[tuple[str, ...], str | None]:
 
 
 def dying(job: tuple[int, str]) -> int:
-    """Job 2 ends its process the first time, and job 3 always."""
+    """Job 2 ends its process the first time, and job 3 every time."""
     number, folder = job
     mark = Path(folder) / "died"
     if number == 3:
@@ -54,7 +54,7 @@ def answers(
 
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers begin as copies of this process, which has imported everything: most of them die soon."""
+    """Fork the workers, because most of them die soon, and a fork of this process has imported everything."""
     fork = multiprocessing.get_context("fork")
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: fork)
 
@@ -74,7 +74,9 @@ def test_workers_know_what_is_declared_and_set_here_as_long_as_they_work_for_it(
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     before = purity.declared()
     with ProcessPoolExecutor(1) as pool:
-        assert answers(surroundings, jobs, pool)[0][0][0] == before  # its process starts now
+        assert (
+            answers(surroundings, jobs, pool)[0][0][0] == before
+        )  # the executor's process starts now
         remat.declare_pure("aten::sin.out")
         try:
             now = tuple(sorted({*before, "aten::sin.out"}))
@@ -139,6 +141,6 @@ def test_who_is_interrupted_leaves_no_process_behind() -> None:
     with pytest.raises(KeyboardInterrupt):
         run_jobs(slow, [0, 1], 2, interrupt, lambda k, why: None)
     left = [p for p in multiprocessing.active_children() if p not in before]
-    # The pool's own thread may be reaping them: `is_alive` would be True until it has written that down.
+    # The pool's thread may be reaping the processes, and `is_alive` is True until the thread is done.
     assert all(connection.wait([p.sentinel], 10) for p in left)
     assert time.perf_counter() - start < 50, "nobody waited for the job that was not done"

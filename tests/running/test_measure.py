@@ -1,4 +1,4 @@
-"""Measured memory: the tracker counted by hand, and the simulation against it, byte for byte."""
+"""Measured memory: the tracker compared with counts by hand, and the simulation with the tracker."""
 
 from __future__ import annotations
 
@@ -13,20 +13,26 @@ from torch import nn
 import remat
 from remat.errors import CaptureError, ProblemError
 from remat.graph.memory.storages import Sizes
-from remat.running.measure import Measured, StorageTracker, as_before, measure_step
+from remat.running.measure import (
+    Measured,
+    StorageTracker,
+    allocated_bytes,
+    as_before,
+    measure_step,
+)
 from tests.models import build
 from tests.passes.programs import SIZE, Model, Program, programs
 
 
 def compiled(model: Any, budget: float) -> Any:
     torch._dynamo.reset()
-    # By the costs of another device, what a CPU's operators allocate inside is left out: storages do not show it.
+    # Costs of another device leave out workspaces of the CPU's operators, which storages do not show.
     options = {"budget": budget, "lower": "eager", "solver": "greedy", "cost": "roofline:h100"}
     return torch.compile(model, backend="remat", options=options)
 
 
 def unused_bytes(plan: remat.Plan, measured: Measured) -> int:
-    """Bytes of inputs that the graph does not have, because the step does not read them."""
+    """Return the bytes of inputs that the graph lacks, because the step does not read them."""
     taken = Sizes().of_all(n for n in plan.forward.graph.nodes if n.op == "placeholder")
     return measured.input_bytes - sum(taken.values())
 
@@ -44,7 +50,7 @@ def test_the_tracker_counts_storages_not_tensors() -> None:
         assert tracker.current == 64 + 64 + 4
         assert tracker.peak == 64 + 64 + 16 + 4
         del b
-        assert tracker.current == 64 + 64 + 4  # its view keeps the storage
+        assert tracker.current == 64 + 64 + 4  # the view keeps the storage alive
         del c
         assert tracker.current == 64 + 4
         big, rest = torch.zeros(8, 8).sort(dim=1)  # floats and indices
@@ -104,7 +110,7 @@ def test_measuring_leaves_the_model_as_it_was() -> None:
 
 
 class Adapted(nn.Module):
-    """A frozen weight with an adapter, as in LoRA."""
+    """Module with a frozen weight and an adapter, as in LoRA."""
 
     def __init__(self, dtype: torch.dtype, update: str = "") -> None:
         super().__init__()
@@ -165,3 +171,9 @@ def test_a_step_without_backward_is_refused() -> None:
 def test_an_unknown_way_is_refused() -> None:
     with pytest.raises(ProblemError, match="'storages' or 'allocator' for a step on cpu"):
         measure_step(torch.sin, (torch.ones(2, requires_grad=True),), by="guess")
+
+
+def test_cuda_allocates_blocks() -> None:
+    cuda, cpu = torch.device("cuda", 0), torch.device("cpu")
+    assert [allocated_bytes(n, cuda) for n in (0, 1, 512, 513)] == [0, 512, 512, 1024]
+    assert allocated_bytes(513, cpu) == 513

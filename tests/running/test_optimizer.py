@@ -1,4 +1,4 @@
-"""Optimizers traced on fake parameters take what they really take."""
+"""Memory of optimizers traced on fake parameters, compared with real steps."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def parameters() -> list[torch.Tensor]:
 
 
 def really(optimizer: str) -> tuple[int, int]:
-    """State, and what a step has alive beyond parameters, gradients and state, of real parameters."""
+    """Return the state bytes and the temporary bytes of a step on real parameters."""
     made = [nn.Parameter(p.detach()) for p in parameters()]
     tracker = StorageTracker()
     for parameter in made:
@@ -79,14 +79,14 @@ def test_parameters_without_a_gradient_have_no_state() -> None:
 
 
 def test_on_a_gpu_it_works_on_all_parameters_at_once() -> None:
-    """One copy of all of them, where one at a time takes some of one."""
+    """The foreach implementation copies all parameters, and the loop copies one at a time."""
     many = [torch.randn(16, 16, requires_grad=True) for _ in range(20)]
     alone, at_once = (trace_optimizer("adamw", many, foreach=f) for f in (False, True))
     asked = trace_optimizer("adamw:foreach=True", many)
     refused = trace_optimizer("adamw:foreach=False", many, foreach=True)
     assert at_once.step_bytes == asked.step_bytes == sum(p.nbytes for p in many)
     assert alone.step_bytes == refused.step_bytes < at_once.step_bytes
-    # Adafactor has the choice and does not take it.
+    # Adafactor has a foreach implementation, but does not select it by default.
     own, other = (trace_optimizer("adafactor", many, foreach=f) for f in (False, True))
     assert own.step_bytes == other.step_bytes
 

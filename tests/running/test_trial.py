@@ -1,4 +1,4 @@
-"""Graphs on random numbers: what is made, what is compared, and what is refused."""
+"""Graphs on random numbers: inputs, compared results, and refusals."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_halves_are_run_and_not_the_inputs_looked_at(joint: remat.JointGraph) ->
     try:
         halves = trial.run_graphs(plan.forward, plan.backward, joint.num_fwd_outputs)
     except RuntimeError:
-        return  # shapes may not fit any more, which is seen as well
+        return  # an error about shapes reveals the mutation as well
     assert first_difference(trial.run_joint(joint), halves) is not None
 
 

@@ -1,4 +1,4 @@
-"""What operators take inside: counted in the peaks of steps that a CPU runs operator by operator."""
+"""Workspaces of operators, counted in the peaks of steps that a CPU runs operator by operator."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _PADDED = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
 
 
 def convolutions() -> nn.Module:
-    """Three convolutions with batch norms."""
+    """Model of three convolutions with batch norms."""
     blocks = [(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()) for _ in range(3)]
     return nn.Sequential(*(layer for block in blocks for layer in block))
 
 
 class Dropped(nn.Module):
-    """Layers whose dropouts are repeated where little is kept."""
+    """Model of layers whose dropouts are recomputed under a small budget."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,7 +200,7 @@ def convolution_of_two_gibibytes() -> Any:
 
 
 def product_of_rows_far_apart() -> Any:
-    """8 rows of 64 bytes that lie 256 MiB apart, as a slice of a wide matrix: 2 GiB to be allocated."""
+    """Return a product of 8 rows of 64 bytes that lie 256 MiB apart in a wide matrix of 2 GiB."""
     rows = torch.empty_strided((8, 16), (2**26, 1))
     return torch.ops.aten.linear.default, (rows, torch.empty(4, 16)), torch.empty(8, 4)
 
@@ -224,7 +224,7 @@ def test_threads_measure_one_after_another(monkeypatch: pytest.MonkeyPatch) -> N
     def measured(*call: Any) -> int:
         assert running.acquire(blocking=False), "two measurements at once: one profiler fails"
         calls.append(call)
-        time.sleep(0.05)  # long enough that the other threads come here if they may
+        time.sleep(0.05)  # long enough for other threads to enter, if the lock did not stop them
         running.release()
         return 77
 

@@ -1,4 +1,4 @@
-"""Small models, and plans for them made from what the estimator finds."""
+"""Small models, and plans for them made from the estimator's statistics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from remat.sac import ModulePlan, SACEstimator, SACPlan, SACStats, optimal_check
 
 
 class Block(nn.Module):
-    """Views, dropout, and writes in place."""
+    """Module with views, dropout, and in-place writes."""
 
     def __init__(self, width: int = 8, p: float = 0.3) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """Blocks, one after the other."""
+    """Model of blocks, one after the other."""
 
     def __init__(self, blocks: int = 2, width: int = 8, p: float = 0.3) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def ran(
     estimator: SACEstimator | None = None,
     mode: str = "operator-level-cost-model",
 ) -> SACEstimator:
-    """An estimator after a model has run on fake tensors of these shapes."""
+    """Return an estimator after a model has run on fake tensors of these shapes."""
     with FakeTensorMode():
         model, inputs = make(), [torch.randn(s) for s in shapes]
         with (estimator or SACEstimator())(mode) as found:
@@ -57,8 +57,22 @@ def ran(
     return found
 
 
+def example() -> SACStats:
+    """Return the statistics of xFormers' example, which PyTorch's tests use as well."""
+    return SACStats(
+        func_names=["copy_", "add", "div", "mm", "native_dropout", "linear", "t", "relu_"],
+        runtimes=[5, 5, 8, 15, 15, 9, 1, 5],
+        memory=[0, 100, 100, 120, 0, 100, 0, 0],
+        view_like_ops=[6],
+        rand_ops=[4],
+        saved_autograd_ops=[],
+        inplace_ops=[(0, 0), (7, 5)],
+        force_store_random=False,
+    )
+
+
 def plan_of(*ops: str, stored: tuple[int, ...] = (), name: str = "layers.3") -> ModulePlan:
-    """The plan of a module of which only the operators matter."""
+    """Return the plan of a module of which only the operators matter."""
     return ModulePlan(
         name=name, ops=ops, stored=stored, stored_bytes=0, discarded_bytes=0, recompute_ms=0.0
     )
@@ -88,8 +102,8 @@ def plan_for(
     *shapes: tuple[int, ...],
     share: float = 0.6,
 ) -> SACPlan:
-    """The plan that stores in each of these modules what is best to, under a share of its memory."""
-    # Names of the estimator begin with that of the model, which names of a plan do not have.
+    """Return a plan that stores the optimal results of each named module, within a ratio of its memory."""
+    # The estimator's names begin with the model's class, and a plan's names do not.
     found = ran(make, *shapes).sac_mod_stats
     stats = {name.partition(".")[2]: s for name, s in found.items()}
     modules = []
@@ -100,21 +114,21 @@ def plan_for(
 
 
 def checkpointed(run: Callable[..., Any], *inputs: Any, contexts: Callable[[], Any]) -> Any:
-    """What a function returns, under checkpointing with these contexts."""
+    """Run a function under checkpointing with the given contexts."""
     return checkpoint(run, *inputs, use_reentrant=False, context_fn=contexts)
 
 
 def gradient(
     run: Callable[..., Any], x: torch.Tensor, contexts: Callable[[], Any] | None = None
 ) -> torch.Tensor:
-    """The gradient of the sum of what a function returns, checkpointed if there are contexts."""
+    """Return the gradient of the sum of a function's result, checkpointed if there are contexts."""
     out = run(x) if contexts is None else checkpointed(run, x, contexts=contexts)
     (found,) = torch.autograd.grad(out.sum(), x)
     return found
 
 
 def gradients(model: nn.Module, *inputs: torch.Tensor, seed: int = 1) -> list[torch.Tensor]:
-    """The gradients of one step, and what the model's buffers are after it."""
+    """Return the gradients of one step, and the model's buffers after the step."""
     model.zero_grad()
     torch.manual_seed(seed)
     model(*inputs).sin().sum().backward()

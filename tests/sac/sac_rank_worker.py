@@ -43,7 +43,7 @@ def whole(x: torch.Tensor) -> torch.Tensor:
 
 
 def gradients(model: nn.Module, rank: int) -> list[torch.Tensor]:
-    """The gradients after two forwards and backwards."""
+    """Return the gradients after two forwards and backwards."""
     model.zero_grad()
     torch.manual_seed(7 + rank)
     for _ in range(2):
@@ -54,7 +54,7 @@ def gradients(model: nn.Module, rank: int) -> list[torch.Tensor]:
 def compare(
     rank: int, plain: Wrap, planned: Wrap, make: Callable[[], Stack] = Stack
 ) -> dict[str, Any]:
-    """Two steps with a plan beside the same without one; how often a part of a layer runs in each."""
+    """Compare two steps under a plan with two steps without it, and count the runs of a part of each layer."""
     torch.manual_seed(0)
     model = make()
     found: dict[str, Any] = {}
@@ -103,7 +103,7 @@ def case_apply_then_shard(rank: int) -> Any:
 
 
 class Deep(Stack):
-    """Each layer has the block one further down."""
+    """Model in which each layer has its block one level further down."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,13 +111,13 @@ class Deep(Stack):
 
 
 def case_checkpointed_below(rank: int) -> Any:
-    """What is checkpointed lies within what is sharded."""
+    """The checkpointed modules lie within the sharded modules."""
     deep = plan_for(Deep, ["layers.0.0", "layers.1.0"], SHAPE)
     return compare(rank, shard, lambda m: apply(shard(m), deep), Deep)
 
 
 def case_sharded_within(rank: int) -> Any:
-    """A module that is sharded within a checkpointed one gathers its parameters there."""
+    """A sharded module within a checkpointed module gathers its parameters there."""
 
     def shard_within(model: Stack) -> Stack:
         mesh = init_device_mesh("cpu", (WORLD,))
@@ -135,7 +135,7 @@ def case_sharded_within(rank: int) -> Any:
 
 
 def main(folder: Path) -> None:
-    """Fork one process for each rank: imports and the plan take longer than the cases, and run once."""
+    """Fork one process for each rank, because imports and the plan take longer than the cases."""
     warnings.simplefilter("ignore")
     plan()
     ranks = []

@@ -33,41 +33,32 @@ def apply(
 ) -> M:
     """Checkpoint, in place, the modules of a model that a plan names, and return the model.
 
-    The ``forward`` of each planned module is replaced on the instance. The module's class, name,
-    parameters and ``state_dict()`` keys stay the same. The module's own hooks run outside of the
-    checkpointed ``forward``. In eval mode, or if gradients are disabled, the module runs its
-    original ``forward``. A plan without modules replaces no ``forward``.
+    The ``forward`` of each planned module is replaced on the instance. Class, name, parameters and
+    ``state_dict()`` keys stay the same. The module's hooks run outside of the checkpointed ``forward``.
+    In eval mode, or if gradients are disabled, the original ``forward`` runs.
 
     Args:
         model: the model for which the plan was made, or a model with the same modules.
         plan: the modules to checkpoint, and the operators whose results each module stores.
-        policies: further checkpointing policies, or lists of operators to save, to compose with the
-            plan's policy; see `remat.sac.compose`.
-        firm: whether the plan's policy answers MUST_SAVE and MUST_RECOMPUTE. Otherwise it answers
-            PREFER_SAVE and PREFER_RECOMPUTE, which a compiler may override; see `remat.sac.policy`.
-        strict: whether a module that runs other operators than the plan lists raises an error. If
-            False, operators are matched to the plan by name; see `remat.sac.policy`.
-        allow_cache_entry_mutation: whether to accept in-place changes to saved tensors without
-            checks; see `remat.sac.context_fn`.
-
-    Returns:
-        ``model`` itself.
+        policies: further checkpointing policies, or lists of operators to save; see `remat.sac.compose`.
+        firm: whether the plan's policy answers MUST instead of PREFER; see `remat.sac.policy`.
+        strict: whether a module that runs other operators than the plan lists raises an error; see
+            `remat.sac.policy`.
+        allow_cache_entry_mutation: whether to accept in-place changes to saved tensors without checks.
 
     Raises:
-        PlanError: the model lacks a module of the plan, or two modules of the plan are nested or
-            identical. Also raised if an earlier plan still checkpoints a module of the model. The
-            model stays unchanged.
-        ProblemError: ``model`` is not a module, ``plan`` is not a `SACPlan`, or a policy is
-            invalid.
+        PlanError: the model lacks a module of the plan, two planned modules are nested or identical, or
+            an earlier plan still checkpoints a module. The model stays unchanged.
+        ProblemError: ``model`` is not a module, ``plan`` is not a `SACPlan`, or a policy is invalid.
         PolicyError: raised when a checkpointed module runs, if its operators differ from the plan
             or the policies contradict each other.
     """
     check_module(model)
     if not isinstance(plan, SACPlan):
         raise ProblemError(f"expected a SACPlan, got {type(plan).__name__}")
-    chosen = [(m, _find(model, m.name)) for m in plan.modules]
-    _check(model, chosen)
-    if not chosen:
+    targets = [(m, _find(model, m.name)) for m in plan.modules]
+    _check(model, targets)
+    if not targets:
         model.__dict__[_APPLIED_NOTHING] = True
     options = {
         "firm": firm,
@@ -75,39 +66,34 @@ def apply(
         "allow_cache_entry_mutation": allow_cache_entry_mutation,
     }
     # All replacements are built before the first is set, so that an invalid policy leaves the model unchanged.
-    made = [(module, Checkpointed(module, m, policies, options)) for m, module in chosen]
-    for module, checkpointed in made:
+    replacements = [(module, Checkpointed(module, m, policies, options)) for m, module in targets]
+    for module, checkpointed in replacements:
         set_forward(module, checkpointed)
     return model
 
 
 def remove(model: M) -> M:
-    """Undo `apply`, so that every module runs its original ``forward`` again.
-
-    Returns:
-        ``model`` itself.
+    """Undo `apply`, so that every module runs its original ``forward`` again; return the model.
 
     Raises:
         PlanError: no plan has been applied to the model.
         ProblemError: ``model`` is not a module.
     """
     check_module(model)
-    found = [(m, own_forward(m)) for m in model.modules()]
-    applied = [(m, forward) for m, forward in found if isinstance(forward, Checkpointed)]
-    nothing = [m for m in model.modules() if m.__dict__.pop(_APPLIED_NOTHING, False)]
-    if not applied and not nothing:
+    forwards = [(m, own_forward(m)) for m in model.modules()]
+    applied = [(m, forward) for m, forward in forwards if isinstance(forward, Checkpointed)]
+    without_modules = [m for m in model.modules() if m.__dict__.pop(_APPLIED_NOTHING, False)]
+    if not applied and not without_modules:
         raise PlanError("no plan has been applied to this model: there is nothing to remove")
     for module, checkpointed in applied:
         set_forward(module, checkpointed.before)
     return model
 
 
+# An object rather than a closure, so that a model can be copied. A closure in a copied model would still run
+# the modules of the original.
 class Checkpointed:
     """Replacement for a module's ``forward``: runs the original ``forward`` under checkpointing.
-
-    In eval mode, or if gradients are disabled, the original ``forward`` runs without checkpointing.
-    The replacement is an object rather than a closure, so that a model can be pickled and copied. A
-    closure in a copied model would still run the modules of the original.
 
     Attributes:
         before: the ``forward`` that was set on the instance before `apply`; None if the module used
@@ -123,21 +109,21 @@ class Checkpointed:
     ) -> None:
         self.before = own_forward(module)
         self._module = module
-        self._made_of = (plan, policies, options)
+        self._arguments = (plan, policies, options)
         self._contexts = policy(plan, *policies, **options)
         # Plain checkpointing recomputes every operator. A policy would only add Python code for each operator,
         # unless the recomputation must not stop early.
-        late = any(map(draws_into_argument, operators_named(plan.ops)))
-        self._is_plain = not plan.stored and not policies and not late
+        recomputes_all = any(map(draws_into_argument, operators_named(plan.ops)))
+        self._is_plain = not plan.stored and not policies and not recomputes_all
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not (self._module.training and torch.is_grad_enabled()):
             return self._forward(*args, **kwargs)
-        more: dict[str, Any] = {"context_fn": self._contexts}
+        context: dict[str, Any] = {"context_fn": self._contexts}
         # A compiler needs the policy even for plain checkpointing, to read the plan's verdicts from the policy.
         if self._is_plain and not torch.compiler.is_compiling() and not is_traced():
-            more = {}
-        return checkpoint(self._forward, *args, use_reentrant=False, **more, **kwargs)
+            context = {}
+        return checkpoint(self._forward, *args, use_reentrant=False, **context, **kwargs)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.before is not None:
@@ -150,44 +136,32 @@ class Checkpointed:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        plan, policies, options = self._made_of
+        plan, policies, options = self._arguments
         self._contexts = policy(plan, *policies, **options)
 
 
 def _is_applied(module: nn.Module) -> bool:
-    """Return whether `apply` has checkpointed a module, or applied a plan without modules to it."""
+    """Whether `apply` has checkpointed a module, or applied a plan without modules to it."""
     return isinstance(own_forward(module), Checkpointed) or _APPLIED_NOTHING in module.__dict__
 
 
 def _find(model: nn.Module, name: str) -> nn.Module:
-    """Return the module of a model by its qualified name, such as ``layers.0``.
-
-    Raises:
-        PlanError: the model has no such module; the message suggests similar names.
-    """
+    """Return the module of a model by its qualified name; an unknown name raises a PlanError."""
     # A shared module has several names, and the plan may use any of them. So duplicates are kept.
     names: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
     if name in names:
         return names[name]
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    known = ", ".join(f"'{n}'" for n in near)
+    suggestions = ", ".join(f"'{n}'" for n in near)
     raise PlanError(
         f"the plan checkpoints module '{name}', which {type(model).__name__} does not have; "
-        + (f"near are {known}" if known else "no name is near it")
+        + (f"near are {suggestions}" if suggestions else "no name is near it")
         + ". Apply the plan to the model that was estimated, before it is wrapped"
     )
 
 
-def _check(model: nn.Module, chosen: list[tuple[ModulePlan, nn.Module]]) -> None:
-    """Raise a PlanError if a module would be checkpointed more than once.
-
-    That is the case if an earlier plan still checkpoints a module of the model, or if two planned
-    modules are nested or the same.
-
-    Args:
-        model: the model.
-        chosen: (plan, module) of each module to checkpoint.
-    """
+def _check(model: nn.Module, targets: list[tuple[ModulePlan, nn.Module]]) -> None:
+    """Raise a PlanError if an earlier plan is applied, or two planned modules are nested or the same."""
     applied = next((n for n, m in model.named_modules() if _is_applied(m)), None)
     if applied is not None:
         which = f"module '{applied}'" if applied else f"the {type(model).__name__}"
@@ -195,14 +169,15 @@ def _check(model: nn.Module, chosen: list[tuple[ModulePlan, nn.Module]]) -> None
             f"{which} follows a plan already: undo that first, by remat.sac.remove(model)"
         )
     names: dict[int, str] = {}
-    for plan, module in chosen:
+    for plan, module in targets:
         if id(module) in names:
             raise PlanError(
                 f"modules '{names[id(module)]}' and '{plan.name}' of the plan are the same; expected "
                 "each once"
             )
         names[id(module)] = plan.name
-    for plan, module in chosen:
+    # The outer module's recomputation would run a nested module, which would then run once more.
+    for plan, module in targets:
         for part in module.modules():
             if part is not module and id(part) in names:
                 raise PlanError(

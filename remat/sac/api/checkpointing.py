@@ -13,7 +13,7 @@ from remat import torch_compat
 from remat.errors import CaptureError
 from remat.graph.capture.calling import read_call, why_no_instance
 from remat.graph.costs.measure import once_s
-from remat.running.measure import as_before, measure_step, run_backward, run_forward
+from remat.running.measure import as_before, device_of, measure_step, run_backward, run_forward
 from remat.sac.api.apply import apply, remove
 from remat.sac.run.lifetimes import given_tensors, loss_only
 from remat.sac.run.operators import tensors_in
@@ -29,12 +29,12 @@ class Checked:
     """Measurements of a model's training step without checkpointing and under a plan, from `check`.
 
     Attributes:
-        plain_peak_bytes: peak in bytes of a step without checkpointing.
-        peak_bytes: peak in bytes of a step under the plan.
+        plain_peak_bytes: peak without checkpointing.
+        peak_bytes: peak under the plan.
         plain_ms: milliseconds of the fastest of several steps without checkpointing.
         ms: milliseconds of the fastest of several steps under the plan.
         gradient_distance: norm of the difference between the parameters' gradients under the plan
-            and without checkpointing, divided by the norm of the gradients without checkpointing.
+            and without checkpointing, relative to the norm without checkpointing.
     """
 
     plain_peak_bytes: int
@@ -52,10 +52,9 @@ def check(
 ) -> Checked:
     """Measure the peak, time and gradients of a training step without checkpointing and under a plan.
 
-    The step runs several times without checkpointing and several times under the plan. The peaks
-    come from the statistics of CUDA's allocator or, on a CPU, from the profiler's record of
-    allocations. Afterwards, `check` restores the model, its gradients, and the states of random
-    generators.
+    The step runs several times without checkpointing and several times under the plan. The peaks come
+    from the statistics of CUDA's allocator or, on a CPU, from the profiler's record of allocations.
+    Afterwards, `check` restores the model, its gradients, and the states of random generators.
 
     Args:
         model: the model, to which no plan has been applied.
@@ -63,13 +62,10 @@ def check(
         args: positional arguments of the model.
         kwargs: keyword arguments of the model.
 
-    Returns:
-        The peaks, the times of the fastest steps, and the distance between the gradients.
-
     Raises:
         PlanError: the plan does not fit the model, as in `apply`.
-        CaptureError: ``model`` is a class instead of an instance, no output requires a gradient, or
-            a parameter, buffer or input is a meta or fake tensor.
+        CaptureError: ``model`` is a class, no output requires a gradient, or a parameter, buffer or
+            input is a meta or fake tensor.
     """
     if no_instance := why_no_instance(model):
         raise CaptureError(no_instance)
@@ -80,8 +76,8 @@ def check(
     plain = measure_step(step, args, named, resident=resident, by="allocator")
     times: tuple[list[float], list[float]] = ([], [])
     gradients: list[list[torch.Tensor | None]] = []
-    given = given_tensors(model, args, named)
-    device = next((t.device for t in given if t.device.type == "cuda"), torch.device("cpu"))
+    tensors = given_tensors(model, args, named)
+    device = device_of(tensors)
     peak = plain
     for k in range(2 * REPEATS):
         if k % 2:
@@ -89,7 +85,7 @@ def check(
         try:
             if k == 1:
                 peak = measure_step(step, args, named, resident=resident, by="allocator")
-            with as_before(given, device):
+            with as_before(tensors, device):
                 times[k % 2].append(
                     1e3 * once_s(lambda: run_backward(run_forward(step, args, named)), device)
                 )
@@ -122,18 +118,11 @@ def _check_real(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 def _distance(first: Sequence[torch.Tensor | None], second: Sequence[torch.Tensor | None]) -> float:
-    """Return the norm of the difference between two lists of gradients, divided by the first's norm.
-
-    The result is infinite if a parameter has a gradient in only one list. It is also infinite if
-    the lists differ and the norm of the first list is 0.
-
-    Args:
-        first: gradients of all parameters in order; None for a parameter without a gradient.
-        second: gradients of the same parameters.
-    """
+    """Return the norm of the difference of two lists of gradients, relative to the first list's norm."""
     difference = norm = 0.0
     for a, b in zip(first, second, strict=True):
         if a is None or b is None:
+            # None: the parameter has no gradient.
             difference += 0.0 if a is b else float("inf")
             continue
         difference += float((a - b).abs().double().pow(2).sum())  # abs(): gradients may be complex

@@ -50,22 +50,19 @@ def policy(
 
     Args:
         plan: the plan of one module or of a model.
-        others: further checkpointing policies, or lists of operators to save, to compose with the
-            plan's policy; see `remat.sac.compose`.
-        firm: whether the plan's policy answers MUST_SAVE and MUST_RECOMPUTE for the plan's
-            operators. Otherwise it answers PREFER_SAVE and PREFER_RECOMPUTE. A compiler, or a MUST
-            answer of another policy, may override a PREFER answer.
+        others: further checkpointing policies, or lists of operators to save; see `remat.sac.compose`.
+        firm: whether the plan's policy answers MUST_SAVE and MUST_RECOMPUTE. Otherwise it answers
+            PREFER_SAVE and PREFER_RECOMPUTE, which a compiler or another policy's MUST may override.
         strict: whether a module that runs other operators than the plan lists raises an error. If
-            False, operators are matched to the plan by name: the n-th ``aten.mm.default`` that runs
-            is treated as the n-th one in the plan. The policy then gives only PREFER answers in
-            eager code, and operators that the plan lacks are recomputed. Gradients stay correct,
-            but memory may differ from the plan's estimate.
-        allow_cache_entry_mutation: whether to accept in-place changes to saved tensors without
-            checks; see `remat.sac.context_fn`.
+            False, the n-th ``aten.mm.default`` that runs is treated as the n-th one in the plan. The
+            policy then gives only PREFER answers in eager code, and operators that the plan lacks are
+            recomputed. Gradients stay correct, but memory may differ from the plan's estimate.
+        allow_cache_entry_mutation: whether to accept in-place changes to saved tensors without checks;
+            see `remat.sac.context_fn`.
 
     Returns:
-        For a `ModulePlan`, a ``context_fn``. For a `SACPlan`, a dict from the name of each module
-        to its ``context_fn``.
+        For a `ModulePlan`, a ``context_fn``. For a `SACPlan`, a dict from the name of each module to
+        its ``context_fn``.
 
     Raises:
         ProblemError: ``plan`` is not a plan, or one of ``others`` is not a policy.
@@ -96,51 +93,39 @@ def policy(
 def planned(plan: ModulePlan, *, firm: bool = True, strict: bool = True) -> Policy:
     """Convert the plan of one module to a policy, for example as an argument of `remat.sac.compose`.
 
-    The policy counts the operators that have run, so one policy object serves one run of the
-    module. The method ``fresh()`` of the policy returns a new policy for the next run.
-
-    Args:
-        plan: the plan of one module.
-        firm: whether the policy answers MUST_SAVE and MUST_RECOMPUTE instead of PREFER_SAVE and
-            PREFER_RECOMPUTE; see `policy`.
-        strict: whether operators that differ from the plan raise an error. If False, operators are
-            matched to the plan by name; see `policy`.
+    The policy counts operators, so one policy object serves one run of the module. The policy's method
+    ``fresh()`` returns a policy for the next run. The arguments are those of `policy`.
     """
     return _Planned(plan, firm=firm, strict=strict)
 
 
 _FIRM = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.MUST_RECOMPUTE)
-_WISHES = (CheckpointPolicy.PREFER_SAVE, CheckpointPolicy.PREFER_RECOMPUTE)
+_PREFERRED = (CheckpointPolicy.PREFER_SAVE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
 class _Planned:
-    """Policy that looks up each operator in a module's plan, by the operator's position in forward.
-
-    A compiler that traces the module sees slightly different operators: dropout, for example, is
-    one operator in a trace and several in eager code. During tracing, the policy therefore looks up
-    operators by name. For an operator that the plan lacks, the policy answers PREFER_RECOMPUTE, and
-    the compiler's partitioner decides.
-    """
+    """Policy that looks up each operator in a module's plan: by position, or by name during tracing."""
 
     def __init__(self, plan: ModulePlan, *, firm: bool, strict: bool) -> None:
         self._plan = plan
         # A lookup by name may find another operator than the planned one. So its verdict in eager code is a
         # PREFER, which `remat.sac.policies.consistency` may change to fit the verdicts of other operators.
-        self._save, self._again = _FIRM if firm and (strict or is_traced()) else _WISHES
+        self._save, self._recompute = _FIRM if firm and (strict or is_traced()) else _PREFERRED
         self._stored = frozenset(plan.stored)
+        # A compiler sees slightly different operators: dropout is one operator in a trace, and several in eager code.
         self._by_index = strict and not is_traced()
-        self._made_of = {"firm": firm, "strict": strict}
-        self._met = 0
+        self._options = {"firm": firm, "strict": strict}
+        self._position = 0
         # For lookups by name: for each operator's name, the positions in the plan that are not matched yet.
-        self._left: dict[str, Iterator[int]] = {}
+        self._unmatched: dict[str, Iterator[int]] = {}
         if not self._by_index:
             positions: dict[str, list[int]] = {}
             for i, name in enumerate(plan.ops):
                 positions.setdefault(name, []).append(i)
-            self._left = {name: iter(found) for name, found in positions.items()}
+            self._unmatched = {name: iter(matches) for name, matches in positions.items()}
 
     def fresh(self) -> Policy:
-        return _Planned(self._plan, **self._made_of)
+        return _Planned(self._plan, **self._options)
 
     def __call__(self, ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         if is_skipped(op):
@@ -149,47 +134,35 @@ class _Planned:
         index = self._next_index(name) if self._by_index else self._index_by_name(name)
         if index is None:
             return CheckpointPolicy.PREFER_RECOMPUTE
-        return self._save if index in self._stored else self._again
+        return self._save if index in self._stored else self._recompute
 
     def end(self) -> None:
-        """Check, at the end of forward, that the module has run all operators of the plan.
-
-        Raises:
-            PolicyError: the policy looks up operators by position, and fewer operators have run
-                than the plan lists.
-        """
-        if self._by_index and self._met != len(self._plan.ops):
+        """Raise a PolicyError if fewer operators have run than the plan lists, at the end of forward."""
+        if self._by_index and self._position != len(self._plan.ops):
             raise _other_operators(
-                f"it ends after {self._met} operators, and the plan has {len(self._plan.ops)}"
+                f"it ends after {self._position} operators, and the plan has {len(self._plan.ops)}"
             )
 
     def _next_index(self, name: str) -> int:
-        """Return the plan's position of the operator that runs next, after comparing the names.
-
-        Args:
-            name: name of the operator that runs next.
-
-        Raises:
-            PolicyError: the plan lists another operator at this position, or no operator.
-        """
-        index = self._met
+        """Return the plan's next position; raise a PolicyError if the plan lists another operator there."""
+        index = self._position
         expected = self._plan.ops[index] if index < len(self._plan.ops) else "the end"
         if name != expected:
             raise _other_operators(f"operator {index} is {name}, and the plan has {expected}")
-        self._met += 1
+        self._position += 1
         return index
 
     def _index_by_name(self, name: str) -> int | None:
         """Return the plan's next unmatched position of operator ``name``; None if there is none left."""
-        return next(self._left.get(name, iter(())), None)
+        return next(self._unmatched.get(name, iter(())), None)
 
     def __str__(self) -> str:
         return f"plan of {self._plan.name or 'the model'}"
 
 
-def _other_operators(what: str) -> PolicyError:
+def _other_operators(difference: str) -> PolicyError:
     return PolicyError(
-        f"the module runs other operators than when it was estimated: {what}. Estimate it as it is "
+        f"the module runs other operators than when it was estimated: {difference}. Estimate it as it is "
         "trained: same inputs, dtypes, autocast and wrappers (modules sharded one by one gather their "
         "parameters within it: checkpoint what is sharded, or what is below); or take the plan with strict=False"
     )

@@ -11,9 +11,7 @@ from remat.sac.run.recording import ModuleSpan
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CallStats:
-    """Memory of one module call in a step.
-
-    A moment is a point in time of the step, such as the return of an operator; see `StepRecorder`.
+    """Memory of one module call in a step; moments are those of `StepRecorder`.
 
     Attributes:
         begin: first moment of the call's forward.
@@ -21,17 +19,14 @@ class CallStats:
         back: moment at which backward first reads a tensor saved in the call. At this moment, a
             checkpointed module would run again.
         back_end: moment at which backward last reads a tensor saved in the call.
-        activation_bytes: bytes of the storages that the call allocates and does not return, and
-            that are still alive at ``back``.
+        activation_bytes: bytes of the storages that the call allocates and does not return, and that
+            are still alive at ``back``.
         input_bytes: bytes of the call's inputs that the step allocates and, without checkpointing,
-            frees at or before ``back``. Checkpointing keeps these inputs for recomputation.
-        gradient_bytes: most bytes alive in the step from ``back`` to ``back_end``, minus the bytes
-            alive at ``back``. PyTorch's program reads it.
-        made: array with an entry for each moment of the call's forward: bytes, alive at that moment,
-            of the storages that the call allocates.
-        freed_at: for each operator of the call, a pair: the moment at which the operator ran, and
-            the moment at which its result is freed. An operator that allocates nothing counts as
-            freed one moment after it ran.
+            frees at or before ``back``.
+        gradient_bytes: most bytes alive in the step from ``back`` to ``back_end``, minus the bytes alive
+            at ``back``. PyTorch's program reads this field.
+        allocated: for each moment of the call's forward, the bytes alive then of the call's storages.
+        freed_at: (moment of the run, moment at which the result is freed) of each operator of the call.
     """
 
     begin: int
@@ -41,7 +36,7 @@ class CallStats:
     activation_bytes: int
     input_bytes: int
     gradient_bytes: int
-    made: Ints
+    allocated: Ints
     freed_at: tuple[tuple[int, int], ...]
 
     @property
@@ -50,59 +45,53 @@ class CallStats:
         return self.activation_bytes - self.input_bytes
 
 
-def call_stats(step: Lifetimes, span: ModuleSpan) -> CallStats:
-    """Return the bytes that one module call allocates, keeps and frees in a step.
-
-    Args:
-        step: lifetimes of the step's storages.
-        span: the module call. Backward must read at least one tensor saved in the call.
-    """
-    made = step.made(span)
+def call_stats(lifetimes: Lifetimes, span: ModuleSpan) -> CallStats:
+    """Return the bytes that a module call allocates, keeps and frees; backward must read a tensor saved in it."""
+    allocated = lifetimes.allocated_in(span)
     # A returned storage stays alive in any case, so checkpointing does not free it.
-    crosses = [k for k in made if k not in span.outputs and step.died[k] > span.back_begin]
+    crosses = [
+        k for k in allocated if k not in span.outputs and lifetimes.died[k] > span.back_begin
+    ]
     # Checkpointing keeps the inputs for recomputation, even inputs that would be freed otherwise.
-    lost = [k for k in span.inputs if step.born[k] >= 0 and step.died[k] <= span.back_begin]
-    back = step.total[span.back_begin : span.back_end + 1]
+    freed_inputs = [
+        k for k in span.inputs if lifetimes.born[k] >= 0 and lifetimes.died[k] <= span.back_begin
+    ]
+    back = lifetimes.total[span.back_begin : span.back_end + 1]
     died: dict[int, int] = {}
-    for k in made:
-        moment = int(step.born[k])
-        died[moment] = max(died.get(moment, 0), int(step.died[k]))
-    ran = [call.moment for call in step.operators(span)]
+    for k in allocated:
+        moment = int(lifetimes.born[k])
+        died[moment] = max(died.get(moment, 0), int(lifetimes.died[k]))
+    ran = [call.moment for call in lifetimes.operators(span)]
     return CallStats(
         begin=span.begin,
         end=span.end,
         back=span.back_begin,
         back_end=span.back_end,
-        activation_bytes=int(step.nbytes[crosses].sum()),
-        input_bytes=int(step.nbytes[lost].sum()),
+        activation_bytes=int(lifetimes.nbytes[crosses].sum()),
+        input_bytes=int(lifetimes.nbytes[freed_inputs].sum()),
         gradient_bytes=int(back.max() - back[0]),
-        made=step.alive(made)[span.begin : span.end],
+        allocated=lifetimes.alive(allocated)[span.begin : span.end],
         # An operator that allocates nothing has no lifetime: it counts as freed one moment later.
         freed_at=tuple((moment, died.get(moment, moment + 1)) for moment in ran),
     )
 
 
-def as_checkpointed(step: Lifetimes, span: ModuleSpan, stats: SACStats) -> SACStats:
+def as_checkpointed(lifetimes: Lifetimes, span: ModuleSpan, stats: SACStats) -> SACStats:
     """Return the statistics of a module's operators for the case that the module is checkpointed.
 
-    Two fields change. First, ``memory`` includes the bytes of a result that the module returns, if
-    the step frees the result before the call's backward. Second, operators after the call's last
-    saved tensor get runtime 0, because recomputation stops at that tensor.
-
-    Args:
-        step: lifetimes of the step's storages.
-        span: the module call.
-        stats: statistics of the call's operators without checkpointing.
+    Results that the module returns count in ``memory`` if the step frees them before the call's backward.
+    Operators after the call's last saved tensor get runtime 0.
     """
-    lost = {
-        int(step.born[k]): int(step.nbytes[k])
+    freed_outputs = {
+        int(lifetimes.born[k]): int(lifetimes.nbytes[k])
         for k in sorted(span.outputs)
-        if span.begin <= step.born[k] and step.died[k] <= span.back_begin
+        if span.begin <= lifetimes.born[k] and lifetimes.died[k] <= span.back_begin
     }
-    ran = [call.moment for call in step.operators(span)]
+    ran = [call.moment for call in lifetimes.operators(span)]
     return replace(
         stats,
-        memory=[n + lost.get(t, 0) for n, t in zip(stats.memory, ran, strict=True)],
+        # Recomputation stops at the last saved tensor, so later operators do not run again.
+        memory=[n + freed_outputs.get(t, 0) for n, t in zip(stats.memory, ran, strict=True)],
         runtimes=[
             ms if t < span.last_saved else 0.0 for ms, t in zip(stats.runtimes, ran, strict=True)
         ],

@@ -24,15 +24,7 @@ MODES: dict[str, type[CostModel]] = {
 
 
 def model_of(mode: str, cost: CostModel | None = None) -> CostModel:
-    """Return ``cost`` if given, else the cost model that belongs to an estimation mode.
-
-    Args:
-        mode: name of the mode in which runtimes are estimated; see `SACEstimator`.
-        cost: cost model to return for any mode; None: the mode's own cost model.
-
-    Raises:
-        ProblemError: ``mode`` is unknown, or ``cost`` does not count picoseconds.
-    """
+    """Return ``cost``, which must count picoseconds, or else the cost model of an estimation mode."""
     if mode not in MODES:
         raise ProblemError(
             f"estimate_mode_type is {mode!r}; expected {' or '.join(map(repr, MODES))}"
@@ -48,24 +40,21 @@ def model_of(mode: str, cost: CostModel | None = None) -> CostModel:
 
 
 def runtimes(calls: Iterable[Call], model: CostModel) -> dict[fx.Node, float]:
-    """Return a dict from FX node to milliseconds for the operators that calls really run.
+    """Return milliseconds by node for the operators that calls really run, without ignored calls.
 
-    These nodes are `Call.parts`. Calls that checkpointing ignores are left out.
-
-    With the cost model `Profile`, which measures operators, views take time: about a microsecond
-    each on a CPU. With any other cost model, the runtime is 0 for views and for operators that
-    allocate memory without writing to it, such as ``empty``.
+    The nodes are those of `Call.parts`.
     """
     parts = [(c, part) for c in calls if not c.skipped for part in c.parts]
-    asked = [
+    costed = [
         part
         for c, part in parts
+        # A measured view takes about a microsecond on a CPU. In other models, views and `empty` take no time.
         if isinstance(model, Profile) or not (c.view is not None or ops.is_uninitialised(part))
     ]
     with torch_compat.disable_current_modes():  # a cost model may create tensors of its own
-        costs = model.costs(asked)
-    taken = {part: ps / PS_PER_MS for part, ps in zip(asked, costs, strict=True)}
-    return {part: 0.0 for _, part in parts} | taken
+        costs = model.costs(costed)
+    ms = {part: ps / PS_PER_MS for part, ps in zip(costed, costs, strict=True)}
+    return {part: 0.0 for _, part in parts} | ms
 
 
 def collect(
@@ -79,63 +68,49 @@ def collect(
     Args:
         calls: operators that ran in the call, including skipped ones.
         runtimes: milliseconds of each node in `Call.parts`.
-        span: the module call. Storages that the call returned count as 0 bytes, because they stay
-            alive whether or not the module is checkpointed.
+        span: the module call. Storages that it returned count as 0 bytes, because they stay alive in any case.
         saved: storages that autograd saved for backward.
     """
-    shown = [c for c in calls if not c.skipped]
-    views = {i for i, c in enumerate(shown) if c.view is not None}
-    drawn = [i for i, c in enumerate(shown) if c.is_random or c.is_opaque]
+    counted = [c for c in calls if not c.skipped]
+    views = {i for i, c in enumerate(counted) if c.view is not None}
+    random_ops = [i for i, c in enumerate(counted) if c.is_random or c.is_opaque]
     together, copied = _groups(calls, views)
-    again = _repeated(copied, together, views, drawn)
+    recomputed = _repeated(copied, together, views, random_ops)
     return SACStats(
-        func_names=[c.name for c in shown],
-        runtimes=[sum(runtimes[part] for part in c.parts) for c in shown],
-        memory=[sum(n for key, n in c.made if key not in span.outputs) for c in shown],
-        view_like_ops=sorted(views | again),
-        rand_ops=drawn,
+        func_names=[c.name for c in counted],
+        runtimes=[sum(runtimes[part] for part in c.parts) for c in counted],
+        memory=[sum(n for key, n in c.allocated if key not in span.outputs) for c in counted],
+        view_like_ops=sorted(views | recomputed),
+        rand_ops=random_ops,
         saved_autograd_ops=[
-            i for i, c in enumerate(shown) if c.returns and all(k in saved for k in c.returns)
+            i for i, c in enumerate(counted) if c.returns and all(k in saved for k in c.returns)
         ],
-        inplace_ops=sorted(pair for pair in together if pair[0] not in again),
+        inplace_ops=sorted(pair for pair in together if pair[0] not in recomputed),
         # An operator that is not declared pure is stored, so it draws nothing when the module runs again.
         # Random operators that run again would then draw other numbers, so all of them are stored.
-        force_store_random=span.no_tensor or any(c.is_opaque for c in shown),
+        force_store_random=span.no_tensor or any(c.is_opaque for c in counted),
     )
 
 
 def _groups(calls: Sequence[Call], views: Collection[int]) -> tuple[set[tuple[int, int]], set[int]]:
-    """Return pairs of operators that share a decision, and operators that must be recomputed.
-
-    The decision for an operator is whether its result is stored or recomputed. In-place writes to a
-    storage tie three kinds of operators together: the first operator that returned or wrote the
-    storage, every operator that writes to it, and every operator that read it before a write. If
-    the writing operator were stored and the reader recomputed, the reader would read the written
-    value. An operator that writes to a copy made by ``clone`` must be recomputed: ``clone`` always
-    runs again, and the new copy must be written to as well.
-
-    Args:
-        calls: operators of a module call, including skipped ones.
-        views: positions of views among the operators that are not skipped.
-
-    Returns:
-        Set of pairs (operator, first operator on the storage), and set of operators that must be
-        recomputed. An operator is given by its position among the operators that are not skipped.
-    """
+    """Return pairs of operators that in-place writes tie together, and operators that must be recomputed."""
     first: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     copies: set[int] = set()
+    # Pairs (operator, first operator on the written storage), as positions without skipped operators.
     together: set[tuple[int, int]] = set()
-    again: set[int] = set()
+    recomputed: set[int] = set()
     index = 0
     for call in calls:
         if call.skipped:
-            copies.update(key for key, _ in call.made)
+            copies.update(key for key, _ in call.allocated)
             continue
         for key in call.writes:
             if key in copies:
-                again.add(index)
+                # `clone` always runs again, and the new copy must be written to as well.
+                recomputed.add(index)
                 continue
+            # If the write were stored and an earlier reader recomputed, the reader would read the written value.
             head = first.get(key, index)
             together.add((index, head))
             together.update((r, head) for r in readers.get(key, ()) if r != head)
@@ -145,31 +120,21 @@ def _groups(calls: Sequence[Call], views: Collection[int]) -> tuple[set[tuple[in
             for key in call.reads:
                 readers.setdefault(key, []).append(index)
         index += 1
-    return together, again
+    return together, recomputed
 
 
 def _repeated(
     copied: Collection[int],
     together: Iterable[tuple[int, int]],
     views: Collection[int],
-    drawn: Iterable[int],
+    random_ops: Iterable[int],
 ) -> set[int]:
-    """Return the operators of ``copied``, and all operators that must be recomputed because of them.
-
-    If one operator of a pair in ``together`` must be recomputed, so must the other operator. Pairs
-    whose first operator on the storage returns a view are ignored. If one random operator must be
-    recomputed, so must all random operators.
-
-    Args:
-        copied: operators that must be recomputed because they write to copies made by ``clone``.
-        together: pairs of operators that share a decision; see `_groups`.
-        views: operators that return views.
-        drawn: operators that may draw random numbers.
-    """
-    alike = UnionFind(copied)
+    """Return the operators of ``copied``, and all operators that must be recomputed because of them."""
+    # If one operator of a pair must be recomputed, so must the other. The same holds for random operators.
+    groups = UnionFind(copied)
     for op, first in together:
         if first not in views:
-            alike.union(op, first)
-    alike.union(*drawn)
-    heads = {alike[op] for op in copied}
-    return {op for op in alike if alike[op] in heads}
+            groups.union(op, first)
+    groups.union(*random_ops)
+    heads = {groups[op] for op in copied}
+    return {op for op in groups if groups[op] in heads}

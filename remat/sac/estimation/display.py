@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.table import Table
@@ -32,94 +33,67 @@ _GREEDY, _LINES, _EXACT = "#2f5d9e", "#d06a1b", "#3b8057"
 Point = tuple[float, float]
 
 
-def print_table(table: Table, *, ruled: bool = False) -> None:
-    """Print a table.
+def print_operators(stats: SACStats, *, boxed: bool) -> None:
+    """Print a table of a module's operators, one per row."""
+    views, random_ops = set(stats.view_like_ops), set(stats.rand_ops)
+    saved, first_ops = set(stats.saved_autograd_ops), dict(stats.inplace_ops)
+    rows = [
+        (
+            *(str(i), name, f"{stats.runtimes[i]:.6f}", str(stats.memory[i])),
+            *("yes" if i in among else "" for among in (views, random_ops, saved)),
+            str(first_ops.get(i, "")),
+        )
+        for i, name in enumerate(stats.func_names)
+    ]
+    numbers, words = (
+        ("Runtime (ms)", "Memory (B)"),
+        ("View-like", "Random", "Saved", "In-place with"),
+    )
+    _print(("Op Name", *numbers, *words), numbers, rows, boxed=boxed)
 
-    Args:
-        table: the table.
-        ruled: whether to draw a box around the table, instead of one line below its header. If
-            standard output is no terminal, such as a file, the table has no lines in either case.
+
+def print_greedy_order(order: SACGreedyOrderMeta, stats: SACStats, *, boxed: bool) -> None:
+    """Print a table of a module's greedy order, with cumulative discarded bytes and recompute time.
+
+    Operators that are always recomputed come first, and operators that are always stored come last.
     """
-    table.box = (box.ROUNDED if ruled else box.SIMPLE_HEAD) if sys.stdout.isatty() else None
+    grouping = group(stats)
+    members = {item.ops[0]: item.ops for item in (*grouping.free, *grouping.stored)}
+    entries: list[tuple[tuple[int, ...], str, str]]
+    entries = [((i,), "", "recomputed") for i in sorted(order.recomputed_ops)]
+    entries += [(members[c.op_idx], f"{c.msps:.2e}", "") for c in order.msps_meta]
+    entries += [(members[head], "", "stored") for head in sorted(order.stored_ops)]
+    memory, runtime = sum(stats.memory) or 1, sum(stats.runtimes) or 1
+    # Bytes and time are cumulative, as if all operators up to the row were recomputed.
+    freed, spent, rows = 0, 0.0, []
+    for ops, msps, always in entries:
+        freed += sum(stats.memory[i] for i in ops)
+        spent += sum(stats.runtimes[i] for i in ops)
+        names = some_of(list(dict.fromkeys(stats.func_names[i] for i in ops)), _NAMED)
+        discarded = f"{freed / memory:.4f}", str(freed)
+        recomputed = f"{spent / runtime:.4f}", f"{spent:.6f}"
+        rows.append((" ".join(map(str, ops)), names, *discarded, *recomputed, msps, always))
+    numbers = ("Discarded", "Discarded (B)", "Recomputed", "Recomputed (ms)", "MSPS")
+    _print(("Op Names", *numbers, "Always"), numbers, rows, boxed=boxed)
+
+
+def _print(
+    names: Sequence[str], numbers: Collection[str], rows: Iterable[Sequence[str]], *, boxed: bool
+) -> None:
+    """Print rows below the column "Op Idx" and the given columns, with the numbers right-aligned."""
+    table = Table(show_edge=True, pad_edge=False, collapse_padding=True, box=None)
+    if sys.stdout.isatty():
+        table.box = box.ROUNDED if boxed else box.SIMPLE_HEAD
+    for k, name in enumerate(("Op Idx", *names)):
+        justify: Any = "right" if k == 0 or name in numbers else "left"
+        table.add_column(name, justify=justify, overflow="fold" if k < 2 else "ellipsis")
+    for row in rows:
+        table.add_row(*row)
     show(table)
 
 
-def operators(stats: SACStats) -> Table:
-    """Return a table of a module's operators, one per row."""
-    table = _table()
-    table.add_column("Op Name", overflow="fold")
-    for name in ("Runtime (ms)", "Memory (B)"):
-        table.add_column(name, justify="right")
-    for name in ("View-like", "Random", "Saved", "In-place with"):
-        table.add_column(name)
-    views, drawn = set(stats.view_like_ops), set(stats.rand_ops)
-    saved, first = set(stats.saved_autograd_ops), dict(stats.inplace_ops)
-    for i, name in enumerate(stats.func_names):
-        flags = (_yes(i in views), _yes(i in drawn), _yes(i in saved), str(first.get(i, "")))
-        table.add_row(str(i), name, f"{stats.runtimes[i]:.6f}", str(stats.memory[i]), *flags)
-    return table
-
-
-def steps(order: SACGreedyOrderMeta, stats: SACStats) -> Table:
-    """Return a table of a module's greedy order, with cumulative discarded bytes and recompute time.
-
-    The first rows are the operators that are always recomputed. Then follow the candidates in
-    greedy order, and last the operators that are always stored. Each row shows the bytes discarded
-    and the milliseconds of recomputation if all operators up to this row were recomputed.
-    """
-    table = _table()
-    table.add_column("Op Names", overflow="fold")
-    for name in ("Discarded", "Discarded (B)", "Recomputed", "Recomputed (ms)", "MSPS"):
-        table.add_column(name, justify="right")
-    table.add_column("Always")
-    grouping = group(stats)
-    members = {item.ops[0]: item.ops for item in (*grouping.free, *grouping.stored)}
-    memory, runtime = sum(stats.memory), sum(stats.runtimes)
-    freed, spent = 0, 0.0
-
-    def row(ops: tuple[int, ...], msps: str, always: str) -> None:
-        nonlocal freed, spent
-        freed += sum(stats.memory[i] for i in ops)
-        spent += sum(stats.runtimes[i] for i in ops)
-        names = list(dict.fromkeys(stats.func_names[i] for i in ops))
-        table.add_row(
-            " ".join(map(str, ops)),
-            some_of(names, _NAMED),
-            f"{freed / memory if memory else 0:.4f}",
-            str(freed),
-            f"{spent / runtime if runtime else 0:.4f}",
-            f"{spent:.6f}",
-            msps,
-            always,
-        )
-
-    for i in sorted(order.recomputed_ops):
-        row((i,), "", "recomputed")
-    for candidate in order.msps_meta:
-        row(members[candidate.op_idx], f"{candidate.msps:.2e}", "")
-    for head in sorted(order.stored_ops):
-        row(members[head], "", "stored")
-    return table
-
-
-def _table() -> Table:
-    table = Table(show_edge=True, pad_edge=False, collapse_padding=True)
-    table.add_column("Op Idx", justify="right", overflow="fold")
-    return table
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else ""
-
-
 def tradeoff_figure(stats: SACStats, fitted: SACTradeOffStats, *, title: str) -> Figure:
-    """Return a plot of a module's greedy curve, the lines fitted above it, and the exact frontier.
-
-    Args:
-        stats: statistics of the module's operators.
-        fitted: the module's greedy curve, and the lines fitted above this curve.
-        title: title of the plot.
-    """
+    """Return a plot of a module's greedy curve, the lines fitted above it, and the exact frontier."""
     figure, axes = figure_of((8.0, 5.0), (0.1, 0.13, 0.86, 0.74), title)
     # Stairs, because freeing one more byte means recomputing the whole next candidate.
     x, y = zip(*fitted.tradeoff_curve.items(), strict=True)
@@ -137,11 +111,7 @@ def tradeoff_figure(stats: SACStats, fitted: SACTradeOffStats, *, title: str) ->
 
 
 def exact_points(stats: SACStats) -> list[Point]:
-    """Return the points of a module's exact Pareto frontier, fewest discarded bytes first.
-
-    Returns:
-        For each point, (fraction of memory discarded, fraction of runtime recomputed).
-    """
+    """Return (fraction of memory discarded, fraction of runtime recomputed) along a module's exact frontier."""
     grouping, frontier = group(stats), exact_frontier(stats)
     most_bytes = sum(stats.memory) - sum(item.nbytes for item in grouping.stored)
     memory, runtime_ps = sum(stats.memory) or 1, sum(stats.runtimes) * PS_PER_MS or 1

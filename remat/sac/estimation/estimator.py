@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Self
 from urllib.parse import quote
@@ -15,7 +16,7 @@ from remat.errors import ProblemError
 from remat.graph.costs import CostModel, Roofline
 from remat.report.pictures import write_picture
 from remat.sac.estimation.collecting import collect, model_of, runtimes
-from remat.sac.estimation.display import operators, print_table, steps, tradeoff_figure
+from remat.sac.estimation.display import print_greedy_order, print_operators, tradeoff_figure
 from remat.sac.estimation.stats import (
     SACGreedyOrderMeta,
     SACStats,
@@ -42,13 +43,11 @@ class SACEstimator:
 
     * The memory of an operator is the bytes of the storages that it allocates. So an in-place
       operator has 0 bytes.
-    * Results that the module returns cost nothing to store, because they stay alive anyway. These
-      results are identified by the storages of the module's outputs.
+    * Results that the module returns cost nothing to store, because they stay alive anyway. The storages
+      of the module's outputs identify these results.
     * Batch normalisation in training counts as an in-place write to its running statistics.
-    * If an operator overwrites a tensor that an earlier operator reads, both operators are stored,
-      or both are recomputed.
-    * The result of an operator counts as saved by autograd even if another module than the one that
-      runs the operator saves the result, within the outermost module.
+    * If an operator overwrites a tensor that an earlier operator reads, both are stored, or both are recomputed.
+    * The result of an operator counts as saved by autograd even if another module saves the result.
 
     Args:
         gpu_type: device of the mode ``"operator-level-cost-model"``: PyTorch's name (``"NVIDIA
@@ -58,18 +57,15 @@ class SACEstimator:
         ProblemError: the device is unknown.
 
     Attributes:
-        sac_mod_stats: dict from module name to the statistics of the module's first call in the
-            latest run. The outermost module is named by its class, every other module by its path:
-            ``Model.layers.0``.
+        sac_mod_stats: dict from module name to the statistics of the module's first call in the latest
+            run. The outermost module is named by its class, every other by its path: ``Model.layers.0``.
         sac_mod_greedy_order_meta: dict from module name to the module's greedy order: operators by
             freed bytes per recompute time, largest first.
-        sac_mod_tradeoff_stats: dict from module name to the module's trade-off: the curve of
-            recompute time over freed memory along the greedy order, and straight lines fitted above
-            this curve. Empty until `pwlf_sac_tradeoff_curve` is called.
+        sac_mod_tradeoff_stats: dict from module name to the curve of recompute time over freed memory,
+            and straight lines fitted above it. Empty until `pwlf_sac_tradeoff_curve` is called.
         sac_mod_calls: dict from module name to the number of the module's calls.
-        sac_mod_unsteady: dict from module name to error message, for the modules of which two calls
-            ran different operators. Such a module is in none of the first three dicts, and no plan
-            checkpoints it.
+        sac_mod_unsteady: dict from module name to error message, for modules of which two calls ran
+            different operators. The first three dicts lack these modules, and no plan checkpoints them.
         mode: name of the mode in which runtimes are estimated.
         cost: the cost model in use.
     """
@@ -94,20 +90,15 @@ class SACEstimator:
     def __call__(
         self, estimate_mode_type: str, cost: CostModel | None = None, *, fake: bool = True
     ) -> Self:
-        """Set the mode in which runtimes are estimated.
+        """Set the mode in which runtimes are estimated, and return the estimator.
 
         Args:
-            estimate_mode_type: ``"operator-level-benchmark"`` runs and times every distinct call of
-                an operator, on tensors made for this purpose (see `remat.graph.costs.Profile`).
-                ``"operator-level-cost-model"`` computes runtimes by a roofline model of the device
-                ``gpu_type``, on any machine.
+            estimate_mode_type: ``"operator-level-benchmark"`` runs and times every distinct call of an
+                operator, on new tensors (see `remat.graph.costs.Profile`). ``"operator-level-cost-model"``
+                computes runtimes by a roofline model of the device ``gpu_type``, on any machine.
             cost: cost model to use instead of the mode's own, such as ``Roofline.parse("a100")``.
-            fake: False to record a run on real tensors. Some models run different operators on real
-                tensors than on fake ones. ``transformers``, for example, can inspect the values of
-                a mask only on real tensors.
-
-        Returns:
-            The estimator itself.
+            fake: False to record a run on real tensors, on which some models run other operators. For
+                example, ``transformers`` inspects the values of a mask only on real tensors.
 
         Raises:
             ProblemError: the mode is unknown, or ``cost`` does not count picoseconds.
@@ -134,13 +125,11 @@ class SACEstimator:
         Args:
             n_segments: largest number of lines for each module.
             save_tradeoff_graphs: whether to plot the trade-off of each module to the file
-                ``tradeoff_graphs/NAME.png``. The module's name is percent-encoded: the plot of
-                ``a/b`` is ``a%2Fb.png``.
+                ``tradeoff_graphs/NAME.png``, with the module's name percent-encoded.
 
         Raises:
             ProblemError: ``n_segments`` is below 1.
-            PlanError: plots are requested, and Matplotlib is not installed or a plot cannot be
-                written.
+            PlanError: plots are requested, and Matplotlib is missing or a plot cannot be written.
         """
         for name, stats in self.sac_mod_stats.items():
             order = self.sac_mod_greedy_order_meta[name]
@@ -148,32 +137,10 @@ class SACEstimator:
         if save_tradeoff_graphs:
             folder = Path("tradeoff_graphs")
             folder.mkdir(exist_ok=True)
-            for name in self.sac_mod_stats:
+            for name, fitted in self.sac_mod_tradeoff_stats.items():
+                draw = partial(tradeoff_figure, self.sac_mod_stats[name], fitted, title=name)
                 # A module may be named "a/b", which must not become a folder.
-                self.plot(folder / f"{quote(name, safe='')}.png", name)
-
-    def plot(self, path: str | Path, module: str) -> None:
-        """Plot a module's greedy curve, the lines fitted above it, and the exact frontier, to a file.
-
-        Args:
-            path: the file to write, which ends with ``.svg`` or ``.png``.
-            module: name of the module.
-
-        Raises:
-            ProblemError: the module has no statistics, or the path has another suffix.
-            PlanError: Matplotlib is not installed, or the plot cannot be written.
-        """
-        stats = self.sac_mod_stats.get(module)
-        if stats is None:
-            known = ", ".join(list(self.sac_mod_stats)[:8]) or "none"
-            raise ProblemError(
-                self.sac_mod_unsteady.get(module)
-                or f"module '{module}' was not estimated; some that were: {known}"
-            )
-        fitted = self.sac_mod_tradeoff_stats.get(module)
-        if fitted is None:
-            fitted = upper_envelope(stats, self.sac_mod_greedy_order_meta[module])
-        write_picture(path, lambda: tradeoff_figure(stats, fitted, title=module))
+                write_picture(folder / f"{quote(name, safe='')}.png", draw)
 
     def display_modulewise_sac_stats(self, depth: int = 2, print_tabular: bool = False) -> None:
         """Print a table of the operators and a table of the greedy order of each module.
@@ -191,17 +158,12 @@ class SACEstimator:
                 self.display_sac_tradeoff_stats(order, stats, print_tabular)
 
     def display_sac_stats(self, sac_stats: SACStats, print_tabular: bool = False) -> None:
-        """Print the operators of a module.
-
-        Args:
-            sac_stats: statistics of the module.
-            print_tabular: whether the table has a box around it on a terminal.
-        """
+        """Print the operators of a module, in a box if ``print_tabular`` is set and output is a terminal."""
         print(
             f"Total Memory: {sum(sac_stats.memory)} B Total Runtime: {sum(sac_stats.runtimes):.6g} ms "
             f"Store Random: {sac_stats.force_store_random}"
         )
-        print_table(operators(sac_stats), ruled=print_tabular)
+        print_operators(sac_stats, boxed=print_tabular)
 
     def display_sac_tradeoff_stats(
         self,
@@ -209,28 +171,17 @@ class SACEstimator:
         sac_stats: SACStats,
         print_tabular: bool = False,
     ) -> None:
-        """Print the bytes freed and the recompute time after each candidate of a module's greedy order.
+        """Print a module's greedy order, in a box if ``print_tabular`` is set and output is a terminal."""
+        print_greedy_order(greedy_order_meta, sac_stats, boxed=print_tabular)
+
+    def record(self, existing: Iterable[torch.Tensor] = ()) -> StepRecorder:
+        """Return a recorder that adds the statistics of module calls to this estimator.
 
         Args:
-            greedy_order_meta: the greedy order of the module.
-            sac_stats: statistics of the module.
-            print_tabular: whether the table has a box around it on a terminal.
-        """
-        print_table(steps(greedy_order_meta, sac_stats), ruled=print_tabular)
-
-    def record(self, given: Iterable[torch.Tensor] = ()) -> StepRecorder:
-        """Return a recorder of module calls that adds the calls' statistics to this estimator.
-
-        The recorder is a dispatch mode. It adds the statistics when a call of an outermost module
-        ends.
-
-        Args:
-            given: tensors that exist before the run.
+            existing: tensors that exist before the run.
 
         Raises:
-            ProblemError: a ``FakeTensorMode`` is active although the estimator was called with
-                ``fake=False``. Or none is active, and the estimator was not called with
-                ``fake=False``.
+            ProblemError: a ``FakeTensorMode`` is active exactly if ``fake=False`` was given.
         """
         in_fake = torch_compat.active_fake_mode() is not None
         if in_fake and not self._needs_fake:
@@ -244,16 +195,12 @@ class SACEstimator:
                 "'with FakeTensorMode(): …' and make the model and its inputs in there too, or record a "
                 "real run by estimator(mode, fake=False)"
             )
+        # Statistics of an earlier run: the first call of a module in this run replaces them.
         self._earlier = dict(self.sac_mod_stats)
-        return StepRecorder(given, self._conclude)
+        return StepRecorder(existing, self._conclude)
 
     def _conclude(self, recorder: StepRecorder, position: int) -> None:
-        """Add to this estimator the statistics of an outermost module call and of all calls within it.
-
-        Args:
-            recorder: recorder of the run.
-            position: position of the outermost call in ``recorder.spans``.
-        """
+        """Add the statistics of the outermost module call at ``position`` in ``recorder.spans``, and of inner calls."""
         spans = [span for span in recorder.spans[position:] if not span.failed]
         first = spans[0].first
         calls = recorder.calls[first:]
@@ -261,21 +208,14 @@ class SACEstimator:
         if self._needs_fake:
             returned = (x for span in recorder.spans[position:] for x in span.returned)
             calls = recorder.calls[first:] = without_replays(calls, returned)
-        taken = runtimes(calls, self.cost)
+        ms = runtimes(calls, self.cost)
         for span in spans:
             if not span.is_leaf:
                 ran = calls[span.first - first : span.last - first]
-                self._take(span.name, collect(ran, taken, span, recorder.saved))
+                self._take(span.name, collect(ran, ms, span, recorder.saved))
 
     def _take(self, name: str, stats: SACStats) -> None:
-        """Add the statistics of one call of the module ``name``.
-
-        The first call of the module in a run defines the module's statistics. If a later call in
-        the same run has different operators, the module moves to `sac_mod_unsteady`.
-
-        Raises:
-            ProblemError: the module ran different operators in an earlier run of the estimator.
-        """
+        """Add the statistics of one call of a module; calls with different operators make the module unsteady."""
         earlier = self._earlier.get(name)
         if earlier is not None and (changed := difference(earlier, stats)):
             raise ProblemError(
@@ -286,12 +226,12 @@ class SACEstimator:
         if name in self.sac_mod_unsteady:
             return
         # The first call of a new run replaces the statistics of the earlier run.
-        known = self.sac_mod_stats.get(name)
-        if known is None or earlier is not None:
+        first_call = self.sac_mod_stats.get(name)
+        if first_call is None or earlier is not None:
             self.sac_mod_stats[name] = stats
             self.sac_mod_greedy_order_meta[name] = greedy_order(stats)
             self._earlier.pop(name, None)
-        elif changed := difference(known, stats):
+        elif changed := difference(first_call, stats):
             del self.sac_mod_stats[name], self.sac_mod_greedy_order_meta[name]
             self.sac_mod_tradeoff_stats.pop(name, None)
             self.sac_mod_unsteady[name] = (

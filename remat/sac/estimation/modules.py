@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,13 +18,12 @@ from remat.graph.capture.calling import read_call
 from remat.graph.capture.fakes_of_models import Faker
 from remat.graph.costs import CostModel
 from remat.plugins.registry import registry
-from remat.running.measure import as_before, run_backward, run_forward
+from remat.running.measure import as_before, device_of, run_backward, run_forward
 from remat.sac.estimation.calls import CallStats, as_checkpointed, call_stats
 from remat.sac.estimation.collecting import BENCHMARK
 from remat.sac.estimation.estimator import SACEstimator
 from remat.sac.estimation.stats import SACStats
 from remat.sac.policies.region import context_fn
-from remat.sac.run.fakes import fake_parameters
 from remat.sac.run.lifetimes import Ints, Lifetimes, given_tensors, loss_only
 from remat.sac.run.module_calls import check_module
 from remat.sac.run.recording import ModuleSpan
@@ -39,18 +38,13 @@ class ModuleStats:
     """Statistics of one module in a training step.
 
     Attributes:
-        name: class of the outermost module, followed by the path of the module, such as
-            ``Model.layers.0``.
-        parent: position in `ModuleTree.modules` of the module that calls this module; -1 for the
-            outermost module.
+        name: class of the outermost module, followed by the path of the module: ``Model.layers.0``.
+        parent: position in `ModuleTree.modules` of the calling module; -1 for the outermost module.
         is_leaf: whether the module has no children. A leaf is never checkpointed.
-        parameter_bytes: bytes of the parameters of the module and its submodules. The gradient of a
-            trainable parameter takes as many bytes as the parameter.
+        parameter_bytes: bytes of the parameters of the module and its submodules.
         calls: memory of the module's calls, without calls whose saved tensors backward never reads.
-        stats: statistics of the module's operators; None for a leaf, or if the module's calls run
-            different operators. Unlike in `SACEstimator`, the bytes of a returned result count if
-            the result is freed before the module's backward. Operators after the module's last
-            saved tensor take no time, because recomputation stops at that tensor.
+        stats: statistics of the module's operators, changed by `as_checkpointed`; None for a leaf, or
+            if the module's calls run different operators.
         why_not: reason why the module cannot be checkpointed; empty if there is none.
     """
 
@@ -88,7 +82,7 @@ class ModuleStats:
 class ModuleTree:
     """Modules of a model in one training step, with the memory of the step.
 
-    A moment is a point in time of the step, such as the return of an operator; see `StepRecorder`.
+    Moments are those of `StepRecorder`.
 
     Attributes:
         modules: the modules, in the order of their first calls; parents come before their children.
@@ -96,14 +90,13 @@ class ModuleTree:
         gradients: array of the bytes of the parameters' gradients alive at each moment.
         parameter_bytes: bytes of all parameters.
         forward_end: first moment of backward.
-        step_ms: estimated milliseconds of a step without recomputation. Backward counts twice as
-            much as forward.
-        state_bytes: bytes of the random generator's state, which PyTorch keeps for each
-            checkpointed call; 0 for a model on a GPU, because this state is in host memory.
+        step_ms: estimated milliseconds of a step without recomputation. Backward counts twice as much
+            as forward.
+        state_bytes: bytes of the random generator's state, which PyTorch keeps for each checkpointed
+            call; 0 for a model on a GPU, because this state is in host memory.
         mode: name of the mode in which runtimes were estimated.
         cost: name of the cost model.
-        policy_ms: milliseconds that a checkpointing policy adds to each operator of forward; 0 if
-            not measured.
+        policy_ms: milliseconds that a policy adds to each operator of forward; 0 if not measured.
     """
 
     modules: tuple[ModuleStats, ...]
@@ -118,34 +111,23 @@ class ModuleTree:
     policy_ms: float = 0.0
 
     def __getitem__(self, fqn: str) -> ModuleStats:
-        """Return the statistics of a module by name, with or without the model's class in front.
-
-        Raises:
-            ProblemError: no module of this name ran in the step.
-        """
+        """Return the statistics of a module by name, with or without the model's class in front."""
         for module in self.modules:
             if fqn in (module.fqn, module.name):
                 return module
-        known = ", ".join(m.fqn for m in self.modules[1:9])
-        raise ProblemError(f"no module '{fqn}' ran in this step; some that did: {known}")
+        examples = ", ".join(m.fqn for m in self.modules[1:9])
+        raise ProblemError(f"no module '{fqn}' ran in this step; some that did: {examples}")
 
     def ancestors(self, k: int) -> list[int]:
-        """Return the positions of the modules that enclose a module, innermost first.
-
-        The positions, and the module's own position ``k``, are those in ``modules``.
-        """
-        found, parent = [], self.modules[k].parent
+        """Return the positions in ``modules`` of the modules that enclose module ``k``, innermost first."""
+        positions, parent = [], self.modules[k].parent
         while parent >= 0:
-            found.append(parent)
+            positions.append(parent)
             parent = self.modules[parent].parent
-        return found
+        return positions
 
     def memory(self, world_size: int = 1) -> Ints:
-        """Return the bytes alive at each moment on one rank.
-
-        Args:
-            world_size: number of ranks over which parameters and gradients are sharded.
-        """
+        """Return the bytes alive at each moment on one of ``world_size`` ranks that shard parameters and gradients."""
         sharded = self.parameter_bytes + self.gradients
         return self.other + -(-sharded // world_size)
 
@@ -171,29 +153,26 @@ def estimate(
         kwargs: keyword arguments of the model.
         mode: ``"operator-level-cost-model"`` takes runtimes from a cost model,
             ``"operator-level-benchmark"`` measures them; see `SACEstimator`.
-        cost: cost model to use instead of the one that belongs to ``mode``: a name such as
-            ``"roofline:h100"`` or an instance.
-        fake: whether the step runs on fake tensors, which need neither memory nor a GPU. Some
-            models run other operators on fake tensors than on real ones (see `SACEstimator`). A
-            plan from such an estimate may raise a PolicyError when the model runs. None: use fake
-            tensors unless all parameters, buffers and inputs are on the CPU.
+        cost: name or instance of a cost model to use instead of the mode's own: ``"roofline:h100"``.
+        fake: whether the step runs on fake tensors, which need neither memory nor a GPU. If a model runs
+            other operators on real tensors, its plan may raise a PolicyError when the model runs. None:
+            use fake tensors unless all parameters, buffers and inputs are on the CPU.
 
     Returns:
         The model's modules with their operators and memory, as `remat.sac.plan` accepts them.
 
     Raises:
-        ProblemError: ``mode`` or ``cost`` is unknown, ``model`` is not a module, or a module cannot
-            be estimated.
-        CaptureError: ``args`` is not a tuple, ``kwargs`` is not a dict, or no output requires a
-            gradient.
+        ProblemError: ``mode`` or ``cost`` is unknown, ``model`` is not a module, or a module cannot be
+            estimated.
+        CaptureError: ``args`` is not a tuple, ``kwargs`` is not a dict, or no output requires a gradient.
     """
     costs = None if cost is None else registry().cost_model(cost)
     check_module(model)
     args, named = read_call(args, kwargs)
-    given = given_tensors(model, args, named)
+    tensors = given_tensors(model, args, named)
     if fake is None:
-        fake = not _on_the_cpu(given)
-    on_host = all(t.device.type in ("cpu", "meta") for t in given)
+        fake = not _on_the_cpu(tensors)
+    on_host = all(t.device.type in ("cpu", "meta") for t in tensors)
     state_bytes = torch.get_rng_state().nbytes if on_host else 0
     estimator = SACEstimator()
     with contextlib.ExitStack() as stack:
@@ -203,45 +182,59 @@ def estimate(
             # device become fake tensors on the CPU.
             faker = Faker(fake_mode, None)
             args, named = pytree.tree_map(faker, (args, named))
-            stack.enter_context(fake_parameters(model, faker))
+            stack.enter_context(_fake_parameters(model, faker))
             stack.enter_context(fake_mode)
         lifetimes = record_step(model, args, named, estimator(mode, costs, fake=fake))
-        timed = mode == BENCHMARK and cost is None and not fake and _on_the_cpu(given)
+        timed = mode == BENCHMARK and cost is None and not fake and _on_the_cpu(tensors)
         tree = build_tree(model, estimator, lifetimes, state_bytes)
         return replace(tree, policy_ms=policy_ms()) if timed else tree
+
+
+@contextlib.contextmanager
+def _fake_parameters(model: nn.Module, faker: Faker) -> Iterator[None]:
+    """Replace a model's parameters and buffers by fake tensors within the ``with`` block."""
+    # The model itself is changed, because some models cannot be copied.
+    originals = [
+        (slots, name, tensor)
+        for module in model.modules()
+        for slots in (torch_compat.parameters_of(module), torch_compat.buffers_of(module))
+        for name, tensor in slots.items()
+        if tensor is not None
+    ]
+    try:
+        for slots, name, tensor in originals:
+            slots[name] = faker(tensor)
+        yield
+    finally:
+        for slots, name, tensor in originals:
+            slots[name] = tensor
 
 
 def record_step(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], estimator: SACEstimator
 ) -> Lifetimes:
-    """Run forward and backward of one step, and return the lifetimes of the step's storages.
-
-    The step's operators are added to the statistics of ``estimator``. Backward starts from the
-    output named ``loss`` while the other outputs stay alive. Without such an output, backward
-    starts from all outputs (see `loss_only`).
+    """Run one step, record its operators in ``estimator``, and return the lifetimes of its storages.
 
     Raises:
         CaptureError: no output requires a gradient.
     """
-    given, device = given_tensors(model, args, kwargs), torch.device("cpu")
-    restored = given
-    if torch_compat.active_fake_mode() is None:
-        device = next((t.device for t in given if t.device.type == "cuda"), device)
-    else:
+    tensors = given_tensors(model, args, kwargs)
+    restored, device = tensors, device_of(tensors)
+    if torch_compat.active_fake_mode() is not None:
         # Fake tensors have no values to restore, and draw no random numbers.
-        restored = [t for t in given if t.requires_grad]
+        restored, device = [t for t in tensors if t.requires_grad], torch.device("cpu")
     with as_before(restored, device):
-        recorder = estimator.record(given)
+        recorder = estimator.record(tensors)
         with recorder.forward(model):
             result = run_forward(loss_only(model), args, kwargs)
         forward_end = recorder.now
         with recorder:
             run_backward(result)
-        return Lifetimes.of(recorder, model, forward_end)
+        return Lifetimes(recorder, model, forward_end)
 
 
 def _on_the_cpu(tensors: Iterable[torch.Tensor]) -> bool:
-    """Return whether all tensors are on the CPU."""
+    """Whether all tensors are on the CPU."""
     return all(t.device.type == "cpu" for t in tensors)
 
 
@@ -249,30 +242,22 @@ def _on_the_cpu(tensors: Iterable[torch.Tensor]) -> bool:
 def policy_ms() -> float:
     """Return the milliseconds that a policy adds to an operator in forward, measured on this CPU."""
     x = torch.ones(1)
-    took: dict[bool, list[float]] = {False: [], True: []}
+    seconds: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(_RUNS):
-        for asked, found in took.items():
-            with context_fn([])()[0] if asked else contextlib.nullcontext():
+        for with_policy, samples in seconds.items():
+            with context_fn([])()[0] if with_policy else contextlib.nullcontext():
                 start = time.perf_counter()
                 for _ in range(_CHAIN):
                     x.sin()
-                found.append(time.perf_counter() - start)
+                samples.append(time.perf_counter() - start)
     # Minima, because interruptions only add time. Noise may make the difference negative.
-    return max(0.0, 1e3 * (min(took[True]) - min(took[False])) / _CHAIN)
+    return max(0.0, 1e3 * (min(seconds[True]) - min(seconds[False])) / _CHAIN)
 
 
 def build_tree(
     model: nn.Module, estimator: SACEstimator, lifetimes: Lifetimes, state_bytes: int
 ) -> ModuleTree:
-    """Build a `ModuleTree` from the operators and the storages of one recorded step.
-
-    Args:
-        model: the model.
-        estimator: estimator that was active during the step.
-        lifetimes: lifetimes of the step's storages.
-        state_bytes: bytes of the random generator's state for each checkpointed call; see
-            `ModuleTree`.
-    """
+    """Build a `ModuleTree` from the operators and the storages of one recorded step."""
     spans = lifetimes.spans
     order: dict[str, list[ModuleSpan]] = {}
     for span in spans:
@@ -287,6 +272,7 @@ def build_tree(
         stats = estimator.sac_mod_stats.get(name)
         with_backward = [s for s in calls if s.back_begin >= 0]
         if stats is not None and with_backward:
+            # One stored set serves all calls, so the statistics are those of the first call.
             stats = as_checkpointed(lifetimes, with_backward[0], stats)
         parent = calls[0].parent
         modules.append(
@@ -328,7 +314,7 @@ def _why_not(
     if any(s.back_begin < 0 for s in calls):
         return "backward needs nothing that is saved in one of its calls"
     if any(
-        s.begin <= lifetimes.born[k] and lifetimes.written.get(k, -1) >= s.end
+        s.begin <= lifetimes.born[k] and lifetimes.last_write.get(k, -1) >= s.end
         for s in calls
         for k in s.outputs
     ):

@@ -133,8 +133,8 @@ class Item:
 
     Attributes:
         ops: the operators, in order; the first one identifies the item.
-        nbytes: bytes that storing the results of all these operators takes.
-        runtime_ps: picoseconds that recomputing all these operators takes.
+        nbytes: bytes of the results of all these operators.
+        runtime_ps: picoseconds to recompute all these operators.
     """
 
     ops: tuple[int, ...]
@@ -144,13 +144,13 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouping:
-    """Operators of a module: those that a solver may store or recompute, and those with no choice.
+    """Operators of a module by what may be decided about them.
 
     Attributes:
         free: items that a solver may store or recompute, in the order of their first operators.
         stored: items that are always stored.
         recomputed: operators that are always recomputed; see `SACStats.view_like_ops`.
-        recompute_ps: picoseconds that recomputation takes if only the items in ``stored`` are stored.
+        recompute_ps: picoseconds of recomputation if only the items in ``stored`` are stored.
     """
 
     free: tuple[Item, ...]
@@ -162,13 +162,9 @@ class Grouping:
 def group(stats: SACStats) -> Grouping:
     """Group the operators of a module that share a decision: in-place groups, and random operators.
 
-    An in-place group contains the operators of all pairs in `SACStats.inplace_ops` for one storage.
-    The group is always stored if the storage belongs to the caller of the module. A recomputed group
-    would write to this storage twice. The storage counts as the caller's if the first operator on
-    it writes in place or returns a view.
-
-    All random operators form one group. This group is always stored if
-    `SACStats.force_store_random` is set. Groups with a common operator are merged.
+    An in-place group holds the pairs in `SACStats.inplace_ops` for one storage. It is always stored if the
+    first operator on the storage writes in place or returns a view. All random operators form one group,
+    which is always stored if `SACStats.force_store_random` is set. Groups with a common operator are merged.
 
     Raises:
         ProblemError: the statistics are inconsistent; see `check`.
@@ -176,14 +172,16 @@ def group(stats: SACStats) -> Grouping:
     check(stats)
     views = set(stats.view_like_ops)
     together = UnionFind(range(len(stats)))
-    written = [(op, first) for op, first in stats.inplace_ops if op not in views]
-    for pair in written:
+    pairs = [(op, first) for op, first in stats.inplace_ops if op not in views]
+    for pair in pairs:
         together.union(*pair)
-    drawn = [op for op in stats.rand_ops if op not in views]
-    together.union(*drawn)
-    kept = {together[op] for op, first in written if op == first or first in views}
+    # Views are always recomputed, so they tie no other operators together.
+    random_ops = [op for op in stats.rand_ops if op not in views]
+    together.union(*random_ops)
+    # Such a storage belongs to the module's caller, and a recomputed group would write to it twice.
+    always_stored = {together[op] for op, first in pairs if op == first or first in views}
     if stats.force_store_random:
-        kept |= {together[op] for op in drawn}
+        always_stored |= {together[op] for op in random_ops}
     members: dict[int, list[int]] = {}
     for i in range(len(stats)):
         if i not in views:
@@ -197,7 +195,7 @@ def group(stats: SACStats) -> Grouping:
             nbytes=sum(stats.memory[i] for i in ops),
             runtime_ps=sum(runtimes_ps[i] for i in ops),
         )
-        (stored if head in kept else free).append(item)
+        (stored if head in always_stored else free).append(item)
     return Grouping(
         free=tuple(free),
         stored=tuple(stored),
@@ -207,12 +205,7 @@ def group(stats: SACStats) -> Grouping:
 
 
 def check(stats: SACStats) -> None:
-    """Check that statistics are consistent.
-
-    Raises:
-        ProblemError: a list has the wrong length, the position of an operator does not exist, or
-            the memory or runtime of an operator is negative.
-    """
+    """Raise a ProblemError if the statistics' lengths, positions, bytes or runtimes are inconsistent."""
     n = len(stats.func_names)
     for name in ("runtimes", "memory"):
         if len(getattr(stats, name)) != n:
@@ -233,8 +226,7 @@ def check(stats: SACStats) -> None:
 def difference(before: SACStats, after: SACStats) -> str:
     """Return the first difference between the operators of two module calls; empty if they are equal.
 
-    The returned text ends with "which", and the caller completes the sentence. An example is "runs
-    aten.mm.default as operator 3 instead of aten.add.Tensor, which".
+    The text ends with "which", such as "runs aten.mm.default as operator 3 instead of aten.add.Tensor, which".
     """
     for i, (a, b) in enumerate(zip(before.func_names, after.func_names, strict=False)):
         if a != b:

@@ -28,12 +28,7 @@ Point = tuple[float, float]
 
 
 def as_knapsack(grouping: Grouping, capacity: int) -> KnapsackProblem:
-    """Build the knapsack problem of the results to store: weights in bytes, values in picoseconds.
-
-    Args:
-        grouping: operators of a module; `Grouping.free` gives the knapsack's items.
-        capacity: bytes that may be stored.
-    """
+    """Build the knapsack problem of the results to store: weights in bytes, values in picoseconds."""
     return KnapsackProblem(
         weights=tuple(item.nbytes for item in grouping.free),
         values=tuple(item.runtime_ps for item in grouping.free),
@@ -42,10 +37,9 @@ def as_knapsack(grouping: Grouping, capacity: int) -> KnapsackProblem:
 
 
 def exact_frontier(stats: SACStats) -> KnapsackFrontier:
-    """Return the Pareto frontier of a module: all Pareto-optimal sets of items to store.
+    """Return the Pareto frontier of a module's stored bytes and avoided recompute time in picoseconds.
 
-    The items are those of `Grouping.free`. The weight of an item is the bytes that storing it
-    takes. The value of an item is the picoseconds of recomputation that storing it avoids.
+    The items of the frontier's sets are those of `Grouping.free`.
     """
     grouping = group(stats)
     return knapsack_frontier(as_knapsack(grouping, sum(i.nbytes for i in grouping.free)))
@@ -55,12 +49,11 @@ def greedy_order(stats: SACStats) -> SACGreedyOrderMeta:
     """Order a module's candidates for recomputation by freed bytes per recompute time, largest first.
 
     Operators that are always recomputed or always stored are no candidates. Operators that share a
-    decision are one candidate. Candidates without recompute time come first. Candidates with equal
-    ratios keep the order in which their operators ran.
+    decision are one candidate. Candidates without recompute time come first; ties keep the run order.
     """
     grouping = group(stats)
-    written = {i for pair in stats.inplace_ops for i in pair}
-    drawn = set(stats.rand_ops)
+    written_ops = {i for pair in stats.inplace_ops for i in pair}
+    random_ops = set(stats.rand_ops)
     candidates = [
         MSPS(
             func_names={stats.func_names[i] for i in item.ops},
@@ -76,10 +69,10 @@ def greedy_order(stats: SACStats) -> SACGreedyOrderMeta:
         recomputed_ops=set(grouping.recomputed),
         stored_ops={item.ops[0] for item in grouping.stored},
         inplace_op_groups={
-            item.ops[0]: set(item.ops) for item in items if written.intersection(item.ops)
+            item.ops[0]: set(item.ops) for item in items if written_ops.intersection(item.ops)
         },
         random_ops_group={
-            item.ops[0]: set(item.ops) for item in items if drawn.intersection(item.ops)
+            item.ops[0]: set(item.ops) for item in items if random_ops.intersection(item.ops)
         },
         msps_meta=sorted(candidates, key=lambda c: (-c.msps, c.op_idx)),
     )
@@ -88,9 +81,8 @@ def greedy_order(stats: SACStats) -> SACGreedyOrderMeta:
 def greedy_curve(stats: SACStats, order: SACGreedyOrderMeta) -> OrderedDict[float, float]:
     """Return the curve of recomputed runtime over discarded memory along a module's greedy order.
 
-    At the first point, only the operators that are always recomputed run again. At each further
-    point, the next candidate runs again as well. Candidates that free no bytes are left out,
-    because recomputing them has no benefit.
+    At the first point, only the operators that are always recomputed run again. At each further point, the
+    next candidate runs again as well.
 
     Returns:
         Dict from the fraction of memory discarded to the fraction of runtime recomputed.
@@ -100,7 +92,7 @@ def greedy_curve(stats: SACStats, order: SACGreedyOrderMeta) -> OrderedDict[floa
     freed = sum(stats.memory[i] for i in order.recomputed_ops)
     curve = OrderedDict([(_share(freed, memory), _share(spent, runtime))])
     for candidate in order.msps_meta:
-        if candidate.memory > 0:
+        if candidate.memory > 0:  # recomputing a candidate that frees nothing has no benefit
             freed += candidate.memory
             spent += candidate.runtime
             curve[_share(freed, memory)] = min(1.0, _share(spent, runtime))
@@ -112,17 +104,10 @@ def upper_envelope(
 ) -> SACTradeOffStats:
     """Fit up to ``n_segments`` straight lines above the greedy curve of a module.
 
-    The curve is a staircase: between two of its points, all candidates up to the later point must
-    be recomputed. Each line lies on or above all stairs in its range. Among all such fits, the
-    result has the least total area below the lines, unless corners are merged (see
-    `MOST_CORNERS`). Dynamic programming over the points at which segments begin finds this fit.
-    Consecutive lines need not meet. (PyTorch's estimator computes a least-squares fit, which cuts
-    through the stairs.)
-
-    Args:
-        stats: statistics of the module.
-        order: greedy order of the module.
-        n_segments: largest number of line segments.
+    The curve is a staircase, because freeing one more byte recomputes the whole next candidate. Each line
+    lies on or above all stairs in its range. Dynamic programming finds the fit with the least total area
+    below the lines, up to merged corners (see `MOST_CORNERS`). Consecutive lines need not meet. PyTorch's
+    estimator computes a least-squares fit, which cuts through the stairs.
 
     Raises:
         ProblemError: ``n_segments`` is not an int of at least 1.
@@ -150,12 +135,7 @@ def upper_envelope(
 
 
 def merge_corners(corners: Sequence[Point], most: int) -> list[Point]:
-    """Merge neighbouring corners of a rising staircase, so that at most ``most`` remain.
-
-    A corner is the upper left end (x, y) of a stair. Each merged corner is no further right and no
-    lower than the corners that it replaces. So a rising line above the merged corners is above all
-    given corners.
-    """
+    """Merge neighbouring corners of a rising staircase down to ``most``, each at least as high and as far left."""
     if len(corners) <= most:
         return list(corners)
     starts = [k * len(corners) // most for k in range(most)]
@@ -167,7 +147,7 @@ def fit(corners: Sequence[Point], end: float, segments: int) -> list[tuple[float
     """Fit line segments above all corners, with the least total area below the segments.
 
     Args:
-        corners: corners (x, y) of a rising staircase, from left to right.
+        corners: upper left ends (x, y) of the stairs of a rising staircase, from left to right.
         end: x at which the last segment ends.
         segments: largest number of segments.
 
@@ -182,12 +162,12 @@ def fit(corners: Sequence[Point], end: float, segments: int) -> list[tuple[float
     # the fit with fewer segments stays.
     best: list[tuple[float, tuple[int, ...]]] = [(line[0], (0,)) for line in lines[0]]
     for _ in range(1, min(segments, n)):
-        more = []
+        extended = []
         for j, fewer in enumerate(best):
             options = [(best[i - 1][0] + lines[i][j - i][0], i) for i in range(1, j + 1)]
             area, i = min([(fewer[0], 0), *options])
-            more.append((area, (*best[i - 1][1], i)) if i else fewer)
-        best = more
+            extended.append((area, (*best[i - 1][1], i)) if i else fewer)
+        best = extended
     begins = best[-1][1]
     last = [*(i - 1 for i in begins[1:]), n - 1]
     return [(starts[i], *lines[i][j - i][1:]) for i, j in zip(begins, last, strict=True)]
@@ -196,28 +176,16 @@ def fit(corners: Sequence[Point], end: float, segments: int) -> list[tuple[float
 def _best_lines(
     corners: Sequence[Point], starts: Sequence[float], first: int
 ) -> list[tuple[float, float, float]]:
-    """For each corner from ``first`` on, return the best line above corners ``first`` to that corner.
-
-    The best line has the least area below it. The area below a line is the width of the line's
-    range times the line's height at the middle of the range. So the best line extends that edge of
-    the corners' upper convex hull which spans the middle. If the middle is right of the last corner,
-    or there is only one corner, the line is horizontal.
-
-    Args:
-        corners: corners (x, y) of a rising staircase, from left to right.
-        starts: x of each corner, then the x at which the staircase ends.
-        first: position in ``corners`` of the first corner below the line.
-
-    Returns:
-        (area, slope, intercept) of each line, in the order of the line's last corner.
-    """
+    """Return (area, slope, intercept) of the best line above corners ``first`` to j, for each j from ``first``."""
     hull: list[Point] = []
-    found: list[tuple[float, float, float]] = []
+    lines: list[tuple[float, float, float]] = []
     for j in range(first, len(corners)):
         x, y = corners[j]
         while len(hull) > 1 and turns_up(hull[-2], hull[-1], (x, y)):
             hull.pop()
         hull.append((x, y))
+        # The area below a line is the width of its range times its height at the middle of the range. So the
+        # best line extends the edge of the corners' upper convex hull that spans the middle.
         begin, end = starts[first], starts[j + 1]
         middle = (begin + end) / 2
         if len(hull) == 1 or middle > x:
@@ -229,14 +197,14 @@ def _best_lines(
             (x0, y0), (x1, y1) = hull[k - 1], hull[k]
             slope = (y1 - y0) / (x1 - x0)
             intercept = max(b - slope * a for a, b in hull)
-        found.append(((end - begin) * (slope * middle + intercept), slope, intercept))
-    return found
+        lines.append(((end - begin) * (slope * middle + intercept), slope, intercept))
+    return lines
 
 
 def turns_up(a: Point, b: Point, c: Point) -> bool:
-    """Return whether ``b`` lies on or below the line from ``a`` to ``c``."""
+    """Whether ``b`` lies on or below the line from ``a`` to ``c``."""
     return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0]) >= 0
 
 
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+def _share(part: float, total: float) -> float:
+    return part / total if total else 0.0

@@ -28,27 +28,20 @@ MUST = (
 def compose(*policies: PolicyLike) -> Policy:
     """Compose several checkpointing policies into one policy.
 
-    For each operator, the composed policy calls every given policy exactly once, in the given
-    order. Later policies are called even if an earlier answer decides, because a policy may count
-    operators.
+    For each operator, the composed policy calls every given policy exactly once, in order. Later policies
+    are called even if an earlier answer decides, because a policy may count operators.
 
     A MUST answer beats every PREFER answer. Without a MUST answer, the first answer other than
-    PREFER_RECOMPUTE holds. So a policy without a preference for an operator should answer
-    PREFER_RECOMPUTE.
+    PREFER_RECOMPUTE holds.
 
-    A policy that counts operators may have two methods, which the composed policy has as well. Each
-    forward of checkpointed code uses the new policy that ``fresh()`` returns. At the end of this
-    forward, the new policy's ``end()`` is called.
+    A policy that counts operators may define two methods. Each forward of a region uses the new policy
+    that ``fresh()`` returns, and calls this policy's ``end()`` at the end of forward.
 
     Args:
         policies: policies, or lists of operators that must be saved.
 
-    Returns:
-        The composed policy.
-
     Raises:
-        ProblemError: no policy is given, or an argument is neither a policy nor a list of
-            operators.
+        ProblemError: no policy is given, or an argument is neither a policy nor a list of operators.
         PolicyError: raised by the composed policy if two MUST answers differ, or if a policy raises
             an exception or returns something other than a `CheckpointPolicy`.
     """
@@ -71,19 +64,20 @@ class _Composed:
             end(part)
 
     def __call__(self, ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        # Every policy is asked, because a policy may count operators.
         answers = [ask(p, ctx, op, args, kwargs) for p in self.parts]
-        firm = [(p, a) for p, a in zip(self.parts, answers, strict=True) if a in MUST]
-        for other, answer in firm[1:]:
-            if answer is not firm[0][1]:
+        musts = [(p, a) for p, a in zip(self.parts, answers, strict=True) if a in MUST]
+        for other, answer in musts[1:]:
+            if answer is not musts[0][1]:
                 raise PolicyError(
-                    f"{op}: policy '{name_of(firm[0][0])}' says {firm[0][1].name}, policy "
+                    f"{op}: policy '{name_of(musts[0][0])}' says {musts[0][1].name}, policy "
                     f"'{name_of(other)}' says {answer.name}; expected at most one verdict that is a "
                     "MUST: let one of them prefer"
                 )
-        if firm:
-            return firm[0][1]
-        wishes = (a for a in answers if a is not CheckpointPolicy.PREFER_RECOMPUTE)
-        return next(wishes, CheckpointPolicy.PREFER_RECOMPUTE)
+        if musts:
+            return musts[0][1]
+        preferences = (a for a in answers if a is not CheckpointPolicy.PREFER_RECOMPUTE)
+        return next(preferences, CheckpointPolicy.PREFER_RECOMPUTE)
 
     def __str__(self) -> str:
         return f"compose({', '.join(map(name_of, self.parts))})"
@@ -107,8 +101,7 @@ def as_policy(policy: PolicyLike) -> Policy:
     """Return a callable policy unchanged; convert a list of operators to a policy that saves them.
 
     Raises:
-        ProblemError: ``policy`` is neither callable nor a sequence, or an entry of the sequence is
-            not an operator with its overload, such as ``torch.ops.aten.mm.default``.
+        ProblemError: ``policy`` is neither callable nor a list of operators with overloads.
     """
     if callable(policy):
         return policy
@@ -119,8 +112,10 @@ def as_policy(policy: PolicyLike) -> Policy:
         )
     for op in policy:
         if isinstance(op, torch_compat.OpOverloadPacket):
-            known = ", ".join(f"{op}.{o}" for o in op.overloads()[:3])  # type: ignore[no-untyped-call]
-            raise ProblemError(f"'{op}' stands for several operators; name one of them, as {known}")
+            overloads = ", ".join(f"{op}.{o}" for o in op.overloads()[:3])  # type: ignore[no-untyped-call]
+            raise ProblemError(
+                f"'{op}' stands for several operators; name one of them, as {overloads}"
+            )
         if not isinstance(op, (torch_compat.OpOverload, torch_compat.HigherOrderOperator)):
             raise ProblemError(
                 f"expected operators to save, as torch.ops.aten.mm.default, got {op!r}"
@@ -131,19 +126,7 @@ def as_policy(policy: PolicyLike) -> Policy:
 def ask(
     policy: Policy, ctx: Any, op: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> CheckpointPolicy:
-    """Call a policy for one operator, and return the policy's answer.
-
-    Args:
-        policy: the policy.
-        ctx: context that PyTorch passes to policies.
-        op: the operator.
-        args: positional arguments of the operator's call.
-        kwargs: keyword arguments of the operator's call.
-
-    Raises:
-        PolicyError: the policy raises an exception, or returns something other than a
-            `CheckpointPolicy`.
-    """
+    """Call a policy for one operator; raise a PolicyError if it fails or returns no `CheckpointPolicy`."""
     answer: Any  # a user's policy may return anything
     try:
         answer = policy(ctx, op, *args, **kwargs)
@@ -168,12 +151,12 @@ def ask(
 def fresh(policy: Policy) -> Policy:
     """Return the policy for the next forward: ``policy.fresh()`` if defined, else ``policy`` itself."""
     renew = getattr(policy, "fresh", None)
-    made: Policy = policy if renew is None else renew()
-    return made
+    renewed: Policy = policy if renew is None else renew()
+    return renewed
 
 
 def end(policy: Policy) -> None:
-    """Call ``policy.end()``, if defined, at the end of the forward of checkpointed code."""
+    """Call ``policy.end()``, if defined."""
     ended = getattr(policy, "end", None)
     if ended is not None:
         ended()

@@ -42,7 +42,7 @@ from remat.graph.memory.writes import written_places
 from remat.graph.ops import is_known, is_random_call, is_seeded
 from remat.graph.purity import name_of
 from remat.sac.policies.compose import MUST, SAVE
-from remat.sac.run.operators import declared_writes, storages, tensors_in, written
+from remat.sac.run.operators import declared_writes, storages, tensors_in, written_tensors
 from remat.torch_compat import pytree
 
 _CONSTANT = torch.ops.aten.lift_fresh.default
@@ -52,32 +52,23 @@ class RandomOps:
     """Track the random operators of one run of a region, to decide which of them must be saved.
 
     Attributes:
-        wrote_argument: whether an operator of the run has drawn numbers into an argument; see
-            `draws_into_argument`.
+        wrote_argument: whether `draws_into_argument` holds for an operator of the run.
     """
 
     def __init__(self) -> None:
         self.wrote_argument = False
         self._saved: Any = None  # the last saved operator that may have drawn random numbers
 
-    def settle(
+    def adjust(
         self, verdict: CheckpointPolicy, op: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> CheckpointPolicy:
         """Return an operator's verdict, adjusted to the verdicts for earlier random operators.
 
-        A PREFER verdict becomes PREFER_SAVE if recomputing the operator would draw other numbers
-        than in forward. It also becomes PREFER_SAVE for a custom operator that is not declared pure
-        and does not write in place.
-
-        Args:
-            verdict: the policy's verdict for the operator.
-            op: the operator.
-            args: positional arguments of the operator's call.
-            kwargs: keyword arguments of the operator's call.
+        A PREFER verdict becomes PREFER_SAVE if recomputing the operator would draw other numbers than in
+        forward, or if the operator is neither declared pure nor in-place.
 
         Raises:
-            PolicyError: the verdict is MUST_RECOMPUTE or MUST_CPU_OFFLOAD, and recomputing the
-                operator would draw other numbers than in forward.
+            PolicyError: a MUST verdict demands a recomputation that would draw other numbers.
         """
         opaque = not is_known(op)
         if not (opaque or is_random_call(op, args, kwargs)):
@@ -86,6 +77,7 @@ class RandomOps:
         if verdict in SAVE:
             self._saved = op
             return verdict
+        # An operator that is not declared pure may have side effects, so it runs once.
         if opaque and verdict not in MUST and not written_places(op):
             self._saved = op
             return CheckpointPolicy.PREFER_SAVE
@@ -112,21 +104,18 @@ class RandomOps:
 
 @functools.cache
 def draws_into_argument(op: Any) -> bool:
-    """Return whether a random operator writes to an argument that the operator does not return.
-
-    An example is the argument ``noise`` of RReLU. Autograd saves such an argument before the
-    operator runs, and a result after the operator has run.
-    """
+    """Whether a random operator writes to an argument that it does not return, such as RReLU's ``noise``."""
     if not is_seeded(op):
         return False
+    # Autograd saves such an argument before the operator runs, and a result after it.
     schema = torch_compat.schema(op)
     returned = {name for r in schema.returns if r.alias_info for name in r.alias_info.before_set}
-    written = [schema.arguments[k].alias_info for k, _ in written_places(op)]
-    return any(info is not None and returned.isdisjoint(info.before_set) for info in written)
+    writes = [schema.arguments[k].alias_info for k, _ in written_places(op)]
+    return any(info is not None and returned.isdisjoint(info.before_set) for info in writes)
 
 
 def _has_generator(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Return whether an argument is a `torch.Generator`; checkpointing does not restore its state."""
+    """Whether an argument is a `torch.Generator`, whose state checkpointing does not restore."""
     return any(isinstance(x, torch.Generator) for x in (*args, *kwargs.values()))
 
 
@@ -134,38 +123,33 @@ class Writes:
     """Track the tensors of one run of a region, to keep in-place writes to these tensors consistent."""
 
     def __init__(self) -> None:
-        # Keys are storage ids. `_made`: the operator that made the tensor, and whether this operator is saved.
-        # `_read`: the last recomputed reader. `_written`: storages that saved operators wrote to.
+        # Keys are storage ids. `_makers`: the operator that made the tensor, and whether this operator is saved.
+        # `_read`: the last recomputed reader. `_saved_writes`: storages that saved operators wrote to.
         # `_versions`: the first recomputed reader, and the version that the tensor had then.
-        self._made: dict[int, tuple[Any, bool]] = {}
+        self._makers: dict[int, tuple[Any, bool]] = {}
         self._read: dict[int, Any] = {}
-        self._written: set[int] = set()
+        self._saved_writes: set[int] = set()
         # Tensors from outside the region; weak, so that tracking does not extend their lifetimes.
         self._outside: dict[int, weakref.ref[torch.Tensor]] = {}
         self._versions: dict[int, tuple[Any, int]] = {}
 
-    def settle(
+    def adjust(
         self, verdict: CheckpointPolicy, op: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> CheckpointPolicy:
         """Return an operator's verdict, adjusted to the tensors that the operator writes to in place.
 
-        If an operator of the region made the written tensor, the writing operator gets the same
-        decision: both are saved, or both are recomputed. If the tensor is from outside the region,
-        the writing operator is saved, unless a recomputed operator has read the tensor. Only PREFER
-        verdicts change. `record` raises an error for a MUST verdict that is inconsistent.
-
-        Args:
-            verdict: the policy's verdict for the operator.
-            op: the operator.
-            args: positional arguments of the operator's call.
-            kwargs: keyword arguments of the operator's call.
+        Only PREFER verdicts change. A write to a tensor made in the region is saved if the tensor's maker is
+        saved, and recomputed otherwise.
         """
         for key in _keys(declared_writes(op, args, kwargs)):
-            maker, kept = self._made.get(key, (None, False))
-            if kept and verdict is CheckpointPolicy.PREFER_RECOMPUTE:
+            maker, maker_is_saved = self._makers.get(key, (None, False))
+            if maker_is_saved and verdict is CheckpointPolicy.PREFER_RECOMPUTE:
                 verdict = CheckpointPolicy.PREFER_SAVE
-            elif maker is not None and not kept and verdict is CheckpointPolicy.PREFER_SAVE:
+            elif (
+                maker is not None and not maker_is_saved and verdict is CheckpointPolicy.PREFER_SAVE
+            ):
                 verdict = CheckpointPolicy.PREFER_RECOMPUTE
+            # A recomputed write to a tensor from outside the region would be a second write.
             elif maker is None and key not in self._read and verdict not in MUST:
                 verdict = CheckpointPolicy.PREFER_SAVE
         return verdict
@@ -178,64 +162,48 @@ class Writes:
         kwargs: dict[str, Any],
         out: Any,
     ) -> None:
-        """Record the tensors that an operator made, read and wrote, with the operator's verdict.
-
-        Args:
-            verdict: verdict for the operator, after all adjustments.
-            op: the operator.
-            args: positional arguments of the operator's call.
-            kwargs: keyword arguments of the operator's call.
-            out: the operator's result.
+        """Record the tensors that an operator made, read and wrote, with the operator's adjusted verdict.
 
         Raises:
-            PolicyError: the operator writes in place to a tensor made in the region, and either the
-                operator or the tensor's maker is saved, but not both. Or the operator writes in
-                place and is saved, although a recomputed operator has read the tensor before.
+            PolicyError: a write and its tensor's maker or an earlier reader have contradicting verdicts.
         """
-        given = _storages([*args, *kwargs.values()])
+        arguments = _storages([*args, *kwargs.values()])
         saved = verdict in SAVE
         # Inference tensors have no version counter, so they are left out.
-        for key, tensor in given.items():
-            if key not in self._made and key not in self._outside and not tensor.is_inference():
+        for key, tensor in arguments.items():
+            if key not in self._makers and key not in self._outside and not tensor.is_inference():
                 self._outside[key] = weakref.ref(tensor)
         for key in _keys(declared_writes(op, args, kwargs)):
             self._write(op, key, verdict)
         returned = _keys([out])
         # `lift_fresh` returns its argument. It counts as made here, because each run creates the constant anew.
-        made = [k for k in returned if k not in given or op is _CONSTANT]
-        for key in made:  # forget an earlier, freed storage with the same id
-            self._made[key] = (op, saved)
+        created = [k for k in returned if k not in arguments or op is _CONSTANT]
+        for key in created:  # forget an earlier, freed storage with the same id
+            self._makers[key] = (op, saved)
             self._read.pop(key, None)
             self._outside.pop(key, None)
             self._versions.pop(key, None)
-        if not saved and (made or not returned):  # views are left out, since they read no elements
-            changed = _keys(written(op, args, kwargs))
-            for key in given:
+        if not saved and (
+            created or not returned
+        ):  # views are left out, since they read no elements
+            changed = _keys(written_tensors(op, args, kwargs))
+            for key in arguments:
                 self._read[key] = op
                 outside = self._outside[key]() if key in self._outside else None
                 if outside is not None and key not in changed:
                     self._versions.setdefault(key, (op, torch_compat.version(outside)))
 
     def _write(self, op: Any, key: int, verdict: CheckpointPolicy) -> None:
-        """Check one in-place write, and record the written storage if the writing operator is saved.
-
-        Args:
-            op: the operator that writes.
-            key: id of the storage that is written to.
-            verdict: verdict for the operator, after all adjustments.
-
-        Raises:
-            PolicyError: the verdict is inconsistent; see `record`.
-        """
-        maker, kept = self._made.get(key, (None, False))
+        """Check the verdict for an in-place write to storage ``key``, and record a saved write."""
+        maker, maker_is_saved = self._makers.get(key, (None, False))
         if verdict not in SAVE:
-            if kept:
+            if maker_is_saved:
                 raise PolicyError(
                     f"{op} cannot be {verdict.name}: it writes to the result of {maker}, which is "
                     "saved; decide both alike"
                 )
             return
-        if maker is not None and not kept:
+        if maker is not None and not maker_is_saved:
             raise PolicyError(
                 f"{op} cannot be saved: it writes to the result of {maker}, which is recomputed, and "
                 "would not be written to again; decide both alike"
@@ -246,15 +214,10 @@ class Writes:
                 f"{op} cannot be saved: {reader} is recomputed, and would find what {op} writes "
                 "instead of what was there before; save both, or recompute both"
             )
-        self._written.add(key)
+        self._saved_writes.add(key)
 
     def check(self) -> None:
-        """Check that no tensor from outside the region changed after a recomputed operator read it.
-
-        Raises:
-            PolicyError: a tensor from outside the region was written to in place after a recomputed
-                operator had read it in forward.
-        """
+        """Raise a PolicyError if a tensor from outside the region changed after a recomputed operator read it."""
         for key, (op, version) in self._versions.items():
             tensor = self._outside[key]()
             if tensor is not None and torch_compat.version(tensor) != version:
@@ -266,27 +229,19 @@ class Writes:
                 )
 
     def accept(self, cache: dict[Any, dict[int, Any]]) -> None:
-        """Update version numbers in PyTorch's cache of saved results, to permit writes in the region.
-
-        In backward, PyTorch compares the version of each saved tensor with the version in the
-        tensor's cache entry. After this call, writes by saved operators of the region are no error,
-        but later writes are. Results of in-place operators are exempt: for these, PyTorch returns
-        the operator's argument and ignores the cached result. So a step counter that the region
-        increments may change again before backward.
-
-        Args:
-            cache: PyTorch's saved results: a dict from each operator to a dict from the number of
-                the operator's call to cache entries.
-        """
-        if not self._written:
+        """Accept the region's saved writes in PyTorch's cache of saved results; later writes stay errors in backward."""
+        if not self._saved_writes:
             return
+        # In backward, PyTorch compares each saved tensor's version with the version in its cache entry.
+        # For an in-place operator, PyTorch returns the argument and ignores the cached result. So a step
+        # counter that the region increments may change again before backward.
         for op, entries in cache.items():
             in_place = bool(written_places(op))
             for entry in pytree.tree_leaves(list(entries.values())):
                 value = getattr(entry, "val", None)
                 if not isinstance(value, torch.Tensor):
                     continue
-                if self._written.issuperset(key for key, _ in storages(value)):
+                if self._saved_writes.issuperset(key for key, _ in storages(value)):
                     entry.version = None if in_place else torch_compat.version(value)
 
 
@@ -295,17 +250,15 @@ def _keys(values: Iterable[Any]) -> list[int]:
 
 
 def _storages(values: Iterable[Any]) -> dict[int, torch.Tensor]:
-    """Return a dict from the id of each storage in ``values`` to the first tensor on the storage.
-
-    This function runs for every operator, so plain tensors take a fast path.
-    """
-    found: dict[int, torch.Tensor] = {}
+    """Return a dict from the id of each storage in ``values`` to the first tensor on the storage."""
+    tensors: dict[int, torch.Tensor] = {}
     for x in values:
+        # A fast path, because this function runs for every operator.
         plain = type(x) is torch.Tensor or type(x) is torch.nn.Parameter
         if plain and x.layout is torch.strided:
-            found.setdefault(torch_compat.storage_id(x.untyped_storage()), x)
+            tensors.setdefault(torch_compat.storage_id(x.untyped_storage()), x)
         elif isinstance(x, (torch.Tensor, list, tuple)):
             for part in tensors_in(x):
                 for key, tensor in storages(part):
-                    found.setdefault(key, tensor)
-    return found
+                    tensors.setdefault(key, tensor)
+    return tensors

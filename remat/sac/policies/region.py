@@ -35,31 +35,24 @@ def context_fn(
 ) -> ContextFn:
     """Convert policies to the ``context_fn`` argument of `torch.utils.checkpoint.checkpoint`.
 
-    A region is the code that one call of ``checkpoint`` runs. A verdict is a policy's answer for an
-    operator. Unlike PyTorch's own context managers, those of this function keep the verdicts in a
-    region consistent. For example, a random operator is saved if an earlier random operator is
-    saved. An operator that writes in place to a saved tensor is saved as well. If a MUST verdict
-    forbids saving, running the region raises a `PolicyError`. `remat.sac.policies.consistency`
-    lists all rules.
-
-    A saved operator of the region may write to a saved tensor. Any other change to a saved tensor
-    is an error in backward.
+    A verdict is a policy's answer for an operator. Unlike PyTorch's own context managers, those of this
+    function keep the verdicts in a region consistent. For example, a random operator is saved if an
+    earlier one is saved. `remat.sac.policies.consistency` lists all rules. A change to a saved tensor
+    is an error in backward, unless a saved operator of the region makes the change.
 
     Args:
         policies: policies, or lists of operators to save; several are combined by `compose`.
         module: name of the region for error messages.
-        allow_cache_entry_mutation: whether to disable the checks of in-place writes and accept
-            changes to saved tensors. The caller must then ensure that gradients stay correct.
+        allow_cache_entry_mutation: whether to accept changes to saved tensors without checks. The
+            caller must then ensure that gradients stay correct.
 
     Returns:
         A function without arguments, which returns two context managers: the first for forward, the
         second for recomputation.
 
     Raises:
-        ProblemError: no policy is given, or an argument is neither a policy nor a list of
-            operators.
-        PolicyError: raised when the region runs, if a policy fails or its verdicts are
-            inconsistent.
+        ProblemError: no policy is given, or an argument is neither a policy nor a list of operators.
+        PolicyError: raised when the region runs, if a policy fails or a MUST verdict breaks a rule.
     """
     policy = as_policy(policies[0]) if len(policies) == 1 else compose(*policies)
 
@@ -76,7 +69,7 @@ def context_fn(
 
 
 def _contexts(run: _Run, allow_cache_entry_mutation: bool, *, traced: bool) -> tuple[Any, Any]:
-    """Return PyTorch's two context managers for a region: one for forward, one for recomputation."""
+    """Return PyTorch's two context managers for a region: for forward, and for recomputation."""
     forward, recompute = torch_compat.selective_contexts(
         run, allow_cache_entry_mutation=allow_cache_entry_mutation, traced=traced
     )
@@ -84,7 +77,7 @@ def _contexts(run: _Run, allow_cache_entry_mutation: bool, *, traced: bool) -> t
 
 
 def is_traced() -> bool:
-    """Return whether a compiler is tracing the operators that currently run."""
+    """Whether a compiler is tracing the operators that currently run."""
     # Dynamo and AOTAutograd have a tracing context; make_fx by itself has only a proxy mode.
     proxies = torch_compat.get_dispatch_mode(torch_compat.TorchDispatchModeKey.PROXY)
     return proxies is not None or torch_compat.TracingContext.try_get() is not None
@@ -109,10 +102,10 @@ class _Run:
         try:
             verdict = ask(self._policy, ctx, op, args, kwargs)
             if self._writes is not None:
-                verdict = self._writes.settle(verdict, op, args, kwargs)
+                verdict = self._writes.adjust(verdict, op, args, kwargs)
             # The adjustment for writes may have saved a random operator, so it comes first.
             if self._random is not None:
-                verdict = self._random.settle(verdict, op, args, kwargs)
+                verdict = self._random.adjust(verdict, op, args, kwargs)
             if self._writes is not None:
                 self._writes.record(verdict, op, args, kwargs, ctx.op_output)
         except PolicyError as error:
@@ -120,15 +113,7 @@ class _Run:
         return verdict
 
     def end(self, cache: Any) -> None:
-        """Call the policy's ``end()`` and update PyTorch's cache, at the end of the region's forward.
-
-        Args:
-            cache: PyTorch's dict of the results that the region has saved; see `Writes.accept`.
-
-        Raises:
-            PolicyError: raised by the policy's ``end()``, for example if fewer operators have run
-                than a plan lists.
-        """
+        """End the policy and accept the region's saved writes in PyTorch's cache, after forward."""
         try:
             end(self._policy)
         except PolicyError as error:
@@ -137,11 +122,7 @@ class _Run:
             self._writes.accept(cache)
 
     def check(self) -> None:
-        """Check, when recomputation begins, that tensors from outside the region are unchanged.
-
-        Raises:
-            PolicyError: a tensor from outside the region has changed, and recomputation reads it.
-        """
+        """Raise a PolicyError if recomputation would read a changed tensor from outside the region."""
         try:
             if self._writes is not None:
                 self._writes.check()
@@ -149,11 +130,9 @@ class _Run:
             raise PolicyError(f"{self._where}: {error}") from None
 
     def save_last(self) -> None:
-        """Save one more tensor at the end of the region, if an operator drew numbers into an argument.
-
-        PyTorch stops a recomputation when the region's last tensor is saved. Autograd saves such an
-        argument before the operator writes to it, so another tensor must be the last one.
-        """
+        """Save one more tensor at the end of the region, if an operator drew numbers into an argument."""
+        # PyTorch stops a recomputation when the region's last tensor is saved. Autograd saves the argument
+        # of such an operator before the operator writes to it, so another tensor must be the last one.
         if self._random is not None and self._random.wrote_argument:
             _Saving.apply(_LEAF)  # type: ignore[no-untyped-call]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,70 +17,47 @@ from remat.sac.run.recording import Call, ModuleSpan, StepRecorder
 Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class Lifetimes:
-    """Storages of one training step, with their sizes and lifetimes, and the step's module calls.
+    """Storages of one training step with their sizes and lifetimes, and the step's module calls.
 
-    A storage is given by its number, and a moment is a point in time; `StepRecorder` defines both.
-    The arrays ``born``, ``died`` and ``nbytes`` are indexed by the storage's number.
+    Build the object directly after the step, while the model's parameters hold the step's gradients.
+    `StepRecorder` defines moments and the numbers of storages, which are the indices of the arrays.
 
     Attributes:
         moments: number of moments in the step.
         born: moment at which each storage is allocated; below 0 if it existed before the step.
-        died: moment at which each storage is freed; ``moments`` if it is alive at the end of the
-            step.
+        died: moment at which each storage is freed; ``moments`` if it is alive at the end of the step.
         nbytes: bytes of each storage.
         resident: storages of the parameters.
         gradients: storages of the parameters' gradients.
         calls: operators of forward, in order.
         spans: module calls, in the order in which they begin.
         forward_end: first moment of backward.
-        written: dict from a storage to the last moment at which an operator of forward wrote to it.
+        last_write: dict from a storage to the last moment at which an operator of forward wrote to it.
     """
 
-    moments: int
-    born: Ints
-    died: Ints
-    nbytes: Ints
-    resident: frozenset[int]
-    gradients: frozenset[int]
-    calls: tuple[Call, ...]
-    spans: tuple[ModuleSpan, ...]
-    forward_end: int
-    written: dict[int, int]
-
-    @classmethod
-    def of(cls, recorder: StepRecorder, model: nn.Module, forward_end: int) -> Lifetimes:
-        """Build the lifetimes of a recorded step. Call this directly after the step has ended.
-
-        Args:
-            recorder: recorder of the step.
-            model: the model that ran. Its parameters must hold the step's gradients.
-            forward_end: first moment of backward.
-        """
-        died = np.array(recorder.died, dtype=np.int64)
+    def __init__(self, recorder: StepRecorder, model: nn.Module, forward_end: int) -> None:
         parameters = list(model.parameters())
-        return cls(
-            moments=recorder.now,
-            born=np.array(recorder.born, dtype=np.int64),
-            died=np.where(died < 0, recorder.now, died),
-            nbytes=np.array(recorder.nbytes, dtype=np.int64),
-            resident=recorder.known(parameters),
-            gradients=recorder.known(p.grad for p in parameters if p.grad is not None),
-            calls=tuple(recorder.calls),
-            spans=tuple(recorder.spans),
-            forward_end=forward_end,
-            written=dict(recorder.written),
-        )
+        died = np.array(recorder.died, dtype=np.int64)
+        # Copies, because storages that are freed after the step still change the recorder's lists.
+        self.moments = recorder.now
+        self.born = np.array(recorder.born, dtype=np.int64)
+        self.died: Ints = np.where(died < 0, recorder.now, died)
+        self.nbytes = np.array(recorder.nbytes, dtype=np.int64)
+        self.resident = recorder.numbers_of(parameters)
+        self.gradients = recorder.numbers_of(p.grad for p in parameters if p.grad is not None)
+        self.calls, self.spans = recorder.calls, recorder.spans
+        self.forward_end = forward_end
+        self.last_write = recorder.last_write
 
-    def alive(self, chosen: Iterable[int]) -> Ints:
-        """Return the bytes of the chosen storages that are alive at each moment."""
-        at = np.fromiter(chosen, dtype=np.int64)
+    def alive(self, numbers: Iterable[int]) -> Ints:
+        """Return the bytes of storages, given by their numbers, that are alive at each moment."""
+        chosen = np.fromiter(numbers, dtype=np.int64)
         change = np.zeros(self.moments + 1, dtype=np.int64)
         # change[...] += … would count a moment that occurs several times only once.
         # The maximum, because storages from before the step have a negative moment of allocation.
-        np.add.at(change, np.maximum(self.born[at], 0), self.nbytes[at])
-        np.subtract.at(change, self.died[at], self.nbytes[at])
+        np.add.at(change, np.maximum(self.born[chosen], 0), self.nbytes[chosen])
+        np.subtract.at(change, self.died[chosen], self.nbytes[chosen])
         return np.cumsum(change)[:-1]
 
     @functools.cached_property
@@ -89,7 +65,7 @@ class Lifetimes:
         """Bytes of all storages that are alive at each moment."""
         return self.alive(range(len(self.born)))
 
-    def made(self, span: ModuleSpan) -> Ints:
+    def allocated_in(self, span: ModuleSpan) -> Ints:
         """Return the numbers of the storages allocated during the forward of a module call."""
         return np.flatnonzero((self.born >= span.begin) & (self.born < span.end))
 
@@ -108,9 +84,8 @@ def given_tensors(
 def loss_only(model: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a model, so that backward starts from the loss in the model's output if there is one.
 
-    The result is a function that takes the model's arguments. If the model's output has a ``loss``
-    that requires a gradient, the function returns a pair: the loss, and a list of all tensors of the
-    output, detached. Otherwise the function returns the model's output unchanged.
+    If the output has a ``loss`` that requires a gradient, the wrapper returns a pair: the loss, and all
+    tensors of the output, detached. Otherwise it returns the output unchanged.
     """
 
     def step(*args: Any, **kwargs: Any) -> Any:

@@ -37,16 +37,15 @@ def check_module(model: object) -> None:
 
 def own_forward(module: nn.Module) -> Forward | None:
     """Return the ``forward`` set on a module instance; None if the class's method is in use."""
-    found: Forward | None = module.__dict__.get("forward")
-    return found
+    forward: Forward | None = module.__dict__.get("forward")
+    return forward
 
 
 def set_forward(module: nn.Module, forward: Forward | None) -> Callable[[], None]:
     """Set ``forward`` on a module instance; None removes it, so that the class's method is in use.
 
     Returns:
-        A function that restores the previous ``forward``. The function does nothing if another
-        ``forward`` has been set after this call.
+        A function that restores the previous ``forward``, unless another one has been set since.
     """
     before = own_forward(module)
 
@@ -62,20 +61,17 @@ def set_forward(module: nn.Module, forward: Forward | None) -> Callable[[], None
 
 
 def in_backward() -> bool:
-    """Return whether this thread runs backward, in which checkpointed modules run forward again."""
+    """Whether this thread runs backward, in which checkpointed modules run forward again."""
     return int(torch_compat.current_graph_task_id()) != -1
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModuleCall:
-    """One call of a module's ``forward``.
+    """One call of a module's ``forward``; `watching` explains ``name``.
 
     Attributes:
-        name: name of the module, as described at `watching`.
-        module: the module.
-        args: positional arguments of the call.
-        kwargs: keyword arguments of the call. In the first call of a module that belongs to no
-            model passed to `watching`, this dict is empty until the call ends.
+        kwargs: keyword arguments of the call. In the first call of a module that belongs to no model
+            passed to `watching`, this dict is empty until the call ends.
         failed: whether the call raised an exception; final once the call has ended.
     """
 
@@ -92,10 +88,7 @@ class ModuleCall:
 
 
 class Watcher(Protocol):
-    """Interface of an object to which `watching` reports module calls.
-
-    If module calls are nested, the inner call is reported between begin and end of the outer call.
-    """
+    """Interface of an object to which `watching` reports module calls, each before the calls inside it."""
 
     def begin(self, call: ModuleCall) -> None:
         """Handle the begin of a module call."""
@@ -108,23 +101,21 @@ class Watcher(Protocol):
 def watching(watcher: Watcher, *models: nn.Module) -> Iterator[None]:
     """Report every module forward of this thread to a watcher within the ``with`` block.
 
-    The outermost module is named by its class, and a module inside of it by its path:
-    ``Model.layers.0``. PyTorch's tools use the same names. If several outermost modules share a
-    class, the second is named ``Model_1``, the third ``Model_2``, and so on.
+    The outermost module is named by its class, and a module inside of it by its path: ``Model.layers.0``.
+    PyTorch's tools use the same names. If several outermost modules share a class, the second is named
+    ``Model_1``, and so on.
 
-    A module's forward hooks run outside of the reported call, as they run outside of a checkpointed
-    ``forward``. Calls during backward, in which checkpointed modules run again, are not reported.
+    Forward hooks run outside of the reported call, as they run outside of a checkpointed ``forward``.
+    Calls in backward, in which checkpointed modules run again, are not reported.
 
-    The ``forward`` of each module is replaced on the instance. Calls from other threads pass
-    through without a report. A module that is in none of ``models`` is detected at its first call,
-    by a global forward pre-hook of PyTorch. The report of this first call includes the module's own
-    pre-hooks.
+    The ``forward`` of each module is replaced on the instance. A module that is in none of ``models`` is
+    detected at its first call, whose report includes the module's own pre-hooks.
     """
     watch = _Watch(watcher)
     try:
         for model in models:
             watch.adopt(model)
-        handle = hooks.register_module_forward_pre_hook(watch.met)
+        handle = hooks.register_module_forward_pre_hook(watch.before_call)
         try:
             yield
         finally:
@@ -141,7 +132,7 @@ class _Watch:
         self._thread: int | None = threading.get_ident()
         self._roots: dict[str, nn.Module] = {}
         # Adopted modules by id. The dict keeps the modules alive, so that no id is reused.
-        self._known: dict[int, nn.Module] = {}
+        self._adopted: dict[int, nn.Module] = {}
         self._undo: list[Callable[[], None]] = []
         # For each module (by id) whose first call is running: number of its calls that have not ended.
         # The module's ``forward`` reports later calls; hooks report the first one.
@@ -149,7 +140,7 @@ class _Watch:
         self._handles: list[RemovableHandle] = []
 
     def adopt(self, module: nn.Module) -> str:
-        """Wrap a module and all its submodules, to report their future calls; return the name of the module."""
+        """Wrap a module and its submodules to report their future calls; return the module's name."""
         name = self._place(module)
         if name is None:
             name = kind = type(module).__name__
@@ -159,8 +150,8 @@ class _Watch:
                 name = f"{kind}_{number}"
             self._roots[name] = module
         for path, part in module.named_modules(prefix=name):
-            if id(part) not in self._known:
-                self._known[id(part)] = part
+            if id(part) not in self._adopted:
+                self._adopted[id(part)] = part
                 self._wrap(path, part)
         return name
 
@@ -173,31 +164,22 @@ class _Watch:
         for undo in reversed(self._undo):
             undo()
 
-    def met(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Call `adopt` for a module at its first call, unless the module is adopted already.
-
-        PyTorch calls this method as a global forward pre-hook, before each call of any module.
-
-        Args:
-            module: the module that is called.
-            args: positional arguments of the call.
-        """
+    def before_call(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Adopt a module at its first call; PyTorch calls this global pre-hook before each module call."""
         if not self._sees():
             return
         key = id(module)
         if key in self._depth:
             self._depth[key] += 1
-        elif key not in self._known:
+        elif key not in self._adopted:
             name = self.adopt(module)
             if not isinstance(module, torch.jit.ScriptModule):
                 self._first_call(ModuleCall(name=name, module=module, args=args))
 
     def _first_call(self, call: ModuleCall) -> None:
-        """Report the first call of a module that was adopted in a pre-hook of this call.
-
-        PyTorch looks up ``forward`` before it runs pre-hooks, so this call still runs the original
-        ``forward``, which reports nothing. The end of the call is reported by a hook on the module.
-        """
+        """Report the first call of a module, which was adopted in a pre-hook of this call."""
+        # PyTorch looks up `forward` before it runs pre-hooks, so this call still runs the original `forward`,
+        # which reports nothing. A hook on the module reports the end.
         module, handled = call.module, sys.exception()
 
         def ended(_: nn.Module, args: Any, kwargs: dict[str, Any], out: Any) -> None:
@@ -218,14 +200,12 @@ class _Watch:
         )
 
     def _sees(self) -> bool:
-        """Return whether calls are reported now: in the watched thread, and not in backward."""
+        """Whether calls are reported now: in the watched thread, and not in backward."""
         return threading.get_ident() == self._thread and not in_backward()
 
     def _place(self, module: nn.Module) -> str | None:
-        """Return the name of a module that an adopted outermost module contains, else None.
-
-        This also finds a submodule that was added to an outermost module after `adopt`.
-        """
+        """Return the name of a module that an adopted outermost module contains, else None."""
+        # The search starts anew, because a submodule may have been added to an outermost module after `adopt`.
         for name, root in self._roots.items():
             for path, part in root.named_modules(prefix=name):
                 if part is module:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,38 +15,32 @@ from remat.torch_compat import pytree
 
 #: Further ignored operators, beside PyTorch's ``SAC_IGNORED_OPS``. PyTorch's ``sac_estimator`` ignores them, too.
 _ALSO = frozenset([torch.ops.aten.lift_fresh.default, torch.ops.aten.clone.default])
-#: Block size in bytes of CUDA's caching allocator: ``kMinBlockSize`` in CUDACachingAllocator.
-CUDA_BLOCK_BYTES = 512
 
 
 def is_skipped(op: Any) -> bool:
-    """Return whether selective checkpointing ignores an operator.
+    """Whether selective checkpointing ignores an operator, such as ``detach``, ``clone`` or a profiler's marker.
 
     An ignored operator is not in a plan, is not counted, and always runs again in recomputation.
-    Ignored are ``detach`` and queries of metadata, for which PyTorch never calls a policy. Also
-    ignored are ``clone``, ``lift_fresh`` (which makes constants), and markers of the profiler.
     """
+    # PyTorch never calls a policy for `detach` and queries of metadata. `lift_fresh` makes constants.
     return op in SAC_IGNORED_OPS or op in _ALSO or getattr(op, "namespace", "") == "profiler"
 
 
 def tensors_in(values: Any) -> list[torch.Tensor]:
     """Return all tensors in nested containers and in the fields of dataclasses."""
-    return list(_tensors_in(values))
-
-
-def _tensors_in(values: Any) -> Iterator[torch.Tensor]:
+    tensors: list[torch.Tensor] = []
     for x in pytree.tree_leaves(values):
         if isinstance(x, torch.Tensor):
-            yield x
+            tensors.append(x)
         elif hasattr(x, "__dataclass_fields__") and not isinstance(x, type):
-            yield from _tensors_in([getattr(x, name, None) for name in x.__dataclass_fields__])
+            tensors += tensors_in([getattr(x, name, None) for name in x.__dataclass_fields__])
+    return tensors
 
 
 def storages(x: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield (identity, plain tensor) for each storage behind a tensor; see `plain_parts`.
 
-    The identity is an int: the id of the storage or, for a tensor without one, such as a sparse
-    tensor, the ``id`` of the tensor.
+    The identity is the id of the storage or, for a tensor without one, such as a sparse tensor, of the tensor.
     """
     for part in plain_parts(x):
         storage = storage_of(part)
@@ -65,18 +58,7 @@ def plain_parts(x: torch.Tensor) -> Iterator[torch.Tensor]:
             yield from plain_parts(inner)
 
 
-def allocated_bytes(nbytes: int, device: torch.device) -> int:
-    """Return the bytes that a device allocates for a storage; CUDA's allocator rounds up to blocks.
-
-    Args:
-        nbytes: bytes of the storage.
-        device: device of the storage.
-    """
-    block = CUDA_BLOCK_BYTES if device.type == "cuda" else 1
-    return math.ceil(nbytes / block) * block
-
-
-def written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+def written_tensors(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """Return the tensor arguments whose values an operator modifies, also if its schema does not say so."""
     if places := written_statistics(op, args):
         return tensors_in([args[k] for k, _ in places])

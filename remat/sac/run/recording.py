@@ -16,38 +16,39 @@ from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph import ops
 from remat.graph.memory.storages import hint, storage_of
-from remat.sac.run.fakes import check_fake
+from remat.running.measure import allocated_bytes
 from remat.sac.run.module_calls import ModuleCall, in_backward, watching
-from remat.sac.run.operators import allocated_bytes, is_skipped, storages, tensors_in, written
+from remat.sac.run.operators import (
+    is_skipped,
+    storages,
+    tensors_in,
+    written_tensors,
+)
 from remat.torch_compat import pytree
 
 #: Value of `StepRecorder.born` for a storage whose bytes are not counted. The storage existed before the step, was
-#: not among the given tensors, and no operator has returned it.
+#: not among the tensors in `existing`, and no operator has returned it.
 _UNCOUNTED = -2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Call:
-    """One operator that ran in forward.
-
-    Each storage is given by its number, an index into the lists of `StepRecorder`.
+    """One operator that ran in forward; storages are given by the numbers of `StepRecorder`.
 
     Attributes:
         op: the operator.
         node: the call as an FX node, for cost models.
-        parts: nodes of the operators that really run: ``node`` alone, or the operators that a
-            tensor subclass runs in its place.
-        results: placeholder nodes of the tensors in the result. A later node that takes such a
-            tensor has the tensor's placeholder as argument.
+        parts: nodes of the operators that really run: ``node`` alone, or the operators that a tensor
+            subclass runs in its place.
+        results: placeholder nodes of the tensors in the result, which later nodes have as arguments.
         moment: moment at which the operator returned.
         reads: storages of the arguments.
         writes: storages that the operator writes to.
         returns: storages of the results.
-        made: (storage, bytes) of each storage of the results that is not a storage of the
-            arguments.
+        allocated: (storage, bytes) of each storage of the results that no argument has.
         skipped: whether selective checkpointing ignores the operator.
-        view: if all results are views of arguments, a hashable key of the operator and of the
-            results' storages, sizes, strides and offsets; otherwise None.
+        view: hashable key of the operator and of the results' storages and layouts, if all results are
+            views of arguments; otherwise None.
         is_random: whether the operator draws random numbers.
         is_opaque: whether the operator may have undeclared effects, such as drawing random numbers.
     """
@@ -60,7 +61,7 @@ class Call:
     reads: frozenset[int]
     writes: tuple[int, ...]
     returns: tuple[int, ...]
-    made: tuple[tuple[int, int], ...]
+    allocated: tuple[tuple[int, int], ...]
     skipped: bool
     view: Hashable | None
     is_random: bool
@@ -78,19 +79,15 @@ class ModuleSpan:
 
     Attributes:
         name: name of the module, as described at `watching`.
-        parent: position of the enclosing module call in `StepRecorder.spans`; -1 for an outermost
-            call.
+        parent: position of the enclosing call in `StepRecorder.spans`; -1 for an outermost call.
         is_leaf: whether the module has no children.
         begin: first moment of the call's forward.
         end: first moment after the call's forward.
         first: position of the call's first operator in `StepRecorder.calls`.
         last: position after the call's last operator.
-        back_begin: moment at which backward first reads a tensor saved in the call; -1 if it never
-            does.
-        back_end: moment at which backward last reads a tensor saved in the call; -1 if it never
-            does.
-        last_saved: moment at which the call saved its last tensor for backward; -1 if it saved
-            none. Recomputation of the call stops at this tensor.
+        back_begin: moment at which backward first reads a tensor saved in the call; -1 if never.
+        back_end: moment at which backward last reads a tensor saved in the call; -1 if never.
+        last_saved: moment at which the call saved its last tensor for backward; -1 if it saved none.
         inputs: storages of the call's arguments.
         outputs: storages of the call's result.
         returned: placeholder nodes of the tensors in the call's result; see `Call.results`.
@@ -115,35 +112,33 @@ class ModuleSpan:
     failed: bool = False
 
 
+# The FX nodes of operators hold fake tensors, so the recorder extends no tensor's lifetime.
 class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that records the operators, storages and module calls of one step.
 
-    The FX nodes of operators hold fake tensors, so the recorder extends no tensor's lifetime.
-
-    Time is counted in moments. Each return of an operator is one moment. The first time that
-    backward reads a tensor saved in a module call is a moment, too. A storage is alive at moment
-    ``t`` if ``born <= t < died``. Storages are numbered in the order in which the recorder meets
-    them. A storage's number is its index in ``born``, ``died`` and ``nbytes``.
+    Time is counted in moments. Each return of an operator is one moment. The first time that backward
+    reads a tensor saved in a module call is a moment, too. A storage is alive at moment ``t`` if
+    ``born <= t < died``. A storage's number is its index in ``born``, ``died`` and ``nbytes``.
 
     Args:
-        given: tensors that exist before the step.
-        concluded: function that is called when an outermost module call ends without an exception.
-            The function's arguments are the recorder and the position of the call in ``spans``.
+        existing: tensors that exist before the step.
+        concluded: called with the recorder and the position of a call in ``spans`` when an outermost
+            module call ends without an exception.
 
     Attributes:
         now: number of the current moment.
-        calls: operators of forward, in order. Operators that backward runs again are not included.
+        calls: operators of forward, in order, without operators that backward runs again.
         spans: module calls, in the order in which they begin.
         born: moment at which each storage is allocated; below 0 if it existed before the step.
         died: moment at which each storage is freed; -1 while it is alive.
         nbytes: bytes of each storage.
         saved: storages of the tensors that autograd saved for backward.
-        written: dict from a storage to the last moment at which an operator of forward wrote to it.
+        last_write: dict from a storage to the last moment at which an operator of forward wrote to it.
     """
 
     def __init__(
         self,
-        given: Iterable[torch.Tensor] = (),
+        existing: Iterable[torch.Tensor] = (),
         concluded: Callable[[StepRecorder, int], None] = lambda recorder, position: None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -154,7 +149,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         self.died: list[int] = []
         self.nbytes: list[int] = []
         self.saved: set[int] = set()
-        self.written: dict[int, int] = {}
+        self.last_write: dict[int, int] = {}
         self._concluded = concluded
         self._alive: dict[int, int] = {}
         self._inside: list[int] = []
@@ -163,15 +158,11 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         self._nodes = _Nodes(mode or torch_compat.FakeTensorMode())
         self._converts = mode if mode is not None and mode.allow_non_fake_inputs else None
         self._converted: dict[int, torch.Tensor] = {}
-        self._number(given, born=-1)
+        self._number(existing, born=-1)
 
     @contextlib.contextmanager
     def forward(self, *models: nn.Module) -> Iterator[None]:
-        """Record the operators and module calls in the ``with`` block as the forward of the step.
-
-        Args:
-            models: models that run in the block; see `watching`.
-        """
+        """Record the ``with`` block as the forward of the step; `watching` explains ``models``."""
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         with watching(self, *models), hooks, self:
             yield
@@ -179,7 +170,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
     def begin(self, call: ModuleCall) -> None:
         """Add the span of a module call that begins; see `Watcher.begin`."""
         if not self._inside:  # the outermost module's parameters include those of inner modules
-            check_fake(call.name, call.module)
+            _check_fake(call.name, call.module)
         self.spans.append(
             ModuleSpan(
                 name=call.name,
@@ -187,7 +178,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
                 is_leaf=call.is_leaf,
                 begin=self.now,
                 first=len(self.calls),
-                inputs=self.known(tensors_in((call.args, call.kwargs))),
+                inputs=self.numbers_of(tensors_in((call.args, call.kwargs))),
             )
         )
         self._inside.append(len(self.spans) - 1)
@@ -197,29 +188,21 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         position, returned = self._inside.pop(), tensors_in(out)
         span = self.spans[position]
         span.end, span.last, span.failed = self.now, len(self.calls), call.failed
-        span.outputs = self.known(returned)
+        span.outputs = self.numbers_of(returned)
         span.returned = frozenset(map(self._nodes.of, returned))
         span.no_tensor = not tensors_in((call.args, call.kwargs))
         if not self._inside and not call.failed:
             self._concluded(self, position)
 
-    def known(self, tensors: Iterable[torch.Tensor]) -> frozenset[int]:
-        """Return the numbers of the storages behind tensors, except storages without a number.
-
-        A storage has a number if one of the ``given`` tensors or a recorded operator has used it.
-        """
+    def numbers_of(self, tensors: Iterable[torch.Tensor]) -> frozenset[int]:
+        """Return the numbers of the storages behind tensors, except storages without a number."""
+        # Only tensors in `existing` and tensors that a recorded operator used have numbered storages.
         keys = (key for t in tensors for key, _ in storages(t))
         return frozenset(self._alive[key] for key in keys if key in self._alive)
 
     def _number(self, tensors: Iterable[torch.Tensor], born: int) -> tuple[int, ...]:
-        """Return the numbers of the storages behind tensors, and assign numbers to new storages.
-
-        Args:
-            tensors: the tensors.
-            born: moment of allocation. The moment and the storage's bytes are recorded if the
-                storage is not counted yet. `_UNCOUNTED`: new storages count as 0 bytes.
-        """
-        found: dict[int, None] = {}
+        """Return the numbers of the storages behind tensors; new storages are born at the given moment."""
+        numbers: dict[int, None] = {}
         for key, part in (s for t in tensors for s in storages(t)):
             number = self._alive.get(key)
             if number is None:
@@ -231,34 +214,22 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
                 weakref.finalize(storage_of(part) or part, self._freed, key).atexit = False
             if self.born[number] == _UNCOUNTED != born:
                 self.born[number], self.nbytes[number] = born, _bytes(part)
-            found[number] = None
-        return tuple(found)
+            numbers[number] = None
+        return tuple(numbers)
 
     def _freed(self, key: int) -> None:
         """Record that the storage with identity ``key`` has been freed; see `storages`."""
         self.died[self._alive.pop(key)] = self.now
 
     def _pack(self, x: torch.Tensor) -> tuple[int, torch.Tensor]:
-        """Record that autograd saves a tensor, and return what autograd keeps in its place.
-
-        Returns:
-            A pair: the position in ``spans`` of the innermost running module call, and the tensor
-            itself. The position is -1 outside of all module calls.
-        """
-        self.saved |= self.known([self._fake(x)])
+        """Record that autograd saves a tensor; return it with the position of the innermost call, or -1."""
+        self.saved |= self.numbers_of([self._fake(x)])
         for position in self._inside:
             self.spans[position].last_saved = self.now
         return (self._inside[-1] if self._inside else -1), x
 
     def _unpack(self, packed: tuple[int, torch.Tensor]) -> torch.Tensor:
-        """Record that backward reads a saved tensor, and return the tensor.
-
-        The read is recorded for the module call that saved the tensor, and for all module calls that
-        enclose this call.
-
-        Args:
-            packed: the pair that `_pack` returned for the tensor.
-        """
+        """Record that backward reads a saved tensor, given as the pair from `_pack`; return the tensor."""
         position, x = packed
         first = False
         while position >= 0:
@@ -267,16 +238,13 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
                 span.back_begin, first = self.now, True
             span.back_end = self.now
             position = span.parent
+        # The read counts for the call that saved the tensor and for all enclosing calls, hence the loop above.
         # The first read takes a moment of its own, at which a checkpointed module would run again.
         self.now += first
         return x
 
     def _fake(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the fake copy of a real tensor if the active fake mode converts real tensors.
-
-        Every call with the same tensor returns the same copy. Without such a mode, or for a fake
-        tensor, the tensor itself is returned.
-        """
+        """Return the fake copy of a real tensor if the active fake mode converts real tensors."""
         if self._converts is None or torch_compat.is_fake(x):
             return x
         fake = self._converts.from_tensor(x)
@@ -287,20 +255,20 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs, skipped, again = kwargs or {}, is_skipped(func), in_backward()
-        if self._converts is not None and not skipped and not again:
+        kwargs, skipped, is_backward = kwargs or {}, is_skipped(func), in_backward()
+        if self._converts is not None and not skipped and not is_backward:
             args, kwargs = pytree.tree_map_only(torch.Tensor, self._fake, (args, kwargs))
         parts: list[fx.Node] | None = None
-        if not again and any(map(torch_compat.is_traceable_wrapper_subclass_type, types)):
+        if not is_backward and any(map(torch_compat.is_traceable_wrapper_subclass_type, types)):
             with _Parts(self._nodes) as inner:
                 out = func(*args, **kwargs)
-            parts = inner.found
+            parts = inner.nodes
         else:
             out = func(*args, **kwargs)
         results = tensors_in(out)
         if skipped and not results:
             return out  # a query of metadata takes no moment
-        if again:
+        if is_backward:
             self._number(results, self.now)
         else:
             self._add(func, args, kwargs, out, results, parts)
@@ -318,8 +286,8 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
     ) -> None:
         self._check_device(op, results)
         reads = frozenset(self._number(tensors_in((args, kwargs)), _UNCOUNTED))
-        writes = self._number(written(op, args, kwargs), _UNCOUNTED)
-        self.written.update(dict.fromkeys(writes, self.now))
+        writes = self._number(written_tensors(op, args, kwargs), _UNCOUNTED)
+        self.last_write.update(dict.fromkeys(writes, self.now))
         returns = self._number(results, self.now)
         node = self._nodes.call(op, args, kwargs, out)
         is_view = not writes and bool(returns) and reads.issuperset(returns)
@@ -333,9 +301,9 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
                 reads=reads,
                 writes=writes,
                 returns=returns,
-                made=tuple((k, self.nbytes[k]) for k in returns if k not in reads),
+                allocated=tuple((k, self.nbytes[k]) for k in returns if k not in reads),
                 skipped=is_skipped(op),
-                view=(str(op), returns, tuple(map(_shown, results))) if is_view else None,
+                view=(str(op), returns, tuple(map(_layout_key, results))) if is_view else None,
                 is_random=ops.is_random(node),
                 is_opaque=ops.is_opaque(node),
             )
@@ -363,7 +331,7 @@ class _Parts(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, nodes: _Nodes) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: list[fx.Node] = []
+        self.nodes: list[fx.Node] = []
         self._nodes = nodes
 
     def __torch_dispatch__(
@@ -375,16 +343,12 @@ class _Parts(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if not is_skipped(func):
-            self.found.append(self._nodes.call(func, args, kwargs, out))
+            self.nodes.append(self._nodes.call(func, args, kwargs, out))
         return out
 
 
 class _Nodes:
-    """Converts calls of operators to FX nodes.
-
-    The nodes of operators do not refer to each other. In their arguments, placeholder nodes with
-    fake values stand for tensors.
-    """
+    """Converts operator calls to FX nodes, whose arguments are placeholder nodes with fake values."""
 
     def __init__(self, mode: torch_compat.FakeTensorMode) -> None:
         self._graph = fx.Graph()
@@ -404,24 +368,20 @@ class _Nodes:
 
     def of(self, x: torch.Tensor) -> fx.Node:
         """Return the placeholder node that stands for a tensor; each tensor has one."""
-        known: fx.Node | None = self._of.get(x)  # type: ignore[no-untyped-call]
-        if known is None:
-            known = self._of[x] = self._graph.placeholder("x")
-            known.meta["val"] = self._made(x)
-        return known
+        node: fx.Node | None = self._of.get(x)  # type: ignore[no-untyped-call]
+        if node is None:
+            node = self._of[x] = self._graph.placeholder("x")
+            node.meta["val"] = self._fake_of(x)
+        return node
 
     def _value(self, x: torch.Tensor) -> torch.Tensor:
         value: torch.Tensor = self.of(x).meta["val"]
         return value
 
-    def _made(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a fake tensor with the size, strides, dtype and device of ``x``.
-
-        Tensors with equal size, strides, dtype and device share one fake tensor. A tensor that is
-        not strided or is quantized is returned unchanged.
-        """
+    def _fake_of(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a fake tensor with the layout, dtype and device of ``x``; equal tensors share one."""
         if x.layout is not torch.strided or x.is_quantized:
-            return x
+            return x  # `empty_strided` cannot make such tensors
         kind = (str(x.size()), str(x.stride()), x.dtype, x.device)
         if kind not in self._values:
             with torch_compat.disable_current_modes(), self._mode:
@@ -437,7 +397,7 @@ def _bytes(x: torch.Tensor) -> int:
     return 0 if storage is None else allocated_bytes(hint(storage.nbytes()), x.device)
 
 
-def _shown(x: torch.Tensor) -> Hashable:
+def _layout_key(x: torch.Tensor) -> Hashable:
     """Return a hashable key of a tensor's size, strides, and offset within the tensor's storage."""
     return str(x.size()), str(x.stride()), str(x.storage_offset())
 
@@ -445,42 +405,50 @@ def _shown(x: torch.Tensor) -> Hashable:
 def without_replays(calls: Sequence[Call], returned: Iterable[fx.Node]) -> list[Call]:
     """Return a copy of a list of calls in which replays of views are marked as skipped.
 
-    After an in-place write, autograd gives each view of the written tensor a new node in the
-    backward graph. For plain tensors, autograd does this without running an operator. For tensor
-    subclasses, such as fake tensors, autograd runs the view's operators again and drops the result.
-    Such a repeated call is a replay. If the model's real tensors are plain, no replay happens in a
-    real step, so replays must not be counted.
-
-    A call counts as a replay under two conditions. The call repeats an earlier view after a write to
-    the viewed memory. And nothing but other replays uses the call's result; a result that a module
-    returns counts as used.
+    A replay repeats an earlier view after a write to the viewed memory. Only other replays use its result.
 
     Args:
         calls: operators that ran, in order.
-        returned: placeholder nodes of the tensors that modules return.
+        returned: placeholder nodes of the tensors that modules return, which count as used.
     """
-    suspects = _made_again(calls)
+    # After an in-place write, autograd gives each view of the written tensor a new node in the backward graph.
+    # For plain tensors, no operator runs. For subclasses, such as fake tensors, autograd runs the view's operators
+    # again and drops the result. If the model's real tensors are plain, a real step has no replays.
+    suspects = _repeated_views(calls)
     used = set(returned)
-    found = list(calls)
+    marked = list(calls)
     # From the end, because a replay may be used by later replays only. Those must be found first.
     for i, call in reversed(list(enumerate(calls))):
         if i in suspects and used.isdisjoint(call.results):
-            found[i] = replace(call, skipped=True)
+            marked[i] = replace(call, skipped=True)
         else:
             used.update(call.node.all_input_nodes)
-    return found
+    return marked
 
 
-def _made_again(calls: Sequence[Call]) -> set[int]:
+def _repeated_views(calls: Sequence[Call]) -> set[int]:
     """Return the positions of calls that repeat an earlier view after a write to the viewed memory."""
     first: dict[Hashable, int] = {}
-    written: dict[int, int] = {}
-    again: set[int] = set()
+    last_write: dict[int, int] = {}
+    repeated: set[int] = set()
     for i, call in enumerate(calls):
-        written.update(dict.fromkeys(call.writes, i))
+        last_write.update(dict.fromkeys(call.writes, i))
         if call.view is None or call.parts != (call.node,):
             continue
         since = first.setdefault(call.view, i)
-        if any(written.get(key, -1) > since for key in call.returns):
-            again.add(i)
-    return again
+        if any(last_write.get(key, -1) > since for key in call.returns):
+            repeated.add(i)
+    return repeated
+
+
+def _check_fake(name: str, module: nn.Module) -> None:
+    """Raise a ProblemError if a module has real tensors and the active fake mode does not accept them."""
+    mode = torch_compat.active_fake_mode()
+    if mode is None or mode.allow_non_fake_inputs:
+        return
+    for path, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if not torch_compat.is_fake(tensor):
+            raise ProblemError(
+                f"module '{name}': '{path}' is a real tensor, not a fake one; make the model inside "
+                "of the FakeTensorMode, or use FakeTensorMode(allow_non_fake_inputs=True)"
+            )

@@ -1,4 +1,4 @@
-"""Choices for one module: Pareto-optimal sets of operators whose results the module may store."""
+"""Sets of results that a module may store, and the modules that may be checkpointed."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from remat.errors import BudgetError, ProblemError
 from remat.sac.estimation.modules import ModuleTree
 from remat.sac.estimation.stats import Grouping, Item, SACStats, group
-from remat.sac.estimation.tradeoff import as_knapsack, turns_up
+from remat.sac.estimation.tradeoff import as_knapsack
 from remat.solvers.auto import Auto
 from remat.solvers.base import Solver
+from remat.solvers.graph.pareto import lower_hull
 from remat.solvers.knapsack.frontier import KnapsackFrontier, knapsack_frontier
 from remat.solvers.run import run
 
-#: Largest number of choices for one module. The solver HiGHS takes longer with more choices.
-MOST_CHOICES = 40
-#: Largest number of byte budgets per module for which `choices` runs a given solver.
-ASKED = 24
+#: Largest number of sets for one module. The solver HiGHS takes longer with more sets.
+MOST_SETS = 40
+#: Largest number of byte budgets per module for which `stored_sets` runs a given solver.
+MOST_SOLVED = 24
 
 
 def optimal_checkpointing_policy(
@@ -33,13 +34,12 @@ def optimal_checkpointing_policy(
         solver: a knapsack solver; None: `remat.solvers.auto.Auto`.
 
     Returns:
-        For each operator, 1 if its result is stored and 0 if it is recomputed. Operators that must
-        be stored (see `remat.sac.estimation.stats.group`) always have 1.
+        For each operator, 1 if its result is stored and 0 if it is recomputed. Operators that must be
+        stored (see `remat.sac.estimation.stats.group`) always have 1.
 
     Raises:
         ProblemError: the budget is not a number from 0 to 1, or the statistics are inconsistent.
-        BudgetError: the results that must be stored exceed the budget; the message states by how
-            much.
+        BudgetError: the results that must be stored exceed the budget; the message states by how much.
         SolverError: the solver fails, as in `remat.solve`.
     """
     if not isinstance(sac_stats, SACStats):
@@ -60,9 +60,9 @@ def optimal_checkpointing_policy(
             f"the budget by {least - nbytes} bytes"
         )
     solution = run(Auto() if solver is None else solver, as_knapsack(grouping, nbytes - least))
-    chosen = (*grouping.stored, *(grouping.free[i] for i in solution.saved))
+    stored = (*grouping.stored, *(grouping.free[i] for i in solution.saved))
     decided = [0] * len(sac_stats)
-    for item in chosen:
+    for item in stored:
         for i in item.ops:
             decided[i] = 1
     return decided
@@ -73,13 +73,13 @@ get_optimal_checkpointing_policy_per_module = optimal_checkpointing_policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleChoice:
-    """One set of operators whose results a checkpointed module stores, with bytes and recompute time.
+class StoredSet:
+    """Set of operators whose results a checkpointed module stores, with bytes and recompute time.
 
     Attributes:
-        stored: operators whose results are stored.
+        stored: positions of the operators.
         kept_bytes: bytes of the stored results.
-        recompute_ps: picoseconds that recomputation takes for each call of the module.
+        recompute_ps: picoseconds of recomputation for each call of the module.
     """
 
     stored: tuple[int, ...]
@@ -87,51 +87,46 @@ class ModuleChoice:
     recompute_ps: int
 
 
-def choices(
+def stored_sets(
     stats: SACStats, most_kept: int, solver: Solver | None = None
-) -> tuple[ModuleChoice, ...]:
+) -> tuple[StoredSet, ...]:
     """Return the sets of operators whose results a module may store, most stored bytes first.
 
     Args:
         stats: statistics of the module's operators.
-        most_kept: bytes that checkpointing frees if no results are stored. Each choice stores fewer
-            bytes than this: storing ``most_kept`` bytes would free no memory.
-        solver: knapsack solver that finds the choices. None: the choices are points of the exact
-            Pareto frontier.
+        most_kept: bytes that checkpointing frees if no results are stored. Each set has fewer bytes.
+        solver: knapsack solver that finds the sets; None: points of the exact Pareto frontier.
     """
     grouping = group(stats)
     fixed = sum(item.nbytes for item in grouping.stored)
-    room = most_kept - fixed - 1  # a choice that stores `most_kept` bytes frees none
+    room = most_kept - fixed - 1  # a set of `most_kept` bytes frees none
     if room < 0:
         return ()
     # A given solver needs the exact frontier, too: it is run once for each selected point's bytes.
     frontier = knapsack_frontier(as_knapsack(grouping, room))
-    found: list[ModuleChoice] = []
-    for point in _points(frontier, MOST_CHOICES if solver is None else ASKED):
+    sets: list[StoredSet] = []
+    for point in _points(frontier, MOST_SETS if solver is None else MOST_SOLVED):
         if solver is None:
-            picked = frontier.items(point)
+            saved = frontier.items(point)
         else:
-            picked = run(solver, as_knapsack(grouping, int(frontier.weights[point]))).saved
-        choice = _choice(grouping, [grouping.free[i] for i in picked])
+            saved = run(solver, as_knapsack(grouping, int(frontier.weights[point]))).saved
+        stored_set = _stored_set(grouping, [grouping.free[i] for i in saved])
         # A heuristic solver may find no shorter recomputation although it may store more bytes.
-        if not found or choice.recompute_ps < found[-1].recompute_ps:
-            found.append(choice)
-    return tuple(reversed(found))
+        if not sets or stored_set.recompute_ps < sets[-1].recompute_ps:
+            sets.append(stored_set)
+    return tuple(reversed(sets))
 
 
-def plain_choice(stats: SACStats) -> ModuleChoice | None:
-    """Return the choice to store nothing; None if some results of the module must be stored.
-
-    This choice is plain checkpointing: the whole module runs again, without a policy.
-    """
+def empty_set(stats: SACStats) -> StoredSet | None:
+    """Return the set that stores nothing, for plain checkpointing; None if some results must be stored."""
     grouping = group(stats)
-    return None if grouping.stored else _choice(grouping, ())
+    return None if grouping.stored else _stored_set(grouping, ())
 
 
-def _choice(grouping: Grouping, picked: Sequence[Item]) -> ModuleChoice:
-    """Return the choice to store the picked items, and those that are always stored."""
+def _stored_set(grouping: Grouping, picked: Sequence[Item]) -> StoredSet:
+    """Return the set of the picked items, and those that are always stored."""
     items = (*grouping.stored, *picked)
-    return ModuleChoice(
+    return StoredSet(
         stored=tuple(sorted(i for item in items for i in item.ops)),
         kept_bytes=sum(item.nbytes for item in items),
         recompute_ps=grouping.recompute_ps - sum(item.runtime_ps for item in picked),
@@ -139,24 +134,17 @@ def _choice(grouping: Grouping, picked: Sequence[Item]) -> ModuleChoice:
 
 
 def _points(frontier: KnapsackFrontier, most: int) -> list[int]:
-    """Select at most ``most`` points of a frontier, and return their sorted positions.
-
-    Points on the convex hull are preferred, because the linear relaxation of the integer program
-    uses them. The remaining points are evenly spaced by position. They offer byte counts between
-    those of the hull's points, so a plan can use more of its budget.
-    """
+    """Return the sorted positions of at most ``most`` points of a frontier, with points on the hull first."""
     count = len(frontier)
     if count <= most:
         return list(range(count))
     # Python's integers, since products of bytes and picoseconds exceed 64 bits.
-    points = list(zip(frontier.weights.tolist(), frontier.values.tolist(), strict=True))
-    on_hull: list[int] = []
-    for c in range(count):
-        while len(on_hull) > 1 and turns_up(points[on_hull[-2]], points[on_hull[-1]], points[c]):
-            on_hull.pop()
-        on_hull.append(c)
-    chosen = {on_hull[i] for i in _evenly(len(on_hull), most)}
-    return sorted(chosen.union(_evenly(count, max(0, most - len(chosen)))))
+    weights, values = frontier.weights.tolist(), frontier.values.tolist()
+    on_hull = lower_hull(range(count), lambda point: (weights[point], -values[point]))
+    # The linear relaxation of the integer program uses points on the hull. The remaining points offer byte counts
+    # between those, so that a plan can use more of its budget.
+    selected = {on_hull[i] for i in _evenly(len(on_hull), most)}
+    return sorted(selected.union(_evenly(count, max(0, most - len(selected)))))
 
 
 def _evenly(count: int, most: int) -> set[int]:
@@ -171,15 +159,14 @@ def candidates(
 ) -> tuple[int, ...]:
     """Return the positions in ``tree.modules`` of the modules that may be checkpointed.
 
-    Modules without children are excluded. The model itself is excluded, too: if the whole model ran
-    again at the start of backward, the peak would be the same as without checkpointing.
+    Modules without children and the model itself are excluded.
 
     Args:
         tree: the modules.
-        units: names, or patterns such as ``model.layers.*``, of the modules that may be
-            checkpointed; None: all modules.
-        fsdp_units: names or patterns of the modules whose parameters FSDP gathers as one unit. A
-            module that contains such a unit may not be checkpointed.
+        units: names, or patterns such as ``model.layers.*``, of the modules that may be checkpointed;
+            None: all modules.
+        fsdp_units: names or patterns of the modules whose parameters FSDP gathers as one unit. A module
+            that contains an FSDP unit may not be checkpointed.
 
     Raises:
         ProblemError: a name or pattern matches no module, or a module named in ``units`` cannot be
@@ -196,27 +183,23 @@ def candidates(
             why = module.why_not or ("it is the whole model" if not module.fqn else "")
             if why:
                 raise ProblemError(f"module '{unit}' cannot be checkpointed: {why}")
+    # The model itself is excluded: if it ran again at the start of backward, the peak would stay the same.
     return tuple(
         k for k, m in enumerate(tree.modules) if k in wanted and k not in above and m.can_run_again
     )
 
 
-def _matching(tree: ModuleTree, patterns: Sequence[str], what: str) -> set[int]:
-    """Return the positions in ``tree.modules`` of the modules that match names or patterns.
-
-    Raises:
-        ProblemError: ``patterns`` is a str, or a pattern matches no module. The message begins with
-            ``what``, the name of the user's argument.
-    """
+def _matching(tree: ModuleTree, patterns: Sequence[str], argument: str) -> set[int]:
+    """Return the positions of the modules that match names or patterns; messages name the user's argument."""
     if isinstance(patterns, str):
         raise ProblemError(
-            f"{what} is the text {patterns!r}; expected names, such as [{patterns!r}]"
+            f"{argument} is the text {patterns!r}; expected names, such as [{patterns!r}]"
         )
-    found: set[int] = set()
+    positions: set[int] = set()
     for pattern in patterns:
         hits = [k for k, m in enumerate(tree.modules) if fnmatch.fnmatchcase(m.fqn, pattern)]
         if not hits:
             some = ", ".join(m.fqn for m in tree.modules if m.fqn and not m.is_leaf)[:200]
-            raise ProblemError(f"{what}: no module is called '{pattern}'; there are: {some}")
-        found.update(hits)
-    return found
+            raise ProblemError(f"{argument}: no module is called '{pattern}'; there are: {some}")
+        positions.update(hits)
+    return positions

@@ -1,4 +1,4 @@
-"""Plan a model: find the choices of each module, and select among them by an integer program."""
+"""Plan a model: find the sets of results that each module may store, and select by an integer program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from remat.graph.costs import CostModel
 from remat.plugins.registry import registry
 from remat.sac.estimation.modules import ModuleTree, estimate
 from remat.sac.estimation.stats import PS_PER_MS
-from remat.sac.solve.choices import ModuleChoice, candidates, choices, plain_choice
+from remat.sac.solve.choices import StoredSet, candidates, empty_set, stored_sets
 from remat.sac.solve.peaks import simulate
 from remat.sac.solve.plan import ModulePlan, SACPlan
 from remat.sac.solve.program import Outcome, least_time
@@ -45,53 +45,45 @@ def plan(
 ) -> SACPlan:
     """Choose which modules to checkpoint, and which results each stores, to fit a step into memory.
 
-    A result is what an operator of a module returns. Among all plans that fit, the returned one has
-    the least recompute time, up to the tolerance ``gap``. It checkpoints no module without
-    children, no module within a checkpointed module, and no module that contains an FSDP unit. For
-    each module that may be checkpointed, there are several Pareto-optimal sets of results to store.
-    An integer program selects one of these sets, or leaves the module without checkpointing. The
-    plan's peak comes from a simulation of the step moment by moment (`remat.sac.solve.peaks`).
+    A result is what an operator of a module returns. Among all plans that fit, the returned one has the least
+    recompute time, up to ``gap``. For each module that may be checkpointed, there are several Pareto-optimal
+    sets of results to store. An integer program selects one of these sets, or leaves the module without
+    checkpointing. The plan's peak comes from a simulation of the step (`remat.sac.solve.peaks`).
 
     Args:
         model: the model in train mode, or the result of `estimate`. With that result, planning for
             another budget needs no new estimate.
         args: positional arguments of the model.
         kwargs: keyword arguments of the model.
-        memory: budget for the step's peak, including parameters and gradients: ``"12GiB"``, an int
-            of bytes, or a number from 0 to 1. A number from 0 to 1 is a fraction of the peak
-            without checkpointing.
-        solver: name or instance of a knapsack solver, which finds the sets of results that a module
-            may store. None or ``"auto"``: the sets are points of the module's exact Pareto frontier
-            of stored bytes and recompute time.
+        memory: budget for the step's peak, including parameters and gradients: ``"12GiB"``, an int of
+            bytes, or a fraction of the peak without checkpointing, from 0 to 1.
+        solver: name or instance of a knapsack solver, which finds the sets of results that a module may
+            store. None or ``"auto"``: points of the module's exact Pareto frontier.
         mode: ``"operator-level-cost-model"`` takes runtimes from a cost model,
             ``"operator-level-benchmark"`` measures them; see `SACEstimator`.
-        cost: cost model to use instead of the one that belongs to ``mode``: a name such as
-            ``"roofline:h100"`` or an instance.
-        fake: whether the step runs on fake tensors, which need neither memory nor a GPU. None: use
-            fake tensors unless all parameters, buffers and inputs are on the CPU.
+        cost: name or instance of a cost model to use instead of the mode's own: ``"roofline:h100"``.
+        fake: whether the step runs on fake tensors, which need neither memory nor a GPU. None: use fake
+            tensors unless all parameters, buffers and inputs are on the CPU.
         units: names or patterns of the modules that may be checkpointed; None: all modules.
-        fsdp_units: names or patterns of the modules whose parameters FSDP gathers as one unit. A
-            module that contains such a unit is not checkpointed.
+        fsdp_units: names or patterns of the modules whose parameters FSDP gathers as one unit. A module
+            that contains an FSDP unit is not checkpointed.
         world_size: number of ranks over which parameters and gradients are sharded.
-        time_limit: time limit of the integer program in seconds; None: branch-and-bound nodes are
-            limited instead.
-        gap: relative optimality gap. The integer program may stop at a plan whose recompute time is
-            proven to be within this fraction of the optimum. 0: stop only at a proven optimum.
+        time_limit: time limit of the integer program in seconds; None: a limit on branch-and-bound nodes.
+        gap: relative optimality gap at which the integer program may stop; 0: only at a proven optimum.
 
     Returns:
         The plan, for `apply`.
 
     Raises:
-        BudgetError: ``memory`` cannot be parsed, or no plan fits the budget. In the latter case,
-            the message states the least peak.
+        BudgetError: ``memory`` cannot be parsed, or no plan fits the budget. In the latter case, the
+            message states the least peak.
         ProblemError: another argument is invalid, or a module cannot be estimated.
         SolverError: the solver is unknown or cannot run on this machine.
-        CaptureError: ``args`` is not a tuple, ``kwargs`` is not a dict, or no output requires a
-            gradient.
+        CaptureError: ``args`` is not a tuple, ``kwargs`` is not a dict, or no output requires a gradient.
     """
     registry().learn_operators()
     budget = read_memory(memory)  # before the estimate, so that a typing error is found at once
-    asked = None if solver is None or solver == "auto" else registry().solver(solver)
+    knapsack_solver = None if solver is None or solver == "auto" else registry().solver(solver)
     if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
         raise ProblemError(f"world_size must be 1 or more ranks, got {world_size!r}")
     if not 0 <= gap < 1:
@@ -103,11 +95,11 @@ def plan(
     deadline = None if time_limit is None else time.monotonic() + time_limit
     plain, peak = tree.memory(world_size), tree.peak_bytes(world_size)
     memory_bytes = int(budget * peak) if isinstance(budget, float) else budget
-    chosen = candidates(tree, units, fsdp_units)
-    if peak <= memory_bytes:
+    positions = candidates(tree, units, fsdp_units)
+    if peak <= memory_bytes:  # the step fits without checkpointing
         result = Outcome(decision={}, simulated=simulate(tree, {}, plain), bound_ps=0.0)
     else:
-        options = _options(tree, chosen, asked)
+        options = _options(tree, positions, knapsack_solver)
         result = least_time(tree, options, plain, memory_bytes, gap=gap, deadline=deadline)
         decision = {k: _without_policy(tree, k, c, gap) for k, c in result.decision.items()}
         result = replace(result, decision=decision, simulated=simulate(tree, decision, plain))
@@ -115,15 +107,7 @@ def plan(
 
 
 def read_memory(memory: object) -> int | float:
-    """Parse a memory budget.
-
-    Returns:
-        Bytes as an int, or a fraction of the peak without checkpointing as a float. The number 1 is
-        read as the fraction 1.0, as in every budget of remat.
-
-    Raises:
-        BudgetError: ``memory`` is neither bytes nor a number from 0 to 1.
-    """
+    """Parse a memory budget: bytes as int, or a ratio of the peak as float; raise a BudgetError otherwise."""
     with contextlib.suppress(BudgetError):
         budget = Budget.parse(memory)
         if budget.peak_bytes is not None:
@@ -136,82 +120,57 @@ def read_memory(memory: object) -> int | float:
     )
 
 
-def _without_policy(tree: ModuleTree, k: int, choice: ModuleChoice, gap: float) -> ModuleChoice:
-    """Return plain checkpointing if it recomputes hardly longer than ``choice``, else ``choice``.
-
-    Plain checkpointing stores no results and needs no policy. A policy runs Python code for every
-    operator. So ``choice`` must save more time than its policy takes, if this time was measured.
-    ``choice`` must also save more than ``gap`` times its own recompute time. Plain checkpointing
-    stores nothing, so memory does not increase.
-
-    Args:
-        tree: the modules.
-        k: position of the module.
-        choice: the choice for the module.
-        gap: relative gap of the integer program.
-    """
+def _without_policy(tree: ModuleTree, k: int, stored_set: StoredSet, gap: float) -> StoredSet:
+    """Return plain checkpointing if it recomputes hardly longer than a module's stored set, else the set."""
+    # A policy runs Python code for every operator. So a set must save more time than its policy takes, if this
+    # time was measured, and more than the program's gap. Plain checkpointing stores nothing, so memory does not grow.
     module = tree.modules[k]
-    plain = plain_choice(module.operators)
+    plain = empty_set(module.operators)
     if plain is None:
-        return choice
+        return stored_set
     policy_ps = tree.policy_ms * PS_PER_MS * len(module.operators)
-    worth_ps = max(policy_ps, gap * choice.recompute_ps)
-    return plain if plain.recompute_ps - choice.recompute_ps <= worth_ps else choice
+    worth_ps = max(policy_ps, gap * stored_set.recompute_ps)
+    return plain if plain.recompute_ps - stored_set.recompute_ps <= worth_ps else stored_set
 
 
 def _options(
-    tree: ModuleTree, chosen: Sequence[int], solver: Solver | None
-) -> dict[int, tuple[ModuleChoice, ...]]:
-    """Return the choices of each module, as a dict by the module's position in ``tree.modules``.
-
-    A module that frees no memory with any choice is left out. Modules with equal statistics share
-    one tuple of choices.
-
-    Args:
-        tree: the modules.
-        chosen: positions of the modules that may be checkpointed.
-        solver: knapsack solver that finds the choices; None: exact Pareto frontiers.
-    """
-    known: dict[tuple[int, str], tuple[ModuleChoice, ...]] = {}
-    found: dict[int, tuple[ModuleChoice, ...]] = {}
-    for k in chosen:
+    tree: ModuleTree, positions: Sequence[int], solver: Solver | None
+) -> dict[int, tuple[StoredSet, ...]]:
+    """Return the stored sets of each module that can free memory, by the module's position."""
+    cached: dict[tuple[int, str], tuple[StoredSet, ...]] = {}
+    options: dict[int, tuple[StoredSet, ...]] = {}
+    for k in positions:
         module = tree.modules[k]
         stats = module.operators
-        # The mean, because one choice serves all calls of a module.
+        # The mean, because one stored set serves all calls of a module.
         most = sum(c.freeable_bytes for c in module.calls) // len(module.calls)
         key = (most, repr(stats))  # mutable statistics have no hash
-        if key not in known:
-            known[key] = choices(stats, most, solver)
-        if known[key]:
-            found[k] = known[key]
-    return found
+        if key not in cached:
+            cached[key] = stored_sets(stats, most, solver)
+        if cached[key]:
+            options[k] = cached[key]
+    return options
 
 
 def _plan(tree: ModuleTree, result: Outcome, memory_bytes: int, world_size: int) -> SACPlan:
-    """Build a `SACPlan` from the decision that the integer program found.
-
-    Args:
-        tree: the modules.
-        result: the decision, with the simulated memory of the step.
-        memory_bytes: budget for the step's peak.
-        world_size: number of ranks over which parameters and gradients are sharded.
-    """
+    """Build a `SACPlan` from the decision that the integer program found."""
     modules = []
     for k in sorted(result.decision, key=lambda k: tree.modules[k].calls[0].begin):
-        module, choice = tree.modules[k], result.decision[k]
+        module, stored_set = tree.modules[k], result.decision[k]
         stats = module.operators
         modules.append(
             ModulePlan(
                 name=module.fqn,
                 ops=tuple(stats.func_names),
-                stored=choice.stored,
-                stored_bytes=choice.kept_bytes,
-                discarded_bytes=sum(stats.memory) - choice.kept_bytes,
-                recompute_ms=choice.recompute_ps / PS_PER_MS,
+                stored=stored_set.stored,
+                stored_bytes=stored_set.kept_bytes,
+                discarded_bytes=sum(stats.memory) - stored_set.kept_bytes,
+                recompute_ms=stored_set.recompute_ps / PS_PER_MS,
             )
         )
     spent = sum(
-        choice.recompute_ps * len(tree.modules[k].calls) for k, choice in result.decision.items()
+        stored_set.recompute_ps * len(tree.modules[k].calls)
+        for k, stored_set in result.decision.items()
     )
     return SACPlan(
         modules=tuple(modules),

@@ -1,20 +1,20 @@
-"""Simulated memory, at each moment, of a step in which some modules are checkpointed."""
+"""Bytes that checkpointing adds to a step, and the simulated memory of a step under a decision."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
 from remat.sac.estimation.calls import CallStats
-from remat.sac.estimation.modules import ModuleTree
-from remat.sac.estimation.stats import SACStats
+from remat.sac.estimation.modules import ModuleStats, ModuleTree
 from remat.sac.run.lifetimes import Ints
-from remat.sac.solve.choices import ModuleChoice
+from remat.sac.solve.choices import StoredSet
 
-#: A decision: dict from the position of each checkpointed module to its choice.
-Decision = Mapping[int, ModuleChoice]
+#: A decision: dict from the position of each checkpointed module to its stored set.
+Decision = Mapping[int, StoredSet]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -23,8 +23,8 @@ class Simulated:
 
     Attributes:
         memory: bytes alive at each moment, without the bytes that recomputation allocates.
-        reruns: dict from (position of a module, position of one of the module's calls) to the peak
-            bytes of the step while this call is recomputed.
+        reruns: dict from (position of a module, position of one of the module's calls) to the peak bytes
+            of the step while this call is recomputed.
         peak_bytes: peak of the step, the maximum of ``memory`` and ``reruns``.
     """
 
@@ -34,31 +34,13 @@ class Simulated:
 
 
 def simulate(tree: ModuleTree, decision: Decision, plain: Ints) -> Simulated:
-    """Simulate the memory of a step in which some modules are checkpointed.
-
-    A checkpointed module keeps its stored results and its inputs from the end of its forward to the
-    start of its backward. Then the module runs again and makes the other tensors that its backward
-    reads. From the start of the module's forward to the end of its backward, PyTorch also keeps the
-    random generator's state.
-
-    Args:
-        tree: the modules.
-        decision: dict from the position of each checkpointed module to its choice.
-        plain: bytes alive at each moment without checkpointing.
-    """
-    memory = plain.copy()
-    reruns = {}
-    for k, choice in decision.items():
-        stored = stored_bytes(tree.modules[k].operators, [choice])
-        for i, call in enumerate(tree.modules[k].calls):
-            forward = np.arange(call.begin, call.end)
-            memory[forward] += held_longer(call, stored, forward)[0]
-            memory[call.end : call.back + 1] += choice.kept_bytes - call.freeable_bytes
-            memory[call.begin : call.back_end + 1] += tree.state_bytes
-            # For a rerun, PyTorch keeps the generator's current state beside its state in forward.
-            own = int(rerun_peaks(call, stored)[0]) + tree.state_bytes
-            # `memory` contains the stored results already.
-            reruns[k, i] = own - choice.kept_bytes
+    """Simulate the memory of a step under a decision, from the bytes alive at each moment without checkpointing."""
+    memory, moments = plain.copy(), np.arange(len(plain))
+    reruns: dict[tuple[int, int], int] = {}
+    for k, stored_set in decision.items():
+        added = AddedBytes.of(tree.modules[k], [stored_set], tree.state_bytes)
+        memory += added.at(moments)[0]
+        reruns |= {(k, i): int(added.in_rerun(i)[0]) for i in range(len(added.calls))}
     # `memory` is added last, because its value at a rerun depends on the decisions for all modules.
     for k, i in reruns:
         reruns[k, i] += int(memory[tree.modules[k].calls[i].back])
@@ -66,44 +48,67 @@ def simulate(tree: ModuleTree, decision: Decision, plain: Ints) -> Simulated:
     return Simulated(memory=memory, reruns=reruns, peak_bytes=peak)
 
 
-def rerun_peaks(call: CallStats, stored: Ints) -> Ints:
-    """Return, for each set of stored results, the peak bytes of a module's storages in recomputation.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AddedBytes:
+    """Bytes that each stored set of one module adds to a step without checkpointing.
 
-    A stored result is alive from the start of recomputation on. Recomputation allocates and frees
-    all other storages as forward does.
+    A checkpointed module keeps its stored results and its inputs from the end of its forward to the start of
+    its backward. Then the module runs again and makes the other tensors that its backward reads.
 
-    Args:
-        call: the module call that runs again.
-        stored: bytes of the stored results, from `stored_bytes`, with one row for each set.
+    Attributes:
+        calls: the module's calls.
+        stored: matrix of bytes with a row per set and a column per operator; 0 if not stored.
+        kept_bytes: column of the bytes of each set.
+        state_bytes: bytes of the random generator's state, which PyTorch keeps from the start of the
+            module's forward to the end of its backward.
     """
-    ran = np.zeros((len(stored), call.end - call.begin), dtype=np.int64)
-    ran[:, [made - call.begin for made, _ in call.freed_at]] = stored
-    waiting = stored.sum(axis=1, keepdims=True) - np.cumsum(ran, axis=1)
-    peaks: Ints = (call.made + waiting).max(axis=1, initial=0)
-    return peaks
 
+    calls: tuple[CallStats, ...]
+    stored: Ints
+    kept_bytes: Ints
+    state_bytes: int
 
-def held_longer(call: CallStats, stored: Ints, moments: Ints) -> Ints:
-    """Return the bytes of results that are alive in a call's forward only because they are stored.
+    @classmethod
+    def of(cls, module: ModuleStats, sets: Sequence[StoredSet], state_bytes: int) -> Self:
+        """Compute the bytes of a module's stored sets."""
+        memory = module.operators.memory
+        stored = np.zeros((len(sets), len(memory)), dtype=np.int64)
+        for row, stored_set in zip(stored, sets, strict=True):
+            row[list(stored_set.stored)] = [memory[i] for i in stored_set.stored]
+        kept_bytes = np.array([[stored_set.kept_bytes] for stored_set in sets], dtype=np.int64)
+        return cls(
+            calls=module.calls, stored=stored, kept_bytes=kept_bytes, state_bytes=state_bytes
+        )
 
-    Args:
-        call: the module call.
-        stored: bytes of the stored results, from `stored_bytes`, with one row for each set.
-        moments: moments of the call's forward for which the bytes are returned.
+    def at(self, moments: Ints) -> Ints:
+        """Return a matrix of added bytes, with a row per stored set and a column per moment, in increasing order."""
+        added = np.zeros((len(self.stored), len(moments)), dtype=np.int64)
+        for call in self.calls:
+            begin, end, back, over = np.searchsorted(
+                moments, (call.begin, call.end, call.back + 1, call.back_end + 1)
+            )
+            added[:, begin:over] += self.state_bytes
+            added[:, end:back] += self.kept_bytes - call.freeable_bytes
+            if begin < end:
+                added[:, begin:end] += self._held_longer(call, moments[begin:end])
+        return added
 
-    Returns:
-        Matrix of bytes, with a row for each set and a column for each moment.
-    """
-    freed = np.array([died for _, died in call.freed_at], dtype=np.int64)
-    order = np.argsort(freed, kind="stable")
-    held = np.cumsum(np.pad(stored[:, order], ((0, 0), (1, 0))), axis=1)
-    found: Ints = held[:, np.searchsorted(freed[order], moments, side="right")]
-    return found
+    def in_rerun(self, i: int) -> Ints:
+        """Return the most bytes that recomputing the module's call ``i`` adds to the memory at `CallStats.back`."""
+        call = self.calls[i]
+        ran = np.zeros((len(self.stored), call.end - call.begin), dtype=np.int64)
+        ran[:, [moment - call.begin for moment, _ in call.freed_at]] = self.stored
+        # A stored result is alive from the start of recomputation on. All other storages live as in forward.
+        waiting = self.stored.sum(axis=1, keepdims=True) - np.cumsum(ran, axis=1)
+        peaks: Ints = (call.allocated + waiting).max(axis=1, initial=0)
+        # The memory at `back` contains the stored results already. For a rerun, PyTorch keeps the
+        # generator's current state beside its state in forward.
+        return peaks - self.kept_bytes[:, 0] + self.state_bytes
 
-
-def stored_bytes(stats: SACStats, choices: Sequence[ModuleChoice]) -> Ints:
-    """Return a matrix of bytes with a row per choice and a column per operator; 0 for a result that is not stored."""
-    found = np.zeros((len(choices), len(stats)), dtype=np.int64)
-    for row, choice in zip(found, choices, strict=True):
-        row[list(choice.stored)] = [stats.memory[i] for i in choice.stored]
-    return found
+    def _held_longer(self, call: CallStats, moments: Ints) -> Ints:
+        """Return the bytes of results that are alive in a call's forward only because they are stored."""
+        freed = np.array([died for _, died in call.freed_at], dtype=np.int64)
+        order = np.argsort(freed, kind="stable")
+        held = np.cumsum(np.pad(self.stored[:, order], ((0, 0), (1, 0))), axis=1)
+        columns: Ints = held[:, np.searchsorted(freed[order], moments, side="right")]
+        return columns

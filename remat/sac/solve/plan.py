@@ -32,13 +32,12 @@ class ModulePlan:
 
     Attributes:
         name: qualified name of the module, as in ``model.named_modules()``.
-        ops: names of the module's operators, such as ``"aten.mm.default"``, in the order in which
-            they run. Operators that checkpointing ignores are left out.
-        stored: positions in ``ops`` of the operators whose results are stored. All other operators
-            are recomputed.
+        ops: names of the module's operators, such as ``"aten.mm.default"``, in run order, without
+            operators that checkpointing ignores.
+        stored: positions in ``ops`` of the operators whose results are stored. All others are recomputed.
         stored_bytes: bytes of the stored results.
         discarded_bytes: bytes of the results that are not stored.
-        recompute_ms: milliseconds that recomputation takes for each call of the module.
+        recompute_ms: milliseconds of recomputation for each call of the module.
     """
 
     name: str
@@ -96,33 +95,26 @@ class SACPlan(Record):
             raise ProblemError(f"world_size is {self.world_size}, expected 1 or more ranks")
 
     def __getitem__(self, name: str) -> ModulePlan:
-        """Return the plan of one module by name.
-
-        Raises:
-            ProblemError: the plan does not checkpoint the module.
-        """
+        """Return the plan of one module by name; a name that the plan lacks is a ProblemError."""
         for module in self.modules:
             if module.name == name:
                 return module
-        known = ", ".join(m.name for m in self.modules) or "none"
-        raise ProblemError(f"module '{name}' is not checkpointed by this plan; it does: {known}")
+        names = ", ".join(m.name for m in self.modules) or "none"
+        raise ProblemError(f"module '{name}' is not checkpointed by this plan; it does: {names}")
 
     def __str__(self) -> str:
         """Return the text of `explain`."""
         return self.explain()
 
     def explain(self) -> str:
-        """Return the plan as text: peak and times of the step, and bytes and times of each module.
-
-        Modules with equal plans share a row.
-        """
+        """Return the plan as text: peak and times of the step, and bytes and times of each module."""
         fits = "" if self.peak_bytes <= self.budget_bytes else ", more than the budget,"
         decided = ", ".join(x for x in (self.solver, self.mode) if x) or "hand"
         lines = [
             f"checkpointing plan for a budget of {format_bytes(self.budget_bytes)}",
             f"  peak        {format_bytes(self.peak_bytes)}{fits} instead of "
             f"{format_bytes(self.plain_peak_bytes)} without checkpointing",
-            *_step(self),
+            *_step_line(self),
             f"  recomputed  {self.recompute_ms:.4g} ms; no plan that fits needs less than "
             f"{self.bound_ms:.4g} ms",
             f"  decided by  {decided}"
@@ -131,12 +123,12 @@ class SACPlan(Record):
         if not self.modules:
             return "\n".join([*lines, "  no module is checkpointed"])
         rows = [("modules", "keep", "free", "again", "stored operators")]
-        alike = _alike(self)
-        rows += [_row(m, names) for m, names in alike.items()]
+        groups = _groups(self)
+        rows += [_row(m, names) for m, names in groups.items()]
         lines += [f"  {line}" for line in columns(rows, left=(0, 4))]
-        if any(len(names) > 1 for names in alike.values()):
+        if any(len(names) > 1 for names in groups.values()):
             lines.append("  (of modules that are alike, the figures are those of each)")
-        undeclared = list(dict.fromkeys(_undeclared(alike)))
+        undeclared = list(dict.fromkeys(_undeclared(groups)))
         if undeclared:
             lines.append(
                 f"  {', '.join(undeclared)}: stored, with what draws random numbers beside it, since not "
@@ -146,21 +138,21 @@ class SACPlan(Record):
         return "\n".join(lines)
 
 
-def _alike(plan: SACPlan) -> dict[ModulePlan, list[str]]:
-    """Group modules with equal plans: return a dict from each plan, with an empty name, to the modules' names."""
-    found: dict[ModulePlan, list[str]] = {}
+def _groups(plan: SACPlan) -> dict[ModulePlan, list[str]]:
+    """Return a dict from each distinct module plan, with an empty name, to the names of its modules."""
+    groups: dict[ModulePlan, list[str]] = {}
     for m in plan.modules:
-        found.setdefault(replace(m, name=""), []).append(m.name)
-    return found
+        groups.setdefault(replace(m, name=""), []).append(m.name)
+    return groups
 
 
-def _step(plan: SACPlan) -> list[str]:
+def _step_line(plan: SACPlan) -> list[str]:
     """Return a list with one line on the estimated time of a step; empty if the time is unknown."""
     if not plan.step_ms:
         return []
-    more = plan.recompute_ms / plan.step_ms
+    overhead = plan.recompute_ms / plan.step_ms
     return [
-        f"  step        {plan.step_ms + plan.recompute_ms:.4g} ms estimated, {more:.1%} more than the "
+        f"  step        {plan.step_ms + plan.recompute_ms:.4g} ms estimated, {overhead:.1%} more than the "
         f"{plan.step_ms:.4g} ms without checkpointing"
     ]
 
@@ -181,15 +173,10 @@ def operators_named(names: Iterable[str]) -> Iterator[Any]:
 
 
 def _row(m: ModulePlan, names: list[str]) -> tuple[str, str, str, str, str]:
-    """Return the row of `SACPlan.explain` for modules with equal plans, as a tuple with a cell per column.
-
-    Args:
-        m: the plan that the modules share.
-        names: names of the modules.
-    """
-    shown = repr(names[0]) if len(names) == 1 else f"'{names[0]}' … '{names[-1]}' ({len(names)})"
+    """Return the cells of the row of `SACPlan.explain` for the named modules, which share a plan."""
+    label = repr(names[0]) if len(names) == 1 else f"'{names[0]}' … '{names[-1]}' ({len(names)})"
     count = Counter(m.ops[i] for i in m.stored).most_common()
     listed = some_of([f"{n} {op}" if n > 1 else op for op, n in count], _NAMED)
     stored = f"{len(m.stored)} of {len(m.ops)}: {listed or 'plain checkpointing'}"
     sizes = format_bytes(m.stored_bytes), format_bytes(m.discarded_bytes)
-    return shown, *sizes, f"{m.recompute_ms:.4g} ms", stored
+    return label, *sizes, f"{m.recompute_ms:.4g} ms", stored

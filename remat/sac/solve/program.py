@@ -1,11 +1,8 @@
 """Integer program over a whole step: which modules to checkpoint, and which results each stores.
 
-A choice is a set of operators whose results a checkpointed module stores. The program has a 0/1
-variable for each choice of each module. A program point is a moment of the step, such as the return
-of an operator, or the rerun of one module call. Memory at each program point is linear in the
-variables. Most solutions exceed the budget at few program points. So the program limits memory only
-at program points at which an earlier solution exceeded the budget. Each such limit is a row of the
-program.
+The program has a 0/1 variable for each stored set of each module. Memory at each program point is linear
+in the variables. Most solutions exceed the budget at few program points. So a row of the program limits
+memory only at a point at which an earlier solution exceeded the budget.
 """
 
 from __future__ import annotations
@@ -20,15 +17,8 @@ import numpy as np
 from remat.errors import BudgetError
 from remat.sac.estimation.modules import ModuleTree
 from remat.sac.run.lifetimes import Ints
-from remat.sac.solve.choices import ModuleChoice
-from remat.sac.solve.peaks import (
-    Decision,
-    Simulated,
-    held_longer,
-    rerun_peaks,
-    simulate,
-    stored_bytes,
-)
+from remat.sac.solve.choices import StoredSet
+from remat.sac.solve.peaks import AddedBytes, Decision, Simulated, simulate
 from remat.solvers.highs import milp
 from remat.units import format_bytes
 
@@ -43,19 +33,19 @@ ROUNDS = 60
 _SCALE = 2.0**20
 #: Status that SciPy returns for an infeasible program.
 _INFEASIBLE = 2
+#: Program point: a moment of the step, or the rerun of one module call as (module, call).
+Point = int | tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """Decision about all modules, with the step's simulated memory and a bound on recompute time.
 
-    A decision says which modules are checkpointed, and which results each of them stores.
-
     Attributes:
-        decision: dict from the position of each checkpointed module to the module's choice.
+        decision: dict from the position of each checkpointed module to its stored set.
         simulated: simulated memory of the step under the decision.
-        bound_ps: lower bound in picoseconds on the recompute time of all decisions that fit the
-            budget and take their choices from the same options; 0 if none is proven.
+        bound_ps: lower bound in picoseconds on the recompute time of all decisions over the same sets
+            that fit the budget; 0 if none is proven.
     """
 
     decision: Decision
@@ -65,7 +55,7 @@ class Outcome:
 
 def least_time(
     tree: ModuleTree,
-    options: Mapping[int, Sequence[ModuleChoice]],
+    options: Mapping[int, Sequence[StoredSet]],
     plain: Ints,
     budget: int,
     *,
@@ -76,12 +66,11 @@ def least_time(
 
     Args:
         tree: the modules.
-        options: dict from the position of each module that may be checkpointed to its choices.
+        options: dict from the position of each module that may be checkpointed to its stored sets.
         plain: bytes alive at each moment without checkpointing.
         budget: budget for the step's peak in bytes.
         gap: relative gap at which the solver HiGHS may stop.
-        deadline: time of `time.monotonic` in seconds at which to stop; None: branch-and-bound nodes
-            are limited instead.
+        deadline: time of `time.monotonic` at which to stop; None: a limit on branch-and-bound nodes.
 
     Raises:
         BudgetError: no decision fits the budget; the message states the least peak.
@@ -103,11 +92,11 @@ def least_time(
         # If there is no new row, HiGHS's tolerance let a row be exceeded. The limit is lowered by the excess.
         if not program.add_rows(simulated, budget):
             limit -= max(1, simulated.peak_bytes - budget)
-    found = _least_peak(tree, options, plain, deadline)
+    fallback = _least_peak(tree, options, plain, deadline)
     # The decision may fit although the search above found none: HiGHS stopped at its limit of time or nodes.
-    if found.simulated.peak_bytes <= budget:
-        return Outcome(decision=found.decision, simulated=found.simulated, bound_ps=bound)
-    least = found.simulated.peak_bytes
+    if fallback.simulated.peak_bytes <= budget:
+        return Outcome(decision=fallback.decision, simulated=fallback.simulated, bound_ps=bound)
+    least = fallback.simulated.peak_bytes
     raise BudgetError(
         f"no plan fits into {format_bytes(budget)} ({budget} bytes): the least that checkpointing "
         f"gets the step to is {least} bytes ({format_bytes(least)}), so the budget is short by "
@@ -117,32 +106,19 @@ def least_time(
 
 
 def _seconds_left(deadline: float | None) -> float | None:
-    """Return the seconds until a deadline; None without a deadline.
-
-    The result is at least 0.1, so that HiGHS can still find a plan after the deadline.
-    """
+    """Return the seconds until a deadline; None without a deadline."""
+    # At least 0.1, so that HiGHS can still find a plan after the deadline.
     return None if deadline is None else max(0.1, deadline - time.monotonic())
 
 
 def _least_peak(
     tree: ModuleTree,
-    options: Mapping[int, Sequence[ModuleChoice]],
+    options: Mapping[int, Sequence[StoredSet]],
     plain: Ints,
     deadline: float | None,
 ) -> Outcome:
-    """Return the decision with the lowest peak among at most `ROUNDS` solutions of a program.
-
-    Between two solutions, `_Program.add_rows` adds rows to the program. To lower the peak, only the
-    choice with the fewest stored bytes is considered for each module.
-
-    Args:
-        tree: the modules.
-        options: dict from the position of each module that may be checkpointed to its choices.
-        plain: bytes alive at each moment without checkpointing.
-        deadline: time of `time.monotonic` in seconds at which to stop; None: branch-and-bound nodes
-            are limited instead.
-    """
-    # The last choice of a module stores the fewest bytes; see `choices`.
+    """Return the decision with the lowest peak, over the smallest stored set of each module."""
+    # The last set of a module has the fewest bytes; see `stored_sets`.
     program = _Program(tree, {k: c[-1:] for k, c in options.items()}, plain)
     best = Outcome(decision={}, simulated=simulate(tree, {}, plain), bound_ps=0.0)
     program.add_rows(best.simulated, best.simulated.peak_bytes - 1)
@@ -160,108 +136,62 @@ def _least_peak(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """Result of one run of HiGHS.
-
-    Attributes:
-        decision: dict from the position of each checkpointed module to the module's choice; None if
-            HiGHS reached its limit of time or nodes without a solution.
-        bound: lower bound on the minimised quantity: picoseconds of recomputation, or bytes of the
-            peak; see `_Program.solve`.
-    """
+    """Result of one run of HiGHS; without a decision, HiGHS stopped before a solution."""
 
     decision: Decision | None
     bound: float
 
 
 class _Program:
-    """Integer program of one step, to which `add_rows` adds constraints between two solutions.
-
-    The columns are 0/1 variables for the choices of all modules, one module after another. The last
-    column is a variable for the peak. Each row limits the memory at one program point: a moment of
-    the step, or the rerun of a module call.
-    """
+    """Integer program of one step, to which `add_rows` adds limits on memory between two solutions."""
 
     def __init__(
-        self, tree: ModuleTree, options: Mapping[int, Sequence[ModuleChoice]], plain: Ints
+        self, tree: ModuleTree, options: Mapping[int, Sequence[StoredSet]], plain: Ints
     ) -> None:
         self._tree, self._options, self._plain = tree, options, plain
+        # The columns are the variables of all modules, one module after another, then one for the peak.
         ends = np.cumsum([len(c) for c in options.values()], dtype=int).tolist()
         self._count = ends[-1] if ends else 0
         self._columns = {
             k: slice(end - len(options[k]), end) for k, end in zip(options, ends, strict=True)
         }
-        self._stored = {k: stored_bytes(tree.modules[k].operators, c) for k, c in options.items()}
-        self._kept = {k: np.array([o.kept_bytes for o in c]) for k, c in options.items()}
-        #: Dict from each program point with a row to the bytes that each choice adds at the point.
-        #: A point is a moment, or (module, call) of a rerun.
-        self._rows: dict[int | tuple[int, int], Ints] = {}
+        self._added = {
+            k: AddedBytes.of(tree.modules[k], c, tree.state_bytes) for k, c in options.items()
+        }
+        #: Dict from each program point with a row to the bytes that each stored set adds at the point.
+        self._rows: dict[Point, Ints] = {}
 
     def add_rows(self, simulated: Simulated, budget: int) -> bool:
-        """Add a row for each program point whose memory exceeds a budget and that has no row yet.
-
-        Of consecutive moments above the budget, only the moment with the most memory gets a row.
-        This row usually limits memory at the other moments as well. If not, a later call adds rows
-        for these moments.
-
-        Args:
-            simulated: simulated memory of a step under the latest solution.
-            budget: budget in bytes.
-
-        Returns:
-            Whether a row was added.
-        """
+        """Add a row for each program point above a budget that has none yet; return whether a row was added."""
+        # Of consecutive moments above the budget, only the highest gets a row. It usually limits the others as well.
         over = np.flatnonzero(simulated.memory > budget)
         runs = np.split(over, np.flatnonzero(np.diff(over) > 1) + 1) if len(over) else []
         worst = (int(run[np.argmax(simulated.memory[run])]) for run in runs)
-        rows: dict[int | tuple[int, int], Ints] = {
-            t: self._at(t) for t in worst if t not in self._rows
-        }
-        for at, peak in simulated.reruns.items():
-            if peak > budget and at not in self._rows:
-                rows[at] = self._rerun(*at)
+        reruns = (point for point, peak in simulated.reruns.items() if peak > budget)
+        points: list[Point] = [*worst, *reruns]
+        rows = {point: self._row(point) for point in points if point not in self._rows}
         self._rows |= rows
         return bool(rows)
 
-    def _at(self, moment: int) -> Ints:
-        """Return the bytes that each choice of each module adds at a moment; negative if the choice frees bytes."""
+    def _row(self, point: Point) -> Ints:
+        """Return the bytes that each stored set of each module adds at a program point."""
+        moments = np.array([self._moment(point)])
         row = np.zeros(self._count, dtype=np.int64)
         for k, columns in self._columns.items():
-            module = self._tree.modules[k]
-            for call in module.calls:
-                if call.begin <= moment <= call.back_end:
-                    row[columns] += self._tree.state_bytes
-                if call.end <= moment <= call.back:
-                    row[columns] += self._kept[k] - call.freeable_bytes
-                elif call.begin <= moment < call.end:
-                    at = np.array([moment])
-                    row[columns] += held_longer(call, self._stored[k], at)[:, 0]
+            row[columns] = self._added[k].at(moments)[:, 0]
+        if not isinstance(point, int):
+            k, i = point
+            row[self._columns[k]] += self._added[k].in_rerun(i)
         return row
 
-    def _rerun(self, k: int, i: int) -> Ints:
-        """Return the bytes that each choice of each module adds to the peak while a module call runs again.
-
-        Args:
-            k: position of the module that runs again.
-            i: position, among the module's calls, of the call that is recomputed.
-        """
-        module = self._tree.modules[k]
-        call = module.calls[i]
-        row = self._at(call.back)
-        peaks = rerun_peaks(call, self._stored[k])
-        row[self._columns[k]] += peaks - self._kept[k] + self._tree.state_bytes
-        return row
+    def _moment(self, point: Point) -> int:
+        """Return the moment of a program point; a rerun takes place at the start of the call's backward."""
+        return (
+            point if isinstance(point, int) else self._tree.modules[point[0]].calls[point[1]].back
+        )
 
     def solve(self, budget: int | None, gap: float, time_limit: float | None) -> _Answer | None:
-        """Solve the program for the least recompute time within a budget, or for the least peak.
-
-        Args:
-            budget: budget in bytes; None: minimise the peak instead of the time.
-            gap: relative gap at which HiGHS may stop.
-            time_limit: time limit in seconds; None: branch-and-bound nodes are limited instead.
-
-        Returns:
-            The answer; None if the program is infeasible.
-        """
+        """Solve for the least recompute time within a budget, or for the least peak if the budget is None."""
         from scipy.optimize import Bounds
 
         unit_bytes = max(1.0, float(self._plain.max(initial=0)) / _SCALE)
@@ -290,43 +220,30 @@ class _Program:
         if solved.x is None:
             return _Answer(decision=None, bound=bound)
         decision = {
-            k: choice
+            k: stored_set
             for k, columns in self._columns.items()
-            for choice, taken in zip(self._options[k], solved.x[columns], strict=True)
-            if taken > 0.5  # HiGHS's integers are exact only up to a tolerance
+            for stored_set, value in zip(self._options[k], solved.x[columns], strict=True)
+            if value > 0.5  # HiGHS's integers are exact only up to a tolerance
         }
         return _Answer(decision=decision, bound=bound)
 
     def _memory(self, unit_bytes: float) -> Any:
-        """Return the constraints that limit memory at program points to the program's peak variable.
-
-        There is one constraint for each row that `add_rows` has added.
-
-        Args:
-            unit_bytes: number of bytes in the unit in which the program counts memory.
-        """
+        """Return the constraints that limit memory at program points to the program's peak variable."""
         from scipy.optimize import LinearConstraint
         from scipy.sparse import csr_array
 
         rows = [np.append(row / unit_bytes, -1.0) for row in self._rows.values()]
-        moments = [
-            at if isinstance(at, int) else self._tree.modules[at[0]].calls[at[1]].back
-            for at in self._rows
-        ]
+        moments = [self._moment(point) for point in self._rows]
         return LinearConstraint(csr_array(np.stack(rows)), ub=-self._plain[moments] / unit_bytes)
 
     def _nesting(self) -> Any:
-        """Return the constraints that each module takes at most one choice, and that planned modules are not nested.
-
-        For each module, one constraint states: of all choices of the module and its ancestors, at
-        most one is taken.
-        """
+        """Return the constraints that a module and its ancestors together take at most one stored set."""
         from scipy.optimize import LinearConstraint
         from scipy.sparse import lil_array
 
         matrix = lil_array((len(self._columns), self._count + 1))
         for i, k in enumerate(self._columns):
-            for around in (k, *self._tree.ancestors(k)):
-                if around in self._columns:
-                    matrix[i, self._columns[around]] = 1.0
+            for ancestor in (k, *self._tree.ancestors(k)):
+                if ancestor in self._columns:
+                    matrix[i, self._columns[ancestor]] = 1.0
         return LinearConstraint(matrix.tocsr(), ub=1.0)

@@ -1,4 +1,4 @@
-"""Plans applied to models: what changes, what does not, what is refused, and under torch.compile."""
+"""Plans applied to models: changed and unchanged attributes, refusals, and `torch.compile`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def inputs() -> torch.Tensor:
 
 
 class Calls:
-    """Counts how often the modules are run: twice where one is recomputed."""
+    """Count the runs of modules: a recomputed module runs twice."""
 
     def __init__(self, module: nn.Module) -> None:
         self.count = 0
@@ -124,7 +124,7 @@ def test_eval_mode_and_no_grad_run_as_before(model: Stack, plan: SACPlan) -> Non
 
 
 def test_what_stores_nothing_is_checkpointed_without_a_policy(model: Stack) -> None:
-    bare = sac_plan(plan_of(name="layers.1"))  # a policy would refuse what runs and is not planned
+    bare = sac_plan(plan_of(name="layers.1"))  # a policy would refuse operators that the plan lacks
     wanted = gradients(model, inputs())
     inner = Calls(model.layers[1].get_submodule("up"))
     assert all_equal(gradients(apply(model, bare), inputs()), wanted)
@@ -140,7 +140,7 @@ class Output:
 
 
 class Rich(nn.Module):
-    """Keyword arguments in, a dataclass out."""
+    """Module that takes keyword arguments and returns a dataclass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class Holder(nn.Module):
 
 
 class Shared(nn.Module):
-    """One module, twice in a forward, under two names."""
+    """Module that calls one submodule twice, under two names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ class Shared(nn.Module):
 
 
 class Half(Stack):
-    """Runs under autocast."""
+    """Module that runs under autocast."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16):
@@ -237,7 +237,7 @@ def test_more_policies(model: Stack, plan: SACPlan) -> None:
 
 
 def dry_model() -> Stack:
-    """Without dropout, which is one operator in a graph, and four without one."""
+    """Return a model without dropout, which is one operator in a graph and several in eager code."""
     return Stack(blocks=1, p=0.0)
 
 
@@ -248,14 +248,14 @@ def dry() -> SACPlan:
 
 @pytest.fixture(scope="module")
 def joint(dry: SACPlan) -> JointGraph:
-    """The joint graph of a model that follows a plan."""
+    """Return the joint graph of a model to which a plan is applied."""
     return joint_of(apply(dry_model(), dry), inputs())
 
 
 def test_tags_are_those_of_the_plan(dry: SACPlan, joint: JointGraph) -> None:
     told = {True: CheckpointPolicy.MUST_SAVE, False: CheckpointPolicy.MUST_RECOMPUTE}
     planned = [
-        (name.replace("_.", "."), told[i in m.stored])  # nothing is in place in a graph
+        (name.replace("_.", "."), told[i in m.stored])  # a traced graph is functionalised
         for m in dry.modules
         for i, name in enumerate(m.ops)
     ]
@@ -278,12 +278,12 @@ def test_our_partitioner_obeys(joint: JointGraph) -> None:
         saved = {tags[n] for n in names}
         assert CheckpointPolicy.MUST_RECOMPUTE not in saved
         assert CheckpointPolicy.MUST_SAVE in saved
-        # By itself it would decide otherwise.
+        # Without tags, the partitioner would decide otherwise.
         assert set(remat.plan(untagged, budget=budget).saved) != names
 
 
 class Normed(nn.Module):
-    """Batch norm writes to its statistics."""
+    """Module with batch norm, which writes to its running statistics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -297,7 +297,7 @@ class Normed(nn.Module):
 
 
 def test_gradients_and_statistics_when_compiled() -> None:
-    """Compiled by remat and by PyTorch's own partitioner, both beside the latter without a plan."""
+    """Compare remat's backend and PyTorch's partitioner, under a plan, with the latter without a plan."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     model, plan = Normed(), plan_for(Normed, ["layer"], SHAPE, share=0.8)

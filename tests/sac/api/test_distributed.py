@@ -1,7 +1,4 @@
-"""Plans under DDP and FSDP2, in two processes, judged by the files that they write.
-
-What each case does is in ``sac_rank_worker.py``.
-"""
+"""Plans under DDP and FSDP2 in two processes, which `sac_rank_worker` runs, and which write their results to files."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from tests.test_distributed import load, outputs, start
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the results of two ranks."""
+    """Return the folder with the results of two ranks."""
     there = tmp_path_factory.mktemp("sac-ranks")
     ((_, errors),) = outputs([start("tests.sac.sac_rank_worker", str(there))])
     for rank in range(WORLD):

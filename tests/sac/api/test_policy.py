@@ -1,4 +1,4 @@
-"""Plans as policies: what is kept is what was planned, and gradients are those of eager PyTorch."""
+"""Plans as policies: planned results are saved, and gradients are those of eager PyTorch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Run = Callable[..., torch.Tensor]
 
 
 class Region(nn.Module):
-    """Runs a function; `plans` makes the plan of it."""
+    """Module that runs a function; `plans` makes its plan."""
 
     def __init__(self, run: Run) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def stats_of(make: Callable[[], nn.Module]) -> SACStats:
 def gradients(
     module: nn.Module, *inputs: torch.Tensor, contexts: Any = None, seed: int = 1
 ) -> list[torch.Tensor]:
-    """Of two forwards before one backward, as with accumulated gradients."""
+    """Return the gradients of two forwards before one backward, as with accumulated gradients."""
     module.zero_grad()
     torch.manual_seed(seed)
     inputs = tuple(x.detach().clone().requires_grad_() for x in inputs)
@@ -89,7 +89,7 @@ def copies(self: Region, x: torch.Tensor) -> torch.Tensor:
 
 
 class Norms(nn.Module):
-    """Writes to its buffers."""
+    """Module that writes to its buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ def test_gradients_equal_eager_and_what_is_kept_is_what_was_planned(
 ) -> None:
     stats = estimated[name]
     drawn = random.Random(seed)
-    # A plan whose operators are not those of the module is refused, so this compares both.
+    # A plan with other operators than the module's would be refused.
     stored = chosen(stats, [i for i in group(stats).free if drawn.random() < 0.5])
     plan = module_plan("inner", stats, stored)
     torch.manual_seed(seed)
@@ -199,8 +199,8 @@ def test_gradients_are_right_with_a_plan_for_other_operators(
     try:
         found = gradients(module, x, contexts=policy(plan, strict=False))
     except PolicyError:
-        return  # never wrong, but not always possible
-    # What is the caller's and written by what is recomputed is written twice: statistics of norms.
+        return  # a plan matched by name may be refused, but gives no wrong gradients
+    # A recomputed operator writes twice to a tensor of the caller, such as the statistics of a norm.
     weights = len([x, *module.parameters()])
     assert all_equal(found[:weights], wanted[:weights])
 

@@ -1,4 +1,4 @@
-"""Custom operators that nobody has declared pure, in selective checkpointing: stored, and taken to draw."""
+"""Custom operators that are not declared pure are stored, and count as random."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CALLS: list[str] = []
 
 @torch.library.custom_op("remat_sac::counter", mutates_args=())
 def counter(x: torch.Tensor) -> torch.Tensor:
-    """Draws random numbers and counts its calls; nothing says so."""
+    """Draw random numbers and count the calls, without a declaration of either effect."""
     CALLS.append("counter")
     return x * len(CALLS) + torch.randn(x.shape)
 

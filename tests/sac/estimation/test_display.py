@@ -1,4 +1,4 @@
-"""What the estimator prints and draws."""
+"""Tables and plots of the estimator."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from remat.errors import ProblemError
 from remat.sac import SACEstimator, greedy_order, upper_envelope
 from remat.sac.estimation.display import exact_points, tradeoff_figure
 from tests.sac.estimation.test_estimator import Block
-from tests.sac.estimation.test_optimum import example
-from tests.sac.planned import ran
+from tests.sac.planned import example, ran
 
 
 @pytest.fixture
@@ -40,7 +38,7 @@ def test_tables_are_plain_where_nobody_looks(
     assert ["1", "add", "5.000000", "100"] in rows
     assert ["6", "t", "1.000000", "0", "yes"] in rows
     assert ["7", "relu_", "5.000000", "0", "5"] in rows
-    # The groups, what they free in all, and what that takes.
+    # Each group, with cumulative freed bytes and recompute time.
     assert ["6", "t", "0.0000", "0", "0.0159", "1.000000", "recomputed"] in rows
     both = ["5", "7", "linear,", "relu_", "1.0000", "420", "0.6825", "43.000000", "7.14e+00"]
     assert both in rows
@@ -64,7 +62,7 @@ def test_the_exact_frontier_is_nowhere_above_the_greedy_curve() -> None:
     assert exact[-1] == pytest.approx((1, 43 / 63))
     for x, y in curve.items():
         assert min(b for a, b in exact if a >= x - 1e-9) <= y + 1e-9
-    # 120 bytes in 14 ms do not exist; 100 of op 5 and 7 take as long as greedy's third step less 1.
+    # The exact frontier also has sets that the greedy order skips.
     assert len(exact) > len(curve)
 
 
@@ -73,10 +71,6 @@ def test_pictures(found: SACEstimator, tmp_path: Path, monkeypatch: pytest.Monke
     found.pwlf_sac_tradeoff_curve(2, save_tradeoff_graphs=True)
     names = sorted(p.name for p in (tmp_path / "tradeoff_graphs").iterdir())
     assert names == ["Sequential.a%2Fb.png", "Sequential.png"], "a slash becomes no folder"
-    found.plot(tmp_path / "one.svg", "Sequential")
-    assert "upper envelope" in (tmp_path / "one.svg").read_text()
-    with pytest.raises(ProblemError, match="'Stak' was not estimated; some that were: Sequential"):
-        found.plot(tmp_path / "two.svg", "Stak")
 
 
 def test_the_picture_shows_three_curves() -> None:

@@ -1,4 +1,4 @@
-"""The module tree: what is estimated of a step's memory is what is measured of it."""
+"""Module trees: the estimated memory of a step is the measured memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class InPlace(nn.Module):
 
 
 class Deep(nn.Module):
-    """Blocks within stages; the first linear runs twice."""
+    """Model with blocks within stages, whose first linear layer runs twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def test_peaks_with_and_without_a_plan_are_those_that_are_measured(name: str) ->
     model, x = example(name)
     tree = estimate(model, (x,))
     assert tree.peak_bytes() == measured(model, x)
-    # Operators return no states of generators; the allocator also counts what convolutions free at once.
+    # No operator returns generator states, so only the allocator counts them. It also counts workspaces.
     tree = replace(tree, state_bytes=0)
     plan = plan_for(tree, memory=int(0.86 * tree.peak_bytes()))
     assert plan.modules
@@ -94,7 +94,7 @@ def test_peaks_with_and_without_a_plan_are_those_that_are_measured(name: str) ->
 
 
 def test_states_of_generators_count_where_modules_are_small() -> None:
-    """Each checkpointed call keeps 5 KB of its generator: of all calls, more than a tenth of this budget."""
+    """Each checkpointed call keeps 5 KB of generator state: together, more than a tenth of this budget."""
     torch.manual_seed(0)
     model, x = nn.Sequential(*(Block(8) for _ in range(12))).train(), torch.randn(128, 8)
     tree = estimate(model, (x,))
@@ -141,7 +141,7 @@ def test_the_tree() -> None:
     assert len(by_name["first"].calls) == 2
     assert by_name["stages.0"].parameter_bytes == 2 * by_name["stages.0.1"].parameter_bytes
     assert tree["Deep.stages.0"] is tree["stages.0"]
-    # tanh(h), sigmoid(h) and h are kept for backward; their product is what down keeps.
+    # tanh(h), sigmoid(h) and h are saved for backward, and `down` saves their product.
     call = by_name["stages.0.0"].calls[0]
     assert call.activation_bytes == 4 * 64 * 48 * 4 - 64 * 48 * 4
     assert call.begin < call.end < tree.forward_end <= call.back

@@ -1,4 +1,4 @@
-"""The greedy curve, and the segments above it."""
+"""The greedy curve, and the fitted segments above it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from remat.sac.estimation.tradeoff import (
     merge_corners,
     upper_envelope,
 )
-from tests.sac.estimation.test_optimum import example, modules
+from tests.sac.planned import example
+from tests.sac.solve.test_choices import modules
 
 
 def test_the_greedy_curve_of_the_example() -> None:
@@ -31,7 +32,7 @@ def test_the_greedy_curve_of_the_example() -> None:
 
 
 def value_at(fitted: SACTradeOffStats, x: float) -> float:
-    """The envelope at a fraction of memory discarded; the last segment's value beyond its end."""
+    """Return the envelope at a fraction of memory discarded; beyond the last segment, its last value."""
     breaks = fitted.fit_breaks
     k = min(max(bisect_left(breaks, x) - 1, 0), fitted.n_segments - 1)
     return fitted.slopes[k] * min(x, breaks[-1]) + fitted.intercepts[k]
@@ -72,7 +73,7 @@ def test_no_other_segments_have_less_area(steps: list[tuple[int, int]], segments
     best = area(fit(corners, x, segments), x)
 
     def lowest(i: int, j: int) -> float:
-        """Area of the best line above corners i to j: one through two corners, or a flat one."""
+        """Return the least area of a line above corners i to j: through two corners, or flat."""
         part, right = corners[i : j + 1], corners[j + 1][0] if j + 1 < len(corners) else x
         lines = [(0.0, max(b for _, b in part))]
         for (a, b), (c, d) in combinations(part, 2):

@@ -1,4 +1,4 @@
-"""Several policies as one, and what a policy may not do."""
+"""Composition of policies, and invalid answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PREFER_OFFLOAD = CheckpointPolicy.PREFER_CPU_OFFLOAD
 
 
 class Says:
-    """Answers the same, always, and counts."""
+    """Policy that always gives the same answer, and counts its calls."""
 
     def __init__(self, name: str, answer: Any) -> None:
         self.name, self.answer, self.asked = name, answer, 0

@@ -1,4 +1,4 @@
-"""Policies whose verdicts do not fit together: made to fit, or refused."""
+"""Policies with inconsistent verdicts: adjusted, or refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PREFER_RECOMPUTE = CheckpointPolicy.PREFER_RECOMPUTE
 
 
 class Table:
-    """Answers by the name of the operator and how often it was met: ``{"rand": [a, b]}``."""
+    """Policy that answers by the name of the operator and the number of its call: ``{"rand": [a, b]}``."""
 
     def __init__(self, **answers: list[CheckpointPolicy]) -> None:
         self.answers = answers
@@ -45,7 +45,7 @@ def gradient(run: Any, contexts: Any = None) -> torch.Tensor:
 
 
 def plain(policy: Any) -> Any:
-    """PyTorch's contexts, without ours."""
+    """Return PyTorch's contexts, without remat's."""
     return lambda: create_selective_checkpoint_contexts(policy.fresh())
 
 
@@ -267,7 +267,7 @@ def test_a_saved_counter_of_the_caller_goes_on_counting() -> None:
 def test_memory_that_is_used_again_is_another_tensor() -> None:
     def run(x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            for _ in range(20):  # each may lie where the one before was
+            for _ in range(20):  # each tensor may reuse the memory of the one before
                 x.cos().add_(1)
         return in_place(x)
 
@@ -277,7 +277,9 @@ def test_memory_that_is_used_again_is_another_tensor() -> None:
 
 def test_a_saved_write_to_a_constant_is_refused() -> None:
     def run(x: torch.Tensor) -> torch.Tensor:
-        scale = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])  # made anew in recomputation
+        scale = torch.tensor(
+            [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+        )  # recomputation makes the constant anew
         scale.add_(1)
         return (x * scale).sin()
 
@@ -287,7 +289,7 @@ def test_a_saved_write_to_a_constant_is_refused() -> None:
 
 
 class Decaying(torch.nn.Module):
-    """Scales by a buffer that each call changes."""
+    """Module that scales by a buffer, which each call changes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -306,7 +308,7 @@ def test_a_buffer_is_written_to_once() -> None:
 
 
 def calls(module: torch.nn.Module, again: bool) -> list[torch.Tensor]:
-    """The gradient of each of two calls before backward."""
+    """Return the gradient of each of two calls before backward."""
     x = torch.linspace(0.1, 2, 6, requires_grad=True)
     nothing = context_fn(Table())
     outs = [checkpointed(module, x, contexts=nothing) if again else module(x) for _ in range(2)]

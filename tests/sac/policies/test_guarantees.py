@@ -1,4 +1,4 @@
-"""What PyTorch's selective checkpointing promises (torch/utils/checkpoint.py), held by the contexts that remat makes."""
+"""Guarantees of PyTorch's selective checkpointing (torch/utils/checkpoint.py), which remat's contexts keep."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sines(x: torch.Tensor) -> torch.Tensor:
     return x.sin().exp().sin()
 
 
-#: The plan of `sines` that stores what `exp` makes.
+#: The plan of `sines` that stores the result of `exp`.
 EXP = plan_of("aten.sin.default", "aten.exp.default", "aten.sin.default", stored=(1,))
 
 
@@ -29,7 +29,7 @@ def leaf() -> torch.Tensor:
 
 
 class Watch:
-    """Saves some operators, and remembers what was made."""
+    """Policy that saves some operators, and records the storages of results."""
 
     def __init__(self, *saved: Any) -> None:
         self.saved = saved
@@ -52,7 +52,7 @@ def test_a_cached_value_is_freed_at_its_first_use() -> None:
     kept = watch.made[aten.exp.default]
     assert not kept.expired()
     late: list[bool] = []
-    # By the time that the first of the region's gradients is there, all has been recomputed.
+    # When the region's first gradient is computed, the whole region has been recomputed.
     cache = contexts[1].storage[aten.exp.default]
     x.register_hook(lambda _: late.append(hasattr(cache[0], "val")))
     out.sum().backward(retain_graph=True)

@@ -1,4 +1,4 @@
-"""Which modules are told apart, by which names, that nothing is left behind, and other threads."""
+"""Reports of module calls: names, arguments, cleanup, and other threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from remat.sac.run.module_calls import ModuleCall, watching
 
 
 class Seen:
-    """Writes down what it is told."""
+    """Watcher that records the reports."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -29,7 +29,7 @@ class Seen:
 
 
 class Twice(nn.Module):
-    """The same layer at two places, and one that is made on the way."""
+    """Module that has one layer at two places, and creates another layer in forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def test_a_module_that_calls_itself() -> None:
 
 @pytest.mark.filterwarnings(
     "ignore:`torch.jit.script`"
-)  # its category differs from version to version
+)  # the warning's category differs between versions
 def test_a_module_that_is_scripted_is_not_told_of() -> None:
     seen = Seen()
     with watching(seen):

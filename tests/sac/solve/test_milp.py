@@ -1,4 +1,4 @@
-"""The module program: against all decisions there are, and against what its plans really take."""
+"""The integer program compared with all decisions, and its plans compared with measured steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 
 from remat.errors import BudgetError, ProblemError
 from remat.sac.estimation.modules import ModuleTree, estimate
-from remat.sac.solve.choices import ModuleChoice, candidates, choices
+from remat.sac.solve.choices import StoredSet, candidates, stored_sets
 from remat.sac.solve.milp import _options
 from remat.sac.solve.milp import plan as plan_for
 from remat.sac.solve.peaks import simulate
@@ -57,17 +57,17 @@ class Stack(nn.Module):
 def tree_of(pairs: int, rows: int, width: int = 8, others: int = 0) -> ModuleTree:
     torch.manual_seed(0)
     tree = estimate(Stack(pairs, width, others), (torch.randn(rows, width),))
-    # The state of a CPU's generator would be more than such modules make.
+    # The state of a CPU's generator would take more memory than these small modules.
     return replace(tree, state_bytes=64)
 
 
-#: Little memory in parameters, as much in them as in activations, and two kinds of modules.
+#: Models with few parameters, with as many bytes of parameters as of activations, and with two kinds of modules.
 TREES = [(3, 64, 8, 0), (2, 4, 24, 0), (2, 32, 8, 2)]
 
 
 @functools.cache
 def every(made: tuple[int, ...]) -> list[tuple[int, int]]:
-    """(picoseconds, peak) of all decisions, over few choices."""
+    """Return (picoseconds, peak) of all decisions over few stored sets."""
     tree = tree_of(*made)
     plain = tree.memory()
     return sorted(
@@ -77,14 +77,14 @@ def every(made: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 def least_time(made: tuple[int, ...], budget: int) -> int | None:
-    """The fewest picoseconds of all decisions that fit; None if none does."""
+    """Return the fewest picoseconds of all decisions that fit; None if no decision fits."""
     return next((time for time, peak in every(made) if peak <= budget), None)
 
 
 def decisions(
-    tree: ModuleTree, options: dict[int, tuple[ModuleChoice, ...]]
-) -> Iterator[dict[int, ModuleChoice]]:
-    """Every decision without nesting, over at most three choices for each module."""
+    tree: ModuleTree, options: dict[int, tuple[StoredSet, ...]]
+) -> Iterator[dict[int, StoredSet]]:
+    """Yield every decision without nesting, over at most three stored sets for each module."""
     names = sorted(options)
     few = [(None, *options[k]) for k in names]
     for picks in itertools.product(*few):
@@ -94,13 +94,13 @@ def decisions(
 
 
 @pytest.fixture
-def few_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remat.sac.solve.choices.MOST_CHOICES", 2)
+def few_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remat.sac.solve.choices.MOST_SETS", 2)
 
 
 @pytest.mark.parametrize("made", TREES, ids=str)
 @pytest.mark.parametrize("share", [0.9, 0.75, 0.6])
-@pytest.mark.usefixtures("few_choices")
+@pytest.mark.usefixtures("few_sets")
 def test_no_decision_that_fits_is_faster(made: tuple[int, ...], share: float) -> None:
     tree = tree_of(*made)
     budget = int(share * tree.peak_bytes())
@@ -119,7 +119,7 @@ def test_no_decision_that_fits_is_faster(made: tuple[int, ...], share: float) ->
 
 
 @pytest.mark.parametrize("made", TREES, ids=str)
-@pytest.mark.usefixtures("few_choices")
+@pytest.mark.usefixtures("few_sets")
 def test_an_infeasible_budget_is_told_the_least(made: tuple[int, ...]) -> None:
     tree = tree_of(*made)
     with pytest.raises(BudgetError) as caught:
@@ -134,7 +134,7 @@ def test_an_infeasible_budget_is_told_the_least(made: tuple[int, ...]) -> None:
 
 
 class Again(nn.Module):
-    """One module between others, three times."""
+    """Model that runs one module three times, between others."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class Again(nn.Module):
 
 @pytest.mark.slow
 def test_what_a_module_frees_in_its_other_calls_counts_while_it_runs_again() -> None:
-    """Backward comes to its last call first: the earlier ones are still without what they made."""
+    """Backward reaches the last call first, while the earlier calls' results are still freed."""
     torch.manual_seed(0)
     tree = estimate(Again(), (torch.randn(64, 8),))
     with pytest.raises(BudgetError) as caught:
@@ -162,7 +162,7 @@ def test_what_a_module_frees_in_its_other_calls_counts_while_it_runs_again() -> 
 
 
 def test_with_all_choices_the_bound_is_met() -> None:
-    """Backward within one of two equal modules may be what the budget is short for: counting cannot tell."""
+    """A budget may be short by the backward of one of two equal modules, so counting modules is not enough."""
     tree = tree_of(3, 64)
     for share in (0.66, 0.7, 0.74, 0.78):
         plan = plan_for(tree, memory=int(share * tree.peak_bytes()), gap=0.0)
@@ -249,11 +249,11 @@ def test_knapsack_solvers_compete_within_modules() -> None:
 def test_choices_are_better_the_more_they_keep() -> None:
     stats = tree_of(1, 64)["pairs.0"].stats
     assert stats is not None
-    found = choices(stats, sum(stats.memory) + 1)
+    found = stored_sets(stats, sum(stats.memory) + 1)
     kept = [c.kept_bytes for c in found]
     assert kept == sorted(kept, reverse=True)
     assert [c.recompute_ps for c in found] == sorted(c.recompute_ps for c in found)
-    assert choices(replace(stats, inplace_ops=[(1, 1)]), 0) == ()
+    assert stored_sets(replace(stats, inplace_ops=[(1, 1)]), 0) == ()
 
 
 def test_what_is_refused() -> None:

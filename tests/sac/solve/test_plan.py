@@ -1,4 +1,4 @@
-"""Plans for people: the table, and files that were edited."""
+"""The text of a plan, and edited plan files."""
 
 from __future__ import annotations
 

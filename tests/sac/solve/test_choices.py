@@ -1,4 +1,4 @@
-"""The best operators to store: the published example, brute force, and what cannot be met."""
+"""Optimal operators to store: the published example, brute force, and invalid budgets."""
 
 from __future__ import annotations
 
@@ -12,20 +12,7 @@ from remat.errors import BudgetError, ProblemError
 from remat.sac.estimation.stats import SACStats, group
 from remat.sac.estimation.tradeoff import exact_frontier, greedy_order
 from remat.sac.solve.choices import optimal_checkpointing_policy
-
-
-def example() -> SACStats:
-    """The example of xFormers, which PyTorch's tests use as well."""
-    return SACStats(
-        func_names=["copy_", "add", "div", "mm", "native_dropout", "linear", "t", "relu_"],
-        runtimes=[5, 5, 8, 15, 15, 9, 1, 5],
-        memory=[0, 100, 100, 120, 0, 100, 0, 0],
-        view_like_ops=[6],
-        rand_ops=[4],
-        saved_autograd_ops=[],
-        inplace_ops=[(0, 0), (7, 5)],
-        force_store_random=False,
-    )
+from tests.sac.planned import example
 
 
 @pytest.mark.parametrize(
@@ -47,7 +34,7 @@ def test_the_example(budget: float, stored: list[int]) -> None:
 
 @st.composite
 def modules(draw: st.DrawFn) -> SACStats:
-    """Modules of up to twelve operators with every kind of tie between them."""
+    """Draw modules of up to twelve operators with every kind of shared decision."""
     n = draw(st.integers(1, 12))
     indices = st.lists(st.integers(0, n - 1), max_size=3, unique=True).map(sorted)
     views, random = draw(indices), draw(indices)
@@ -71,7 +58,7 @@ def modules(draw: st.DrawFn) -> SACStats:
 
 
 def allowed(stats: SACStats, x: tuple[int, ...]) -> bool:
-    """Whether a choice honours views, in-place groups and random groups, told rule by rule."""
+    """Return whether stored operators respect views, in-place groups and random groups."""
     views = set(stats.view_like_ops)
     drawn = [x[i] for i in stats.rand_ops if i not in views]
     if any(x[i] for i in views) or len(set(drawn)) > 1:
@@ -86,7 +73,7 @@ def allowed(stats: SACStats, x: tuple[int, ...]) -> bool:
 
 
 def best(stats: SACStats, nbytes: int) -> float | None:
-    """The most runtime that storing can avoid, over all choices; None where none fits."""
+    """Return the most runtime that storing can avoid, over all sets; None if no set fits."""
     n = len(stats)
     found = [
         sum(t for t, x in zip(stats.runtimes, choice, strict=True) if x)

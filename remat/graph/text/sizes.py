@@ -13,12 +13,12 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import sympy
 import torch
 from sympy.core.function import Application
+from sympy.core.parameters import distribute
 from sympy.core.relational import Relational
 from sympy.printing.precedence import PRECEDENCE
 from sympy.printing.str import StrPrinter
@@ -41,6 +41,14 @@ _NAMES = re.compile(r"\b[su]\d{1,9}\b", re.ASCII)
 
 _INFINITE = (sympy.nan, sympy.zoo, sympy.oo, -sympy.oo, int_oo, -int_oo)
 
+
+def _times(a: Any, b: Any) -> Any:
+    """Return the product of two SymPy objects."""
+    # SymPy would distribute a number over a sum, as if the other factors of `2*(s0 + 1)*s1` did not follow.
+    with distribute(False):
+        return a * b
+
+
 _COMPARISONS: dict[type[ast.cmpop], type[sympy.Basic]] = {
     ast.Eq: sympy.Eq,
     ast.NotEq: sympy.Ne,
@@ -52,6 +60,8 @@ _COMPARISONS: dict[type[ast.cmpop], type[sympy.Basic]] = {
 _OPERATORS: dict[type[ast.operator], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
+    ast.Mult: _times,
+    ast.Div: lambda over, under: _times(over, 1 / under),
     ast.FloorDiv: functions.FloorDiv,
 }
 
@@ -121,26 +131,9 @@ def write_expression(expression: Size, used: set[sympy.Symbol]) -> str:
     if type(expression) is int:
         return str(expression)
     value = sympy.sympify(expression)
-    for part in sympy.preorder_traversal(value):
-        if not _has_text(part):
-            name = type(part).__name__
-            raise ProblemError(f"the expression {value} has a {name} in it, which has no text form")
     used |= value.free_symbols
     text: str = _PRINTER.doprint(value)
     return text
-
-
-def _has_text(part: Any) -> bool:
-    """Return whether the outermost operation of a SymPy expression has a text form.
-
-    The operands are not examined.
-    """
-    if isinstance(part, sympy.Symbol):
-        return SYMBOL.fullmatch(part.name) is not None
-    if isinstance(part, sympy.Pow):
-        # The reader accepts integer literals as exponents only.
-        return isinstance(part.exp, sympy.Integer)
-    return isinstance(part, _PLAIN_KINDS) or _functions().get(type(part).__name__) is type(part)
 
 
 class _Printer(StrPrinter):  # type: ignore[misc]
@@ -152,6 +145,15 @@ class _Printer(StrPrinter):  # type: ignore[misc]
 
     def _print(self, expr: Any, **kwargs: Any) -> str:
         kind = type(expr)
+        if isinstance(expr, sympy.Symbol):
+            has_text = SYMBOL.fullmatch(expr.name) is not None
+        elif isinstance(expr, sympy.Pow):
+            # The reader accepts integer literals as exponents only.
+            has_text = isinstance(expr.exp, sympy.Integer)
+        else:
+            has_text = isinstance(expr, _PLAIN_KINDS) or _functions().get(kind.__name__) is kind
+        if not has_text:
+            raise ProblemError(f"'{expr}' is a {kind.__name__}, which has no text form in sizes")
         if kind is functions.FloorDiv:
             return "//".join(
                 self.parenthesize(x, PRECEDENCE["Atom"], strict=True) for x in expr.args
@@ -226,9 +228,8 @@ class Expressions:
                 raise self._source.error(
                     node, "one that symbols(…) declares", f"the symbol {name[:60]!r}"
                 )
-            case ast.BinOp(op=ast.Mult() | ast.Div()) | ast.UnaryOp(op=ast.USub()):
-                over, under = _factors(node)
-                return self._apply(node, partial(_product, len(over)), *over, *under)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return self._apply(node, _times, ast.Constant(-1), operand)
             case ast.BinOp(op=ast.Pow()):
                 power = self._source.integer(node.right)
                 return self._apply(node, lambda x: x**power, node.left)
@@ -273,35 +274,6 @@ class Expressions:
 
     def _refusal(self, node: ast.AST, expected: str) -> ProblemError:
         return self._source.error(node, expected, "the expression {}")
-
-
-def _factors(node: ast.expr) -> tuple[list[ast.expr], list[ast.expr]]:
-    """Return all factors and all divisors of a product, as syntax trees.
-
-    The caller multiplies all factors in a single call. Multiplied in pairs, ``2*(s0 + 1)*s1`` would
-    change, because SymPy distributes a number over a sum if these two are the only factors.
-    """
-    match node:
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            over, under = _factors(operand)
-            return [ast.Constant(-1), *over], under
-        case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            over, under = _factors(left)
-            return [*over, right], under
-        case ast.BinOp(left=left, op=ast.Div(), right=right):
-            over, under = _factors(left)
-            return over, [*under, right]
-    return [node], []
-
-
-def _product(factors: int, *values: Any) -> Any:
-    """Return the product of some factors, divided by some divisors.
-
-    Args:
-        factors: number of factors.
-        values: the factors, then the divisors.
-    """
-    return sympy.Mul(*values[:factors], *(1 / x for x in values[factors:]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

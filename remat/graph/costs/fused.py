@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import fx
 
-from remat import torch_compat
-from remat.graph import ops
 from remat.graph.costs.roofline import Roofline, all_bytes
+from remat.graph.fusion import may_fuse, producer_of, readers_of
 from remat.graph.memory.storages import tensor_bytes, tensors_of
-from remat.graph.memory.writes import aliased_argument
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,51 +82,6 @@ def fuse(a: fx.Node, b: fx.Node) -> bool:
     The answer depends only on the operators and devices of both nodes.
     """
     return may_fuse(a) and may_fuse(b) and _device(a) == _device(b)
-
-
-def may_fuse(node: fx.Node) -> bool:
-    """Return whether a compiler may fuse the node with other nodes."""
-    taxonomy = ops.default_taxonomy()
-    return (
-        node.op == "call_function"
-        and not isinstance(node.target, torch_compat.HigherOrderOperator)
-        and taxonomy.is_fusible(node)
-        and not taxonomy.is_compute_intensive(node)  # attention may be random, but never fuses
-        and not ops.is_mutating(node)
-    )
-
-
-def is_passed_on(node: fx.Node) -> bool:
-    """Return whether a node's result is an element of a tuple or aliases an argument, as a view does.
-
-    Such a node computes nothing, unless it is an in-place operator, whose result also aliases an
-    argument. `ops.is_mutating` recognises in-place operators.
-    """
-    return node.target is operator.getitem or aliased_argument(node) is not None
-
-
-def producer_of(node: fx.Node) -> fx.Node:
-    """Return the node that computes the data of a view or tuple element.
-
-    For any other node, return the node itself.
-    """
-    while is_passed_on(node) and not ops.is_mutating(node):
-        base = node.args[0] if node.target is operator.getitem else aliased_argument(node)
-        if not isinstance(base, fx.Node):
-            break
-        node = base
-    return node
-
-
-def readers_of(node: fx.Node) -> Iterator[fx.Node]:
-    """Yield the nodes that read a value, directly or through views and elements of tuples."""
-    waiting = list(node.users)
-    while waiting:
-        user = waiting.pop()
-        if is_passed_on(user) and not ops.is_mutating(user):
-            waiting.extend(user.users)
-        else:
-            yield user
 
 
 def _device(node: fx.Node) -> torch.device | None:

@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Container, Iterable, Sequence
-from typing import Any
+from collections.abc import Container, Iterable
 
 import torch
 from torch import fx
 
 from remat.graph import ops
-from remat.graph.costs.fused import is_passed_on, may_fuse, producer_of, readers_of
+from remat.graph.fusion import (
+    added_product,
+    generates,
+    is_grouped,
+    is_passed_on,
+    is_scatter,
+    producer_of,
+    readers_of,
+)
 from remat.graph.index import inputs_of
-from remat.graph.memory.storages import hint, tensors_of
+from remat.graph.memory.storages import hint
 from remat.graph.memory.writes import by_target
 
 #: A sum in backward and its reader form one kernel only if at most this number of unfusible operators run between
@@ -28,10 +35,6 @@ _MOST_READS = 4
 #: Expensive pointwise operators. If several nodes read the result, it is written to memory once, and no reader's
 #: kernel computes it again.
 _HEAVY = ("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh")
-#: Indexed reads, and writes into a part of a copy. Inductor fuses them, but the operator lists of PyTorch's partitioner
-#: leave them out.
-INDEXED = (torch.ops.aten._unsafe_index, torch.ops.aten._unsafe_masked_index)
-_WRITTEN_PARTS = (torch.ops.aten.cat, torch.ops.aten.select_scatter, torch.ops.aten.slice_scatter)
 
 
 class Kernels:
@@ -56,7 +59,7 @@ class Kernels:
         self.passed_on = {n: is_passed_on(n) for n in nodes}
         self._numel = functools.cache(numel)
         self._producer = functools.cache(producer_of)
-        self.fuses = {n: _generates(n) for n in nodes}
+        self.fuses = {n: generates(n) for n in nodes}
         self._order = {n: k for k, n in enumerate(nodes)}
         self._segments: dict[fx.Node, frozenset[int]] = {}
         self._moments: list[int] = [start]
@@ -76,7 +79,7 @@ class Kernels:
         self._inlined: dict[fx.Node, bool] = {}
         #: For each addition that Inductor merges with a matrix product, the product. Both run at the position
         #: of the addition.
-        self._products = {add: mm for add in nodes if (mm := _added_product(add)) is not None}
+        self._products = {add: mm for add in nodes if (mm := added_product(add)) is not None}
         # Such a sum becomes part of an `addmm`, which is a kernel of its own and fuses with no
         # node.
         self.fuses |= dict.fromkeys(self._products, False)
@@ -89,7 +92,7 @@ class Kernels:
         segment = 0
         for moment, node in enumerate(nodes, start):
             self._segments[node] = frozenset((self._segment(node, segment),))
-            if self.fuses[node] or _is_grouped(node):
+            if self.fuses[node] or is_grouped(node):
                 if segment in self._segments[node]:
                     self._moments[segment] = moment
             elif not self.passed_on[node]:
@@ -129,7 +132,7 @@ class Kernels:
         if self.passed_on[node]:
             self._ready[node] = ready, joins
         elif not self.fuses[node]:
-            self._ready[node] = now + (not _is_grouped(node)), False
+            self._ready[node] = now + (not is_grouped(node)), False
         else:
             at = ready if joins else self._beside(node, ready, now)
             if at is None:
@@ -303,74 +306,6 @@ class Kernels:
             for k in keys
             if k not in flows or any(not self._segments[r] <= mine for r in readers[k])
         ]
-
-
-def _generates(node: fx.Node) -> bool:
-    """Return whether Inductor generates code for a node. It calls PyTorch's operators for complex numbers."""
-    listed = may_fuse(node) or ops.packet(node.target) in (*INDEXED, *_WRITTEN_PARTS)
-    if not listed and not _is_summed_product(node):
-        return False
-    values = tensors_of([n.meta.get("val") for n in (node, *node.all_input_nodes)])
-    return not any(v.dtype.is_complex for v in values)
-
-
-@functools.cache
-def is_scatter(target: Any) -> bool:
-    """Return whether an operator is an out-of-place index write or scatter.
-
-    Its kernel computes the written values, if they are results of fusible operators.
-    """
-    name = str(target).split(".")[1:2]
-    return any(part in n and n[-1] != "_" for n in name for part in ("index_put", "scatter"))
-
-
-def _is_grouped(node: fx.Node) -> bool:
-    """Return whether a scatter and the operators around it run as one call: on a CPU, one function has several loops."""
-    value = node.meta.get("val")
-    return (
-        is_scatter(node.target) and isinstance(value, torch.Tensor) and value.device.type == "cpu"
-    )
-
-
-def _is_summed_product(node: fx.Node) -> bool:
-    """Return whether Inductor computes a batched matrix product by multiplying and summing.
-
-    True on a CPU if the products have one row or one column.
-    """
-    value = node.meta.get("val")
-    if node.target is not torch.ops.aten.bmm.default or not isinstance(value, torch.Tensor):
-        return False
-    return value.device.type == "cpu" and any(hint(n) <= 1 for n in value.shape[1:])
-
-
-def _added_product(node: fx.Node) -> fx.Node | None:
-    """Return the matrix product that Inductor merges with an addition into one ``addmm``.
-
-    None if the node is not such an addition, or if another node reads the product too.
-    """
-    aten = torch.ops.aten
-    if node.target is not aten.add.Tensor or node.kwargs or len(node.all_input_nodes) != 2:
-        return None
-    for product, other in (node.args[1::-1], node.args[:2]):
-        assert isinstance(product, fx.Node)
-        assert isinstance(other, fx.Node)
-        made, added = product.meta.get("val"), other.meta.get("val")
-        if product.target is not aten.mm.default or len(product.users) != 1:
-            continue
-        if not isinstance(made, torch.Tensor) or not isinstance(added, torch.Tensor):
-            continue
-        alike = made.dtype == added.dtype and _expands(added.shape, made.shape)
-        # On a GPU, Inductor keeps the sum out of the product if the sum can fuse with all its readers
-        # (`should_prefer_unfused_addmm`).
-        if alike and (made.device.type == "cpu" or not all(map(may_fuse, node.users))):
-            return product
-    return None
-
-
-def _expands(shape: Sequence[int], to: Sequence[int]) -> bool:
-    """Return whether a shape can be expanded to another shape of at least as many dimensions."""
-    ends = zip(reversed([hint(n) for n in shape]), reversed([hint(n) for n in to]), strict=False)
-    return len(shape) <= len(to) and all(a in (1, b) for a, b in ends)
 
 
 def _is_heavy(node: fx.Node) -> bool:

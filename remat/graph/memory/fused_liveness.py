@@ -17,10 +17,10 @@ from torch import fx
 
 from remat import torch_compat
 from remat.graph import ops
-from remat.graph.costs.fused import is_passed_on, may_fuse, producer_of
+from remat.graph.fusion import INDEXED, is_passed_on, is_scatter, may_fuse, producer_of
 from remat.graph.index import inputs_of
 from remat.graph.joint import outputs_of
-from remat.graph.memory.fused_kernels import INDEXED, Kernels, is_scatter, numel
+from remat.graph.memory.fused_kernels import Kernels, numel
 from remat.graph.memory.liveness import StepWalk
 from remat.graph.memory.storages import MEASURE, Memories, hint, tensor_bytes
 

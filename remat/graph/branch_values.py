@@ -120,8 +120,7 @@ def keep_branches(
         index: node positions of the joint graph.
         roles: classification of the nodes as forward or backward.
         runs_again: whether the node at a position may run again, apart from branch values.
-        is_tagged: whether a checkpoint policy asks to recompute the node at a position. If a
-            compared value has such a tag, the comparison is kept instead.
+        is_tagged: whether a checkpoint policy asks to recompute the node at a position.
     """
     graph = Branches(index, roles)
     # What only backward needs runs in backward, so the values that it reads are kept instead.
@@ -129,6 +128,7 @@ def keep_branches(
     found, compared = set(graph.found - late), set[int]()
     for i in (*graph.comparisons, *sorted(late)):
         sources = [j for j in graph.sources(i) if runs_again(j)]
+        # A tag asks to recompute a compared value, so the comparison is kept instead.
         if any(map(is_tagged, sources)):
             found.add(i)
         else:
@@ -266,14 +266,7 @@ class Branches:
         return sorted(found)
 
     def _is_constant(self, i: int, known: bytearray) -> bool:
-        """Return whether a node computes numbers from sizes, such as positions, or from random draws.
-
-        Such numbers are not written to memory, so all kernels compute them by the same formula.
-
-        Args:
-            i: position of the node.
-            known: the answers for the nodes before it.
-        """
+        """Return whether a node computes numbers from sizes, such as positions, or from random draws."""
         node, value = self._index.nodes[i], self._index.values[i]
         if node.op != "call_function":
             return isinstance(value, torch.SymInt)
@@ -418,14 +411,12 @@ def _has_float(value: Any) -> bool:
 
 
 def _has_discrete(value: Any) -> bool:
-    """Return whether a value, or an element of a tuple, is an integer or a bool.
-
-    Tensors of uint8 in a tuple are internal buffers of an operator.
-    """
+    """Return whether a value, or an element of a tuple, is an integer or a bool."""
     if isinstance(value, torch.Tensor):
         return not _is_float(value)
     return any(
         isinstance(v, (torch.SymInt, torch.SymBool))
+        # Tensors of uint8 in a tuple are internal buffers of an operator.
         or (isinstance(v, torch.Tensor) and v.dtype is not torch.uint8 and not _is_float(v))
         for v in leaves_of(value)
     )

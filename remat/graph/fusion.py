@@ -117,10 +117,7 @@ def is_grouped(node: fx.Node) -> bool:
 
 
 def _is_summed_product(node: fx.Node) -> bool:
-    """Return whether Inductor computes a batched matrix product by multiplying and summing.
-
-    True on a CPU if the products have one row or one column.
-    """
+    """Return whether Inductor computes a batched matrix product by multiplying and summing."""
     value = node.meta.get("val")
     if node.target is not torch.ops.aten.bmm.default or not isinstance(value, torch.Tensor):
         return False

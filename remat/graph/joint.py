@@ -356,10 +356,7 @@ def _static_form(value: Any) -> tuple[torch.Size, torch.dtype] | None:
 
 
 def _describe(value: Any) -> str:
-    """Describe a fake value as text that is the same in every process.
-
-    For a tensor, the text gives shape, strides, dtype and device.
-    """
+    """Describe a fake value as text that is the same in every process."""
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided:
             return f"{value.layout} {tuple(value.shape)} {value.dtype} {value.device}"

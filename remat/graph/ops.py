@@ -438,10 +438,7 @@ def _calls(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _operators_run(node: fx.Node) -> Iterable[Target]:
-    """Return every operator that a call runs, without repeats.
-
-    These are its own operator, the operators it gets as arguments, and those of its graphs.
-    """
+    """Return every operator that a call runs, without repeats."""
     calls = _calls(node)
     # A dict keeps the order of the calls, unlike a set.
     return dict.fromkeys(op for call in calls for op in (call.target, *called_operators(call)))

@@ -223,13 +223,7 @@ def _module(thing: Any) -> str:
 
 
 def _found(op: object) -> list[Any]:
-    """Return the operators that the argument of `declare_pure` denotes.
-
-    These are all overloads of an operator, a single overload, or a higher-order operator.
-
-    Raises:
-        ProblemError: the argument is not an operator, or no operator is registered under the name.
-    """
+    """Return the operators that the argument of `declare_pure` denotes."""
     if isinstance(op, str):
         return _named(op)
     if isinstance(op, CustomOpDef):

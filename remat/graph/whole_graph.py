@@ -241,11 +241,7 @@ def _views_of(base: fx.Node) -> set[fx.Node]:
 def _with_early_updates(
     nodes: list[fx.Node], writes: Mapping[fx.Node, tuple[fx.Node, fx.Node]]
 ) -> list[fx.Node]:
-    """Move what comes behind backward, such as the optimizer, to right behind what it needs.
-
-    A gradient then lives until its parameter is updated, and not until all are. A write stays behind all nodes that
-    read the old contents, or that may read values computed again from them.
-    """
+    """Move what comes behind backward, such as the optimizer, to right behind what it needs."""
     position = {n: i for i, n in enumerate(nodes)}
     start = max((i for i, n in enumerate(nodes) if _is_of_backward(n)), default=-1)
     if start < 0:
@@ -312,16 +308,7 @@ def _line(
 
 
 def _behind_gradients(nodes: Sequence[fx.Node], marked: Sequence[int]) -> set[fx.Node]:
-    """Return the nodes that depend on the loss's gradient.
-
-    Other nodes of backward, such as a mask of an activation, depend on forward's values alone, so they may run before
-    the line. The gradient is the first node of backward on which all results of backward depend. Without such a node,
-    as with several losses, all of backward is returned.
-
-    Args:
-        nodes: all nodes, in order.
-        marked: positions of the nodes that autograd traced in backward.
-    """
+    """Return the nodes that depend on the loss's gradient."""
     returned = {n for n in nodes if any(u.op == "output" for u in n.users)}
     returned |= {n for n in nodes if n.target is torch.ops.aten.copy_.default}
     behind = nodes[marked[0] :]
@@ -365,10 +352,7 @@ def _stand_in(graph: fx.Graph, value: fx.Node, name: str) -> fx.Node:
 
 
 def _write_back(graph: fx.Graph, out: fx.Node) -> dict[fx.Node, fx.Node]:
-    """Insert the writes that nodes stand for; return each write by its stand-in.
-
-    A write comes behind the last node that reads the old contents of the input.
-    """
+    """Insert the writes that nodes stand for; return each write by its stand-in."""
     position = {n: i for i, n in enumerate(graph.nodes)}
     inputs = {n.name: n for n in graph.nodes if n.op == "placeholder"}
     written: dict[fx.Node, fx.Node] = {}

@@ -154,14 +154,9 @@ def _never(_: Any) -> torch.Tensor:
 
 
 class _Backend:
-    """Dynamo backend that records joint graphs.
+    """Dynamo backend that records joint graphs in ``sink``.
 
-    Args:
-        sink: list that receives the joint graphs.
-        lower: ``"inductor"`` or ``"eager"``, as in `capture`.
-        name: name of the model.
-        stop: whether to end the compilation as soon as one joint graph is recorded.
-        run: whether the graphs run on real tensors.
+    With ``stop``, the first joint graph ends the compilation. With ``run``, the graphs run on real tensors.
     """
 
     def __init__(
@@ -183,14 +178,10 @@ class _Backend:
         return self._recording(compiled, len(self._sink) - 1)
 
     def _recording(self, compiled: Callable[..., Any], graph: int) -> Callable[..., Any]:
-        """Return a callable that runs a compiled graph and records each run.
-
-        Args:
-            compiled: the compiled graph.
-            graph: index of the graph among the recorded joint graphs.
-        """
+        """Return a callable that runs a compiled graph and records each run."""
 
         def run(*args: Any) -> Any:
+            # No backward follows, so saved activations would only take memory.
             nothing_kept = torch.autograd.graph.saved_tensors_hooks(_dropped, _never)
             with nothing_kept if self._really else contextlib.nullcontext():
                 out = compiled(*args)
@@ -201,13 +192,7 @@ class _Backend:
         return run
 
     def finish(self, result: Any) -> None:
-        """Record in each joint graph how often it runs, and which values it exchanges with other graphs of the step.
-
-        Call this method after the compiled model has been called.
-
-        Args:
-            result: return value of the compiled model, whose tensors the step's caller holds.
-        """
+        """Record how often each joint graph runs, and which values it exchanges; call it after the compiled model."""
         self._sink[:] = self._runs.joints(self._sink, tensors_of(result))
 
     def _compiled(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -238,24 +223,7 @@ class _Backend:
         static_lifetime_input_indices: Sequence[int] | None = None,
         **_: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Record a joint graph, then partition it so that the step can run.
-
-        PyTorch's default partitioner is used. The joint graph of a nested compile region is
-        partitioned, but not recorded.
-
-        Args:
-            module: the joint graph.
-            joint_inputs: example inputs of the joint graph.
-            num_fwd_outputs: number of leading outputs that belong to forward.
-            static_lifetime_input_indices: positions of inputs whose memory outlives the step.
-
-        Returns:
-            Forward and backward graph modules.
-
-        Raises:
-            CapturedError: only one graph was requested, which is recorded now. The error ends the
-                compilation.
-        """
+        """Record a joint graph, then partition it so that the step can run."""
         # AOTAutograd hands over the joint graph of a nested compile region before the joint graph that calls
         # the region. Only the joint graph that calls regions is recorded.
         if is_region(module, joint_inputs):
@@ -280,41 +248,29 @@ class _Backend:
         )
 
     def _run_as_it_is(self, module: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Any:
-        """Return a function that runs a graph uncompiled, because a capture needs no speed.
-
-        Raises:
-            CapturedError: only one graph was requested, and ``module`` is an inference graph, which
-                has no backward.
-        """
+        """Return a function that runs a graph uncompiled, because a capture needs no speed."""
         if self._stop:
             raise CapturedError
         return torch_compat.make_boxed_func(module.forward)
 
 
 def _read_first_results(graph: fx.Graph) -> None:
-    """Add a ``getitem`` node for the first result of each call that returns an unread tuple.
-
-    PyTorch's partitioner drops a call that returns a tuple which no node reads. Such a call may be
-    a random operator, which must stay in the graph.
-    """
+    """Add a ``getitem`` node for the first result of each call that returns an unread tuple."""
     for node in list(graph.nodes):
         values = node.meta.get("val")
         if node.op == "call_function" and not node.users and isinstance(values, (tuple, list)):
+            # PyTorch's partitioner drops a call that returns a tuple which no node reads. The call may be a random
+            # operator, which must stay in the graph.
             with graph.inserting_after(node):
                 first = graph.call_function(operator.getitem, (node, 0))
             first.meta = {**node.meta, "val": values[0]}
 
 
 def _partitioner_of(take: Callable[..., Any]) -> Any:
-    """Return a custom partitioner for Inductor that calls ``take`` with each joint graph.
+    """Return a custom partitioner for Inductor that calls ``take`` with each joint graph."""
 
-    The partitioner's class is defined inside of this function, because importing its base class
-    imports Inductor, which is slow.
-    """
-
+    # Importing the base class imports Inductor, which is slow.
     class Partitioner(torch_compat.CustomPartitionerFn):
-        """Custom partitioner for Inductor that calls ``take`` with each joint graph."""
-
         def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Any:
             return take(gm, joint_inputs, **kwargs)
 

@@ -23,10 +23,7 @@ _aten = torch.ops.aten
 
 
 def operators(names: str) -> tuple[Any, ...]:
-    """Return the ``aten`` operators with the given names, which are separated by spaces.
-
-    A name without an overload means the overload ``default``.
-    """
+    """Return the ``aten`` operators that a text names, separated by spaces; the overload is ``default`` if absent."""
     parts = (name.partition(".") for name in names.split())
     return tuple(
         getattr(getattr(_aten, name), overload or "default") for name, _, overload in parts
@@ -76,12 +73,7 @@ class Span(NamedTuple):
     stop: int
 
     def sliced(self, shape: Sequence[int], tokens: int) -> list[int]:
-        """Return the shape of a slice of a value.
-
-        Args:
-            shape: shape of the value.
-            tokens: number of tokens in the slice.
-        """
+        """Return the shape of a slice with ``tokens`` tokens of a value with the given shape."""
         ones = [1] * (self.stop - max(0, self.start) - 1)
         return [*shape[: max(0, self.start)], *ones, tokens, *shape[self.stop :]]
 
@@ -110,13 +102,7 @@ class Rule(NamedTuple):
     sizes: tuple[int, ...]
 
     def arguments(self, node: fx.Node, taken: Mapping[fx.Node, fx.Node], tokens: int) -> Any:
-        """Return target, arguments and keyword arguments with which a call runs on slices.
-
-        Args:
-            node: the call.
-            taken: slice of each argument that holds tokens.
-            tokens: number of tokens in a slice.
-        """
+        """Return target, arguments and keyword arguments with which a call runs on slices of ``tokens`` tokens."""
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: taken.get(n, n))
         if self.span is None:
             return node.target, args, kwargs
@@ -200,16 +186,7 @@ def _pointwise(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None) 
 
 
 def _reshaped(span: Span, shape: Sequence[int], new: Sequence[int]) -> Span | None:
-    """Return the span of a value after a view changes its shape.
-
-    Args:
-        span: span of the value before the view.
-        shape: shape before the view.
-        new: shape after the view.
-
-    Returns:
-        The span; None if some dimension of ``new`` combines tokens with another dimension of ``shape``.
-    """
+    """Return the span of a value after a view changes its shape; None if tokens mix with another dimension."""
     before, tokens = math.prod(shape[: span.start]), math.prod(shape[span.start : span.stop])
     start, size = 0, 1
     while start < len(new) and (size < before or new[start] == 1):
@@ -256,22 +233,13 @@ def _along(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None) -> R
 
 
 def _probed(node: fx.Node, reads: Mapping[fx.Node, Span], tokens: int) -> Span | None:
-    """Return the span of a call's result: the dimensions that change with the number of tokens.
-
-    To find these dimensions, the call runs on fake slices that have one token more than the value.
-
-    Args:
-        node: the call.
-        reads: span of each argument that holds tokens.
-        tokens: number of tokens.
-
-    Returns:
-        The span; None if the dimensions are not adjacent, or not in the order that the arguments have.
-    """
+    """Return the span of a call's result: the adjacent dimensions that change with the number of tokens."""
     mode, shape = fake_mode_of(node.meta["val"]), shape_of(node)
     with mode, torch.no_grad():
         values = {
-            n: n.meta["val"].new_empty(s.sliced(shape_of(n), tokens + 1)) for n, s in reads.items()
+            # One token more than the value: all dimensions that hold tokens then change.
+            n: n.meta["val"].new_empty(s.sliced(shape_of(n), tokens + 1))
+            for n, s in reads.items()
         }
         args, kwargs = fx.map_arg(
             (node.args, node.kwargs), lambda n: values[n] if n in values else n.meta["val"]

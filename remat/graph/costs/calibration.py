@@ -62,10 +62,7 @@ def calibrate(device: str | torch.device = "here") -> Device:
 
 
 def calibrated(device: str | torch.device = "here") -> Device:
-    """Return the measured rates of a device of this machine; see `calibrate`.
-
-    Each process measures a device only once.
-    """
+    """Return the measured rates (`calibrate`) of a device of this machine; a process measures a device once."""
     return _calibrated(str(_resolve(device)))
 
 
@@ -75,11 +72,7 @@ def _calibrated(device: str) -> Device:
 
 
 def _resolve(device: str | torch.device) -> torch.device:
-    """Return the device that the argument of `calibrate` names.
-
-    Raises:
-        ProblemError: the text names no device, or the machine has no such device.
-    """
+    """Return the device that the argument of `calibrate` names."""
     if device == "here":
         return this_device()
     try:
@@ -128,10 +121,7 @@ def _tbps(device: torch.device) -> float:
 
 
 def _pooled_per_ps(device: torch.device) -> float:
-    """Measure how many elements max-pooling windows read per picosecond.
-
-    An element counts once for each window that reads it.
-    """
+    """Measure how many elements max-pooling windows read per picosecond."""
     x, window = torch.ones(16, 32, 48, 48, device=device), 3
     # With stride 2 in two dimensions, there is one window for four elements.
     count = x.numel() // 4 * window**2

@@ -61,12 +61,10 @@ def count_flops(node: fx.Node) -> int:
     """Return the number of floating-point operations in one run of a node.
 
     The result is 0 for operators without a formula, and for shapes that a formula does not cover.
-
-    Formulas of remat's own come first, because some of PyTorch's are wrong: the backward of a
-    grouped convolution counts ``1 + groups`` times its forward there. PyTorch's registry has
-    the formulas of ``flex_attention`` and of custom operators.
     """
     packet = ops.packet(node.target)
+    # Some formulas of PyTorch are wrong: the backward of a grouped convolution counts `1 + groups` times its
+    # forward. PyTorch's registry has the formulas of `flex_attention` and of custom operators.
     own = FORMULAS.get(str(packet))
     theirs = None if own else torch_compat.flop_formula(packet)
     if own is None and theirs is None:
@@ -83,19 +81,13 @@ def count_flops(node: fx.Node) -> int:
 
 
 def count_draws(node: fx.Node) -> int:
-    """Return how many random numbers one run of a node draws.
-
-    A random operator counts as one draw per element of its largest result, others as 0.
-    """
+    """Return how many random numbers one run of a node draws: one per element of the largest result."""
     drawn = str(ops.packet(node.target)) in _SEEDED or ops.is_random(node)
     return _elements(node) if drawn else 0
 
 
 def count_tanh(node: fx.Node) -> int:
-    """Return how many hyperbolic tangents one run of a node computes.
-
-    Only ``tanh``, and ``gelu`` with ``approximate="tanh"``, compute any: one per element.
-    """
+    """Return how many hyperbolic tangents one run of a node computes: one per element of ``tanh`` or such a ``gelu``."""
     packet, args = ops.packet(node.target), node.args
     if packet is torch.ops.aten.tanh:
         return _elements(node)
@@ -105,10 +97,7 @@ def count_tanh(node: fx.Node) -> int:
 
 
 def count_pooled(node: fx.Node) -> int:
-    """Return how many elements the windows of a max pooling read in one run; 0 for other nodes.
-
-    An element counts once for each window that reads it.
-    """
+    """Return how many elements the windows of a max pooling read in one run, each once per window; else 0."""
     spatial = _MAX_POOLS.get(str(ops.packet(node.target)))
     if spatial is None:
         return 0
@@ -133,11 +122,9 @@ def _elements(node: fx.Node) -> int:
 
 
 def _shaped(x: Any) -> Any:
-    """Convert an argument to the form that FLOP formulas take, with symbolic sizes as ints.
-
-    Tensors become meta tensors, because some formulas read more than shapes.
-    """
+    """Convert an argument to the form that FLOP formulas take, with symbolic sizes as ints."""
     value = x.meta.get("val") if isinstance(x, fx.Node) else x
     if isinstance(value, torch.Tensor):
+        # A meta tensor, because some formulas read more than shapes.
         return torch.empty([hint(s) for s in value.shape], dtype=value.dtype, device="meta")
     return hint(value) if isinstance(value, torch.SymInt) else value

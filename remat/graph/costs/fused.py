@@ -18,12 +18,8 @@ from remat.graph.memory.storages import tensor_bytes, tensors_of
 class RooflineFused(Roofline):
     """Cost model: `Roofline` in which values between fused nodes move no bytes, in picoseconds.
 
-    A node costs ``max(operations / peak, external bytes / bandwidth)``, at least 1 ps. A node may
-    fuse if it is a pointwise operator, a reduction or a random draw, and writes to no argument. Two
-    such nodes on the same device fuse if one reads the other, directly or through views and
-    elements of tuples.
-
-    External bytes of a node that may fuse are
+    A node costs ``max(operations / peak, external bytes / bandwidth)``, at least 1 ps. External bytes
+    of a node that may fuse (`may_fuse`) are
 
     - the bytes that it reads from nodes that do not fuse with it: inputs, products, convolutions,
       attention, custom operators;
@@ -44,10 +40,7 @@ class RooflineFused(Roofline):
     contextual: ClassVar[bool] = True
 
     def moved_bytes(self, node: fx.Node) -> int:
-        """Return the bytes that one run of a node reads from and writes to memory.
-
-        Values that pass between the node and fused neighbours move no bytes.
-        """
+        """Return the bytes that one run of a node moves, without values that pass between fused neighbours."""
         if not may_fuse(node):
             return all_bytes(node)
         read = sum(
@@ -63,24 +56,13 @@ class RooflineFused(Roofline):
 
 
 def _is_written(node: fx.Node, value: fx.Node) -> bool:
-    """Return whether a value must be written to memory.
-
-    False only if other nodes read the value and all of them fuse with ``node``.
-
-    Args:
-        node: the node that computes the value.
-        value: ``node`` itself if its result is the value. Otherwise the ``getitem`` node that takes
-            the value from the tuple that ``node`` returns.
-    """
+    """Return whether a value of ``node``, which a ``getitem`` may take from a tuple, must be written to memory."""
     readers = list(readers_of(value))
     return not readers or not all(fuse(node, reader) for reader in readers)
 
 
 def fuse(a: fx.Node, b: fx.Node) -> bool:
-    """Return whether a compiler may fuse two nodes, one of which reads the other.
-
-    The answer depends only on the operators and devices of both nodes.
-    """
+    """Return whether a compiler may fuse two nodes, one of which reads the other, by their operators and devices."""
     return may_fuse(a) and may_fuse(b) and _device(a) == _device(b)
 
 

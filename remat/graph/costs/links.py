@@ -107,8 +107,6 @@ _MEASURED_BYTES, _RUNS_S = 1 << 28, 0.2
 def measured_link() -> Link:
     """Return the link of the current CUDA device, with the measured rate of the slower direction.
 
-    The rate has two significant digits, rounded down, so that equal machines plan alike.
-
     Raises:
         ProblemError: the machine has no CUDA device.
     """
@@ -119,18 +117,14 @@ def measured_link() -> Link:
             f"'25GB/s', or one of {', '.join(LINKS)}"
         )
     rate = measured_rate(device)
+    # Two significant digits, rounded down, so that equal machines plan alike.
     unit = 10 ** (len(str(rate)) - 2)
     return Link(name="measured", bytes_per_s=rate // unit * unit)
 
 
 @functools.cache
 def measured_rate(device: torch.device, nbytes: int = _MEASURED_BYTES) -> int:
-    """Measure the bytes per second between a device and page-locked host memory, in the slower direction.
-
-    Args:
-        device: the device.
-        nbytes: bytes of each copy.
-    """
+    """Measure the bytes per second of copies between a device and page-locked host memory, in the slower direction."""
     with undisturbed(device):
         there = torch.zeros(nbytes, dtype=torch.uint8, device=device)
         host = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=device.type != "cpu")
@@ -143,10 +137,7 @@ def measured_rate(device: torch.device, nbytes: int = _MEASURED_BYTES) -> int:
 
 
 def _rate(value: object) -> float:
-    """Return the bytes per second that a number or a text such as ``"25GB/s"`` states.
-
-    NaN for anything else, such as a rate in bits per second.
-    """
+    """Return the bytes per second that a number or a text such as ``"25GB/s"`` states; NaN for anything else."""
     if isinstance(value, bool) or not isinstance(value, (str, numbers.Real)):
         return math.nan
     try:

@@ -68,7 +68,7 @@ class Profile(CostModel):
         """Build the model from ``cpu``, ``cuda``, ``cuda:1``, or None for the tensors' own devices.
 
         Raises:
-            ProblemError: the argument is not a device, or the machine does not have the device.
+            ProblemError: the machine does not have the device.
         """
         if argument is None:
             return cls()
@@ -137,14 +137,7 @@ class Profile(CostModel):
 
 
 def _measure_all(known: Store, missing: Mapping[Place, Request]) -> None:
-    """Measure missing calls, and store their times.
-
-    Times measured so far are stored even if an error or interrupt ends the loop.
-
-    Args:
-        known: the store of times.
-        missing: the calls to measure, by their key in the store.
-    """
+    """Measure missing calls, and store their times."""
     fresh: dict[Place, int] = {}
     flushed_s = time.monotonic()
     try:
@@ -158,6 +151,7 @@ def _measure_all(known: Store, missing: Mapping[Place, Request]) -> None:
             if time.monotonic() - flushed_s > _FLUSH_S:
                 known.merge(fresh)
                 fresh, flushed_s = {}, time.monotonic()
+    # An error or interrupt must not lose the times measured so far.
     finally:
         if fresh:
             known.merge(fresh)
@@ -195,11 +189,7 @@ def _place(request: Request) -> Place:
 
 
 def _environment(device: torch.device) -> str:
-    """Return a text that describes the conditions under which a call's time holds.
-
-    The text states PyTorch's version, the device (for a CPU, with the number of threads), and the
-    precision of float32 products.
-    """
+    """Return the conditions under which a time holds: PyTorch, device, threads, precision of float32 products."""
     name = describe_device(device) if is_present(device) else str(device)
     precision = torch.get_float32_matmul_precision()
     return f"torch {torch.__version__}; {name}; float32 products {precision}"

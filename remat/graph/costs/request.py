@@ -49,9 +49,7 @@ class Request:
 
 
 def request_of(node: fx.Node, override: torch.device | None = None) -> Request:
-    """Return the operator call of a node as a `Request`.
-
-    Symbolic sizes are replaced by their hints from tracing, or by 4096 without a hint.
+    """Return the operator call of a node as a `Request`; symbolic sizes become numbers (`hint`).
 
     Args:
         node: a ``call_function`` node.
@@ -86,10 +84,7 @@ def request_of(node: fx.Node, override: torch.device | None = None) -> Request:
     number = {id(v): k for k, v in enumerate(read, start=1)}
 
     def text_of(x: Any) -> str:
-        """Return an argument as text.
-
-        The float 1.0 and the int 1 have different texts, and floats have all their digits.
-        """
+        """Return an argument as text, in which the float 1.0 and the int 1 differ and floats have all their digits."""
         if isinstance(x, (list, tuple)):
             return f"[{', '.join(map(text_of, x))}]"
         if isinstance(x, dict):
@@ -114,11 +109,7 @@ def request_of(node: fx.Node, override: torch.device | None = None) -> Request:
 
 
 def real_call(request: Request) -> functools.partial[Any]:
-    """Return a function without arguments that runs a requested call on new real tensors.
-
-    Floats are random. Integers are 0, a valid index into any nonempty dimension. Booleans are
-    False, a valid mask.
-    """
+    """Return a function without arguments that runs a requested call on new real tensors."""
     made: dict[int, torch.Tensor] = {}
 
     def make(x: Any) -> Any:
@@ -133,30 +124,20 @@ def real_call(request: Request) -> functools.partial[Any]:
 
 
 def _real(like: torch.Tensor, device: torch.device, seed: int) -> torch.Tensor:
-    """Return a real tensor with the sizes, strides and dtype of a fake one.
-
-    Args:
-        like: the fake tensor.
-        device: device of the real tensor.
-        seed: seed of the random floats.
-    """
+    """Return a real tensor with the sizes, strides and dtype of a fake one."""
     dtype, extent = like.dtype, extent_of(like)
     if dtype.is_floating_point or dtype.is_complex:
         generator = torch.Generator(device).manual_seed(seed)
         drawn = dtype if dtype.itemsize > 1 else torch.float32  # PyTorch cannot draw float8
         flat = torch.rand(extent, dtype=drawn, device=device, generator=generator).to(dtype)
     else:
+        # An integer 0 is a valid index into any nonempty dimension, and False a valid mask.
         flat = torch.zeros(extent, dtype=dtype, device=device)
     return flat.as_strided(_shape(like), _stride(like))
 
 
 def _placed(device: torch.device, override: torch.device | None) -> torch.device:
-    """Return the device on which to create the real tensor for a fake one.
-
-    Args:
-        device: device of the fake tensor.
-        override: device to use instead; None keeps ``device``, except for the meta device.
-    """
+    """Return the device on which to create the real tensor for a fake one."""
     if override is not None:
         return override
     return this_device() if device.type == "meta" else whole(device)

@@ -112,20 +112,7 @@ class Kernels:
             self._inlined[node] = self._inlines(node)
 
     def _segment(self, node: fx.Node, now: int) -> int:
-        """Return the number of the segment in which a node runs.
-
-        A segment is a part of the graph between two operators that never fuse. A fusible operator
-        joins the kernel of an earlier segment in two cases. In the first case, the kernel computes
-        one of the operator's inputs, and no other input is computed later. In the second case, the
-        kernel reads an input of the operator and computes as many elements as the operator. In any
-        other case, the node runs in segment ``now``.
-
-        The method also records which kernels later nodes may join.
-
-        Args:
-            node: the node.
-            now: number of the current segment.
-        """
+        """Return the number of the segment in which a node runs."""
         given = [self._ready[n] for n in inputs_of(node) if n in self._ready]
         ready = max((at for at, _ in given), default=0)
         joins = (ready, True) in given
@@ -147,18 +134,7 @@ class Kernels:
         return now
 
     def _beside(self, node: fx.Node, ready: int, now: int) -> int | None:
-        """Return the first earlier segment whose kernel shares an input with the node.
-
-        The node can join this kernel, because both compute the same number of elements.
-
-        Args:
-            node: the node.
-            ready: first segment in which all inputs of the node are available.
-            now: current segment, which is excluded.
-
-        Returns:
-            Number of the segment; None if no segment has such a kernel.
-        """
+        """Return the first earlier segment whose kernel shares an input with the node."""
         size = self._numel(node)
         found = (
             at
@@ -168,14 +144,7 @@ class Kernels:
         return min((at for at in found if ready <= at < now), default=None)
 
     def _pull(self, read: Iterable[fx.Node], to: int) -> None:
-        """Move nodes and, recursively, their inputs from later segments into segment ``to``.
-
-        Nodes in segment ``to`` or in an earlier segment are not moved.
-
-        Args:
-            read: nodes that the kernel of segment ``to`` reads.
-            to: number of the segment.
-        """
+        """Move nodes and, recursively, their inputs from later segments into segment ``to``."""
         waiting = [*read]
         while waiting:
             node = waiting.pop()
@@ -237,12 +206,7 @@ class Kernels:
         return self._own[node] if node in self._own else self._moments[max(self._segments[node])]
 
     def _inlines(self, node: fx.Node) -> bool:
-        """Return whether every kernel that reads a node's result computes the result again.
-
-        No kernel writes such a result to memory. An operand of ``as_strided`` is always written.
-
-        Call this method after the inputs of the node have been processed.
-        """
+        """Return whether every kernel that reads a node's result computes the result again."""
         if not self.fuses[node] or not self._is_pointwise(node):
             return self.passed_on[node]
         if any(ops.packet(u.target) is torch.ops.aten.as_strided for u in node.users):
@@ -251,23 +215,12 @@ class Kernels:
         return alone or (len(self._reads[node]) <= _MOST_READS and not self._heavy[node])
 
     def _is_pointwise(self, node: fx.Node) -> bool:
-        """Return whether no input of a node has more elements than the node's result.
-
-        Always False for operators that draw random numbers.
-        """
+        """Return whether no input of a node has more elements than the node's result."""
         largest = max(map(self._numel, inputs_of(node)), default=0)
         return largest <= self._numel(node) and node not in self._draws
 
     def _is_summed_at_once(self, node: fx.Node, at: frozenset[int]) -> bool:
-        """Return whether a sum in backward runs in a kernel of its own, before its readers.
-
-        True if the first reader is more than `NEAR_SUMS` segments later. remat forbids Inductor to
-        fuse such a sum with its readers; see `remat.integrations.near_fusions`.
-
-        Args:
-            node: the node; the result is False if it is not a sum in backward.
-            at: numbers of the segments in which the node's readers run.
-        """
+        """Return whether a sum in backward runs in a kernel of its own, before its readers."""
         if not at or not node.meta.get("autograd_backward") or self._is_pointwise(node):
             return False
         smaller = self._numel(node) < max(map(self._numel, inputs_of(node)), default=0)

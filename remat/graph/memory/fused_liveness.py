@@ -114,11 +114,7 @@ class FusedWalk(StepWalk):
                     yield node, tensor_bytes(a.meta.get("val")), computed[a], moment
 
     def _end_of_kernel(self, moment: int) -> int:
-        """Return the moment before the first later node that never fuses, or the last moment.
-
-        Args:
-            moment: moment of a node.
-        """
+        """Return the moment before the first later node that never fuses, or the last moment."""
         ran = [*self._forward, *self._backward]
         later = enumerate(ran[moment + 1 :], moment)
         return next((m for m, n in later if not (may_fuse(n) or is_passed_on(n))), len(ran) - 1)
@@ -130,21 +126,13 @@ class FusedWalk(StepWalk):
         return moment - 1 if follows else moment
 
     def _is_copied(self, node: fx.Node) -> bool:
-        """Return whether convolutions read a channels-last copy of a node's value.
-
-        True if the value is a four-dimensional input of the step that is not in channels-last
-        format.
-        """
+        """Return whether convolutions read a channels-last copy of a node's value."""
         if not _is_image(node) or not any(key in self.inputs for key in self.sizes.keys(node)):
             return False
         return not node.meta["val"].is_contiguous(memory_format=torch.channels_last)
 
     def _contiguous(self) -> set[fx.Node]:
-        """Return each ``convolution_backward`` on a CPU whose input is contiguous.
-
-        Forward saves the values that it computes in channels-last format. A fused result has the
-        format of its inputs, unless it concatenates or indexes them.
-        """
+        """Return each ``convolution_backward`` on a CPU whose input is contiguous."""
         channels_last: set[fx.Node] = set()
 
         def is_channels_last(node: fx.Node) -> bool:
@@ -209,18 +197,7 @@ class FusedWalk(StepWalk):
         made: dict[int, tuple[fx.Node, int]],
         passed_on: dict[fx.Node, bool],
     ) -> tuple[dict[fx.Node, list[int]], dict[int, list[fx.Node]], set[int]]:
-        """Find the storages that the nodes of one graph allocate, read and return.
-
-        Args:
-            nodes: the call nodes of the graph.
-            made: by storage key, the node that allocates the storage and its moment.
-            passed_on: by node, whether the node is a view or an element of a tuple.
-
-        Returns:
-            Three collections. The first has for each node the keys of the storages that the node
-            allocates. The second has for each storage key the nodes that read the storage. The
-            third has the keys of the storages that the graph returns.
-        """
+        """Find the storages that the nodes of one graph allocate, read and return."""
         makes: dict[fx.Node, list[int]] = defaultdict(list)
         for key, (node, _) in made.items():
             makes[node].append(key)
@@ -241,11 +218,7 @@ def _is_image(node: fx.Node) -> bool:
 
 
 def _is_reshaped(node: fx.Node) -> bool:
-    """Return whether a convolution on a CPU reads a copy of a node's value in another layout.
-
-    True if the value is a view of a fused result of another shape. Inductor makes such a result
-    contiguous, also if the traced one is not, and convolutions read channels-last values.
-    """
+    """Return whether a convolution on a CPU reads a copy of a node's value in another layout."""
     producer = producer_of(node)
     if not _is_image(node) or producer.op != "call_function" or not may_fuse(producer):
         return False
@@ -257,11 +230,7 @@ def _is_reshaped(node: fx.Node) -> bool:
 
 
 def _keeps_its_layout(node: fx.Node) -> bool:
-    """Return whether Inductor keeps the traced layout of a value that ``convolution_backward`` reads.
-
-    The operator then reads a channels-last copy on a CPU. True if several nodes read the value, and
-    the value is fused and was not channels-last when traced.
-    """
+    """Return whether Inductor keeps the traced layout of a value that ``convolution_backward`` reads."""
     if not _is_image(node) or len(node.users) < 2 or not may_fuse(node) or is_passed_on(node):
         return False
     value = node.meta["val"]
@@ -276,24 +245,13 @@ def _with_gradient(node: fx.Node) -> list[Any]:
 
 
 def _weight_for_its_sizes(node: fx.Node) -> Any:
-    """Return the weight argument of a ``convolution_backward`` that reads only the weight's sizes.
-
-    Such a node does not compute the gradient of the convolution's input. None for other nodes.
-    """
+    """Return the weight argument of a ``convolution_backward`` that reads only the weight's sizes."""
     of_backward = "convolution_backward" in str(node.target) and len(node.args) > _OUTPUT_MASK
     return node.args[2] if of_backward and not node.args[_OUTPUT_MASK][0] else None  # type: ignore[index]
 
 
 def _fills(read: fx.Node, node: fx.Node) -> bool:
-    """Return whether Inductor never allocates the constant tensor ``read``.
-
-    True if ``node`` is an out-of-place index write or scatter into ``read``. Inductor then fills
-    the result with the constant instead of copying ``read``.
-
-    Args:
-        read: the constant tensor, an input of ``node``.
-        node: the node that writes into a copy of ``read``.
-    """
+    """Return whether Inductor never allocates the constant tensor ``read``."""
     return (
         read.target is torch.ops.aten.full.default
         and read is node.args[0]
@@ -302,11 +260,6 @@ def _fills(read: fx.Node, node: fx.Node) -> bool:
 
 
 def _workspace(node: fx.Node, channels_last: bool) -> int:
-    """Return the bytes that a node's operator allocates besides its results in compiled code.
-
-    Args:
-        node: the node; operators that fuse have no workspace.
-        channels_last: whether the operator reads channels-last copies of images.
-    """
+    """Return the bytes that a node's operator allocates besides its results in compiled code."""
     measure = node.meta.get(MEASURE)
     return 0 if measure is None or may_fuse(node) else hint(measure(channels_last))

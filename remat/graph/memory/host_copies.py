@@ -88,12 +88,7 @@ torch.library.define(
 
 
 def _wait_copied(copy: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
-    """Make the current stream wait for a copy between host and device, and return the copy.
-
-    Args:
-        copy: result of `offload` or `reload`.
-        of: the tensor that is copied, which must stay alive until the copy is complete.
-    """
+    """Make the current stream wait for a copy between host and device, and return the copy."""
     end = _ENDS.pop(copy.data_ptr(), None)
     if end is not None:
         device = of.device if of.device.type == "cuda" else copy.device
@@ -109,10 +104,7 @@ WAIT_COPIED = torch.ops.remat.wait_copied.default
 
 
 def _uncounted(like: torch.Tensor) -> torch.Tensor:
-    """Return an uninitialised CPU tensor with the layout and dtype of ``like``.
-
-    Its memory belongs to a Python object, so PyTorch's allocator does not count it.
-    """
+    """Return an uninitialised CPU tensor with the layout and dtype of ``like``."""
     laid_out = torch.empty_like(like, device="meta")
     nbytes = laid_out.untyped_storage().nbytes()
     if not nbytes:
@@ -124,19 +116,7 @@ def _uncounted(like: torch.Tensor) -> torch.Tensor:
 def _begun(
     copy: torch.Tensor, of: torch.Tensor, device: torch.device, *, back: bool
 ) -> torch.Tensor:
-    """Start a copy between host and device on the stream for its direction.
-
-    The copy waits for the work queued on the current stream so far.
-
-    Args:
-        copy: tensor to write to.
-        of: tensor to read from.
-        device: the device that the data is copied to or from.
-        back: True for a copy from host to device.
-
-    Returns:
-        ``copy``, which is complete only after `wait_copied`.
-    """
+    """Start a copy between host and device on the stream for its direction."""
     stream = _STREAMS.get((device, back))
     if stream is None:
         stream = _STREAMS[device, back] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

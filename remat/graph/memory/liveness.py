@@ -435,17 +435,7 @@ class StepWalk:
     def _walk(
         self, nodes: list[fx.Node], start: int, there: set[int]
     ) -> tuple[dict[int, tuple[fx.Node, int]], dict[int, int]]:
-        """Find the storages that one graph allocates, and the last use of each storage.
-
-        Args:
-            nodes: the call nodes of forward or backward.
-            start: moment of the first node.
-            there: keys of the storages that exist when the graph starts.
-
-        Returns:
-            Two dicts by storage key. The first has the allocating node and its moment, the second
-            has the moment of the last use.
-        """
+        """Find the storages that one graph allocates, and the last use of each storage."""
         made: dict[int, tuple[fx.Node, int]] = {}
         last: dict[int, int] = {}
         keys_of = self.sizes.keys
@@ -475,17 +465,7 @@ class StepWalk:
         return made, last
 
     def _own(self, node: fx.Node, key: int, *, apart: bool) -> int:
-        """Return the storage key to use for a node whose fake value has the key ``key``.
-
-        An earlier run of the same joint-graph node may use ``key`` already. If the node is a view
-        of a value that it reads, the result is the key of the value read.
-
-        Args:
-            node: the node.
-            key: storage key of the node's fake value.
-            apart: what to return if the node is not such a view: a new key if True, ``key`` if
-                False.
-        """
+        """Return the storage key to use for a node whose fake value has the key ``key``."""
         sizes = self.sizes
         # If the base of a view runs several times, the view shares memory with the run that it reads. This need not
         # be the latest run.

@@ -73,10 +73,7 @@ def highest_of_graphs(graphs: Sequence[PartitionedGraph]) -> tuple[tuple[int, in
 
 
 def _in_turns(graphs: Sequence[PartitionedGraph]) -> list[tuple[int, PartitionedGraph]]:
-    """Return all graph runs of a step in their order, as pairs (index in ``graphs``, graph).
-
-    In each pair, ``graph.joint`` describes the values that the run receives and returns.
-    """
+    """Return all graph runs of a step in their order, as pairs (index in ``graphs``, graph)."""
     turns = [(turn, k) for k, graph in enumerate(graphs) for turn in graph.joint.turns]
     if not turns:
         return list(enumerate(graphs))
@@ -116,10 +113,7 @@ class _Step:
         self.end = starts[-1] - 1
 
     def spans(self) -> Iterator[tuple[int, int, int]]:
-        """Yield each storage of the step as (bytes, first moment, last moment).
-
-        Moments are counted over all graph runs of the step.
-        """
+        """Yield each storage of the step as (bytes, first moment, last moment)."""
         by_walk = {id(walk): list(walk.lifetimes()) for walk in {*self.walks}}
         found = [by_walk[id(walk)] for walk in self.walks]
         passed = self._passed()
@@ -155,22 +149,13 @@ class _Step:
         return self.backward_at[k] + moment - boundary
 
     def _read_until(self, k: int, node: fx.Node) -> int:
-        """Return the last moment of the step at which graph run ``k`` may read a node's value.
-
-        If the value is saved for backward, this moment is the value's last use in the run's
-        backward. Otherwise it is the end of the run's forward.
-        """
+        """Return the last moment of the step at which graph run ``k`` may read a node's value."""
         walk = self.walks[k]
         reads = (walk.last_read[key] for key in walk.sizes.keys(node) if key in walk.last_read)
         return self._at(k, max(reads, default=walk.boundary - 1))
 
     def _passed(self) -> list[dict[int, int]]:
-        """Return the last moments of the outputs that later graph runs receive, or that nobody holds.
-
-        Returns:
-            One dict per graph run. It maps the storage key of each such output to the last moment
-            at which the storage is alive.
-        """
+        """Return the last moments of the outputs that later graph runs receive, or that nobody holds."""
         passed: list[dict[int, int]] = [{} for _ in self._graphs]
         for k, graph in enumerate(self._graphs):
             inputs = {n.name: n for n in graph.forward.graph.nodes if n.op == "placeholder"}
@@ -199,11 +184,7 @@ class _Step:
         return passed
 
     def _from_outside(self, k: int) -> set[str]:
-        """Return the names of those tangents of graph run ``k`` that the step's caller provides.
-
-        These are the tangents of two kinds of outputs: those that no later graph receives, and
-        those that the step's caller receives too.
-        """
+        """Return the names of those tangents of graph run ``k`` that the step's caller provides."""
         received = {o for g in self._graphs for _, j, o in g.joint.received if j == k}
         joint = self._graphs[k].joint
         inner = received - {*joint.returned}
@@ -217,13 +198,7 @@ class _Step:
         }
 
     def _gradients(self, k: int) -> dict[int, int]:
-        """Return the last moment of each gradient storage of graph run ``k``, by storage key.
-
-        A gradient for an output of an earlier graph lives until the backward of that graph starts.
-        A gradient for a tensor that a later graph receives too lives to the end of run ``k``'s
-        backward. PyTorch then adds this gradient to the one that the later graph has computed. All
-        other gradients live to the end of the step.
-        """
+        """Return the last moment of each gradient storage of graph run ``k``, by storage key."""
         graph, walk = self._graphs[k], self.walks[k]
         waits = {p: producer for p, producer, _ in graph.joint.received if producer < k}
         added = {p for g in self._graphs[k + 1 :] for _, first, p in g.joint.shared if first == k}

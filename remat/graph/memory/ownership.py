@@ -124,13 +124,7 @@ def find_storages(
 
 
 def _mutated(joint: JointGraph, index: GraphIndex, owner: list[int]) -> dict[int, int]:
-    """Return the last write to each storage that forward or AOTAutograd writes to.
-
-    Returns:
-        A dict from the position of a storage's owner to the position of the last write. For a
-        placeholder that AOTAutograd overwrites after forward, the position of the write is the
-        length of the graph.
-    """
+    """Return the last write to each storage that forward or AOTAutograd writes to."""
     mutated: dict[int, int] = {}
     for i in index.special:
         node = index.nodes[i]
@@ -142,16 +136,7 @@ def _mutated(joint: JointGraph, index: GraphIndex, owner: list[int]) -> dict[int
 
 
 def _rewritten(index: GraphIndex, owner: list[int], mutated: dict[int, int]) -> dict[int, int]:
-    """Select the mutated storages that are read after their last write, or that forward allocated.
-
-    Args:
-        index: node positions.
-        owner: for each position, the position of the owner of its storage.
-        mutated: by owner's position, the position of the last write to the storage.
-
-    Returns:
-        The selected items of ``mutated``.
-    """
+    """Select the mutated storages that are read after their last write, or that forward allocated."""
     found = {at for at in mutated if index.nodes[at].op != "placeholder"}
     if mutated:
         for i, node in enumerate(index.nodes):

@@ -134,6 +134,11 @@ def form_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     return sizes, strides, tensor.dtype, tensor.device
 
 
+def type_text(tensor: torch.Tensor) -> str:
+    """Return dtype and shape of a tensor as text for messages, such as ``float32[8, 4]``."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
 def workspace_of(node: fx.Node) -> Any:
     """Return the workspace of a node, measured at the first call; None if no workspace is recorded."""
     found = node.meta.get(WORKSPACE)

@@ -28,7 +28,7 @@ from remat.graph.joint import (
     role_of,
     split_outputs,
 )
-from remat.graph.memory.storages import Sizes, storage_key
+from remat.graph.memory.storages import Sizes, storage_key, type_text
 from remat.graph.memory.writes import aliased_argument
 from remat.graph.roles import belongs_to_backward
 
@@ -148,26 +148,12 @@ def reread_outputs(joint: JointGraph, handed: Iterable[Any]) -> tuple[int, ...]:
 
 
 def _place(desc: Any) -> int | None:
-    """Return the index of an output among the user's outputs; None if the user does not see it.
-
-    Args:
-        desc: AOTAutograd's descriptor of the output.
-    """
+    """Return the index of an output among the user's outputs; None if the user does not see it."""
     return desc.idx if isinstance(desc, torch_compat.descriptors.PlainAOTOutput) else None
 
 
 def _copyable_outputs(joint: JointGraph, root: _Roots) -> dict[fx.Node, list[tuple[fx.Node, Any]]]:
-    """Group forward's outputs by the node that owns their memory.
-
-    Outputs that share memory with an input are left out.
-
-    Args:
-        joint: the joint graph.
-        root: map from each node to the node that owns its memory.
-
-    Returns:
-        For each owner, the outputs in its memory as (node, AOTAutograd's descriptor).
-    """
+    """Group forward's outputs by the node that owns their memory."""
     memories = {storage_key(n.meta.get("val")) for n in joint.graph.find_nodes(op="placeholder")}
     outputs, _, descs, _ = split_outputs(joint)
     of_root: dict[fx.Node, list[tuple[fx.Node, Any]]] = {}
@@ -210,11 +196,7 @@ class _Roots(dict[fx.Node, fx.Node]):
         return aliased_argument(node) or _hidden_base(node, self._sizes)
 
     def views(self, node: fx.Node, base: fx.Node) -> Iterator[fx.Node]:
-        """Yield the chain of views that leads from ``node`` to ``base``.
-
-        ``node`` comes first, and each node in the chain is a view of the next. The last node is a
-        view of ``base``, which is left out.
-        """
+        """Yield the chain of views that leads from ``node`` to ``base``."""
         while node is not base:
             yield node
             found = self._base(node)
@@ -243,11 +225,7 @@ class _Roots(dict[fx.Node, fx.Node]):
 
 
 def _hidden_base(node: fx.Node, sizes: Sizes) -> fx.Node | None:
-    """Return the argument that shares memory with a call's result, according to the fake values.
-
-    Unlike `aliased_argument`, this also finds views that the operator's schema does not declare.
-    None if no argument shares the memory.
-    """
+    """Return the argument that shares memory with a call's result, according to the fake values."""
     if node.op != "call_function":
         return None
     if node.target is operator.getitem:
@@ -258,15 +236,7 @@ def _hidden_base(node: fx.Node, sizes: Sizes) -> fx.Node | None:
 
 
 def _saved_by_autograd(joint: JointGraph, root: _Roots, owners: Iterable[fx.Node]) -> set[fx.Node]:
-    """Return those of some nodes whose memory eager autograd saves for backward.
-
-    Nodes traced in backward read the saved forward values.
-
-    Args:
-        joint: the joint graph.
-        root: map from each node to the node that owns its memory.
-        owners: nodes that own their memory.
-    """
+    """Return those of some nodes whose memory eager autograd saves for backward."""
     late: set[fx.Node] = set()
     for node in joint.graph.nodes:
         if node.op == "placeholder":
@@ -289,10 +259,8 @@ def describe_input(graph: fx.Graph, name: str) -> str:
     """Describe an input for a message: its name, dtype, shape and the user's line that reads it."""
     for node in graph.find_nodes(op="placeholder"):
         if node.name == name:
-            value = node.meta["val"]
-            kind = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
             line = next(filter(None, map(source_line, node.users)), "")
-            return f"{name}  {kind}" + (f"  read at {line}" if line else "")
+            return f"{name}  {type_text(node.meta['val'])}" + (f"  read at {line}" if line else "")
     return name
 
 

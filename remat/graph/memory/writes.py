@@ -141,12 +141,7 @@ def written_statistics(target: Any, args: Sequence[Any]) -> tuple[Place, ...]:
 
 
 def _given(node: fx.Node, place: Place) -> list[fx.Node]:
-    """Return the nodes that a call receives for one argument, including elements of a list.
-
-    Args:
-        node: the call.
-        place: position and name of the argument in the operator's schema.
-    """
+    """Return the nodes that a call receives for one argument, including elements of a list."""
     k, name = place
     value: Any = node.args[k] if k < len(node.args) else node.kwargs.get(name)
     values = value if isinstance(value, (tuple, list)) else (value,)

@@ -117,17 +117,7 @@ def _by_name(
     given: Mapping[str, float] | None,
     recorded: Sequence[float] | None,
 ) -> dict[str, float]:
-    """Return memories or runtimes by candidate name, from either form of the arguments.
-
-    Args:
-        candidates: names of the candidates.
-        what: ``"memories"`` or ``"runtimes"``, for error messages.
-        given: numbers by candidate name, or None.
-        recorded: numbers in the order of the candidates, or None.
-
-    Raises:
-        ProblemError: no number is given for some candidate.
-    """
+    """Return memories or runtimes by candidate name, from either form of the arguments."""
     if given is not None:
         missing = [n for n in candidates if n not in given]
         if missing:
@@ -201,16 +191,7 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
         }
 
     def _backward_peak(self, saved: set[str], current: float) -> float:
-        """Return the peak memory of backward, which visits the candidates from last to first.
-
-        When backward visits an unsaved candidate, it recomputes the candidate and those of the
-        candidate's ancestors that are not in memory. After the visit, the candidate is dropped,
-        even if it was saved.
-
-        Args:
-            saved: names of the saved candidates.
-            current: memory of the saved candidates.
-        """
+        """Return the peak memory of backward, which visits the candidates from last to first."""
         graph = self._info.recomputable_node_only_graph_with_larger_graph_context
         memory = self._info.all_node_memories
         order = {n: i for i, n in enumerate(self._info.graph_nodes_in_order)}
@@ -270,15 +251,7 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
         return float(memory[int(scores.argmin())])
 
     def _frontier(self, least: float, most: float) -> tuple[FloatArray, FloatArray]:
-        """Return the Pareto frontier between two budgets.
-
-        Args:
-            least: the smallest budget, in the unit of the knapsack's memories.
-            most: the largest budget, in the same unit.
-
-        Returns:
-            Memory and recomputation runtime of each frontier point.
-        """
+        """Return the Pareto frontier between two budgets."""
         memories = self._info.get_knapsack_memory_input()
         runtimes = self._info.get_knapsack_runtime_input()
         problem = problem_from_floats(memories, runtimes, most)

@@ -360,16 +360,7 @@ def _backward_uses(index: GraphIndex, roles: Roles, i: int) -> tuple[bool, bool]
 
 
 def _tied_by_tags(index: GraphIndex, storages: Storages) -> dict[int, CheckpointPolicy]:
-    """Return the checkpoint tags that require saving or recomputing, by node position.
-
-    Offload tags count as MUST_SAVE, and PREFER_RECOMPUTE counts as MUST_RECOMPUTE. The tag
-    MUST_SAVE moves from a view to the owner, the first node on the view's storage, because saving
-    the owner saves the view. If the owner itself must be recomputed, the tag stays on the view.
-
-    Raises:
-        PlanError: a node is tagged MUST_RECOMPUTE, but its operator may have undeclared effects; see
-            `check_may_run_again`.
-    """
+    """Return the checkpoint tags that require saving or recomputing, by node position."""
     tags: dict[int, CheckpointPolicy] = {}
     for i, node in enumerate(index.nodes):
         if node.meta.get("recompute") is None:
@@ -487,9 +478,5 @@ class _Rules:
 
 
 def _needs_all_ranks(node: fx.Node) -> bool:
-    """Return whether a node is a collective without a recompute tag.
-
-    Such a node may not run again, because a rerun needs every rank. A recompute tag is set on every
-    rank, so a tagged collective may run again.
-    """
+    """Return whether a node is a collective without a recompute tag."""
     return ops.is_collective(node) and not must_recompute(node)

@@ -99,10 +99,7 @@ def random_device(node: fx.Node) -> torch.device:
 
 
 def _dispatched_to(node: fx.Node) -> str | None:
-    """Return the device type on which PyTorch replays a random operator.
-
-    PyTorch takes the type from the operator's arguments. None if no argument has a device.
-    """
+    """Return the device type on which PyTorch replays a random operator."""
     given = node.kwargs.get("device")
     if given:
         return torch.device(given).type  # type: ignore[arg-type]
@@ -111,9 +108,6 @@ def _dispatched_to(node: fx.Node) -> str | None:
 
 
 def _is_seed_source(node: fx.Node) -> bool:
-    """Return whether a node is one of Inductor's operators that create random seeds.
-
-    The few bytes of a seed are saved, so these operators need no replay.
-    """
+    """Return whether a node is one of Inductor's operators that create random seeds."""
     name = str(node.target)
     return "inductor_seed" in name or "inductor_rand_eager_offset" in name

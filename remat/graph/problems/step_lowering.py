@@ -178,10 +178,7 @@ def lower_step(
     copied = {k for name in kept for k in sizes.keys(index.nodes[index.by_name[name]])}
 
     def touches_written(i: int) -> bool:
-        """Return whether a node has effects or reads memory that is written to.
-
-        Such a node must keep its place in the order. ``i`` is the node's position.
-        """
+        """Return whether a node has effects or reads memory that is written to."""
         if not index.plain[i] and ops.may_have_effects(index.nodes[i]):
             return True
         fixed = written if roles.required_forward[i] else written - copied

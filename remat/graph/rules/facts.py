@@ -12,6 +12,7 @@ from torch import fx
 from remat.graph.branch_values import Branches
 from remat.graph.index import GraphIndex, are_plain, index_graph
 from remat.graph.joint import JointGraph, outputs_of
+from remat.graph.memory.storages import type_text
 from remat.graph.roles import classify
 
 
@@ -149,7 +150,7 @@ def described(value: Any) -> str:
     Any other value is described by the name of its type.
     """
     if isinstance(value, torch.Tensor):
-        return f"{value.dtype} {tuple(value.shape)} on {value.device}"
+        return f"{type_text(value)} on {value.device}"
     return str(value) if isinstance(value, (torch.SymInt, int, float)) else type(value).__name__
 
 

@@ -55,10 +55,7 @@ def tags_hold(facts: Facts) -> Iterator[Fault]:
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Return whether a node is a view.
-
-    A view tagged MUST_SAVE may run again, because saving the storage behind the view is enough.
-    """
+    """Return whether a node is a view."""
     if ops.default_taxonomy().is_view(node) or aliased_argument(node) is not None:
         return True
     # Some operators, such as `_unsafe_view`, return an alias that their schema does not declare.
@@ -152,15 +149,7 @@ def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:
 
 
 def _is_behind(facts: Facts, node: fx.Node, write: int) -> bool:
-    """Return whether a node of forward or backward comes after a write in the joint graph.
-
-    A view also counts as after the write if all nodes that read the view come after the write.
-
-    Args:
-        facts: the partitioned graph.
-        node: the node.
-        write: position of the write in the joint graph.
-    """
+    """Return whether a node of forward or backward comes after a write in the joint graph."""
     if node.op != "call_function":
         return False
     if facts.position.get(node.name, -1) > write:
@@ -171,12 +160,7 @@ def _is_behind(facts: Facts, node: fx.Node, write: int) -> bool:
 
 
 def _last_writes(facts: Facts, writes: Mapping[fx.Node, set[Any]]) -> dict[Any, int]:
-    """Return the joint-graph position of forward's last write to each memory, by memory key.
-
-    Args:
-        facts: the partitioned graph.
-        writes: for each node of forward that writes, the keys of the memory that it writes to.
-    """
+    """Return the joint-graph position of forward's last write to each memory, by memory key."""
     last: dict[Any, int] = {}
     for node, keys in writes.items():
         for k in keys:
@@ -198,12 +182,7 @@ def nothing_user_mutated_is_read(facts: Facts) -> Iterator[Fault]:
 
 
 def _memory(facts: Facts) -> Callable[[fx.Node], Any]:
-    """Return a function that maps a node to a key of its memory.
-
-    The key is usually the storage, and the node itself if the value has no storage. Distinct inputs
-    may share a storage, but they then do not overlap, because AOTAutograd merges overlapping inputs
-    into one. For such inputs, the key is the input's name instead.
-    """
+    """Return a function that maps a node to a key of its memory."""
     storage = Memories().key
     keys = [storage(n.meta.get("val")) for n in facts.placeholders[0]]
     shared = {k for k in keys if keys.count(k) > 1} if len(set(keys)) < len(keys) else set()
@@ -220,17 +199,7 @@ def _memory(facts: Facts) -> Callable[[fx.Node], Any]:
 def _reordered(
     facts: Facts, nodes: list[fx.Node], written: dict[fx.Node, set[Any]], key: Any
 ) -> Iterator[Fault]:
-    """Yield a fault for each read that moved past a write to the same memory.
-
-    Such a read precedes the write in the joint graph and follows the write in ``nodes``, or the
-    reverse.
-
-    Args:
-        facts: the partitioned graph.
-        nodes: nodes of forward or of backward.
-        written: for each of ``nodes`` that writes, the keys of the memory that it writes to.
-        key: maps a node to the key of its memory.
-    """
+    """Yield a fault for each read that moved past a write to the same memory."""
     here = {n: i for i, n in enumerate(nodes)}
     touched = {k for keys in written.values() for k in keys}
     for node in nodes:

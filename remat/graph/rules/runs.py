@@ -160,11 +160,7 @@ def branches_are_forwards(facts: Facts) -> Iterator[Fault]:
 
 
 def _call(node: fx.Node) -> tuple[Any, list[fx.Node]]:
-    """Return the operator that a node runs, and the nodes that the operator reads.
-
-    For a node that saves or restores a generator state, the returned operator is the random operator
-    that the node calls. The state is not among the returned nodes.
-    """
+    """Return the operator that a node runs, and the nodes that the operator reads."""
     target: Any = node.target
     reads = list(inputs_of(node))
     if (
@@ -183,10 +179,7 @@ def _call(node: fx.Node) -> tuple[Any, list[fx.Node]]:
 
 
 def _drawn(node: fx.Node) -> str:
-    """Return the joint-graph name of a node.
-
-    The suffix ``_drawn``, which marks a run that saves a generator state, is removed.
-    """
+    """Return the joint-graph name of a node."""
     return run_of(node).removesuffix("_drawn")
 
 

@@ -57,17 +57,7 @@ def backward_returns_the_gradients(facts: Facts) -> Iterator[Fault]:
 def _returned(
     facts: Facts, what: str, mine: Sequence[Any], theirs: Sequence[Any], which: str
 ) -> Iterator[Fault]:
-    """Yield a fault for each position at which a graph's outputs differ from the joint graph's.
-
-    A wrong number of outputs is a fault too.
-
-    Args:
-        facts: the partitioned graph.
-        what: noun for one output in the message, such as ``"gradient"``.
-        mine: outputs of the graph.
-        theirs: outputs of the joint graph.
-        which: ``"forward"`` or ``"backward"``.
-    """
+    """Yield a fault for each position at which a graph's outputs differ from the joint graph's."""
     if len(mine) != len(theirs):
         yield Fault(f"{which} returns {len(mine)} values, expected {len(theirs)}")
     for k, (a, b) in enumerate(zip(mine, theirs, strict=False)):
@@ -78,14 +68,7 @@ def _returned(
 def _compared(
     what: str, mine: Sequence[fx.Node], theirs: Sequence[fx.Node], which: str
 ) -> Iterator[Fault]:
-    """Yield a fault for each position at which two lists of placeholders differ in name.
-
-    Args:
-        what: noun for one placeholder in the message, such as ``"input"``.
-        mine: placeholders of a graph.
-        theirs: the expected placeholders.
-        which: ``"forward"`` or ``"backward"``.
-    """
+    """Yield a fault for each position at which two lists of placeholders differ in name."""
     for k, (a, b) in enumerate(zip_longest(mine, theirs)):
         if a is None or b is None or a.name != b.name:
             yield Fault(f"{what} {k} of {which} is {shown(a)}, expected {shown(b)}", nodes_of(a, b))

@@ -413,12 +413,7 @@ def read_target(name: str) -> Any:
 
 
 def _registered(namespace: str, names: list[str]) -> Any:
-    """Return a registered operator; None if there is none.
-
-    Args:
-        namespace: namespace of the operator, ``"higher_order"`` for a higher-order operator.
-        names: the name of a higher-order operator, or the name and the overload of another operator.
-    """
+    """Return a registered operator; None if there is none."""
     if namespace == "higher_order":
         return torch_compat.higher_order_ops.get(names[0])
     name, overload = names

@@ -70,12 +70,7 @@ def read_joint(path: str | os.PathLike[str]) -> JointGraph:
 
 
 def _parse(text: str, kind: str) -> tuple[str, dict[str, Any], fx.GraphModule]:
-    """Parse a text, and return the graph's name, the header fields and the graph.
-
-    Args:
-        text: the text.
-        kind: ``"joint"``, or ``"graph"`` for any other graph.
-    """
+    """Parse a text, and return the graph's name, the header fields and the graph."""
     source = Source(text)
     first, second, *_ = *source.body, None, None
     name, device, fields = _read_header(source, first, kind)
@@ -215,13 +210,7 @@ class _Parser:
         self._attributes[name] = inner.module(statement.body)
 
     def _node(self, name: ast.Name, call: ast.expr, meta: dict[str, Any]) -> fx.Node:
-        """Create the graph node for one line of the text.
-
-        Args:
-            name: name of the node.
-            call: the expression after ``=``, without marks.
-            meta: metadata of the node, to which a placeholder's descriptor is added.
-        """
+        """Create the graph node for one line of the text."""
         if isinstance(call, ast.Subscript) and isinstance(call.value, ast.Name):
             whole, key = self._node_of(call.value), self._source.integer(call.slice)
             return self._create(name, "call_function", operator.getitem, (whole, key), {})
@@ -270,11 +259,7 @@ class _Parser:
         return node
 
     def _outputs(self, value: ast.expr) -> None:
-        """Create the output node from the expression after ``return``.
-
-        The expression is a literal, or a list or tuple with a call for each output, such as
-        ``forward(mm, PlainAOTOutput(0))``.
-        """
+        """Create the output node from the expression after ``return``."""
         count = self._forward_outputs
         kinds = ("output",) if count is None else ("forward", "backward")
         listed = value.elts if isinstance(value, (ast.List, ast.Tuple)) else []
@@ -303,17 +288,7 @@ class _Parser:
 def _read_header(
     source: Source, node: ast.stmt | None, kind: str
 ) -> tuple[str, torch.device, dict[str, Any]]:
-    """Read the header of a text: ``joint("name", …)`` or ``graph("name", …)``.
-
-    Args:
-        source: the text, for error messages.
-        node: the first statement; None if the text is empty.
-        kind: ``"joint"`` or ``"graph"``.
-
-    Returns:
-        Name of the graph, default device of its tensors, and the fields of the `JointGraph` by
-        name.
-    """
+    """Read the header of a text: ``joint("name", …)`` or ``graph("name", …)``."""
     literals = ArgumentReader(source)
     call = node.value if isinstance(node, ast.Expr) else None
     if not isinstance(call, ast.Call) or call_name(call) != kind:
@@ -343,14 +318,7 @@ def _read_header(
 
 
 def _has_form(value: Any, form: Any) -> bool:
-    """Return whether a value has the type and structure of an example.
-
-    Args:
-        value: the value.
-        form: the example. An int stands for ints at least as large, and a string for any nonempty
-            string. A tuple stands for tuples whose elements match the elements of ``form``. A list
-            with one element stands for tuples of any length whose elements all match it.
-    """
+    """Return whether a value has the type and structure of an example."""
     if isinstance(form, (list, tuple)):
         if type(value) is not tuple:
             return False
@@ -360,16 +328,7 @@ def _has_form(value: Any, form: Any) -> bool:
 
 
 def _check_name(source: Source, node: ast.expr, taken: Mapping[str, Any]) -> str:
-    """Return the name of a new attribute of a graph module, after checking that no other has it.
-
-    Args:
-        source: the text.
-        node: syntax tree of the string literal with the name, which may be dotted.
-        taken: attributes defined so far, by name.
-
-    Raises:
-        ProblemError: the name is invalid, taken, or an attribute of `fx.GraphModule`.
-    """
+    """Return the name of a new attribute of a graph module, after checking that no other has it."""
     name = source.string(node)
     parts = name.split(".")
     above = (taken.get(".".join(parts[:k])) for k in range(1, len(parts)))

@@ -68,11 +68,7 @@ _OPERATORS: dict[type[ast.operator], Callable[..., Any]] = {
 
 @functools.cache
 def _functions() -> dict[str, Any]:
-    """Return the SymPy functions that the text writes as calls, by name.
-
-    These are the functions that PyTorch adds to SymPy, such as ``Mod``, and SymPy's ``And``, ``Or``
-    and ``Not``.
-    """
+    """Return the SymPy functions that the text writes as calls, by name."""
     own = {
         name: kind
         for name, kind in vars(functions).items()
@@ -252,16 +248,7 @@ class Expressions:
         return self._apply(node, function, *args)
 
     def _apply(self, node: ast.expr, make: Callable[..., Any], *args: ast.expr) -> Any:
-        """Convert operands to SymPy objects, and apply a function to them.
-
-        Args:
-            node: syntax tree of the whole expression, for error messages.
-            make: the function.
-            args: syntax trees of the operands.
-
-        Raises:
-            ProblemError: the function fails, or its result is infinite.
-        """
+        """Convert operands to SymPy objects, and apply a function to them."""
         values = [self.read(x) for x in args]
         try:
             made = make(*values)
@@ -383,10 +370,7 @@ class Fakes:
         return self._made[key]
 
     def _known(self, value: Any) -> Any:
-        """Return an expression with each symbol replaced by its hint: the value in the traced run.
-
-        None if the expression contains a symbol without a hint (an unbacked symbol).
-        """
+        """Return an expression with each symbol replaced by its hint: the value in the traced run."""
         hints: Mapping[Any, Any] = self._env.backed_var_to_val
         return value.xreplace(hints) if value.free_symbols <= hints.keys() else None
 

@@ -159,13 +159,7 @@ class ValueWriter:
             return f"{kind}, {self._literals.write(real.detach().tolist())}"
 
     def _write(self, value: Any, place: str, base: Any) -> str:
-        """Return the text of a value, which is a type such as ``f32[8, 4](1, 8)``.
-
-        Args:
-            value: the value.
-            place: name of the value in the text, such as ``split[1]``.
-            base: value whose storage ``value`` uses by default; None for a storage of its own.
-        """
+        """Return the text of a value, which is a type such as ``f32[8, 4](1, 8)``."""
         if isinstance(value, torch.Tensor):
             return self._placed(value, place, base)
         if isinstance(value, (tuple, list)):
@@ -182,10 +176,7 @@ class ValueWriter:
         return write_opaque(value)
 
     def _placed(self, tensor: torch.Tensor, place: str, base: Any) -> str:
-        """Return the text of a tensor's type and storage.
-
-        The storage is written after ``@``, unless the tensor uses its default storage.
-        """
+        """Return the text of a tensor's type and storage."""
         key = storage_key(tensor)
         if key is None:
             return self._tensor(tensor, owns=True)
@@ -219,14 +210,7 @@ class ValueWriter:
         return written_call(text, extra) if extra else text
 
     def _memory(self, tensor: torch.Tensor, sizes: list[Size], owns: bool) -> list[str]:
-        """Return the texts of strides, offset and storage size that do not follow from the sizes.
-
-        Args:
-            tensor: the tensor.
-            sizes: sizes of the tensor.
-            owns: whether the tensor is the first on its storage. The storage size is written only
-                for the first tensor.
-        """
+        """Return the texts of strides, offset and storage size that do not follow from the sizes."""
         said: list[str] = []
         strides = tuple(size_of(s) for s in tensor.stride())
         if strides != contiguous(sizes):
@@ -333,14 +317,7 @@ class ValueReader:
             raise self._source.error(node, str(error), "{}, which has no value") from error
 
     def _read(self, node: ast.expr, place: str, base: Any) -> Any:
-        """Create the value for a type in the text, such as ``f32[8, 4](1, 8)``.
-
-        Args:
-            node: syntax tree of the type.
-            place: full name of the value, such as ``joint.split[1]``.
-            base: value whose storage the created value uses by default; None for a storage of its
-                own.
-        """
+        """Create the value for a type in the text, such as ``f32[8, 4](1, 8)``."""
         match node:
             case ast.Tuple(elts=elts) | ast.List(elts=elts):
                 items = [
@@ -364,12 +341,7 @@ class ValueReader:
         return made
 
     def _placed(self, node: ast.expr, base: Any) -> torch.Tensor:
-        """Return a tensor on the storage that the text names after ``@``, or on its default storage.
-
-        Args:
-            node: syntax tree of the type, with ``@`` or without.
-            base: value whose storage the tensor uses by default; None for a storage of its own.
-        """
+        """Return a tensor on the storage that the text names after ``@``, or on its default storage."""
         if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)):
             return self._tensor(node, None if storage_key(base) is None else base)
         if isinstance(node.right, ast.Constant) and node.right.value is None:
@@ -436,10 +408,7 @@ class ValueReader:
             raise self._source.error(node, f"one with a value ({error})", "the size {}") from error
 
     def _tensor(self, node: ast.expr, base: Any) -> torch.Tensor:
-        """Return the fake tensor that a type describes, on the storage of ``base``.
-
-        If ``base`` is None, the tensor gets a storage of its own.
-        """
+        """Return the fake tensor that a type describes, on the storage of ``base``."""
         t = self._type(node)
         needed = extent(t.sizes, t.strides, t.offset, t.dtype.itemsize)
         there = needed if t.storage is None else t.storage
@@ -468,10 +437,7 @@ def has_numbers(value: object) -> bool:
 
 
 def _real(value: object) -> torch.Tensor | None:
-    """Return a real tensor with a constant's numbers.
-
-    None if the constant has more than `MAX_CONSTANT` elements, or if its numbers are unknown.
-    """
+    """Return a real tensor with a constant's numbers."""
     real = getattr(value, "constant", None) if hasattr(value, "fake_mode") else value
     if not isinstance(real, torch.Tensor) or real.layout is not torch.strided:
         return None

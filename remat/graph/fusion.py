@@ -38,10 +38,7 @@ def may_fuse(node: fx.Node) -> bool:
 
 
 def absorbed_inputs(node: fx.Node) -> list[fx.Node]:
-    """Return the inputs that a fusing compiler can write straight into the node's result.
-
-    Examples are the inputs of a concatenation.
-    """
+    """Return the inputs that a fusing compiler can write straight into the result, as for a concatenation."""
     target, higher = node.target, torch.ops.higher_order
     if ops.packet(target) is torch.ops.aten.cat:
         return node.all_input_nodes
@@ -57,19 +54,13 @@ def absorbed_inputs(node: fx.Node) -> list[fx.Node]:
 
 
 def is_passed_on(node: fx.Node) -> bool:
-    """Return whether a node's result is an element of a tuple or aliases an argument, as a view does.
-
-    Such a node computes nothing, unless it is an in-place operator, whose result also aliases an
-    argument. `ops.is_mutating` recognises in-place operators.
-    """
+    """Return whether a node's result is an element of a tuple or aliases an argument, as a view does."""
     return node.target is operator.getitem or aliased_argument(node) is not None
 
 
 def producer_of(node: fx.Node) -> fx.Node:
-    """Return the node that computes the data of a view or tuple element.
-
-    For any other node, return the node itself.
-    """
+    """Return the node that computes the data of a view or tuple element; any other node itself."""
+    # The result of an in-place operator also aliases an argument, but the operator computes something.
     while is_passed_on(node) and not ops.is_mutating(node):
         base = node.args[0] if node.target is operator.getitem else aliased_argument(node)
         if not isinstance(base, fx.Node):
@@ -100,10 +91,7 @@ def generates(node: fx.Node) -> bool:
 
 @functools.cache
 def is_scatter(target: Any) -> bool:
-    """Return whether an operator is an out-of-place index write or scatter.
-
-    Its kernel computes the written values, if they are results of fusible operators.
-    """
+    """Return whether an operator is an out-of-place index write or scatter, whose kernel computes written values."""
     name = str(target).split(".")[1:2]
     return any(part in n and n[-1] != "_" for n in name for part in ("index_put", "scatter"))
 
@@ -121,14 +109,12 @@ def _is_summed_product(node: fx.Node) -> bool:
     value = node.meta.get("val")
     if node.target is not torch.ops.aten.bmm.default or not isinstance(value, torch.Tensor):
         return False
+    # It does on a CPU, if the products have one row or one column.
     return value.device.type == "cpu" and any(hint(n) <= 1 for n in value.shape[1:])
 
 
 def added_product(node: fx.Node) -> fx.Node | None:
-    """Return the matrix product that Inductor merges with an addition into one ``addmm``.
-
-    None if the node is not such an addition, or if another node reads the product too.
-    """
+    """Return the matrix product, read by this addition alone, that Inductor merges into an ``addmm``; else None."""
     aten = torch.ops.aten
     if node.target is not aten.add.Tensor or node.kwargs or len(node.all_input_nodes) != 2:
         return None

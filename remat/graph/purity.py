@@ -121,24 +121,14 @@ def undeclare_pure(op: object) -> None:
 
 
 def declared() -> tuple[str, ...]:
-    """Return the names of all operators declared pure, sorted.
-
-    Inside of an `also_declared` block, the names given to it are included.
-    """
+    """Return the names of all operators declared pure, also by an `also_declared` block, sorted."""
     return tuple(sorted(_DECLARED | _ALSO.get()))
 
 
 @contextlib.contextmanager
 def also_declared(names: Iterable[str]) -> Iterator[None]:
-    """Count operators as declared pure inside of a ``with`` block.
-
-    A worker uses the block while it does a job for another process, with that process's
-    declarations.
-
-    Args:
-        names: names from `declared` in the other process. An operator need not be registered in
-            this process yet.
-    """
+    """Count operators with these names as declared pure inside of a ``with`` block."""
+    # A worker does a job under the declarations of another process. Names need not be registered here yet.
     token = _ALSO.set(_ALSO.get().union(names))
     try:
         yield
@@ -154,15 +144,11 @@ def is_declared(target: Any) -> bool:
 
 @functools.cache
 def has_complete_schema(target: Any) -> bool:
-    """Return whether schema and tags state all effects of calling an operator or function.
-
-    True for operators of PyTorch and torchvision, and for functions of the packages in `_MODULES`.
-    True also for other operators with the tag ``nondeterministic_seeded``: these are functions of
-    their inputs and of the generator. False for the higher-order operators in `_CALLS_ANYTHING`.
-    """
+    """Return whether schema and tags state all effects of calling an operator or function."""
     if isinstance(target, OpOverloadPacket):
         return all(has_complete_schema(getattr(target, o)) for o in target.overloads())  # type: ignore[no-untyped-call]
     if isinstance(target, OpOverload):
+        # By this tag, a custom operator too is a function of its inputs and of the generator.
         if torch.Tag.nondeterministic_seeded in target.tags:
             return True
         return is_shipped(target)
@@ -173,10 +159,7 @@ def has_complete_schema(target: Any) -> bool:
 
 @functools.cache
 def is_shipped(target: OpOverload) -> bool:
-    """Return whether PyTorch's or torchvision's own code registered an operator.
-
-    False for operators that other packages register in PyTorch's namespaces.
-    """
+    """Return whether PyTorch's or torchvision's own code registered an operator, not another package."""
     if target.namespace not in _NAMESPACES:
         return False
     package = str(Path(torch.__file__).parent)
@@ -202,11 +185,7 @@ def is_shipped(target: OpOverload) -> bool:
 
 
 def name_of(target: Any) -> str:
-    """Return the display name of an operator or function.
-
-    The name of an operator is ``namespace::name``, with ``.overload`` unless the overload is the
-    default one. The name of a function is its module and qualified name.
-    """
+    """Return ``namespace::name`` or ``namespace::name.overload`` of an operator, or a function's qualified name."""
     if isinstance(target, OpOverload):
         name, overload = str(torch_compat.schema(target).name), torch_compat.overload_name(target)
         return name if overload == "default" else f"{name}.{overload}"
@@ -239,9 +218,7 @@ def _found(op: object) -> list[Any]:
 
 
 def overload_named(name: str) -> OpOverload:
-    """Return the registered overload with a name such as ``"aten::add.Tensor"``.
-
-    A name without an overload, such as ``"aten::mm"``, means the default overload.
+    """Return the registered overload ``"aten::add.Tensor"``, or the default one of ``"aten::mm"``.
 
     Raises:
         ProblemError: no overload is registered under the name.

@@ -103,14 +103,8 @@ def whole_graph(gm: fx.GraphModule, *, lower: str = "eager", name: str = "") -> 
 def joined(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule) -> fx.GraphModule:
     """Join the forward and backward of a plan to one graph that computes what the original graph computes.
 
-    Args:
-        joint: the joint graph from `whole_graph`.
-        forward: the plan's forward.
-        backward: the plan's backward.
-
-    Returns:
-        A graph module with the inputs and outputs of the original graph. A node that runs a second time is called
-        ``NAME_again``.
+    The result has the inputs and outputs of the original graph. A node that runs a second time is called
+    ``NAME_again``.
     """
     graph = fx.Graph()
     inputs = joint.graph.find_nodes(op="placeholder")
@@ -243,6 +237,7 @@ def _with_early_updates(
 ) -> list[fx.Node]:
     """Move what comes behind backward, such as the optimizer, to right behind what it needs."""
     position = {n: i for i, n in enumerate(nodes)}
+    # A gradient then lives until its parameter is updated, and not until all are.
     start = max((i for i, n in enumerate(nodes) if _is_of_backward(n)), default=-1)
     if start < 0:
         return nodes
@@ -259,6 +254,8 @@ def _with_early_updates(
         )
         rank[node] = max((rank[j] for j in node.all_input_nodes), default=0) if moves else i
         if node in writes:
+            # A write stays behind all nodes that read the old contents, or that may read values computed again from
+            # them.
             rank[node] = max(rank[node], last.get(writes[node][0], 0))
     return sorted(nodes, key=lambda n: (rank[n], position[n]))
 
@@ -309,6 +306,9 @@ def _line(
 
 def _behind_gradients(nodes: Sequence[fx.Node], marked: Sequence[int]) -> set[fx.Node]:
     """Return the nodes that depend on the loss's gradient."""
+    # Other nodes of backward, such as a mask of an activation, depend on forward's values alone, so they may run
+    # before the line. The gradient is the first node of backward on which all results of backward depend. With
+    # several losses there is none, and all of backward is late.
     returned = {n for n in nodes if any(u.op == "output" for u in n.users)}
     returned |= {n for n in nodes if n.target is torch.ops.aten.copy_.default}
     behind = nodes[marked[0] :]
@@ -362,6 +362,7 @@ def _write_back(graph: fx.Graph, out: fx.Node) -> dict[fx.Node, fx.Node]:
             continue
         value = node.args[0]
         readers = (u for v in _views_of(target) for u in (v, *v.users) if u is not out)
+        # The last node that reads the old contents of the input.
         behind = max((node, *readers), key=position.__getitem__)
         with graph.inserting_after(behind):
             copy = graph.call_function(torch.ops.aten.copy_.default, (target, value))

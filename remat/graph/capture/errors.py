@@ -48,7 +48,7 @@ def name_plain_failure(
         inputs: inputs of the graph.
         lower: lowering that the graph is compiled for, ``"inductor"`` or ``"eager"``.
     """
-    # Errors of remat name their cause already. After an error of Dynamo itself, the program runs on without a plan.
+    # Errors of remat name their cause. From an error of its own, Dynamo recovers.
     goes_on = isinstance(error, torch_compat.TorchDynamoException)
     if isinstance(error, RematError) or (goes_on and not hasattr(error, "inner_exception")):
         return

@@ -205,8 +205,8 @@ def _fakeable_types() -> list[str]:
     """Return the device types on which autograd can differentiate fake tensors on this machine."""
     built = {
         "cpu": True,
-        # Initialising a device of another type could end the process, so only the build of PyTorch is checked.
         "cuda": not _lacks(torch.device("cuda")),
+        # Initialising one of these could end the process, so only the build of PyTorch is checked.
         "mps": torch.backends.mps.is_built(),
         "xpu": torch_compat.xpu_is_compiled(),
         torch_compat.get_privateuse1_backend_name(): hasattr(

@@ -94,7 +94,7 @@ def _keep_branches(module: fx.GraphModule, num_fwd_outputs: int) -> None:
 def separate_calls(graph: fx.Graph) -> int:
     """Give every call of a nested region its own storages behind its fake results.
 
-    Nodes that read an input which a region returns unchanged are rewired to read the input itself.
+    If a region returns an input unchanged, nodes that read the result read the input instead.
 
     Returns:
         Number of region calls in the graph.

@@ -112,7 +112,7 @@ class Kernels:
             self._inlined[node] = self._inlines(node)
 
     def _segment(self, node: fx.Node, now: int) -> int:
-        """Return the number of the segment in which a node runs."""
+        """Return the segment in which a node runs, and record which kernels later nodes may join."""
         given = [self._ready[n] for n in inputs_of(node) if n in self._ready]
         ready = max((at for at, _ in given), default=0)
         joins = (ready, True) in given
@@ -121,6 +121,8 @@ class Kernels:
         elif not self.fuses[node]:
             self._ready[node] = now + (not is_grouped(node)), False
         else:
+            # A fusible operator joins an earlier kernel that computes one of its inputs, if no other input is
+            # computed later. Otherwise, it joins one that reads one of its inputs and computes as many elements.
             at = ready if joins else self._beside(node, ready, now)
             if at is None:
                 at = now
@@ -134,7 +136,7 @@ class Kernels:
         return now
 
     def _beside(self, node: fx.Node, ready: int, now: int) -> int | None:
-        """Return the first earlier segment whose kernel shares an input with the node."""
+        """Return the first earlier segment, from ``ready`` on, whose kernel shares an input and a size with the node."""
         size = self._numel(node)
         found = (
             at
@@ -157,19 +159,13 @@ class Kernels:
     ) -> fx.Node | None:
         """Return the output node whose result may overwrite a storage that its kernel reads last.
 
-        An output node is a node whose result the kernel writes to memory. The search for the output
-        nodes that read the storage begins at the readers of the storage in this kernel. If a
-        reader's result stays in registers, the search continues with the nodes that read this
-        result.
+        An output node is a node whose result the kernel writes to memory. The search begins at the readers
+        of the storage in this kernel, and follows results that stay in registers.
 
         Args:
             readers: nodes that read the storage.
             moment: moment at which the storage is read for the last time.
             writing: nodes whose results are written to memory.
-
-        Returns:
-            The last of these output nodes. None if there is none, or if the last one does not depend
-            on all others: Inductor then lets no result overwrite the storage.
         """
         found: set[fx.Node] = set()
         waiting = [n for n in readers if self.last(n) == moment]
@@ -185,6 +181,7 @@ class Kernels:
         if len(found) < 2:
             return found.pop() if found else None
         last = max(found, key=self._order.__getitem__)
+        # Inductor lets no result overwrite the storage if the last output does not depend on all others.
         return last if self._depends_on(last, found - {last}) else None
 
     def _depends_on(self, node: fx.Node, others: set[fx.Node]) -> bool:
@@ -209,13 +206,14 @@ class Kernels:
         """Return whether every kernel that reads a node's result computes the result again."""
         if not self.fuses[node] or not self._is_pointwise(node):
             return self.passed_on[node]
+        # An operand of `as_strided` is always written.
         if any(ops.packet(u.target) is torch.ops.aten.as_strided for u in node.users):
             return False
         alone = len(node.users) < 2
         return alone or (len(self._reads[node]) <= _MOST_READS and not self._heavy[node])
 
     def _is_pointwise(self, node: fx.Node) -> bool:
-        """Return whether no input of a node has more elements than the node's result."""
+        """Return whether a node draws nothing, and no input has more elements than the node's result."""
         largest = max(map(self._numel, inputs_of(node)), default=0)
         return largest <= self._numel(node) and node not in self._draws
 
@@ -224,6 +222,7 @@ class Kernels:
         if not at or not node.meta.get("autograd_backward") or self._is_pointwise(node):
             return False
         smaller = self._numel(node) < max(map(self._numel, inputs_of(node)), default=0)
+        # remat forbids Inductor to fuse such a sum with its readers; see `remat.integrations.near_fusions`.
         return smaller and min(at) > max(self._segments[node]) + NEAR_SUMS
 
     def place(
@@ -238,8 +237,7 @@ class Kernels:
             kept: keys of the storages that the graph returns.
 
         Returns:
-            Those of ``keys`` whose storages are written to memory. The other results stay in
-            registers.
+            Those of ``keys`` whose storages are written to memory. Other results stay in registers.
         """
         if not self.fuses[node]:
             return [] if node in self._inside else keys

@@ -37,14 +37,7 @@ def predict_peak(
     num_fwd_outputs: int,
     memories: Memories | None = None,
 ) -> int:
-    """Predict the peak memory of a step under a fusing compiler, in bytes.
-
-    Args:
-        forward: module that returns the user's outputs, then the values saved for backward.
-        backward: module that takes the saved values and the tangents, and returns gradients.
-        num_fwd_outputs: number of forward's outputs before the saved values.
-        memories: cache of the storages behind the fake values; None starts an empty cache.
-    """
+    """Predict the peak memory of a step under a fusing compiler, in bytes; for the arguments see `simulate_peak`."""
     return max(FusedWalk(forward, backward, num_fwd_outputs, memories).alive())
 
 
@@ -68,24 +61,18 @@ class FusedWalk(StepWalk):
     def workspaces(self) -> Iterator[tuple[fx.Node, int, int, int]]:
         """Yield the predicted workspaces, as (node, bytes, first moment, last moment).
 
-        A workspace is memory that an operator allocates besides its result. There are four kinds. The
-        first kind is measured: memory that the operator allocates while it runs. The second kind is
-        channels-last copies of the step's inputs, one for each convolution that reads an input.
-        Forward makes all copies of an input before the first of these convolutions runs. Backward
-        does the same. The third kind is a computed value whose channels-last copy a convolution
-        reads. The kernel that computes the value makes the copy. After this kernel, only the copy is
-        alive if the value is a view of a result of another shape, as in the backward of a group norm.
-        Otherwise other nodes read the value, too, as with the gradient of a residual sum, and both
-        are alive. The fourth kind is the gradient of a copied weight, which the next kernel writes in
-        the format of the weight.
+        A workspace is memory that an operator allocates besides its result. There are four kinds:
 
-        Before PyTorch 2.15, a backward that recomputes no convolution makes no such copies for a
-        ``convolution_backward`` whose input is contiguous. The operator then copies all that it reads
-        while it runs.
+        - measured: memory that the operator allocates while it runs;
+        - channels-last copies of the step's inputs that convolutions read;
+        - channels-last copies of computed values that convolutions read;
+        - the gradient of a copied weight, which the next kernel writes in the format of the weight.
         """
         begun: dict[tuple[bool, fx.Node], int] = {}
         aten, called = torch.ops.aten, {n.target for n in self._backward}
         leaves = aten.convolution_backward.default in called
+        # Before PyTorch 2.15, a backward that recomputes no convolution makes no such copies for a
+        # `convolution_backward` whose input is contiguous. The operator then copies its inputs while it runs.
         leaves = leaves and aten.convolution.default not in called
         # From 2.15 on, Inductor's `decide_layout_opt` counts `convolution_backward` as a convolution.
         leaves = leaves and torch_compat.is_before("2.15")
@@ -100,8 +87,11 @@ class FusedWalk(StepWalk):
                 continue
             sizes = _weight_for_its_sizes(node)
             for a in (a for a in node.all_input_nodes if a is not sizes and self._is_copied(a)):
+                # Forward makes all copies of an input before the first convolution that reads it. Backward does the
+                # same.
                 first = begun.setdefault((moment < self.boundary, a), self._kernel_before(moment))
                 yield node, tensor_bytes(a.meta.get("val")), first, moment
+            # The kernel that computes the value makes the copy, and only the copy stays alive.
             for a in filter(_is_reshaped, node.all_input_nodes):
                 at = self._end_of_kernel(computed[producer_of(a)])
                 yield node, tensor_bytes(a.meta.get("val")), at, at
@@ -110,6 +100,8 @@ class FusedWalk(StepWalk):
                     # The gradient has the format of the copy. A kernel then writes the gradient in the format of `a`.
                     at = self._end_of_kernel(moment)
                     yield node, tensor_bytes(a.meta["val"]), at, at
+                # Other nodes read the value too, as with the gradient of a residual sum, so value and copy are
+                # alive.
                 for a in filter(_keeps_its_layout, node.all_input_nodes[:2]):
                     yield node, tensor_bytes(a.meta.get("val")), computed[a], moment
 
@@ -126,7 +118,7 @@ class FusedWalk(StepWalk):
         return moment - 1 if follows else moment
 
     def _is_copied(self, node: fx.Node) -> bool:
-        """Return whether convolutions read a channels-last copy of a node's value."""
+        """Return whether convolutions read a channels-last copy of a value: an image input in another format."""
         if not _is_image(node) or not any(key in self.inputs for key in self.sizes.keys(node)):
             return False
         return not node.meta["val"].is_contiguous(memory_format=torch.channels_last)
@@ -147,6 +139,8 @@ class FusedWalk(StepWalk):
                 on_cpu = _is_image(given) and given.meta["val"].device.type == "cpu"
                 if on_cpu and not is_channels_last(given):
                     found.add(node)
+            # Forward saves what it computes in channels-last format. A fused result has the format of its inputs,
+            # unless it concatenates or indexes them.
             if ops.packet(node.target) in _CONTIGUOUS:
                 continue
             if not may_fuse(node):
@@ -197,7 +191,7 @@ class FusedWalk(StepWalk):
         made: dict[int, tuple[fx.Node, int]],
         passed_on: dict[fx.Node, bool],
     ) -> tuple[dict[fx.Node, list[int]], dict[int, list[fx.Node]], set[int]]:
-        """Find the storages that the nodes of one graph allocate, read and return."""
+        """Return the keys that each node allocates, the nodes that read each key, and the keys that the graph returns."""
         makes: dict[fx.Node, list[int]] = defaultdict(list)
         for key, (node, _) in made.items():
             makes[node].append(key)
@@ -225,12 +219,14 @@ def _is_reshaped(node: fx.Node) -> bool:
     value, made = node.meta["val"], producer.meta.get("val")
     if value.device.type != "cpu" or not isinstance(made, torch.Tensor):
         return False
+    # Inductor makes a fused result contiguous, also if the traced one is not, and convolutions read channels-last
+    # values.
     in_order = value.is_contiguous(memory_format=torch.channels_last) and made.is_contiguous()
     return made.shape != value.shape and not in_order
 
 
 def _keeps_its_layout(node: fx.Node) -> bool:
-    """Return whether Inductor keeps the traced layout of a value that ``convolution_backward`` reads."""
+    """Return whether a fused value with several readers keeps a traced layout that is not channels-last on a CPU."""
     if not _is_image(node) or len(node.users) < 2 or not may_fuse(node) or is_passed_on(node):
         return False
     value = node.meta["val"]
@@ -245,13 +241,13 @@ def _with_gradient(node: fx.Node) -> list[Any]:
 
 
 def _weight_for_its_sizes(node: fx.Node) -> Any:
-    """Return the weight argument of a ``convolution_backward`` that reads only the weight's sizes."""
+    """Return the weight of a ``convolution_backward`` that computes no input gradient, so reads only its sizes."""
     of_backward = "convolution_backward" in str(node.target) and len(node.args) > _OUTPUT_MASK
     return node.args[2] if of_backward and not node.args[_OUTPUT_MASK][0] else None  # type: ignore[index]
 
 
 def _fills(read: fx.Node, node: fx.Node) -> bool:
-    """Return whether Inductor never allocates the constant tensor ``read``."""
+    """Return whether Inductor never allocates a constant, because ``node`` scatters into it and fills its result instead."""
     return (
         read.target is torch.ops.aten.full.default
         and read is node.args[0]

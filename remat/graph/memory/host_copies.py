@@ -27,16 +27,10 @@ _ENDS: dict[int, torch.cuda.Event] = {}
 
 
 def host_bytes_of(nbytes: int, *, pinned: bool) -> int:
-    """Return the bytes that a copy takes in the host's memory.
-
-    PyTorch's allocator of page-locked memory rounds each buffer up to a power of two
-    (``ATen/core/CachingHostAllocator.h``). From PyTorch 2.13 on, the allocator's setting
-    ``pinned_max_round_threshold_mb`` exempts large buffers; remat counts these as rounded, too.
-
-    Args:
-        nbytes: bytes of the value.
-        pinned: whether the copy is in page-locked memory.
-    """
+    """Return the bytes that a copy of ``nbytes`` bytes takes in the host's memory."""
+    # PyTorch's allocator of page-locked memory rounds each buffer up to a power of two
+    # (ATen/core/CachingHostAllocator.h). From PyTorch 2.13 on, the setting `pinned_max_round_threshold_mb` exempts
+    # large buffers; remat counts them as rounded, too.
     return 1 << (nbytes - 1).bit_length() if pinned and nbytes else nbytes
 
 
@@ -47,10 +41,7 @@ def is_pinned(value: object) -> bool:
 
 @torch.library.custom_op("remat::offload", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def offload(x: torch.Tensor) -> torch.Tensor:
-    """Start copying a device tensor to the host's memory, and return the copy.
-
-    The copy is complete only after `wait_copied`.
-    """
+    """Start copying a device tensor to the host's memory, and return the copy, complete after `wait_copied`."""
     if x.device.type != "cuda":
         return _uncounted(x).copy_(x)
     host = torch.empty_like(x, device="cpu", pin_memory=True)
@@ -64,10 +55,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
 
 @torch.library.custom_op("remat::reload", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def reload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Start copying a host tensor to a device, and return the copy.
-
-    The copy is complete only after `wait_copied`.
-    """
+    """Start copying a host tensor to a device, and return the copy, complete after `wait_copied`."""
     if device.type != "cuda":
         return torch.empty_like(host, device=device).copy_(host)
     return _begun(torch.empty_like(host, device=device), host, device, back=True)
@@ -92,6 +80,7 @@ def _wait_copied(copy: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
     end = _ENDS.pop(copy.data_ptr(), None)
     if end is not None:
         device = of.device if of.device.type == "cuda" else copy.device
+        # The graph passes `of` along, so that the source stays alive until here.
         torch.cuda.current_stream(device).wait_event(end)
     return copy
 
@@ -109,6 +98,7 @@ def _uncounted(like: torch.Tensor) -> torch.Tensor:
     nbytes = laid_out.untyped_storage().nbytes()
     if not nbytes:
         return torch.empty_like(like)
+    # The memory belongs to a Python object, so PyTorch's allocator does not count it.
     flat = torch.frombuffer(bytearray(nbytes), dtype=torch.uint8).view(like.dtype)
     return flat.as_strided(laid_out.size(), laid_out.stride())
 
@@ -131,10 +121,5 @@ def _begun(
 
 
 def host_storages(nodes: Iterable[fx.Node], sizes: Sizes) -> set[int]:
-    """Return the keys of the storages that hold offloaded copies in the host's memory.
-
-    Args:
-        nodes: nodes of a graph; only calls of ``remat::offload`` count.
-        sizes: looks up the storage keys of a node.
-    """
+    """Return the keys of the storages that hold copies by ``remat::offload`` in the host's memory."""
     return {key for node in nodes if node.target is OFFLOAD for key in sizes.keys(node)}

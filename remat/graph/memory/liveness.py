@@ -114,19 +114,12 @@ class Timeline:
     lifetimes: tuple[Lifetime, ...]
 
     def alive(self, moment: int) -> tuple[Lifetime, ...]:
-        """Return the storages alive at a moment, largest first.
-
-        A moment is the run of one node, whose result counts as alive.
-        """
+        """Return the storages alive at a moment, with the result of its node, largest first."""
         found = [x for x in self.lifetimes if x.first <= moment <= x.last]
         return tuple(sorted(found, key=lambda x: -x.nbytes))
 
     def nbytes(self, *kinds: StorageKind) -> tuple[int, ...]:
-        """Return the bytes alive at each moment.
-
-        Args:
-            kinds: kinds of storages to count; without any, all kinds count.
-        """
+        """Return the bytes alive at each moment, of storages of the given kinds or of all."""
         chosen = (x for x in self.lifetimes if not kinds or x.kind in kinds)
         return sums_of(((x.nbytes, x.first, x.last) for x in chosen), len(self.moments))
 
@@ -150,8 +143,6 @@ class Timeline:
 class MemoryCurve:
     """Bytes alive at each moment of a step, without the lifetimes of single storages.
 
-    A moment is the run of one node.
-
     Attributes:
         nbytes: bytes alive at each moment.
         boundary: number of moments in forward.
@@ -174,14 +165,7 @@ def memory_curve(
     num_fwd_outputs: int,
     memories: Memories | None = None,
 ) -> MemoryCurve:
-    """Return the bytes alive at each moment of a step; a moment is the run of one node.
-
-    Args:
-        forward: module that returns the user's outputs, then the values saved for backward.
-        backward: module that takes the saved values and the tangents, and returns gradients.
-        num_fwd_outputs: number of forward's outputs before the saved values.
-        memories: cache of the storages behind the fake values; None starts an empty cache.
-    """
+    """Return the bytes alive at each moment of a step; for the arguments see `simulate_peak`."""
     step = StepWalk(forward, backward, num_fwd_outputs, memories)
     running = dict(step.running())
     runs = [run_of(running[k]) if k in running else "" for k in range(len(step.moments))]
@@ -189,15 +173,7 @@ def memory_curve(
 
 
 def timeline(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int) -> Timeline:
-    """Return the lifetimes of all storages of one step.
-
-    Both modules must carry fake values.
-
-    Args:
-        forward: module that returns the user's outputs, then the values saved for backward.
-        backward: module that takes the saved values and the tangents, and returns gradients.
-        num_fwd_outputs: number of forward's outputs before the saved values.
-    """
+    """Return the lifetimes of all storages of one step, whose modules carry fake values."""
     step = StepWalk(forward, backward, num_fwd_outputs)
     saved_as = step.sizes.first_of(step.handed)
     found = [
@@ -280,21 +256,14 @@ def saved_storages(
 
 
 def own_outputs(forward: fx.GraphModule) -> int:
-    """Return the number of forward's outputs for the user, without the values saved for backward.
-
-    AOTAutograd's descriptors mark the saved values.
-    """
+    """Return the number of forward's outputs for the user, without the values saved for backward."""
     descs = leaves_of(output_node(forward.graph).meta.get("desc", ()))
+    # AOTAutograd's descriptors mark the saved values.
     return sum(not type(d).__name__.startswith("SavedForBackwards") for d in descs)
 
 
 def sums_of(spans: Iterable[tuple[int, int, int]], moments: int) -> tuple[int, ...]:
-    """Return the bytes alive at each moment.
-
-    Args:
-        spans: storages as (bytes, first moment, last moment).
-        moments: number of moments.
-    """
+    """Return the bytes alive at each moment, from storages as (bytes, first moment, last moment)."""
     change = [0] * (moments + 1)
     for nbytes, first, last in spans:
         change[first] += nbytes
@@ -314,7 +283,7 @@ class StepWalk:
     times within forward or within backward, each run's storages have keys of their own.
 
     Attributes:
-        moments: names of the nodes that run, forward's first; a moment is the run of one node.
+        moments: names of the nodes that run, forward's first.
         boundary: number of moments in forward.
         sizes: keys and bytes of the storages.
         inputs: by key of each storage that the step receives, the first placeholder that uses it.
@@ -383,19 +352,13 @@ class StepWalk:
             yield _INSIDE, *taken
 
     def workspaces(self) -> Iterator[tuple[fx.Node, int, int, int]]:
-        """Yield the workspace of each node that has one.
-
-        Each item is (node, bytes, first moment, last moment).
-        """
+        """Yield (node, bytes, first moment, last moment) for each node with a workspace."""
         for moment, node in self.running():
             if nbytes := workspace_bytes(node):
                 yield node, nbytes, moment, moment
 
     def storages(self) -> Iterator[tuple[int, fx.Node, int, int, int]]:
-        """Yield each storage in device memory, without workspaces.
-
-        Each item is (storage key, allocating node, bytes, first moment, last moment).
-        """
+        """Yield each storage in device memory, without workspaces, in the form of `lifetimes`."""
         start, end = self.boundary, len(self.moments) - 1
         nbytes = self.sizes.nbytes
         inputs, outputs = self.inputs, self.outputs
@@ -435,7 +398,7 @@ class StepWalk:
     def _walk(
         self, nodes: list[fx.Node], start: int, there: set[int]
     ) -> tuple[dict[int, tuple[fx.Node, int]], dict[int, int]]:
-        """Find the storages that one graph allocates, and the last use of each storage."""
+        """Return, by storage key, the node that allocates it in one graph with its moment, and the last use."""
         made: dict[int, tuple[fx.Node, int]] = {}
         last: dict[int, int] = {}
         keys_of = self.sizes.keys
@@ -465,7 +428,7 @@ class StepWalk:
         return made, last
 
     def _own(self, node: fx.Node, key: int, *, apart: bool) -> int:
-        """Return the storage key to use for a node whose fake value has the key ``key``."""
+        """Return the key for a node's storage: that of a value it views, ``key``, or a new one if ``apart``."""
         sizes = self.sizes
         # If the base of a view runs several times, the view shares memory with the run that it reads. This need not
         # be the latest run.
@@ -482,13 +445,7 @@ class StepWalk:
         return own
 
     def kind(self, key: int, first: int, node: fx.Node) -> StorageKind:
-        """Return the kind of a storage.
-
-        Args:
-            key: key of the storage.
-            first: first moment at which the storage is alive.
-            node: node that allocates the storage, or the placeholder that brings it in.
-        """
+        """Return the kind of a storage from its key, its first moment and the node that brings it in."""
         if key in self.inputs:
             return StorageKind.INPUT
         if key in self.outputs:

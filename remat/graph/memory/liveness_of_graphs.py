@@ -44,22 +44,13 @@ class PartitionedGraph:
 def highest_of_graphs(graphs: Sequence[PartitionedGraph]) -> tuple[tuple[int, int], ...]:
     """Return the most bytes alive in the forward and in the backward of each graph.
 
-    A value passed from one graph to another is alive to the end of the last forward, because the
-    model's Python frames hold the value. If the producing or the receiving graph saves the value
-    for backward, the value lives until its last read in the backward of either graph.
-
-    Several storages live to the end of the step: parameters, inputs, gradients of parameters,
-    outputs that no later graph receives, and the step's outputs. Gradients of the step's outputs
-    exist from the start of backward. Memory of operators that run between the graphs is not
-    counted.
+    Parameters, inputs, gradients of parameters, outputs that no later graph receives, and the step's
+    outputs live to the end of the step. Gradients of the step's outputs exist from the start of
+    backward. Memory of operators that run between the graphs is not counted.
 
     Args:
-        graphs: the graphs in the order of their forwards. A graph that runs several times is listed
-            once.
-
-    Returns:
-        For each graph, the most bytes in its forward and in its backward. For a graph that runs
-        several times, the maximum over its runs.
+        graphs: the graphs in the order of their forwards; a graph that runs several times is listed
+            once, and its figures are the maximum over its runs.
     """
     runs = _in_turns(graphs)
     step = _Step([graph for _, graph in runs])
@@ -80,6 +71,7 @@ def _in_turns(graphs: Sequence[PartitionedGraph]) -> list[tuple[int, Partitioned
     found = []
     for turn, k in sorted(turns):
         ran = {name: value for name, value in turn._asdict().items() if name != "at"}
+        # The fields of the joint graph then describe the values that this run receives and returns.
         joint = replace(graphs[k].joint, **ran)
         found.append((k, replace(graphs[k], joint=joint)))
     return found
@@ -151,6 +143,7 @@ class _Step:
     def _read_until(self, k: int, node: fx.Node) -> int:
         """Return the last moment of the step at which graph run ``k`` may read a node's value."""
         walk = self.walks[k]
+        # A value that is not saved is read in the run's forward at the latest.
         reads = (walk.last_read[key] for key in walk.sizes.keys(node) if key in walk.last_read)
         return self._at(k, max(reads, default=walk.boundary - 1))
 
@@ -168,6 +161,8 @@ class _Step:
                 if not isinstance(made, fx.Node) or node is None:
                     continue
                 until = self.backward_at[-1] - 1  # end of the last forward
+                # The model's Python frames hold a value passed from graph to graph, and either graph may have saved
+                # it for backward.
                 until = max(until, self._read_until(k, node), self._read_until(producer, made))
                 if output in self._graphs[producer].joint.returned:
                     until = self.end
@@ -187,6 +182,7 @@ class _Step:
         """Return the names of those tangents of graph run ``k`` that the step's caller provides."""
         received = {o for g in self._graphs for _, j, o in g.joint.received if j == k}
         joint = self._graphs[k].joint
+        # The caller gives gradients for outputs that no later graph receives, and for those that it received too.
         inner = received - {*joint.returned}
         _, _, descs, _ = split_outputs(joint)
         handed_on = {descs[o] for o in inner if o < len(descs)}
@@ -208,8 +204,11 @@ class _Step:
                 continue
             ends = self.end
             if position in waits:
+                # A gradient for an output of an earlier graph lives until the backward of that graph starts.
                 ends = self.backward_at[waits[position]] - 1
             elif position in added:
+                # PyTorch adds a gradient for a tensor that a later graph receives too to the one that the later
+                # graph has computed.
                 ends = self.backward_at[k] + len(walk.moments) - walk.boundary - 1
             for key in walk.sizes.keys(value):
                 until[key] = max(until[key], ends)

@@ -63,8 +63,8 @@ def find_storages(
 ) -> Storages:
     """Group the nodes of a joint graph by storage.
 
-    Two nodes share a storage if their fake tensors share one. They also share one if an operator's
-    schema states that its result aliases an argument.
+    Two nodes share a storage if their fake tensors share one, or if an operator's schema states that its
+    result aliases an argument.
 
     Args:
         joint: the joint graph.
@@ -124,13 +124,14 @@ def find_storages(
 
 
 def _mutated(joint: JointGraph, index: GraphIndex, owner: list[int]) -> dict[int, int]:
-    """Return the last write to each storage that forward or AOTAutograd writes to."""
+    """Return the position of the last write to each storage that forward or AOTAutograd writes to, by its owner."""
     mutated: dict[int, int] = {}
     for i in index.special:
         node = index.nodes[i]
         if ops.is_mutating(node) and not belongs_to_backward(node):
             mutated.update((owner[index.position[value]], i) for value in written_by(node))
     for node in overwritten_after(joint, index.nodes):
+        # AOTAutograd writes after forward, behind every node of the graph.
         mutated[owner[index.position[node]]] = len(index)
     return mutated
 

@@ -107,18 +107,15 @@ def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> No
 def unversioned_outputs(joint: JointGraph) -> tuple[int, ...]:
     """Return the indices of user outputs that autograd cannot protect from writes before backward.
 
-    Autograd detects a write because the write increments the version counter of a saved tensor. An
-    output that is itself saved has the same counter as the saved tensor. An output that only shares
-    memory with a saved tensor may have a counter of its own, so autograd misses the write.
-
     Such outputs come from AOTAutograd, from Inductor, and from operators such as ``_unsafe_view``,
-    which PyTorch 2.15 traces in a linear layer. Autograd then misses even writes that it detects in
-    eager PyTorch.
+    which PyTorch 2.15 traces in a linear layer.
     """
     found = _copyable_outputs(joint, _Roots(joint))
     views = (
         _place(desc)
         for base, outputs in found.items()
+        # Autograd compares version counters. An output that only shares memory with a saved tensor may have a
+        # counter of its own, so autograd misses writes that it detects in eager PyTorch.
         if any(value is not base for value, _ in outputs)
         for _, desc in outputs
     )
@@ -126,14 +123,7 @@ def unversioned_outputs(joint: JointGraph) -> tuple[int, ...]:
 
 
 def reread_outputs(joint: JointGraph, handed: Iterable[Any]) -> tuple[int, ...]:
-    """Return the indices of the user's outputs that share memory with a value saved for backward.
-
-    Outputs that share memory with an input are left out.
-
-    Args:
-        joint: the joint graph.
-        handed: values that forward saves for backward, as nodes of the joint graph or of forward.
-    """
+    """Return the indices of the user's outputs that share memory with a saved value, but not with an input."""
     inputs = {storage_key(p.meta.get("val")) for p in joint.graph.find_nodes(op="placeholder")}
     memories = {storage_key(n.meta.get("val")) for n in handed if isinstance(n, fx.Node)}
     memories -= inputs | {None}
@@ -153,7 +143,7 @@ def _place(desc: Any) -> int | None:
 
 
 def _copyable_outputs(joint: JointGraph, root: _Roots) -> dict[fx.Node, list[tuple[fx.Node, Any]]]:
-    """Group forward's outputs by the node that owns their memory."""
+    """Group forward's outputs, except those in an input's memory, by the node that owns their memory."""
     memories = {storage_key(n.meta.get("val")) for n in joint.graph.find_nodes(op="placeholder")}
     outputs, _, descs, _ = split_outputs(joint)
     of_root: dict[fx.Node, list[tuple[fx.Node, Any]]] = {}
@@ -231,6 +221,7 @@ def _hidden_base(node: fx.Node, sizes: Sizes) -> fx.Node | None:
     if node.target is operator.getitem:
         maker: Any = node.args[0]
         return maker if _hidden_base(maker, sizes) is not None else None
+    # Fake values also show views that the operator's schema does not declare.
     mine = {*sizes.keys(node)}
     return next((n for n in node.all_input_nodes if mine and mine == {*sizes.keys(n)}), None)
 

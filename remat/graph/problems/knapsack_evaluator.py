@@ -152,14 +152,11 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
         Args:
             saved_nodes_idxs: indices of the candidates that are saved.
             recomputable_node_idxs: indices of all other candidates.
-            account_for_backward_pass: if True, the peak includes candidates that are recomputed
-                during backward. If False, the peak is the memory of the saved candidates.
+            account_for_backward_pass: whether the peak includes candidates that are recomputed during
+                backward, or is the memory of the saved candidates.
 
         Returns:
-            Six numbers by the names that PyTorch uses. The first four are the peak memory, the
-            recomputation runtime, the memory if all candidates are saved, and the runtime if all
-            are recomputed. The fifth is the first divided by the third. The sixth is the second
-            divided by the fourth.
+            Six numbers by the names that PyTorch uses.
 
         Raises:
             ProblemError: a candidate is in both lists or in neither list, or an index does not
@@ -209,6 +206,7 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
                     current += memory[missing]
                     stack.extend(graph.predecessors(missing))
             peak = max(peak, current)
+            # After backward has visited a candidate, it is dropped, even if it was saved.
             present.discard(node)
             current -= memory[node]
         return peak

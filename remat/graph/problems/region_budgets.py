@@ -29,13 +29,6 @@ _SHOWN = 5
 def region_budget(joint: JointGraph, index: GraphIndex, roles: Roles) -> float | None:
     """Return the budget ratio that the user's code sets for a graph; None if the code sets none.
 
-    The code sets it with ``torch.autograd.graph.region_activation_memory_budget``.
-
-    Args:
-        joint: the joint graph.
-        index: node positions of the graph.
-        roles: classification of the nodes as forward or backward.
-
     Raises:
         BudgetError: the code sets several ratios. Also if the contexts cover only a part of the
             forward, and PyTorch's configuration requires the whole forward.

@@ -55,11 +55,7 @@ class LoweredStep:
     of_value: dict[str, int]
 
     def runs_of(self, name: str) -> tuple[int, ...]:
-        """Return the problem nodes for one run of a joint-graph node in forward, in order.
-
-        For a random operator whose generator state is saved, the state comes first. Empty for
-        joint-graph nodes without a problem node, such as views.
-        """
+        """Return the problem nodes for one run of a joint-graph node in forward; a saved generator state comes first."""
         at, state = self.of_name.get(name), self.of_name.get(name + _DRAWN)
         return () if at is None else (at,) if state is None else (state, at)
 
@@ -75,22 +71,16 @@ class LoweredStep:
 
     @property
     def least_peak(self) -> int:
-        """Lower bound on the peak of every schedule, in bytes.
-
-        Generator states and copies of inputs count 0 bytes, because a schedule may omit them. So do tangents if backward
-        runs no node, because they do not exist in forward.
-        """
+        """Lower bound on the peak of every schedule, in bytes."""
+        # A schedule may omit generator states and copies of inputs. If backward runs no node, tangents do not exist
+        # in forward.
         optional = {*self.optional, *self.problem.at_start}
         sizes = enumerate(self.problem.size)
         size = tuple(0 if i in optional else nbytes for i, nbytes in sizes)
         return least_peak(replace(self.problem, size=size))[0]
 
     def with_extra(self, extra: Mapping[str, int]) -> LoweredStep:
-        """Return a copy in which runs take more bytes.
-
-        Args:
-            extra: by name of a joint-graph node, the bytes to add while the node runs; names of views are ignored.
-        """
+        """Return a copy in which runs of the named joint-graph nodes take more bytes; names of views are ignored."""
         problem = self.problem
         taken = [*(problem.extra or (0,) * len(problem))]
         for name, nbytes in extra.items():
@@ -101,12 +91,7 @@ class LoweredStep:
     def orders(
         self, sequence: Sequence[int], boundary: int
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the names of the joint-graph nodes that forward and backward run in a schedule.
-
-        Args:
-            sequence: problem nodes in the order of their runs.
-            boundary: position in ``sequence`` at which backward begins.
-        """
+        """Return the joint-graph nodes that a schedule runs before position ``boundary``, in forward, and from it on."""
         names = self.problem.names
         forward, backward = (
             tuple(names[v] for v in part if self.of_name.get(names[v]) == v)
@@ -123,12 +108,7 @@ def lower_step(
 ) -> LoweredStep:
     """Build the scheduling problem of a joint graph: when each node runs, or runs again, in a step.
 
-    Args:
-        joint: the joint graph.
-        index: node positions of the joint graph.
-        roles: classification of the nodes as forward or backward.
-        lowered: graph problem of the joint graph. The scheduling problem takes over costs,
-            generator states, copies of inputs, and which nodes may run again.
+    The graph problem ``lowered`` gives costs, generator states, copies of inputs, and which nodes may run again.
     """
     chosen = lowered.problem
     of_kind: dict[SavedKind, list[int]] = {kind: [] for kind in SavedKind}
@@ -178,7 +158,7 @@ def lower_step(
     copied = {k for name in kept for k in sizes.keys(index.nodes[index.by_name[name]])}
 
     def touches_written(i: int) -> bool:
-        """Return whether a node has effects or reads memory that is written to."""
+        """Return whether the node at a position has effects or reads memory that is written to, so keeps its place."""
         if not index.plain[i] and ops.may_have_effects(index.nodes[i]):
             return True
         fixed = written if roles.required_forward[i] else written - copied

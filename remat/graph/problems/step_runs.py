@@ -26,14 +26,7 @@ class StepRuns:
     def add(
         self, graph: int, joint: JointGraph, args: Sequence[Any], outputs: Iterable[Any]
     ) -> None:
-        """Record one run of a graph.
-
-        Args:
-            graph: index of the graph among those of the step.
-            joint: its joint graph.
-            args: arguments of the run.
-            outputs: outputs of the run.
-        """
+        """Record one run of the graph with an index among those of the step."""
         tensors = [(i, a) for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
         turn = Turn(at=len(self._turns))
         # A `Turn` counts positions among the primals. They equal positions among the arguments only if there

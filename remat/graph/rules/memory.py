@@ -21,11 +21,7 @@ from remat.graph.rules.facts import Facts, Fault, called
 
 
 def tags_hold(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each node that is saved or recomputed against its checkpoint tag.
-
-    MUST_SAVE and offload tags forbid recomputation. MUST_RECOMPUTE forbids saving, unless a second
-    run would be observable.
-    """
+    """Yield a fault for each node that is saved or recomputed against its checkpoint tag."""
     tags = {name: tag for name, n in facts.joint.items() if (tag := n.meta.get("recompute"))}
     if not tags:
         return
@@ -55,7 +51,7 @@ def tags_hold(facts: Facts) -> Iterator[Fault]:
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Return whether a node is a view."""
+    """Return whether a node is a view; saving the storage behind it is enough for its MUST_SAVE tag."""
     if ops.default_taxonomy().is_view(node) or aliased_argument(node) is not None:
         return True
     # Some operators, such as `_unsafe_view`, return an alias that their schema does not declare.
@@ -66,10 +62,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def values_are_known(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each call or placeholder without a fake value.
-
-    Nodes that lack a fake value in the joint graph too are exempt.
-    """
+    """Yield a fault for each call or placeholder without a fake value that the joint graph's node has."""
     for node in (*facts.split_nodes[0], *facts.split_nodes[1]):
         if node.op in ("call_function", "placeholder") and "val" not in node.meta:
             source = facts.joint.get(node.name)
@@ -96,12 +89,7 @@ def the_budget_holds(facts: Facts) -> Iterator[Fault]:
 
 
 def saved_values_share_no_memory(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each saved value in the memory of another one.
-
-    AOTAutograd lets Inductor's backward overwrite a saved value in place, unless the memory is that of
-    an input, of an output or of a gradient. AOTAutograd does not compare saved values with each other. Values that
-    saved-tensor hooks packed are exempt, because `integrations.budget_loop` forbids to overwrite them.
-    """
+    """Yield a fault for each saved value in the memory of another one."""
     keys = Memories()
     kept = (*facts.placeholders[1], *facts.returned[0], *outputs_of(facts.split.backward.graph))
     others = {keys.key(n.meta.get("val")): n for n in kept if isinstance(n, fx.Node)}
@@ -111,6 +99,8 @@ def saved_values_share_no_memory(facts: Facts) -> Iterator[Fault]:
         # AOTAutograd lets nothing be overwritten in graphs with `set_`.
         if key is None or key in others or node.name not in facts.joint or ops.is_mutating(node):
             continue
+        # AOTAutograd lets Inductor's backward overwrite a saved value in place, without comparing saved values with
+        # each other.
         other = first.setdefault(key, node)
         if other is not node:
             text = f"'{node.name}' and '{other.name}' are in the same memory, which backward may overwrite"
@@ -118,10 +108,7 @@ def saved_values_share_no_memory(facts: Facts) -> Iterator[Fault]:
 
 
 def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each read on the wrong side of a write to the same memory.
-
-    A read in forward or backward must see the value that it sees in the joint graph.
-    """
+    """Yield a fault for each read that sees other contents of its memory than in the joint graph."""
     key = _memory(facts)
     writes = [
         {n: {key(w) for w in written_by(n)} for n in nodes if ops.is_mutating(n)}
@@ -154,6 +141,7 @@ def _is_behind(facts: Facts, node: fx.Node, write: int) -> bool:
         return False
     if facts.position.get(node.name, -1) > write:
         return True
+    # A view counts as after the write if all its readers do.
     return aliased_argument(node) is not None and all(
         _is_behind(facts, u, write) for u in node.users
     )
@@ -189,6 +177,7 @@ def _memory(facts: Facts) -> Callable[[fx.Node], Any]:
 
     def memory(node: fx.Node) -> Any:
         key = storage(node.meta.get("val"))
+        # Distinct inputs on one storage do not overlap, because AOTAutograd merges overlapping inputs.
         if key in shared:
             return root_of(node).name
         return node if key is None else key

@@ -21,10 +21,7 @@ from remat.graph.rules.facts import Facts, Fault, called
 
 
 def nothing_random_runs_twice(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each rerun of a random operator that draws new numbers.
-
-    A rerun must replay the first draw from a saved generator state.
-    """
+    """Yield a fault for each rerun of a random operator that draws anew instead of replaying its first draw."""
     drawn: set[str] = set()
     for which, nodes in zip(("forward", "backward"), facts.special[1:], strict=True):
         for node in nodes:
@@ -38,11 +35,7 @@ def nothing_random_runs_twice(facts: Facts) -> Iterator[Fault]:
 
 
 def nothing_effectful_runs_twice(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each second run of an operator that must run once.
-
-    Such an operator is a collective, has effects, or is custom and not declared pure. A collective
-    may run again if a checkpoint policy tags it for recomputation.
-    """
+    """Yield a fault for each second run of a collective, an effect, or an undeclared custom operator."""
     again = [n for nodes in facts.special[1:] for n in nodes if RUN_OF in n.meta]
     for node in (*again, *(n for n in facts.special[2] if n.name in facts.calls)):
         where = "twice" if RUN_OF in node.meta else "in both graphs"
@@ -55,17 +48,14 @@ def nothing_effectful_runs_twice(facts: Facts) -> Iterator[Fault]:
             ops.is_collective(node)
             # Waiting a second time for a collective communicates nothing.
             and ops.name_of(node.target) != "wait_tensor"
+            # A policy may ask to run a collective again, and does so on every rank.
             and not must_recompute(node)
         ):
             yield Fault(f"{called(node)} communicates {where}", (node,))
 
 
 def nothing_special_is_lost(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each operator that must run but is in neither forward nor backward.
-
-    Such an operator is random, has effects, is custom and not declared pure, or is a collective
-    without users.
-    """
+    """Yield a fault for each random operator, effect or collective that must run but is in neither graph."""
     ran = {n.name for nodes in facts.split_nodes for n in nodes}
     for node in facts.special[0]:
         if node.name in ran:
@@ -82,10 +72,7 @@ def nothing_special_is_lost(facts: Facts) -> Iterator[Fault]:
 
 
 def order_is_kept(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each random operator or effect that runs out of joint-graph order.
-
-    The order among random operators and the order among effects are checked separately.
-    """
+    """Yield a fault for each random operator, and each effect, that runs out of its joint-graph order."""
     for backward, nodes in enumerate(facts.special[1:]):
         for is_kind in (ops.draws_in_order, _is_ordered_effect):
             last: fx.Node | None = None
@@ -103,16 +90,13 @@ def order_is_kept(facts: Facts) -> Iterator[Fault]:
 
 
 def copies_are_alike(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each rerun of a node with another operator or other inputs than at first.
-
-    A node of backward is compared with forward's node of the same name. A further run under a new
-    name is compared with the joint graph's node.
-    """
+    """Yield a fault for each rerun of a node with another operator or other inputs than at first."""
     for which, nodes in zip(("forward", "backward"), facts.split_nodes, strict=True):
         for node in nodes:
             again = RUN_OF in node.meta
             if node.op != "call_function" or not (again or which == "backward"):
                 continue
+            # A further run under a new name is compared with the joint graph's node.
             source = facts.joint.get(run_of(node)) if again else facts.calls.get(node.name)
             if source is None:
                 continue
@@ -132,10 +116,7 @@ def copies_are_alike(facts: Facts) -> Iterator[Fault]:
 
 
 def branches_are_forwards(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each branch value that is computed again from numbers that may round otherwise.
-
-    The rule follows the inputs of a branch value through exact operators, up to what forward saves.
-    """
+    """Yield a fault for each branch value that is computed again from numbers that may round otherwise."""
     graph = facts.branches
     names = {facts.joint_index.nodes[i].name for i in graph.found | graph.comparisons}
     if not names:
@@ -152,6 +133,7 @@ def branches_are_forwards(facts: Facts) -> Iterator[Fault]:
                 if read in seen or read.op != "call_function" or i < 0 or graph.ignores_floats(i):
                     continue
                 seen.add(read)
+                # An exact operator adds no rounding, so its inputs are searched instead.
                 if graph.is_exact(i):
                     stack.extend(inputs_of(read))
                 elif RUN_OF in read.meta or (backward and read.name in facts.calls):
@@ -160,7 +142,7 @@ def branches_are_forwards(facts: Facts) -> Iterator[Fault]:
 
 
 def _call(node: fx.Node) -> tuple[Any, list[fx.Node]]:
-    """Return the operator that a node runs, and the nodes that the operator reads."""
+    """Return the operator that a node runs, without its generator state, and the nodes that the operator reads."""
     target: Any = node.target
     reads = list(inputs_of(node))
     if (
@@ -180,6 +162,7 @@ def _call(node: fx.Node) -> tuple[Any, list[fx.Node]]:
 
 def _drawn(node: fx.Node) -> str:
     """Return the joint-graph name of a node."""
+    # The suffix marks a run that saves a generator state.
     return run_of(node).removesuffix("_drawn")
 
 

@@ -75,12 +75,7 @@ def _compared(
 
 
 def backward_takes_what_forward_hands(facts: Facts) -> Iterator[Fault]:
-    """Yield faults if the values that forward saves are not those that backward receives.
-
-    Names, order, dtypes, shapes and devices must agree. Forward must return saved values sorted by
-    kind: tensors, tensors without a version check, objects, sizes. Backward takes the sizes first,
-    then the other values in forward's order.
-    """
+    """Yield faults if the values that forward saves are not those that backward receives."""
     for value in facts.returned[1]:
         if not isinstance(value, fx.Node):
             yield Fault(f"forward hands over {value!r}, which no node computes")
@@ -95,6 +90,7 @@ def backward_takes_what_forward_hands(facts: Facts) -> Iterator[Fault]:
     if not lonely:
         yield from _compared("input", mine, theirs, "backward")
     for a, b in zip(facts.handed, facts.handed[1:], strict=False):
+        # AOTAutograd expects saved values sorted by kind, and backward takes sizes first.
         if HandedKind.of(a) > HandedKind.of(b):
             yield Fault(
                 f"'{b.name}' is handed over behind '{a.name}'; expected tensors, those without a "
@@ -113,11 +109,7 @@ def backward_takes_what_forward_hands(facts: Facts) -> Iterator[Fault]:
 
 
 def backward_takes_tangents_behind(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each unexpected input of backward after the saved values.
-
-    The expected inputs are the tangents, then backward's random seeds, then AOTAutograd's backward
-    state.
-    """
+    """Yield a fault for each unexpected input of backward after the saved values: tangents, seeds, state."""
     mine = facts.placeholders[2][len(facts.handed) :]
     yield from _compared("input behind what was saved", mine, _behind(facts), "backward")
 

@@ -67,8 +67,7 @@ class Opaque:
 
     Attributes:
         kind: dotted name of the original object's class, with its module.
-        text: ``repr`` of the original object; empty if the ``repr`` contains a memory address,
-            which would differ between processes.
+        text: ``repr`` of the original object; empty if the ``repr`` contains a memory address.
     """
 
     kind: ClassVar[str]
@@ -102,13 +101,7 @@ def write_opaque(value: Any) -> str:
 
 
 def read_opaque(source: Source, node: ast.expr) -> Opaque:
-    """Return a stand-in for an object that was written as ``opaque("module.Class", "text")``.
-
-    The stand-in has a new class with the original's class name. No class is looked up.
-
-    Args:
-        source: the text, for error messages.
-        node: syntax tree of the expression.
+    """Return a stand-in, of a new class, for an object that was written as ``opaque("module.Class", "text")``.
 
     Raises:
         ProblemError: the expression is not ``opaque("module.Class", "text")``.
@@ -174,13 +167,7 @@ class ArgumentWriter:
         return write_opaque(value)
 
     def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Return the text of a call.
-
-        Args:
-            target: the operator or function.
-            args: positional arguments of the call.
-            kwargs: keyword arguments of the call.
-        """
+        """Return the text of a call of an operator or function."""
         parts = [self.write(a) for a in args]
         if all(IDENTIFIER.fullmatch(k) and not keyword.iskeyword(k) for k in kwargs):
             parts += [f"{k}={self.write(v)}" for k, v in kwargs.items()]
@@ -339,9 +326,7 @@ _CALLS: dict[str | None, tuple[range, tuple[type[Any], ...], Callable[..., Any]]
 
 @functools.cache
 def write_target(target: Any) -> str:
-    """Return the dotted name of an operator or function, such as ``aten.mm.default``.
-
-    If part of the name is a Python keyword, return ``op("NAME")``.
+    """Return the dotted name of an operator or function, such as ``aten.mm.default``, or ``op("NAME")``.
 
     Raises:
         ProblemError: `read_target` does not find the target by its name.
@@ -359,6 +344,7 @@ def write_target(target: Any) -> str:
             f"{target!r} has no text form: expected an operator of torch.ops, or a function of "
             "operator, math or torch.sym_*"
         ) from None
+    # A Python keyword, as in `aten.random.from`, is no attribute in Python's syntax.
     return f'op("{name}")' if any(map(keyword.iskeyword, name.split("."))) else name
 
 
@@ -377,8 +363,7 @@ def read_target(name: str) -> Any:
     """Return the operator or function with a dotted name.
 
     Raises:
-        LookupError: no operator or function has this name. The message describes the expected
-            names, and the caller adds the name that was found.
+        LookupError: no operator or function has this name. The message describes the expected names.
     """
     if "." not in name or not is_dotted(name):
         raise LookupError("a name such as aten.mm.default")
@@ -413,7 +398,7 @@ def read_target(name: str) -> Any:
 
 
 def _registered(namespace: str, names: list[str]) -> Any:
-    """Return a registered operator; None if there is none."""
+    """Return the operator registered as ``namespace.name.overload`` or ``higher_order.name``; None if there is none."""
     if namespace == "higher_order":
         return torch_compat.higher_order_ops.get(names[0])
     name, overload = names

@@ -48,9 +48,7 @@ def parse_joint(text: str) -> JointGraph:
 
 
 def parse_graph(text: str) -> fx.GraphModule:
-    """Parse a graph from the text that `print_graph` wrote.
-
-    The values of the graph's nodes are fake tensors in a new fake mode.
+    """Parse a graph from the text that `print_graph` wrote; its values are fake, in a new fake mode.
 
     Raises:
         ProblemError: the text is not a graph, is cut off or too large, or contains something
@@ -87,13 +85,7 @@ def _parse(text: str, kind: str) -> tuple[str, dict[str, Any], fx.GraphModule]:
 
 
 class _Parser:
-    """Parses one graph; each subgraph is parsed by another `_Parser`.
-
-    Args:
-        source: the text, parsed to a syntax tree.
-        values: creates the values of this graph's nodes from their types in the text.
-        forward_outputs: number of forward outputs of a joint graph; None for other graphs.
-    """
+    """Parses one graph; each subgraph is parsed by another `_Parser`."""
 
     def __init__(
         self,
@@ -259,7 +251,7 @@ class _Parser:
         return node
 
     def _outputs(self, value: ast.expr) -> None:
-        """Create the output node from the expression after ``return``."""
+        """Create the output node from a literal, or from calls such as ``forward(mm, PlainAOTOutput(0))``."""
         count = self._forward_outputs
         kinds = ("output",) if count is None else ("forward", "backward")
         listed = value.elts if isinstance(value, (ast.List, ast.Tuple)) else []
@@ -288,7 +280,7 @@ class _Parser:
 def _read_header(
     source: Source, node: ast.stmt | None, kind: str
 ) -> tuple[str, torch.device, dict[str, Any]]:
-    """Read the header of a text: ``joint("name", …)`` or ``graph("name", …)``."""
+    """Return the name, device and `JointGraph` fields that ``joint("name", …)`` or ``graph("name", …)`` states."""
     literals = ArgumentReader(source)
     call = node.value if isinstance(node, ast.Expr) else None
     if not isinstance(call, ast.Call) or call_name(call) != kind:
@@ -319,11 +311,13 @@ def _read_header(
 
 def _has_form(value: Any, form: Any) -> bool:
     """Return whether a value has the type and structure of an example."""
+    # A list with one element stands for tuples of any length whose elements all match it.
     if isinstance(form, (list, tuple)):
         if type(value) is not tuple:
             return False
         forms = form * len(value) if isinstance(form, list) else form
         return len(value) == len(forms) and all(map(_has_form, value, forms))
+    # An int stands for ints at least as large, and a string for any nonempty string.
     return type(value) is type(form) and (value >= form if type(form) is int else value != "")
 
 

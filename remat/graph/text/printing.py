@@ -59,14 +59,8 @@ def print_joint(joint: JointGraph, *, modules: bool = False) -> str:
     """Return a joint graph as text, which `parse_joint` reads.
 
     The text holds all data that planning uses, but states the modules of nodes only if ``modules``
-    is set. Three other things are left out: the numbers of constants with more than 64 elements,
-    all of a stack trace except the innermost user line, and guards on symbols. For each symbol, the
-    header states its hint, its range, and whether it is positive or the size of a tensor.
-
-    Args:
-        joint: the joint graph.
-        modules: whether to state the module of each node. Policies by module, such as
-            ``{"layers.0": "save"}``, need the modules.
+    is set: policies by module need them. Three things are left out: the numbers of constants with
+    more than 64 elements, all of a stack trace except the innermost user line, and guards on symbols.
 
     Raises:
         ProblemError: something in the graph has no text form. The message names the node.
@@ -81,10 +75,6 @@ def print_joint(joint: JointGraph, *, modules: bool = False) -> str:
 def print_graph(module: fx.GraphModule, name: str = "graph") -> str:
     """Return any graph of operators, such as a forward graph, as text, which `parse_graph` reads.
 
-    Args:
-        module: the graph.
-        name: name of the graph in the text.
-
     Raises:
         ProblemError: something in the graph has no text form. The message names the node.
     """
@@ -92,9 +82,7 @@ def print_graph(module: fx.GraphModule, name: str = "graph") -> str:
 
 
 def write_joint(path: str | os.PathLike[str], joint: JointGraph) -> None:
-    """Write a joint graph to a file as text.
-
-    The write is atomic: the file is complete or unchanged.
+    """Write a joint graph to a file as text, atomically.
 
     Raises:
         ProblemError: the graph has no text form, or its text exceeds the size that can be read.
@@ -175,7 +163,7 @@ class _Printer:
         return f'part("{part}")' if part is not None else "part(None)"
 
     def _attribute(self, target: str) -> list[str]:
-        """Return the lines that declare an attribute: a subgraph, a constant or another object."""
+        """Return the lines that declare an attribute before its first use: a subgraph, constant or other object."""
         if target in self._fetched:
             return []
         self._fetched.add(target)
@@ -217,7 +205,7 @@ class _Printer:
         return self._literals.call(node.target, node.args, dict(node.kwargs))
 
     def _outputs(self, num_fwd_outputs: int | None) -> list[str]:
-        """Return the lines of the return statement."""
+        """Return the lines of the return statement: one per output, or one alone without descriptors."""
         out = output_node(self._module.graph)
         (returned,) = out.args
         descs = leaves_of(out.meta.get("desc"))

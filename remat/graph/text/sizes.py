@@ -68,7 +68,7 @@ _OPERATORS: dict[type[ast.operator], Callable[..., Any]] = {
 
 @functools.cache
 def _functions() -> dict[str, Any]:
-    """Return the SymPy functions that the text writes as calls, by name."""
+    """Return the functions that the text writes as calls, by name: those that PyTorch adds to SymPy, and logic."""
     own = {
         name: kind
         for name, kind in vars(functions).items()
@@ -88,11 +88,7 @@ def size_of(value: Any) -> Size:
 
 
 def expression_of(value: Any) -> Any:
-    """Return the SymPy expression of a symbolic number.
-
-    Raises:
-        ProblemError: the number has no expression, like a ragged size of a nested tensor.
-    """
+    """Return the SymPy expression of a symbolic number."""
     expression = getattr(value.node, "expr", None)
     if expression is None:
         raise ProblemError(f"the number {value} has no text form: it is no expression of symbols")
@@ -115,11 +111,7 @@ def read_size(text: str) -> Size:
 
 
 def write_expression(expression: Size, used: set[sympy.Symbol]) -> str:
-    """Return the text of a size or symbolic expression, such as ``(s77//2) + 1``.
-
-    Args:
-        expression: an int or a SymPy expression.
-        used: set to which the symbols of the expression are added.
+    """Return the text of a size or symbolic expression, and add its symbols to ``used``.
 
     Raises:
         ProblemError: part of the expression has no text form.
@@ -179,12 +171,7 @@ _PLAIN_KINDS = (
 
 
 class Expressions:
-    """Converts syntax trees of expressions over declared symbols to SymPy objects.
-
-    Args:
-        source: the text, for error messages.
-        symbols: SymPy symbols by name.
-    """
+    """Converts syntax trees of expressions over declared symbols to SymPy objects."""
 
     def __init__(self, source: Source, symbols: Mapping[str, sympy.Symbol]) -> None:
         self._source = source
@@ -291,16 +278,12 @@ class Symbol:
 
 @dataclass(slots=True)
 class TensorType:
-    """The type of a tensor as the text states it: dtype, sizes, device and memory layout.
+    """The type of a tensor as the text states it.
 
     Attributes:
-        dtype: dtype of the tensor.
-        sizes: sizes of the tensor.
-        device: device of the tensor.
         strides: strides, in elements.
         offset: storage offset, in elements.
         storage: bytes of the storage; None if the text does not state them.
-        layout: layout of the tensor, such as `torch.strided`.
     """
 
     dtype: torch.dtype
@@ -314,9 +297,6 @@ class TensorType:
 
 class Fakes:
     """Creates fake tensors and symbolic numbers in one fake mode.
-
-    Args:
-        symbols: declarations of all symbols that sizes may contain.
 
     Attributes:
         symbols: SymPy symbols by name.
@@ -354,12 +334,7 @@ class Fakes:
         return made
 
     def number(self, kind: str, expression: Any) -> Any:
-        """Return a symbolic number for an expression.
-
-        Args:
-            kind: ``"SymInt"``, ``"SymFloat"`` or ``"SymBool"``.
-            expression: the SymPy expression.
-        """
+        """Return a symbolic number of the type ``SymInt``, ``SymFloat`` or ``SymBool`` for a SymPy expression."""
         key = (kind, expression)
         if key not in self._made:
             make, plain = _NUMBERS[kind]
@@ -370,7 +345,7 @@ class Fakes:
         return self._made[key]
 
     def _known(self, value: Any) -> Any:
-        """Return an expression with each symbol replaced by its hint: the value in the traced run."""
+        """Return an expression with hints instead of symbols; None if it has an unbacked symbol."""
         hints: Mapping[Any, Any] = self._env.backed_var_to_val
         return value.xreplace(hints) if value.free_symbols <= hints.keys() else None
 
@@ -390,13 +365,7 @@ class Fakes:
         return self._env.suppress_guards()
 
     def tensor(self, kind: TensorType, nbytes: Size, base: torch.Tensor | None) -> torch.Tensor:
-        """Return a fake tensor.
-
-        Args:
-            kind: dtype, sizes and memory layout of the tensor.
-            nbytes: bytes of the storage, enough for the tensor.
-            base: tensor whose storage of ``nbytes`` bytes is used; None creates a storage.
-        """
+        """Return a fake tensor on a storage of ``nbytes`` bytes: that of ``base``, or a new one."""
         shape = [self.size(s) for s in kind.sizes]
         if kind.layout is not torch.strided:
             with self.mode:
@@ -437,12 +406,7 @@ def write_symbol(symbol: Symbol) -> str:
 
 
 def symbols_of(used: Iterable[sympy.Symbol], env: ShapeEnv | None) -> list[Symbol]:
-    """Return the declarations of symbols, sorted by name.
-
-    Args:
-        used: the SymPy symbols to declare.
-        env: environment with the hints and ranges of the symbols; None leaves out hints and ranges.
-    """
+    """Return the declarations of symbols, sorted by name, with the hints and ranges of an environment."""
     # Sorted by letters, then by number, so that s9 comes before s10.
     ordered = sorted(used, key=lambda s: (s.name.rstrip("0123456789"), len(s.name), s.name))
     env = env or ShapeEnv()

@@ -49,9 +49,8 @@ _SYMBOLIC = tuple(kind.__name__ for kind in SYMBOLIC)
 def base_of(node: fx.Node) -> Any:
     """Return the value whose storage a node's value uses if the text names no storage after ``@``.
 
-    For ``split[1]``, this is element 1 of the value of ``split``. For a node whose only result may
-    alias arguments, such as a view, this is the value of the first such argument in the schema.
-    None for other nodes, which have a storage of their own.
+    For ``split[1]``, this is element 1 of the value of ``split``. For a view, it is the value of the
+    argument that the view shows. None for other nodes, which have a storage of their own.
     """
     if node.target is operator.getitem:
         if len(node.args) != 2:
@@ -64,16 +63,7 @@ def base_of(node: fx.Node) -> Any:
 
 
 def element(base: Any, k: int) -> Any:
-    """Return the value whose storage element ``k`` of a tuple uses by default, or None.
-
-    If ``base`` is a tuple or list, the result is element ``k`` of ``base``, or None if ``base`` is
-    too short. Any other ``base`` is itself the result, because all elements use the same storage.
-    For example, all tensors that ``split`` returns are views of one tensor.
-
-    Args:
-        base: value whose storage the whole tuple uses by default.
-        k: index of the element.
-    """
+    """Return the value whose storage element ``k`` uses by default, if the whole tuple uses that of ``base``."""
     if not isinstance(base, (tuple, list)):
         return base
     return base[k] if -len(base) <= k < len(base) else None
@@ -91,14 +81,7 @@ def contiguous(sizes: Sequence[Size]) -> tuple[Size, ...]:
 
 
 def extent(sizes: Sequence[Size], strides: Sequence[Size], offset: Size, itemsize: int) -> Size:
-    """Return the least size in bytes of a storage that can hold a tensor.
-
-    Args:
-        sizes: sizes of the tensor.
-        strides: strides, in elements.
-        offset: storage offset of the tensor, in elements.
-        itemsize: bytes of an element.
-    """
+    """Return the least size in bytes of a storage that can hold a tensor."""
     if any(type(s) is int and s == 0 for s in sizes):
         return 0
     # A plain product keeps symbolic sizes simpler than the sum below.
@@ -119,8 +102,7 @@ class ValueWriter:
     Args:
         literals: writes constants, and collects the symbols in them and in sizes.
         device: default device, which the types leave out.
-        graph: dotted name of the graph, which begins with its outer graphs, such as
-            ``"joint.true_graph_0"``.
+        graph: dotted name of the graph, such as ``"joint.true_graph_0"``.
     """
 
     def __init__(self, literals: ArgumentWriter, device: torch.device, graph: str) -> None:
@@ -132,10 +114,7 @@ class ValueWriter:
         ] = {}  # by storage key: graph and name of the first tensor
 
     def nested(self, name: str) -> ValueWriter:
-        """Return a writer for the subgraph ``name``.
-
-        Values of the subgraph may share storages with values of this graph.
-        """
+        """Return a writer for the subgraph ``name``, whose values may share storages with values of this graph."""
         inner = copy.copy(self)
         inner._graph = f"{self._graph}.{name}"
         return inner
@@ -176,7 +155,7 @@ class ValueWriter:
         return write_opaque(value)
 
     def _placed(self, tensor: torch.Tensor, place: str, base: Any) -> str:
-        """Return the text of a tensor's type and storage."""
+        """Return the text of a tensor's type, with ``@`` and its storage unless that is the default storage."""
         key = storage_key(tensor)
         if key is None:
             return self._tensor(tensor, owns=True)
@@ -211,6 +190,7 @@ class ValueWriter:
 
     def _memory(self, tensor: torch.Tensor, sizes: list[Size], owns: bool) -> list[str]:
         """Return the texts of strides, offset and storage size that do not follow from the sizes."""
+        # Only what does not follow from the sizes is written.
         said: list[str] = []
         strides = tuple(size_of(s) for s in tensor.stride())
         if strides != contiguous(sizes):
@@ -237,8 +217,7 @@ class ValueReader:
         source: the text, for error messages.
         fakes: creates fake tensors and symbolic numbers.
         device: default device, for types without a device.
-        graph: dotted name of the graph, which begins with its outer graphs, such as
-            ``"joint.true_graph_0"``.
+        graph: dotted name of the graph, such as ``"joint.true_graph_0"``.
     """
 
     def __init__(self, source: Source, fakes: Fakes, device: torch.device, graph: str) -> None:
@@ -251,36 +230,19 @@ class ValueReader:
         self._literals = ArgumentReader(source, symbolic=self.symbolic)
 
     def nested(self, name: str) -> ValueReader:
-        """Return a reader for the subgraph ``name``.
-
-        Values of the subgraph may share storages with values of this graph.
-        """
+        """Return a reader for the subgraph ``name``, whose values may share storages with values of this graph."""
         inner = copy.copy(self)
         inner._graph = f"{self._graph}.{name}"
         return inner
 
     def read(self, node: fx.Node, written: ast.expr) -> Any:
-        """Create the value of a node from the type that the text gives.
-
-        Args:
-            node: the node, with its target and arguments.
-            written: syntax tree of the value's type in the text.
-
-        Returns:
-            A fake tensor, a symbolic number, a constant, or a tuple or list of values.
-        """
+        """Create the value of a node with its target and arguments, from the type that the text gives."""
         return self._read(written, f"{self._graph}.{node.name}", base_of(node))
 
     def constant(self, kind: ast.expr, numbers: ast.expr | None = None) -> torch.Tensor:
         """Return the tensor that ``constant(name, type, numbers)`` in the text describes.
 
-        The constant is a real tensor if the text states its numbers and the type is a plain
-        contiguous CPU tensor. Otherwise the constant is a fake tensor. Its attribute ``constant``
-        holds the numbers if the text states them.
-
-        Args:
-            kind: syntax tree of the type.
-            numbers: syntax tree of the numbers; None if the text does not state them.
+        Numbers on another device than the CPU are in the attribute ``constant`` of a fake tensor.
 
         Raises:
             ProblemError: the shape of the numbers is not that of the type.
@@ -429,15 +391,12 @@ class ValueReader:
 
 
 def has_numbers(value: object) -> bool:
-    """Return whether the text of a constant states its numbers.
-
-    True for a dense tensor of at most `MAX_CONSTANT` elements whose numbers are known.
-    """
+    """Return whether the text of a constant states its numbers: they are known, dense, and at most `MAX_CONSTANT`."""
     return _real(value) is not None
 
 
 def _real(value: object) -> torch.Tensor | None:
-    """Return a real tensor with a constant's numbers."""
+    """Return a real tensor with a constant's numbers; None if they are unknown or more than `MAX_CONSTANT`."""
     real = getattr(value, "constant", None) if hasattr(value, "fake_mode") else value
     if not isinstance(real, torch.Tensor) or real.layout is not torch.strided:
         return None

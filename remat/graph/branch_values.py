@@ -124,16 +124,16 @@ def keep_branches(
     """
     graph = Branches(index, roles)
     # What only backward needs runs in backward, so the values that it reads are kept instead.
-    late = {i for i in graph.found if not roles.required_forward[i]}
-    found, compared = set(graph.found - late), set[int]()
-    for i in (*graph.comparisons, *sorted(late)):
+    in_backward = {i for i in graph.found if not roles.required_forward[i]}
+    to_keep, compared = set(graph.found - in_backward), set[int]()
+    for i in (*graph.comparisons, *sorted(in_backward)):
         sources = [j for j in graph.sources(i) if runs_again(j)]
         # A tag asks to recompute a compared value, so the comparison is kept instead.
         if any(map(is_tagged, sources)):
-            found.add(i)
+            to_keep.add(i)
         else:
             compared.update(sources)
-    if not found:
+    if not to_keep:
         return KeptBranches(compared=frozenset(compared))
     branches: set[int] = set()
     settled = bytearray(len(index))
@@ -141,11 +141,11 @@ def keep_branches(
         if roles.tangent_closure[i]:
             continue
         from_settled = all(settled[j] for j in index.inputs[i])
-        if i in found and runs_again(i) and not from_settled:
+        if i in to_keep and runs_again(i) and not from_settled:
             branches.add(i)
         settled[i] = (
             node.op != "call_function"
-            or i in found
+            or i in to_keep
             or i in compared
             or not runs_again(i)
             or graph.ignores_floats(i)
@@ -222,10 +222,10 @@ class Branches:
     @cached_property
     def _constants(self) -> bytearray:
         """For each node, whether `_is_constant` holds."""
-        found = bytearray(len(self._index))
-        for i in range(len(found)):
-            found[i] = self._is_constant(i, found)
-        return found
+        constant = bytearray(len(self._index))
+        for i in range(len(constant)):
+            constant[i] = self._is_constant(i, constant)
+        return constant
 
     def is_exact(self, i: int) -> bool:
         """Return whether the same inputs give the same result, bit for bit, in whatever kernel."""
@@ -252,7 +252,7 @@ class Branches:
 
     def sources(self, i: int) -> list[int]:
         """Return the nearest nodes that may round, from which exact operators compute node ``i``."""
-        found: set[int] = set()
+        rounding: set[int] = set()
         stack, seen = [*self._index.inputs[i]], {i}
         while stack:
             j = stack.pop()
@@ -262,10 +262,10 @@ class Branches:
             if self.is_exact(j):
                 stack.extend(self._index.inputs[j])
             else:
-                found.add(j)
-        return sorted(found)
+                rounding.add(j)
+        return sorted(rounding)
 
-    def _is_constant(self, i: int, known: bytearray) -> bool:
+    def _is_constant(self, i: int, constant: bytearray) -> bool:
         """Return whether a node computes numbers from sizes, such as positions, or from random draws."""
         node, value = self._index.nodes[i], self._index.values[i]
         if node.op != "call_function":
@@ -273,7 +273,7 @@ class Branches:
         if _is_draw(node):
             return not self._floats(i)
         reads = self._index.inputs[i]
-        if not all(known[j] for j in reads) or is_16_bits(value):
+        if not all(constant[j] for j in reads) or is_16_bits(value):
             return False
         return not reads or ops.name_of(node.target) in _NAMES["arithmetic"] or self.is_exact(i)
 
@@ -362,8 +362,8 @@ class Branches:
         if all(_is_lossless(source, value) for source in sources):
             return True
         # Random numbers are drawn and cast in the kernel that compares them. What else reads them may save them rounded.
-        drawn = any(_is_draw(self._index.nodes[j]) for j in self._index.inputs[i])
-        return drawn and all(self._is_comparison(j) for j in self._index.users[i])
+        is_random = any(_is_draw(self._index.nodes[j]) for j in self._index.inputs[i])
+        return is_random and all(self._is_comparison(j) for j in self._index.users[i])
 
 
 def check_may_branch_again(node: fx.Node) -> None:

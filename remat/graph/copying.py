@@ -85,9 +85,9 @@ class Copier:
         while name in self._taken:
             name += "_"
         args, kwargs = fx.map_arg((node.args, node.kwargs), find)
-        made = self._graph.create_node(node.op, node.target, args, kwargs, name, node.type)
-        made.meta = {**node.meta, RUN_OF: run_of(node)}
-        return made
+        copy = self._graph.create_node(node.op, node.target, args, kwargs, name, node.type)
+        copy.meta = {**node.meta, RUN_OF: run_of(node)}
+        return copy
 
     def take(self, nodes: Iterable[fx.Node]) -> None:
         """Append a placeholder as the copy of each node, with the node's name and metadata."""
@@ -95,5 +95,7 @@ class Copier:
             self._run(nodes, self.copies.__getitem__, self.copies, taken=True)
             return
         for node in nodes:
-            made = self.copies[node] = self._graph.placeholder(node.name, type_expr=node.type)
-            made.meta = dict(node.meta)
+            placeholder = self.copies[node] = self._graph.placeholder(
+                node.name, type_expr=node.type
+            )
+            placeholder.meta = dict(node.meta)

@@ -44,8 +44,8 @@ def absorbed_inputs(node: fx.Node) -> list[fx.Node]:
         return node.all_input_nodes
     if target is higher.auto_functionalized:
         names, _ = torch_compat.get_mutable_args(node.args[0])  # type: ignore[arg-type]
-        given = [node.kwargs.get(name) for name in names]
-        lists = (x if isinstance(x, list) else [x] for x in given)
+        arguments = [node.kwargs.get(name) for name in names]
+        lists = (x if isinstance(x, list) else [x] for x in arguments)
         return [x for xs in lists for x in xs if isinstance(x, fx.Node)]
     if target is higher.triton_kernel_wrapper_functional:
         kernel_args: Any = node.kwargs.get("kwargs") or {}
@@ -121,15 +121,17 @@ def added_product(node: fx.Node) -> fx.Node | None:
     for product, other in (node.args[1::-1], node.args[:2]):
         assert isinstance(product, fx.Node)
         assert isinstance(other, fx.Node)
-        made, added = product.meta.get("val"), other.meta.get("val")
+        product_value, other_value = product.meta.get("val"), other.meta.get("val")
         if product.target is not aten.mm.default or len(product.users) != 1:
             continue
-        if not isinstance(made, torch.Tensor) or not isinstance(added, torch.Tensor):
+        if not isinstance(product_value, torch.Tensor) or not isinstance(other_value, torch.Tensor):
             continue
-        alike = made.dtype == added.dtype and _expands(added.shape, made.shape)
+        alike = product_value.dtype == other_value.dtype and _expands(
+            other_value.shape, product_value.shape
+        )
         # On a GPU, Inductor keeps the sum out of the product if the sum can fuse with all its readers
         # (`should_prefer_unfused_addmm`).
-        if alike and (made.device.type == "cpu" or not all(map(may_fuse, node.users))):
+        if alike and (product_value.device.type == "cpu" or not all(map(may_fuse, node.users))):
             return product
     return None
 

@@ -181,9 +181,9 @@ def check_structure(module: fx.GraphModule) -> str | None:
     if late is not None:
         return f"placeholder '{late.name}' stands behind a node that is not a placeholder"
     # `lint` checks the inputs of nodes, but not their users.
-    there = set(nodes)
+    in_graph = set(nodes)
     for node in nodes:
-        if not there.issuperset(node.users):
+        if not in_graph.issuperset(node.users):
             return f"'{node.name}' has a user that is not in the graph"
     return None
 
@@ -289,11 +289,11 @@ def fingerprint(joint: JointGraph) -> str:
         if form is None:
             lines.append(f"{call} {args!r} {_describe(value)} {meta.get('recompute')}")
         else:
-            made = number.get(form)
-            if made is None:
+            result = number.get(form)
+            if result is None:
                 text = f"{tuple(form[0])} {form[1]}"
-                made = number[form] = words.setdefault(text, len(words))
-            lines.append(f"{call} {args!r} {made} {meta.get('recompute')}")
+                result = number[form] = words.setdefault(text, len(words))
+            lines.append(f"{call} {args!r} {result} {meta.get('recompute')}")
         if node.kwargs:
             lines.append(repr(fx.map_arg(node.kwargs, written.__getitem__)))
     # `remat.declare_pure` decides which nodes may run again, so a declaration changes the plan.
@@ -322,8 +322,8 @@ def _static_form(value: Any) -> tuple[torch.Size, torch.dtype] | None:
     sizes = [
         s if isinstance(s, int) else s.node.maybe_as_int() for s in (*value.shape, *value.stride())
     ]
-    known = [s for s in sizes if s is not None]
-    return (torch.Size(known[: value.dim()]), value.dtype) if len(known) == len(sizes) else None
+    static = [s for s in sizes if s is not None]
+    return (torch.Size(static[: value.dim()]), value.dtype) if len(static) == len(sizes) else None
 
 
 def _describe(value: Any) -> str:

@@ -305,14 +305,14 @@ def attribute_of(module: object, target: object) -> Any:
 def subgraphs(node: fx.Node) -> list[fx.GraphModule]:
     """Return the graph modules that a higher-order operator gets as arguments, in their order."""
     owner = node.graph.owning_module
-    found: list[fx.GraphModule] = []
+    modules: list[fx.GraphModule] = []
     if owner is None or not isinstance(node.target, torch_compat.HigherOrderOperator):
-        return found
+        return modules
     for arg in node.all_input_nodes:
         sub = attribute_of(owner, arg.target) if arg.op == "get_attr" else None
         if isinstance(sub, fx.GraphModule):
-            found.append(sub)
-    return found
+            modules.append(sub)
+    return modules
 
 
 def called_operators(node: fx.Node) -> list[Target]:
@@ -334,7 +334,7 @@ def nested_nodes(node: fx.Node) -> Iterator[fx.Node]:
 @functools.cache
 def default_taxonomy() -> OpTaxonomy:
     """Return the taxonomy of PyTorch's operators: one instance per process, which plugins extend in place."""
-    known = {
+    operators = {
         field: {
             getattr(namespace, name)
             for namespace, names in (
@@ -348,8 +348,8 @@ def default_taxonomy() -> OpTaxonomy:
         }
         for field, (aten, prims, higher_order) in _KNOWN.items()
     }
-    known["recomputable"].update([operator.getitem, *_symbol_operators()])
-    return OpTaxonomy(**known)
+    operators["recomputable"].update([operator.getitem, *_symbol_operators()])
+    return OpTaxonomy(**operators)
 
 
 #: For each set of the taxonomy, the names of operators in aten, in prims, and of higher-order operators.

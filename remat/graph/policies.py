@@ -112,7 +112,7 @@ class Policies:
     def parts(self, nodes: Sequence[fx.Node]) -> list[Part | None]:
         """Return for each node the part of the model that it belongs to, with its policy; None without a policy."""
         of_path = functools.cache(self._part_of)
-        found: list[Part | None] = []
+        parts: list[Part | None] = []
         number, before = 0, None
         for node in nodes:
             mark = region_of(node)
@@ -121,8 +121,8 @@ class Policies:
                 # without other nodes between them cannot be told apart.
                 number, before = number + 1, mark
             # The policy of a `region` in code overrides policies by pattern.
-            found.append(of_path(module_path(node)) if mark is None else _in_code(mark, number))
-        return found
+            parts.append(of_path(module_path(node)) if mark is None else _in_code(mark, number))
+        return parts
 
     def _part_of(self, path: str) -> Part | None:
         names = enclosing_modules(path)
@@ -191,9 +191,9 @@ def _read(pattern: object, value: object) -> Policy:
         )
     if isinstance(value, str) and value in _WORDS:
         return Policy(pattern=pattern, treatment=Treatment(value))
-    asked = value["budget"] if isinstance(value, Mapping) and [*value] == ["budget"] else value
+    stated = value["budget"] if isinstance(value, Mapping) and [*value] == ["budget"] else value
     try:
-        budget = Budget.parse(asked)
+        budget = Budget.parse(stated)
     except BudgetError:
         budget = None
     if budget is None or budget.nbytes is None:

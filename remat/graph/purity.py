@@ -97,14 +97,14 @@ def declare_pure(op: Op) -> Op:
         ProblemError: ``op`` is not an operator, no operator is registered under the name, or the
             operator is known to draw random numbers or to have effects.
     """
-    found = _found(op)
-    for one in found:
-        fault = _contradiction(one)
+    operators = _found(op)
+    for operator in operators:
+        fault = _contradiction(operator)
         if fault is not None:
             raise ProblemError(
-                f"operator '{name_of(one)}' cannot be declared a function of its inputs: {fault}"
+                f"operator '{name_of(operator)}' cannot be declared a function of its inputs: {fault}"
             )
-    _DECLARED.update(map(name_of, found))
+    _DECLARED.update(map(name_of, operators))
     return op
 
 
@@ -163,11 +163,11 @@ def is_shipped(target: OpOverload) -> bool:
     if target.namespace not in _NAMESPACES:
         return False
     package = str(Path(torch.__file__).parent)
-    made = OPDEFS.get(torch_compat.schema(target).name)
-    if made is not None:
+    definition = OPDEFS.get(torch_compat.schema(target).name)
+    if definition is not None:
         # Neither the namespace nor `__module__` proves the origin, because any package may set
         # them.
-        function = torch_compat.function_of(made)
+        function = torch_compat.function_of(definition)
         home = _WRITTEN_IN_PYTHON.get(target.namespace)
         return (
             home is not None
@@ -223,8 +223,8 @@ def overload_named(name: str) -> OpOverload:
     Raises:
         ProblemError: no overload is registered under the name.
     """
-    found: OpOverload = _named(name if "." in name else f"{name}.default")[0]
-    return found
+    overload: OpOverload = _named(name if "." in name else f"{name}.default")[0]
+    return overload
 
 
 def overload_names(namespace: str, name: str) -> list[str]:
@@ -240,20 +240,20 @@ def _named(name: str) -> list[Any]:
         raise ProblemError(
             f"'{name}' names no operator; expected 'namespace::name', as in 'mine::attention'"
         )
-    if namespace == "higher_order" and (found := torch_compat.higher_order_ops.get(rest)):
-        return [found]
-    known = overload_names(namespace, base)
-    if not known:
+    if namespace == "higher_order" and (higher_order := torch_compat.higher_order_ops.get(rest)):
+        return [higher_order]
+    overloads = overload_names(namespace, base)
+    if not overloads:
         raise ProblemError(
             f"no operator '{namespace}::{base}' is registered in this process; check the name, or "
             "import the package that registers it first"
         )
-    if overload and overload not in known:
+    if overload and overload not in overloads:
         raise ProblemError(
-            f"operator '{namespace}::{base}' has no overload '{overload}'; it has {', '.join(known)}"
+            f"operator '{namespace}::{base}' has no overload '{overload}'; it has {', '.join(overloads)}"
         )
     packet = getattr(getattr(torch.ops, namespace), base)
-    return [getattr(packet, o) for o in ([overload] if overload else known)]
+    return [getattr(packet, o) for o in ([overload] if overload else overloads)]
 
 
 def _contradiction(op: Any) -> str | None:

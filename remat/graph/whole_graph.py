@@ -64,25 +64,25 @@ def whole_graph(gm: fx.GraphModule, *, lower: str = "eager", name: str = "") -> 
     graph = fx.Graph()
     copier = Copier(graph, gm.graph, quick=False)
     values = outputs_of(gm.graph)
-    wanted = {v for v in values if isinstance(v, fx.Node)}
+    returned = {v for v in values if isinstance(v, fx.Node)}
     stands: dict[fx.Node, fx.Node] = {}
     for node in nodes:
         if node.op == "output":
             continue
         if node in writes:
             new = writes[node][1]
-            made = _stand_in(graph, copier.copies[new], f"{writes[node][0].name}{_WRITTEN}")
-            stands[node] = copier.copies[node] = made
+            copy = _stand_in(graph, copier.copies[new], f"{writes[node][0].name}{_WRITTEN}")
+            stands[node] = copier.copies[node] = copy
         else:
             copier.copy([node])
-            made = copier.copies[node]
+            copy = copier.copies[node]
         for key in ("partitioner_tag", SIDE):  # marks of an earlier plan
-            made.meta.pop(key, None)
+            copy.meta.pop(key, None)
         if node.op == "call_function" and (node in late or node in forced):
             where = "backward" if node in late else "forward"
-            made.meta["partitioner_tag"] = f"must_be_in_{where}"
+            copy.meta["partitioner_tag"] = f"must_be_in_{where}"
     rows = [(v, copier.copies.get(v, v) if isinstance(v, fx.Node) else v) for v in values]
-    rows += [(w, stands[w]) for w in writes if w not in wanted]
+    rows += [(w, stands[w]) for w in writes if w not in returned]
     is_late = [isinstance(v, fx.Node) and v in late for v, _ in rows]
     order = sorted(range(len(rows)), key=is_late.__getitem__)
     original = output_node(gm.graph)
@@ -110,18 +110,18 @@ def joined(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule)
     inputs = joint.graph.find_nodes(op="placeholder")
     ahead = Copier(graph, joint.graph, quick=False)
     ahead.copy(inputs)
-    made = {n.name: ahead.copies[n] for n in inputs}
+    node_of = {n.name: ahead.copies[n] for n in inputs}
     for node in forward.graph.nodes:
         if node.op == "placeholder":
-            ahead.copies[node] = made[node.name]
+            ahead.copies[node] = node_of[node.name]
         elif node.op != "output":
             ahead.copy([node])
-            made[node.name] = ahead.copies[node]
+            node_of[node.name] = ahead.copies[node]
     behind = Copier(graph, joint.graph, quick=False)
-    again = frozenset(made)
+    again = frozenset(node_of)
     for node in backward.graph.nodes:
         if node.op == "placeholder":
-            behind.copies[node] = made[node.name]
+            behind.copies[node] = node_of[node.name]
         elif node.op != "output":
             behind.copy([node], apart=node.name in again)
     for copier, side in ((ahead, 0), (behind, 1)):
@@ -193,7 +193,7 @@ def _final_writes(nodes: Sequence[fx.Node]) -> dict[fx.Node, tuple[fx.Node, fx.N
     written = _overwritten(nodes)
     copies = [n for n in nodes if n.target is torch.ops.aten.copy_.default]
     into = [n.args[0] for n in copies]
-    found = {}
+    final = {}
     for copy in copies:
         target, value = copy.args[:2]
         if not isinstance(target, fx.Node) or not isinstance(value, fx.Node):
@@ -205,8 +205,8 @@ def _final_writes(nodes: Sequence[fx.Node]) -> dict[fx.Node, tuple[fx.Node, fx.N
         movable = inputs[_memory(target)] == 1 and _memory(value) not in written
         alike = _form(value) == _form(target)
         if target.op == "placeholder" and is_last and alone and movable and alike:
-            found[copy] = (target, value)
-    return found
+            final[copy] = (target, value)
+    return final
 
 
 def _memory(node: fx.Node) -> int | None:
@@ -226,10 +226,10 @@ def _form(node: fx.Node) -> Any:
 
 def _views_of(base: fx.Node) -> set[fx.Node]:
     """Return a node and all views of its memory."""
-    found = [base]
-    for node in found:
-        found += [u for u in node.users if root_of(u) is base and u not in found]
-    return {*found}
+    views = [base]
+    for node in views:
+        views += [u for u in node.users if root_of(u) is base and u not in views]
+    return {*views}
 
 
 def _with_early_updates(
@@ -315,23 +315,24 @@ def _behind_gradients(nodes: Sequence[fx.Node], marked: Sequence[int]) -> set[fx
     everything = _dependents(behind, {nodes[i] for i in marked})
     results = returned & everything
     for i in marked[:_TRIED]:
-        if results <= (found := _dependents(behind, {nodes[i]})):
-            return found
+        if results <= (dependents := _dependents(behind, {nodes[i]})):
+            return dependents
     return everything
 
 
-def _dependents(nodes: Iterable[fx.Node], found: set[fx.Node]) -> set[fx.Node]:
+def _dependents(nodes: Iterable[fx.Node], dependents: set[fx.Node]) -> set[fx.Node]:
     """Add to a set of nodes all nodes that read their results, or memory that they write, and return the set."""
     written: set[int | None] = set()
     for node in nodes:
         reads = inputs_of(node)
         if node.op == "call_function" and (
-            not found.isdisjoint(reads) or (written and not written.isdisjoint(map(_memory, reads)))
+            not dependents.isdisjoint(reads)
+            or (written and not written.isdisjoint(map(_memory, reads)))
         ):
-            found.add(node)
-        if node in found:
+            dependents.add(node)
+        if node in dependents:
             written |= _overwritten([node])
-    return found
+    return dependents
 
 
 def _peak_position(gm: fx.GraphModule, nodes: Sequence[fx.Node]) -> int:
@@ -343,12 +344,12 @@ def _peak_position(gm: fx.GraphModule, nodes: Sequence[fx.Node]) -> int:
 
 def _stand_in(graph: fx.Graph, value: fx.Node, name: str) -> fx.Node:
     """Append a node that reads a value, and whose result has no bytes."""
-    made = graph.create_node(
+    stand_in = graph.create_node(
         "call_function", torch.ops.aten.new_zeros.default, (value, [0]), name=name
     )
     fake = value.meta["val"]
-    made.meta["val"] = fake.new_zeros([0])
-    return made
+    stand_in.meta["val"] = fake.new_zeros([0])
+    return stand_in
 
 
 def _write_back(graph: fx.Graph, out: fx.Node) -> dict[fx.Node, fx.Node]:

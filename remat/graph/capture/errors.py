@@ -65,8 +65,8 @@ def name_plain_failure(
 
 def _slices_randperm(module: fx.GraphModule) -> bool:
     """Return whether a graph from Dynamo takes a slice of a random permutation."""
-    drawn = module.graph.find_nodes(op="call_function", target=torch.randperm)
-    return any(user.target is operator.getitem for node in drawn for user in node.users)
+    permutations = module.graph.find_nodes(op="call_function", target=torch.randperm)
+    return any(user.target is operator.getitem for node in permutations for user in node.users)
 
 
 def raises_alike(error: Exception, run: Callable[[], object]) -> bool:

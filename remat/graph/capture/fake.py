@@ -92,11 +92,11 @@ def repair_aliases(
         base = aliased_argument(node) if is_view else None
         if base is None or _moves(node):
             continue
-        mine = key(node)
-        if mine is not None and mine == key(base):
+        own_key = key(node)
+        if own_key is not None and own_key == key(base):
             continue
-        own, theirs = _keys(node.meta.get("val")), _keys(base.meta.get("val"))
-        if own and theirs and not own <= theirs:
+        own_keys, base_keys = _keys(node.meta.get("val")), _keys(base.meta.get("val"))
+        if own_keys and base_keys and not own_keys <= base_keys:
             refresh(node)
             repaired += 1
     return repaired

@@ -189,13 +189,13 @@ def fakeable(device: str | torch.device) -> torch.device:
             device types that can be faked.
     """
     try:
-        asked = torch.device(device)
+        wanted_device = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise CaptureError(f"device is {device!r}: {first_line(error)}") from None
-    if asked.type in _fakeable_types() and not _lacks(asked):
-        return asked
+    if wanted_device.type in _fakeable_types() and not _lacks(wanted_device):
+        return wanted_device
     raise CaptureError(
-        f"device '{asked}' cannot be faked by this build of PyTorch ({torch.__version__}) on this "
+        f"device '{wanted_device}' cannot be faked by this build of PyTorch ({torch.__version__}) on this "
         f"machine; it can fake: {', '.join(_fakeable_types())}. A cost model may still name a GPU: "
         "capture on 'cpu' and plan with cost='roofline:h100'"
     )
@@ -213,7 +213,7 @@ def _fakeable_types() -> list[str]:
             torch, torch_compat.get_privateuse1_backend_name()
         ),
     }
-    return [name for name, there in built.items() if there]
+    return [name for name, is_there in built.items() if is_there]
 
 
 def _lacks(device: torch.device) -> bool:

@@ -59,10 +59,10 @@ def outline(joint: JointGraph) -> Outline:
     for node in nodes:
         value = node.meta.get("val")
         tag = node.meta.get("recompute")
-        what = f"output of {joint.num_fwd_outputs} + {_gaps(node)}"
+        call = f"output of {joint.num_fwd_outputs} + {_gaps(node)}"
         if node.op != "output":
-            what = f"{_target(node)} -> {_describe(value, devices)}"
-        calls.append(what if tag is None else f"{what} {getattr(tag, 'name', tag)}")
+            call = f"{_target(node)} -> {_describe(value, devices)}"
+        calls.append(call if tag is None else f"{call} {getattr(tag, 'name', tag)}")
         inputs.append(_reads(node, position))
     return Outline(names=tuple(n.name for n in nodes), calls=tuple(calls), inputs=tuple(inputs))
 
@@ -100,15 +100,15 @@ def first_difference(one: Outline, other: Outline, whose: tuple[str, str]) -> st
 
 def _beyond(one: Outline, other: Outline) -> list[int]:
     """Return the positions of nodes in ``one`` that have no counterpart in ``other``."""
-    left = Counter(other.calls)
-    found = []
+    unmatched = Counter(other.calls)
+    positions = []
     # The output node is compared by position in `first_difference`.
     for i, call in enumerate(one.calls[:-1]):
         # Each node of `other` is the counterpart of at most one node.
-        left[call] -= 1
-        if left[call] < 0:
-            found.append(i)
-    return found
+        unmatched[call] -= 1
+        if unmatched[call] < 0:
+            positions.append(i)
+    return positions
 
 
 def _some(graph: Outline, positions: list[int]) -> str:

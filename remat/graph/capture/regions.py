@@ -118,8 +118,8 @@ def _separate(call: fx.Node, region: fx.GraphModule) -> None:
     inputs = [n for n in region.graph.nodes if n.op == "placeholder"]
     returned: Any = output_node(region.graph).args[0]
     # The first two arguments of `invoke_subgraph` are the graph and its identifier.
-    given = dict(zip(inputs, call.args[2:], strict=False))
-    values = call.meta["val"] = _own_values(call, given, returned)
+    argument_of = dict(zip(inputs, call.args[2:], strict=False))
+    values = call.meta["val"] = _own_values(call, argument_of, returned)
     elements: dict[int, fx.Node] = {}
     for user in list(call.users):
         if is_element(user):
@@ -127,28 +127,30 @@ def _separate(call: fx.Node, region: fx.GraphModule) -> None:
             user.meta["val"] = values[k]
             elements[k] = user
     # Counterparts outside of the region for its inputs and for results that are not views.
-    outside: dict[Any, Any] = dict(given)
-    known = dict.fromkeys([*given, *returned])
+    outside: dict[Any, Any] = dict(argument_of)
+    known_nodes = dict.fromkeys([*argument_of, *returned])
     for k, inner in enumerate(returned):
         if isinstance(inner, fx.Node) and inner not in outside:
-            base, _ = _base(inner, known)
+            base, _ = _base(inner, known_nodes)
             if base is inner:
                 outside[inner] = elements.get(k) or _element(call, k)
                 call.append(outside[inner])
     for k, element in elements.items():
         # Results that are views of inputs or of other results are rebuilt outside of the region.
-        found = _taken_outside(element, returned[k], outside)
-        if found is not None and found is not element:
-            element.replace_all_uses_with(found)
+        outer = _taken_outside(element, returned[k], outside)
+        if outer is not None and outer is not element:
+            element.replace_all_uses_with(outer)
 
 
-def _base(inner: fx.Node, known: Mapping[Any, Any]) -> tuple[fx.Node, list[fx.Node]]:
+def _base(inner: fx.Node, known_nodes: Mapping[Any, Any]) -> tuple[fx.Node, list[fx.Node]]:
     """Return the known node whose memory a view in a region shows, and the views between; the node itself if none."""
     views: list[fx.Node] = []
     node = inner
-    while node not in known or not views:
+    while node not in known_nodes or not views:
         base = aliased_argument(node)
-        if base is None or any(n is not base and n not in known for n in node.all_input_nodes):
+        if base is None or any(
+            n is not base and n not in known_nodes for n in node.all_input_nodes
+        ):
             return inner, []
         views.append(node)
         node = base
@@ -165,12 +167,12 @@ def _taken_outside(element: fx.Node, inner: Any, outside: dict[Any, Any]) -> fx.
             return None
         for view in reversed(views):
             with element.graph.inserting_before(element):
-                taken = element.graph.node_copy(view, outside.__getitem__)
-            taken.meta = {**element.meta, "val": view.meta["val"]}
-            refresh(taken)
-            outside[view] = taken
-    found = outside[inner]
-    return found if isinstance(found, fx.Node) else None
+                copy = element.graph.node_copy(view, outside.__getitem__)
+            copy.meta = {**element.meta, "val": view.meta["val"]}
+            refresh(copy)
+            outside[view] = copy
+    outer = outside[inner]
+    return outer if isinstance(outer, fx.Node) else None
 
 
 def _element(call: fx.Node, k: int) -> fx.Node:
@@ -181,36 +183,36 @@ def _element(call: fx.Node, k: int) -> fx.Node:
     return element
 
 
-def _own_values(call: fx.Node, given: dict[fx.Node, Any], returned: Any) -> tuple[Any, ...]:
+def _own_values(call: fx.Node, argument_of: dict[fx.Node, Any], returned: Any) -> tuple[Any, ...]:
     """Return new fake values for the results of a region call."""
     values = call.meta["val"]
     mode = fake_mode_of(values)
     if mode is None:
         return tuple(values)
     memory: dict[int, torch.Tensor] = {}
-    for inner, operand in given.items():
+    for inner, operand in argument_of.items():
         key = storage_key(inner.meta.get("val"))
         if key is not None and isinstance(operand, fx.Node):
             # A result that shares memory with an input of the region gets the storage of the call's argument.
             memory.setdefault(key, operand.meta["val"])
-    found: list[Any] = []
+    own_values: list[Any] = []
     with mode, mode.shape_env.suppress_guards(), torch.no_grad():
         for node, value in zip(returned, values, strict=True):
-            operand = given.get(node)
+            operand = argument_of.get(node)
             if isinstance(operand, fx.Node):
-                found.append(operand.meta["val"])
+                own_values.append(operand.meta["val"])
                 continue
             key = storage_key(value)
             if key is None:
-                found.append(value)
+                own_values.append(value)
                 continue
             if key not in memory:
                 # The new storage has the size of the whole old one, because other results may be
                 # views of it.
                 elements = value.untyped_storage().nbytes() // value.element_size()
                 memory[key] = value.new_empty(elements)
-            found.append(_viewed(memory[key], value))
-    return tuple(found)
+            own_values.append(_viewed(memory[key], value))
+    return tuple(own_values)
 
 
 def _viewed(base: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

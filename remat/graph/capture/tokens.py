@@ -174,10 +174,10 @@ def rule_of(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None = No
 def _pointwise(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None) -> Rule | None:
     shape = shape_of(node)
     lacks = {n: len(shape) - len(shape_of(n)) for n in node.all_input_nodes if is_tensor(n)}
-    found = {known[n].moved(by) for n, by in lacks.items() if n in known} | ({want} - {None})
-    if len(found) != 1:
+    spans = {known[n].moved(by) for n, by in lacks.items() if n in known} | ({want} - {None})
+    if len(spans) != 1:
         return None
-    (span,) = found
+    (span,) = spans
     assert span is not None
     own = {n: span.moved(-by) for n, by in lacks.items()}
     # An argument of size 1 in all dimensions of the span is the same for all tokens.
@@ -211,19 +211,19 @@ def _view(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None) -> Ru
 
 def _along(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None) -> Rule | None:
     operands = [n for n in node.all_input_nodes if is_tensor(n)]
-    found = {known[n] for n in operands if n in known} | (set() if want is None else {want})
-    parts = {shape_of(n)[s.start : s.stop] for n in operands for s in found}
-    if len(found) != 1 or len(parts) != 1:
+    spans = {known[n] for n in operands if n in known} | (set() if want is None else {want})
+    parts = {shape_of(n)[s.start : s.stop] for n in operands for s in spans}
+    if len(spans) != 1 or len(parts) != 1:
         return None
-    (own,), (sizes,) = found, parts
+    (own,), (sizes,) = spans, parts
     reads = dict.fromkeys(operands, own)
     inside: set[int] = set()  # dimensions of the span along which the call runs
     if node.target in _ALONG:
         rank, at = len(shape_of(operands[0])), _ALONG[node.target]
-        given: Any = node.args[at] if len(node.args) > at else None
-        if given is None or given == []:
-            given = 0 if node.target is _aten.slice.Tensor else range(rank)
-        dims = {d % rank for d in ([given] if isinstance(given, int) else given)}
+        named_dims: Any = node.args[at] if len(node.args) > at else None
+        if named_dims is None or named_dims == []:
+            named_dims = 0 if node.target is _aten.slice.Tensor else range(rank)
+        dims = {d % rank for d in ([named_dims] if isinstance(named_dims, int) else named_dims)}
         inside = dims & set(range(own.start, own.stop))
     if not inside:
         span = _probed(node, reads, math.prod(sizes))

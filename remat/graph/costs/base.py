@@ -155,9 +155,9 @@ def node_costs(
         # The cost of a higher-order operator depends on the graphs that it calls, not on neighbours.
         by_neighbours = model.contextual and (index.plain[i] or not _bodies(node))
         alike.setdefault(i if by_neighbours else signature_of(node, forms), []).append(i)
-    found = _priced(model, [index.nodes[same[0]] for same in alike.values()])
+    prices = _priced(model, [index.nodes[same[0]] for same in alike.values()])
     costs = [0] * len(index)
-    for same, cost in zip(alike.values(), found, strict=True):
+    for same, cost in zip(alike.values(), prices, strict=True):
         for i in same:
             costs[i] = cost
     return costs
@@ -166,9 +166,9 @@ def node_costs(
 def _priced(model: CostModel, nodes: Sequence[fx.Node]) -> list[int]:
     """Return the cost of each node, in the order of the nodes."""
     called = [_bodies(n) for n in nodes]
-    asked = iter(_ask(model, [n for n, bodies in zip(nodes, called, strict=True) if not bodies]))
+    answers = iter(_ask(model, [n for n, bodies in zip(nodes, called, strict=True) if not bodies]))
     return [
-        _nested_cost(model, n, bodies) if bodies else next(asked)
+        _nested_cost(model, n, bodies) if bodies else next(answers)
         for n, bodies in zip(nodes, called, strict=True)
     ]
 
@@ -263,14 +263,14 @@ class Forms(dict[int, bytes]):
     def of(self, node: fx.Node) -> bytes:
         """Return the number of a node's value, as `bytes`, which no constant argument is."""
         value = node.meta.get("val", self)
-        found = self.get(id(value)) if value is not self else None
-        if found is None:
+        number = self.get(id(value)) if value is not self else None
+        if number is None:
             # A subgraph or a constant has no value, only a name.
             form = (node.op, str(node.target)) if value is self else _form_of(value)
-            found = self._numbers.setdefault(form, b"%d" % len(self._numbers))
+            number = self._numbers.setdefault(form, b"%d" % len(self._numbers))
             if value is not self:
-                self[id(value)] = found
-        return found
+                self[id(value)] = number
+        return number
 
 
 def signature_of(node: fx.Node, forms: Forms) -> Any:

@@ -82,8 +82,8 @@ def count_flops(node: fx.Node) -> int:
 
 def count_draws(node: fx.Node) -> int:
     """Return how many random numbers one run of a node draws: one per element of the largest result."""
-    drawn = str(ops.packet(node.target)) in _SEEDED or ops.is_random(node)
-    return _elements(node) if drawn else 0
+    draws = str(ops.packet(node.target)) in _SEEDED or ops.is_random(node)
+    return _elements(node) if draws else 0
 
 
 def count_tanh(node: fx.Node) -> int:

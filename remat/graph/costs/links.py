@@ -126,11 +126,11 @@ def measured_link() -> Link:
 def measured_rate(device: torch.device, nbytes: int = _MEASURED_BYTES) -> int:
     """Measure the bytes per second of copies between a device and page-locked host memory, in the slower direction."""
     with undisturbed(device):
-        there = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        on_device = torch.zeros(nbytes, dtype=torch.uint8, device=device)
         host = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=device.type != "cpu")
         copies = [
             functools.partial(to.copy_, of, non_blocking=True)
-            for to, of in ((host, there), (there, host))
+            for to, of in ((host, on_device), (on_device, host))
         ]
         slower = max(min(durations_ps(copy, device, seconds=_RUNS_S)) for copy in copies)
     return nbytes * _PS_PER_S // max(1, slower)

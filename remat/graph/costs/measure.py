@@ -76,18 +76,18 @@ def durations_ps(
     if device.type == "cuda":
         # Events are read after all runs, so their number is fixed before.
         return undisturbed_ps(_cuda_ps(run, device, max(least, min(most, int(seconds / warm_s)))))
-    found: list[int] = []
-    while len(found) < most:
+    times: list[int] = []
+    while len(times) < most:
         begin = time.perf_counter_ns()
         result = run()
-        found.append((time.perf_counter_ns() - begin) * 1000)
+        times.append((time.perf_counter_ns() - begin) * 1000)
         # Freeing the result must not be timed.
         del result
         # Other work on the machine may have disturbed the runs. Five times the limit allows for more of them.
-        patience = 1 if len(undisturbed_ps(found)) >= least else 5
-        if len(found) >= least and sum(found) >= patience * seconds * 1e12:
+        patience = 1 if len(undisturbed_ps(times)) >= least else 5
+        if len(times) >= least and sum(times) >= patience * seconds * 1e12:
             break
-    return undisturbed_ps(found)
+    return undisturbed_ps(times)
 
 
 def once_s(run: Callable[[], object], device: torch.device) -> float:

@@ -110,14 +110,14 @@ def request_of(node: fx.Node, override: torch.device | None = None) -> Request:
 
 def real_call(request: Request) -> functools.partial[Any]:
     """Return a function without arguments that runs a requested call on new real tensors."""
-    made: dict[int, torch.Tensor] = {}
+    tensors: dict[int, torch.Tensor] = {}
 
     def make(x: Any) -> Any:
         if not isinstance(x, torch.Tensor):
             return x
-        if id(x) not in made:
-            made[id(x)] = _real(x, _placed(x.device, request.override), len(made) + 1)
-        return made[id(x)]
+        if id(x) not in tensors:
+            tensors[id(x)] = _real(x, _placed(x.device, request.override), len(tensors) + 1)
+        return tensors[id(x)]
 
     args, kwargs = pytree.tree_map(make, (request.args, request.kwargs))
     return functools.partial(request.target, *args, **kwargs)
@@ -128,8 +128,8 @@ def _real(like: torch.Tensor, device: torch.device, seed: int) -> torch.Tensor:
     dtype, extent = like.dtype, extent_of(like)
     if dtype.is_floating_point or dtype.is_complex:
         generator = torch.Generator(device).manual_seed(seed)
-        drawn = dtype if dtype.itemsize > 1 else torch.float32  # PyTorch cannot draw float8
-        flat = torch.rand(extent, dtype=drawn, device=device, generator=generator).to(dtype)
+        drawn_dtype = dtype if dtype.itemsize > 1 else torch.float32  # PyTorch cannot draw float8
+        flat = torch.rand(extent, dtype=drawn_dtype, device=device, generator=generator).to(dtype)
     else:
         # An integer 0 is a valid index into any nonempty dimension, and False a valid mask.
         flat = torch.zeros(extent, dtype=dtype, device=device)

@@ -60,7 +60,7 @@ class Store:
             return
         try:
             try:
-                found = _exchange(self.path, fresh)
+                stored = _exchange(self.path, fresh)
             except sqlite3.DatabaseError as error:
                 # An operational error, such as a lock, does not mean that the file is corrupt.
                 if isinstance(error, sqlite3.OperationalError):
@@ -69,13 +69,13 @@ class Store:
                 aside = self.path.with_name(f"{self.path.name}.corrupt")
                 os.replace(self.path, aside)
                 self._warn(f"is corrupt ({error}): it is rebuilt, and kept as '{aside.name}'")
-                found = _exchange(self.path, fresh)
+                stored = _exchange(self.path, fresh)
         except (OSError, sqlite3.Error) as error:
             reason = getattr(error, "strerror", None) or error
             self._warn(f"cannot be used ({reason}): times are kept for this process only")
             return
         # Times in the file win, so that all processes plan with equal times.
-        self.times.update(found)
+        self.times.update(stored)
 
     def _warn(self, message: str) -> None:
         """Issue a `CostWarning` about the cache file, but only the first time."""
@@ -95,8 +95,8 @@ def _exchange(path: Path, fresh: Mapping[Place, int]) -> dict[Place, int]:
         database.executemany("INSERT OR IGNORE INTO times VALUES (?, ?, ?)", rows)
         # `INSERT OR IGNORE` keeps the row that another process wrote earlier, so all processes read
         # the same time.
-        found = database.execute("SELECT environment, call, ps FROM times")
-        return {(environment, call): ps for environment, call, ps in found}
+        rows_there = database.execute("SELECT environment, call, ps FROM times")
+        return {(environment, call): ps for environment, call, ps in rows_there}
 
 
 def cache_path() -> Path | None:

@@ -103,19 +103,19 @@ class Kernels:
                     self._own[self._products[node]] = moment
                 segment += 1
                 self._moments.append(moment + 1)
-            given = inputs_of(node)
-            inlined = [n for n in given if self._inlined.get(n) and id(n) not in kept]
+            inputs = inputs_of(node)
+            inlined = [n for n in inputs if self._inlined.get(n) and id(n) not in kept]
             self._reads[node] = frozenset().union(
-                *(self._reads[n] if n in inlined else (self._producer(n),) for n in given)
+                *(self._reads[n] if n in inlined else (self._producer(n),) for n in inputs)
             )
             self._heavy[node] = heavy[node] or any(self._heavy[n] for n in inlined)
             self._inlined[node] = self._inlines(node)
 
     def _segment(self, node: fx.Node, now: int) -> int:
         """Return the segment in which a node runs, and record which kernels later nodes may join."""
-        given = [self._ready[n] for n in inputs_of(node) if n in self._ready]
-        ready = max((at for at, _ in given), default=0)
-        joins = (ready, True) in given
+        inputs_ready = [self._ready[n] for n in inputs_of(node) if n in self._ready]
+        ready = max((at for at, _ in inputs_ready), default=0)
+        joins = (ready, True) in inputs_ready
         if self.passed_on[node]:
             self._ready[node] = ready, joins
         elif not self.fuses[node]:
@@ -138,12 +138,12 @@ class Kernels:
     def _beside(self, node: fx.Node, ready: int, now: int) -> int | None:
         """Return the first earlier segment, from ``ready`` on, whose kernel shares an input and a size with the node."""
         size = self._numel(node)
-        found = (
+        candidates = (
             at
             for read in inputs_of(node)
             for at in self._read_at.get((self._producer(read), size), ())
         )
-        return min((at for at in found if ready <= at < now), default=None)
+        return min((at for at in candidates if ready <= at < now), default=None)
 
     def _pull(self, read: Iterable[fx.Node], to: int) -> None:
         """Move nodes and, recursively, their inputs from later segments into segment ``to``."""
@@ -167,22 +167,22 @@ class Kernels:
             moment: moment at which the storage is read for the last time.
             writing: nodes whose results are written to memory.
         """
-        found: set[fx.Node] = set()
+        outputs: set[fx.Node] = set()
         waiting = [n for n in readers if self.last(n) == moment]
         seen = {*waiting}
         while waiting:
             node = waiting.pop()
             if node in writing or not self.fuses[node]:
-                found.add(node)
+                outputs.add(node)
             else:
                 new = {n for n in readers_of(node) if n in self.fuses} - seen
                 waiting += new
                 seen |= new
-        if len(found) < 2:
-            return found.pop() if found else None
-        last = max(found, key=self._order.__getitem__)
+        if len(outputs) < 2:
+            return outputs.pop() if outputs else None
+        last = max(outputs, key=self._order.__getitem__)
         # Inductor lets no result overwrite the storage if the last output does not depend on all others.
-        return last if self._depends_on(last, found - {last}) else None
+        return last if self._depends_on(last, outputs - {last}) else None
 
     def _depends_on(self, node: fx.Node, others: set[fx.Node]) -> bool:
         """Return whether a node depends on all ``others``, which come before the node."""
@@ -251,11 +251,11 @@ class Kernels:
             at = frozenset()
         if at and len(flows) == len(keys) and (len(at) == 1 or self._inlined[node]):
             self._segments[node] = at
-        mine = self._segments[node]
+        own_segments = self._segments[node]
         return [
             k
             for k in keys
-            if k not in flows or any(not self._segments[r] <= mine for r in readers[k])
+            if k not in flows or any(not self._segments[r] <= own_segments for r in readers[k])
         ]
 
 

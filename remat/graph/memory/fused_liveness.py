@@ -129,16 +129,16 @@ class FusedWalk(StepWalk):
 
         def is_channels_last(node: fx.Node) -> bool:
             node = producer_of(node)
-            given = node.op == "placeholder" and _is_image(node) and not self._is_copied(node)
-            return given or node in channels_last
+            is_given = node.op == "placeholder" and _is_image(node) and not self._is_copied(node)
+            return is_given or node in channels_last
 
-        found = set()
+        contiguous = set()
         for node in self._backward:
             if node.target is torch.ops.aten.convolution_backward.default:
                 given = node.all_input_nodes[:2][-1]
                 on_cpu = _is_image(given) and given.meta["val"].device.type == "cpu"
                 if on_cpu and not is_channels_last(given):
-                    found.add(node)
+                    contiguous.add(node)
             # Forward saves what it computes in channels-last format. A fused result has the format of its inputs,
             # unless it concatenates or indexes them.
             if ops.packet(node.target) in _CONTIGUOUS:
@@ -149,7 +149,7 @@ class FusedWalk(StepWalk):
                 size = numel(node)
                 if any(numel(n) >= size and is_channels_last(n) for n in inputs_of(node)):
                     channels_last.add(node)
-        return found
+        return contiguous
 
     def _walk(
         self, nodes: list[fx.Node], start: int, there: set[int]
@@ -216,13 +216,13 @@ def _is_reshaped(node: fx.Node) -> bool:
     producer = producer_of(node)
     if not _is_image(node) or producer.op != "call_function" or not may_fuse(producer):
         return False
-    value, made = node.meta["val"], producer.meta.get("val")
-    if value.device.type != "cpu" or not isinstance(made, torch.Tensor):
+    value, traced = node.meta["val"], producer.meta.get("val")
+    if value.device.type != "cpu" or not isinstance(traced, torch.Tensor):
         return False
     # Inductor makes a fused result contiguous, also if the traced one is not, and convolutions read channels-last
     # values.
-    in_order = value.is_contiguous(memory_format=torch.channels_last) and made.is_contiguous()
-    return made.shape != value.shape and not in_order
+    in_order = value.is_contiguous(memory_format=torch.channels_last) and traced.is_contiguous()
+    return traced.shape != value.shape and not in_order
 
 
 def _keeps_its_layout(node: fx.Node) -> bool:

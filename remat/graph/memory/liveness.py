@@ -115,8 +115,8 @@ class Timeline:
 
     def alive(self, moment: int) -> tuple[Lifetime, ...]:
         """Return the storages alive at a moment, with the result of its node, largest first."""
-        found = [x for x in self.lifetimes if x.first <= moment <= x.last]
-        return tuple(sorted(found, key=lambda x: -x.nbytes))
+        storages = [x for x in self.lifetimes if x.first <= moment <= x.last]
+        return tuple(sorted(storages, key=lambda x: -x.nbytes))
 
     def nbytes(self, *kinds: StorageKind) -> tuple[int, ...]:
         """Return the bytes alive at each moment, of storages of the given kinds or of all."""
@@ -176,7 +176,7 @@ def timeline(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs:
     """Return the lifetimes of all storages of one step, whose modules carry fake values."""
     step = StepWalk(forward, backward, num_fwd_outputs)
     saved_as = step.sizes.first_of(step.handed)
-    found = [
+    lifetimes = [
         Lifetime(
             node=f"workspace of {node.target}" if key == _INSIDE else node.name,
             nbytes=nbytes,
@@ -195,7 +195,7 @@ def timeline(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs:
     return Timeline(
         moments=step.moments,
         boundary=step.boundary,
-        lifetimes=tuple(sorted(found, key=lambda x: (x.first, x.last))),
+        lifetimes=tuple(sorted(lifetimes, key=lambda x: (x.first, x.last))),
     )
 
 
@@ -348,8 +348,8 @@ class StepWalk:
         workspaces have the same key.
         """
         yield from self.storages()
-        for taken in self.workspaces():
-            yield _INSIDE, *taken
+        for workspace in self.workspaces():
+            yield _INSIDE, *workspace
 
     def workspaces(self) -> Iterator[tuple[fx.Node, int, int, int]]:
         """Yield (node, bytes, first moment, last moment) for each node with a workspace."""
@@ -364,7 +364,7 @@ class StepWalk:
         inputs, outputs = self.inputs, self.outputs
         resident = {*inputs, *outputs}
         # Backward goes first, because the last use of a saved storage ends its lifetime.
-        made, last = self._walk(self._backward, start, resident | self._initial.keys())
+        from_backward, last = self._walk(self._backward, start, resident | self._initial.keys())
         self._gradients = self.sizes.of_all(self._returned)
         held = self.tangents if torch_compat.holds_tangents() else {}
         for key in (*self._gradients, *held):
@@ -374,10 +374,10 @@ class StepWalk:
             yield key, node, nbytes[key], 0, end
         # A saved storage that is no output lives to its last read in backward. If backward never reads it, it is
         # freed at the start of backward.
-        mine, ends = self._walk(self._forward, 0, set())
+        from_forward, ends = self._walk(self._forward, 0, set())
         # Offloaded copies take no device memory.
         elsewhere = {*inputs, *host_storages(self._forward, self.sizes)}
-        for key, (node, moment) in mine.items():
+        for key, (node, moment) in from_forward.items():
             if key in elsewhere:
                 continue
             if key in outputs:
@@ -388,10 +388,10 @@ class StepWalk:
                 until = ends[key]
             yield key, node, nbytes[key], moment, until
         for key, node in self._initial.items():
-            if key in last and key not in resident and key not in mine:
+            if key in last and key not in resident and key not in from_forward:
                 yield key, node, nbytes[key], start, last[key]
         resident |= self._initial.keys()
-        for key, (node, moment) in made.items():
+        for key, (node, moment) in from_backward.items():
             if key not in resident:
                 yield key, node, nbytes[key], moment, last[key]
 
@@ -402,8 +402,8 @@ class StepWalk:
         made: dict[int, tuple[fx.Node, int]] = {}
         last: dict[int, int] = {}
         keys_of = self.sizes.keys
-        one: dict[fx.Node, int] = {}  # nearly every node has one storage
-        known = one.get
+        only_key: dict[fx.Node, int] = {}  # nearly every node has one storage
+        key_of = only_key.get
         keys = self.sizes.each([n.meta.get("val") for n in nodes])
         # If a node runs several times in this graph, its last run keeps the key, because this run's result is saved.
         again = {run_of(n) for n in nodes if RUN_OF in n.meta}
@@ -411,9 +411,9 @@ class StepWalk:
         twice = {k for n in latest for k in keys_of(n)}
         for moment, (node, key) in enumerate(zip(nodes, keys, strict=True), start):
             for read in inputs_of(node):
-                found = known(read)
-                if found is not None:
-                    last[found] = moment
+                read_key = key_of(read)
+                if read_key is not None:
+                    last[read_key] = moment
                 else:
                     for other in keys_of(read):
                         last[other] = moment
@@ -421,7 +421,7 @@ class StepWalk:
                 if own in there or own in twice:
                     own = self._own(node, own, apart=own in there or node not in latest)
                 if key is not None:
-                    one[node] = own
+                    only_key[node] = own
                 last[own] = moment
                 if own not in made:
                     made[own] = (node, moment)
@@ -433,10 +433,10 @@ class StepWalk:
         # If the base of a view runs several times, the view shares memory with the run that it reads. This need not
         # be the latest run.
         for read in inputs_of(node):
-            for found in sizes.keys(read):
-                if key in (found, self._twin.get(found)):
-                    sizes.rename(node, key, found)
-                    return found
+            for other in sizes.keys(read):
+                if key in (other, self._twin.get(other)):
+                    sizes.rename(node, key, other)
+                    return other
         if not apart:
             return key
         own = -1 - len(self._twin)  # keys of real storages are addresses, which are never negative

@@ -55,12 +55,12 @@ def highest_of_graphs(graphs: Sequence[PartitionedGraph]) -> tuple[tuple[int, in
     runs = _in_turns(graphs)
     step = _Step([graph for _, graph in runs])
     alive = sums_of(step.spans(), step.end + 1)
-    found = [(0, 0)] * len(graphs)
+    highest = [(0, 0)] * len(graphs)
     for (k, _), walk, f, b in zip(runs, step.walks, step.forward_at, step.backward_at, strict=True):
         forward = max(alive[f : f + walk.boundary])
         backward = max(alive[b : b + len(walk.moments) - walk.boundary])
-        found[k] = (max(found[k][0], forward), max(found[k][1], backward))
-    return tuple(found)
+        highest[k] = (max(highest[k][0], forward), max(highest[k][1], backward))
+    return tuple(highest)
 
 
 def _in_turns(graphs: Sequence[PartitionedGraph]) -> list[tuple[int, PartitionedGraph]]:
@@ -68,13 +68,13 @@ def _in_turns(graphs: Sequence[PartitionedGraph]) -> list[tuple[int, Partitioned
     turns = [(turn, k) for k, graph in enumerate(graphs) for turn in graph.joint.turns]
     if not turns:
         return list(enumerate(graphs))
-    found = []
+    runs = []
     for turn, k in sorted(turns):
         ran = {name: value for name, value in turn._asdict().items() if name != "at"}
         # The fields of the joint graph then describe the values that this run receives and returns.
         joint = replace(graphs[k].joint, **ran)
-        found.append((k, replace(graphs[k], joint=joint)))
-    return found
+        runs.append((k, replace(graphs[k], joint=joint)))
+    return runs
 
 
 class _Step:
@@ -87,14 +87,14 @@ class _Step:
     def __init__(self, graphs: Sequence[PartitionedGraph]) -> None:
         self._graphs = graphs
         # By `id` of the forward module, because all runs of a graph share one walk.
-        known: dict[int, StepWalk] = {}
+        walk_of: dict[int, StepWalk] = {}
         for g in graphs:
-            if id(g.forward) not in known:
+            if id(g.forward) not in walk_of:
                 walk = FusedWalk if g.joint.lower == "inductor" else StepWalk
-                known[id(g.forward)] = walk(
+                walk_of[id(g.forward)] = walk(
                     g.forward, g.backward, g.joint.num_fwd_outputs, g.joint.memories
                 )
-        self.walks = [known[id(g.forward)] for g in graphs]
+        self.walks = [walk_of[id(g.forward)] for g in graphs]
         lengths = [w.boundary for w in self.walks]
         lengths += [len(w.moments) - w.boundary for w in reversed(self.walks)]
         starts = [0, *accumulate(lengths)]
@@ -107,10 +107,10 @@ class _Step:
     def spans(self) -> Iterator[tuple[int, int, int]]:
         """Yield each storage of the step as (bytes, first moment, last moment)."""
         by_walk = {id(walk): list(walk.lifetimes()) for walk in {*self.walks}}
-        found = [by_walk[id(walk)] for walk in self.walks]
+        lifetimes_of = [by_walk[id(walk)] for walk in self.walks]
         passed = self._passed()
         for k, (graph, walk, lifetimes) in enumerate(
-            zip(self._graphs, self.walks, found, strict=True)
+            zip(self._graphs, self.walks, lifetimes_of, strict=True)
         ):
             elsewhere = {p for p, _, _ in (*graph.joint.received, *graph.joint.shared)}
             primals = [node.name for node in primals_of(graph.joint)]

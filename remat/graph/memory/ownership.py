@@ -138,13 +138,13 @@ def _mutated(joint: JointGraph, index: GraphIndex, owner: list[int]) -> dict[int
 
 def _rewritten(index: GraphIndex, owner: list[int], mutated: dict[int, int]) -> dict[int, int]:
     """Select the mutated storages that are read after their last write, or that forward allocated."""
-    found = {at for at in mutated if index.nodes[at].op != "placeholder"}
+    owners = {at for at in mutated if index.nodes[at].op != "placeholder"}
     if mutated:
         for i, node in enumerate(index.nodes):
             for j in index.inputs[i]:
-                behind = i > mutated.get(owner[j], len(index))
-                if behind and not (
+                is_later = i > mutated.get(owner[j], len(index))
+                if is_later and not (
                     is_destination(index.nodes[j], node) or ops.ignores_content(node)
                 ):
-                    found.add(owner[j])
-    return {at: last for at, last in mutated.items() if at in found}
+                    owners.add(owner[j])
+    return {at: last for at, last in mutated.items() if at in owners}

@@ -123,20 +123,20 @@ def type_text(tensor: torch.Tensor) -> str:
 
 def workspace_of(node: fx.Node) -> Any:
     """Return the workspace of a node, measured at the first call; None if no workspace is recorded."""
-    found = node.meta.get(WORKSPACE)
-    if callable(found):
-        found = found(node)
-        if found is None:
+    workspace = node.meta.get(WORKSPACE)
+    if callable(workspace):
+        workspace = workspace(node)
+        if workspace is None:
             del node.meta[WORKSPACE]
         else:
-            node.meta[WORKSPACE] = found
-    return found
+            node.meta[WORKSPACE] = workspace
+    return workspace
 
 
 def workspace_bytes(node: fx.Node) -> int:
     """Return the bytes of a node's workspace, as `hint` reads them; 0 if no workspace is recorded."""
-    found = workspace_of(node)
-    return 0 if found is None else hint(found)
+    workspace = workspace_of(node)
+    return 0 if workspace is None else hint(workspace)
 
 
 def hint(size: Any) -> int:
@@ -150,15 +150,15 @@ def hint(size: Any) -> int:
     sizes = _SIZES.get()
     expression = expression_of(size) if sizes else None
     if sizes and expression is not None:
-        known = {
+        numbers = {
             s: sympy.Integer(sizes[s.name]) for s in expression.free_symbols if s.name in sizes
         }
-        if known:
-            left = expression.xreplace(known)
-            if left.is_number:
-                return max(0, int(left))
+        if numbers:
+            remainder = expression.xreplace(numbers)
+            if remainder.is_number:
+                return max(0, int(remainder))
             # Some symbols are left, for which `optimization_hint` below supplies numbers.
-            size = size.node.shape_env.create_symintnode(left, hint=None)
+            size = size.node.shape_env.create_symintnode(remainder, hint=None)
     # A size such as `3 - u0` is negative if the number substituted for `u0` exceeds 3.
     return max(0, int(torch_compat.optimization_hint(size, fallback=UNBACKED_HINT)))
 
@@ -217,18 +217,18 @@ class Memories:
 
     def of(self, value: Any) -> Memory:
         """Return the record (storage key, storage, value) of a value, and cache it."""
-        found = self._known.get(id(value))
-        if found is None:
+        record = self._known.get(id(value))
+        if record is None:
             storage = storage_of(value)
             key = None if storage is None else torch_compat.storage_id(storage)
-            found = self._known[id(value)] = key, storage, value
-        return found
+            record = self._known[id(value)] = key, storage, value
+        return record
 
     def of_all(self, values: Iterable[Any]) -> list[Memory]:
         """Return the record (storage key, storage, value) of each value."""
-        known = self._known.get
+        cached = self._known.get
         # A record is a nonempty tuple, so `or` replaces missing records only.
-        return [known(id(value)) or self.of(value) for value in values]
+        return [cached(id(value)) or self.of(value) for value in values]
 
     def key(self, value: Any) -> int | None:
         """Return the key of the storage of a value; None for a value without a storage."""
@@ -253,12 +253,12 @@ class Sizes:
 
     def keys(self, node: fx.Node) -> tuple[int, ...]:
         """Return the storage key of each tensor in the value of a node."""
-        known = self._known.get(node)
-        if known is None:
+        cached = self._known.get(node)
+        if cached is None:
             leaves = leaves_of(node.meta.get("val"))
-            known = tuple(k for k in self.each(leaves) if k is not None)
-            self._known[node] = known
-        return known
+            cached = tuple(k for k in self.each(leaves) if k is not None)
+            self._known[node] = cached
+        return cached
 
     def rename(self, node: fx.Node, key: int, other: int) -> None:
         """Replace one of a node's storage keys by another key, for a storage of the same bytes."""
@@ -297,8 +297,8 @@ class Sizes:
 
     def first_of(self, nodes: Iterable[fx.Node]) -> dict[int, fx.Node]:
         """Return for each storage key the first of the given nodes whose value uses the storage."""
-        found: dict[int, fx.Node] = {}
+        first: dict[int, fx.Node] = {}
         for node in nodes:
             for key in self.keys(node):
-                found.setdefault(key, node)
-        return found
+                first.setdefault(key, node)
+        return first

@@ -45,13 +45,13 @@ def user_mutable_inputs(joint: JointGraph) -> frozenset[str]:
     """
     inputs = joint.graph.find_nodes(op="placeholder")
     static = {inputs[k] for k in joint.static_inputs if k < len(inputs)}
-    found = [n for n in inputs if role_of(n) is Role.PRIMAL and n not in static]
-    found = [n for n in found if _is_user_mutable(n)]
+    candidates = [n for n in inputs if role_of(n) is Role.PRIMAL and n not in static]
+    candidates = [n for n in candidates if _is_user_mutable(n)]
     root = _Roots(joint)
     given_back = [o for o in split_outputs(joint)[1] if isinstance(o, fx.Node)]
-    saved = _saved_by_autograd(joint, root, found)
-    saved |= {n for n in found if not root.views_of(n).isdisjoint(given_back)}
-    return frozenset(n.name for n in found if n not in saved)
+    saved = _saved_by_autograd(joint, root, candidates)
+    saved |= {n for n in candidates if not root.views_of(n).isdisjoint(given_back)}
+    return frozenset(n.name for n in candidates if n not in saved)
 
 
 def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> None:
@@ -70,10 +70,10 @@ def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> No
     outputs = _copyable_outputs(joint, root)
     saved = _saved_by_autograd(joint, root, outputs) if places is None else set()
     of_root = {
-        base: [value for value, _ in found]
-        for base, found in outputs.items()
+        base: [value for value, _ in of_base]
+        for base, of_base in outputs.items()
         if base not in saved
-        and (places is None or any(_place(desc) in places for _, desc in found))
+        and (places is None or any(_place(desc) in places for _, desc in of_base))
         and root.is_read(base)
     }
     copies: dict[fx.Node, fx.Node] = {}
@@ -110,10 +110,10 @@ def unversioned_outputs(joint: JointGraph) -> tuple[int, ...]:
     Such outputs come from AOTAutograd, from Inductor, and from operators such as ``_unsafe_view``,
     which PyTorch 2.15 traces in a linear layer.
     """
-    found = _copyable_outputs(joint, _Roots(joint))
+    of_base = _copyable_outputs(joint, _Roots(joint))
     views = (
         _place(desc)
-        for base, outputs in found.items()
+        for base, outputs in of_base.items()
         # Autograd compares version counters. An output that only shares memory with a saved tensor may have a
         # counter of its own, so autograd misses writes that it detects in eager PyTorch.
         if any(value is not base for value, _ in outputs)
@@ -152,8 +152,8 @@ def _copyable_outputs(joint: JointGraph, root: _Roots) -> dict[fx.Node, list[tup
             continue
         base = root[value]
         fake = value.meta.get("val")
-        made = base.op == "call_function" and storage_key(fake) not in memories
-        if made and isinstance(fake, torch.Tensor):
+        is_computed = base.op == "call_function" and storage_key(fake) not in memories
+        if is_computed and isinstance(fake, torch.Tensor):
             of_root.setdefault(base, []).append((value, desc))
     return of_root
 
@@ -189,17 +189,17 @@ class _Roots(dict[fx.Node, fx.Node]):
         """Yield the chain of views that leads from ``node`` to ``base``."""
         while node is not base:
             yield node
-            found = self._base(node)
-            assert found is not None
-            node = found
+            viewed = self._base(node)
+            assert viewed is not None
+            node = viewed
 
     def views_of(self, base: fx.Node) -> set[fx.Node]:
         """Return ``base``, its views, and the views of these."""
         # `found` grows while the loop runs, so views of views are visited too.
-        found = [base]
-        for viewed in found:
-            found += [u for u in viewed.users if self._base(u) is viewed]
-        return {*found}
+        views = [base]
+        for viewed in views:
+            views += [u for u in viewed.users if self._base(u) is viewed]
+        return {*views}
 
     def is_read(self, base: fx.Node) -> bool:
         """Return whether a node that is not a view of ``base`` reads the memory of ``base``."""

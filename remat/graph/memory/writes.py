@@ -69,8 +69,8 @@ def aliased_argument(node: fx.Node) -> fx.Node | None:
         maker = node.args[0]
         return maker if isinstance(maker, fx.Node) and aliased_argument(maker) is not None else None
     for place in aliased_places(node.target):
-        if given := _given(node, place):
-            return given[0]
+        if arguments := _given(node, place):
+            return arguments[0]
     return None
 
 
@@ -88,8 +88,8 @@ def by_target(nodes: Iterable[fx.Node], ask: Callable[[fx.Node], T]) -> list[T]:
     # By identity, because hashing an overload takes longer.
     targets = [id(node.target) for node in nodes]
     one_of_each = dict(zip(targets, nodes, strict=True))
-    known = {target: ask(node) for target, node in one_of_each.items()}
-    return [known[target] for target in targets]
+    answers = {target: ask(node) for target, node in one_of_each.items()}
+    return [answers[target] for target in targets]
 
 
 @functools.cache

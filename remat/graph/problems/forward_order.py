@@ -25,8 +25,8 @@ def forward_sorted(
             continue
         # The joint graph lists nodes for backward at its end. If they ran there, their inputs would stay alive
         # until the end of forward.
-        made = [j for j in reads if j not in placeholders and index.nodes[j].op != "get_attr"]
+        computed = [j for j in reads if j not in placeholders and index.nodes[j].op != "get_attr"]
         # A node that reads memory to which forward writes keeps its place.
-        if made and not any(owner[j] in written for j in reads):
-            rank[i] = max(rank[j] for j in made)
+        if computed and not any(owner[j] in written for j in reads):
+            rank[i] = max(rank[j] for j in computed)
     return sorted(positions, key=lambda i: (rank[i], i))

@@ -66,9 +66,9 @@ class GraphInfoProvider(torch_compat.GraphInfoProvider):
         recorded_knapsack_input_runtimes: Sequence[float] | None = None,
         joint_graph: fx.Graph | None = None,
     ) -> None:
-        known = set(graph_nodes_in_order)
+        node_names = set(graph_nodes_in_order)
         for name in [*all_recomputable_banned_nodes, *(n for e in graph_edges for n in e)]:
-            if name not in known:
+            if name not in node_names:
                 raise ProblemError(
                     f"node '{name}' is used, but it is not among graph_nodes_in_order"
                 )

@@ -170,14 +170,14 @@ def must_offload(node: fx.Node) -> bool:
 
 def offload_tags(nodes: Sequence[fx.Node], owner: Sequence[int]) -> dict[int, fx.Node]:
     """Return the nodes with offload tags, by the position of the node whose value is offloaded."""
-    found: dict[int, fx.Node] = {}
+    tagged: dict[int, fx.Node] = {}
     for at, node in enumerate(nodes):
         if node.meta.get("recompute") is not None and must_offload(node):
             # A tag on a view applies to the owner of its storage, unless the owner must be recomputed.
             i = at if must_recompute(nodes[owner[at]]) else owner[at]
-            if insists_on_host(node) or i not in found:
-                found[i] = node
-    return found
+            if insists_on_host(node) or i not in tagged:
+                tagged[i] = node
+    return tagged
 
 
 def insists_on_host(node: fx.Node) -> bool:
@@ -227,8 +227,8 @@ def lower(
         # Nodes that depend on tangents run in backward in every plan, so they are left out.
         if roles.tangent_closure[i]:
             continue
-        gone = i in storages.mutated and i not in storages.rewritten
-        if gone or (node.op == "placeholder" and i in storages.user_mutated):
+        is_overwritten = i in storages.mutated and i not in storages.rewritten
+        if is_overwritten or (node.op == "placeholder" and i in storages.user_mutated):
             # If backward writes to the input, the write must reach the input itself, so the input is saved
             # uncopied. Readers get the snapshot.
             writes = _backward_uses(index, roles, i)[1]

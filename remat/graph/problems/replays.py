@@ -87,9 +87,9 @@ def random_device(node: fx.Node) -> torch.device:
 
 def _dispatched_to(node: fx.Node) -> str | None:
     """Return the device type on which PyTorch replays a random operator."""
-    given = node.kwargs.get("device")
-    if given:
-        return torch.device(given).type  # type: ignore[arg-type]
+    device = node.kwargs.get("device")
+    if device:
+        return torch.device(device).type  # type: ignore[arg-type]
     # PyTorch takes the type from the operator's arguments.
     values = (a.meta.get("val") for a in node.args if isinstance(a, fx.Node))
     return next((v.device.type for v in values if isinstance(v, torch.Tensor)), None)

@@ -82,11 +82,11 @@ class LoweredStep:
     def with_extra(self, extra: Mapping[str, int]) -> LoweredStep:
         """Return a copy in which runs of the named joint-graph nodes take more bytes; names of views are ignored."""
         problem = self.problem
-        taken = [*(problem.extra or (0,) * len(problem))]
+        total = [*(problem.extra or (0,) * len(problem))]
         for name, nbytes in extra.items():
             if name in self.of_name:
-                taken[self.of_name[name]] += nbytes
-        return replace(self, problem=replace(problem, extra=tuple(taken)))
+                total[self.of_name[name]] += nbytes
+        return replace(self, problem=replace(problem, extra=tuple(total)))
 
     def orders(
         self, sequence: Sequence[int], boundary: int
@@ -118,7 +118,7 @@ def lower_step(
     sizes = Sizes(joint.memories)
     rows: list[_Row] = []
     #: For each joint-graph position, the problem nodes that a reader of its value reads.
-    behind: dict[int, tuple[int, ...]] = {}
+    read_of: dict[int, tuple[int, ...]] = {}
     of_key: dict[int, int] = {}  # node of the problem that holds a storage
 
     def add(row: _Row) -> int:
@@ -144,18 +144,20 @@ def lower_step(
     backward: list[int] = []
     forward: list[int] = []
     ordered: list[int] = []
-    kept: dict[str, int] = {}
+    snapshot_of: dict[str, int] = {}
     for i in of_kind[SavedKind.SNAPSHOT]:
         name, copied_bytes = index.nodes[i].name, tensor_bytes(index.values[i])
-        kept[name] = of_name[name + _SNAPSHOT] = add(_Row(f"{name}:snapshot", size=copied_bytes))
+        snapshot_of[name] = of_name[name + _SNAPSHOT] = add(
+            _Row(f"{name}:snapshot", size=copied_bytes)
+        )
         # A later copy would read the input after forward's write, so the copy is made once.
-        single.append(kept[name])
+        single.append(snapshot_of[name])
     writes = (w for i in index.special for w in written_by(index.nodes[i]))
     written = {k for w in writes for k in sizes.keys(w)}
 
     # A node that forward does not require reads the copy of an input. A write to the input therefore does not fix
     # the node's place in the order.
-    copied = {k for name in kept for k in sizes.keys(index.nodes[index.by_name[name]])}
+    copied = {k for name in snapshot_of for k in sizes.keys(index.nodes[index.by_name[name]])}
 
     def touches_written(i: int) -> bool:
         """Return whether the node at a position has effects or reads memory that is written to, so keeps its place."""
@@ -168,19 +170,23 @@ def lower_step(
 
     # Nodes that must run in backward (in the tangent closure) go last, because forward's writes to inputs stand at
     # the end of the joint graph.
-    late = roles.tangent_closure
-    for i in sorted(range(len(index)), key=late.__getitem__):
+    in_backward = roles.tangent_closure
+    for i in sorted(range(len(index)), key=in_backward.__getitem__):
         node = index.nodes[i]
         if node.op != "call_function":
-            behind[i] = tuple(of_key[k] for k in sizes.keys(node) if k in of_key)
+            read_of[i] = tuple(of_key[k] for k in sizes.keys(node) if k in of_key)
             continue
         # Nodes that must run in backward have no cost, because they run once in every plan.
-        cost = 0 if late[i] else chosen.cost[lowered.of_position[i]]
-        reads = {at for j in index.inputs[i] for at in behind[j]}
+        cost = 0 if in_backward[i] else chosen.cost[lowered.of_position[i]]
+        reads = {at for j in index.inputs[i] for at in read_of[j]}
         # In the problem, every run of a reader reads the copy. In the step, the first run reads the input itself,
         # but the copy is alive at that time too.
-        sources = [index.nodes[j] for j in index.inputs[i]] if kept else []
-        reads |= {kept[x.name] for x in sources if x.name in kept and not is_destination(x, node)}
+        sources = [index.nodes[j] for j in index.inputs[i]] if snapshot_of else []
+        reads |= {
+            snapshot_of[x.name]
+            for x in sources
+            if x.name in snapshot_of and not is_destination(x, node)
+        }
         keys = list(dict.fromkeys(sizes.keys(node)))
         fresh = [k for k in keys if k not in resident and k not in of_key]
         viewed = [of_key[k] for k in keys if k in of_key]
@@ -188,15 +194,15 @@ def lower_step(
             # A view becomes no problem node. In the problem, its readers read its base, and those of its inputs
             # that have no storage, such as sizes.
             sizeless = [at for at in reads if not rows[at].size and rows[at].part_of < 0]
-            behind[i] = (*viewed, *sizeless)
+            read_of[i] = (*viewed, *sizeless)
             continue
         state: tuple[int, ...] = ()
         if i in replayed:
-            made = add(_Row(f"{node.name}:state", size=state_bytes(node)))
-            state = (made,)
+            state_node = add(_Row(f"{node.name}:state", size=state_bytes(node)))
+            state = (state_node,)
             # A second run would read the generator state from after the draw, so the state is read once.
-            single.append(made)
-            of_name[node.name + _DRAWN] = made
+            single.append(state_node)
+            of_name[node.name + _DRAWN] = state_node
         at = add(
             _Row(
                 node.name,
@@ -214,14 +220,14 @@ def lower_step(
             part = _Row(f"{node.name}:{n}", size=sizes.nbytes[key], part_of=at)
             of_key[key] = add(part)
             parts.append(of_key[key])
-        behind[i] = tuple(dict.fromkeys([at, *parts, *viewed]))
-        if late[i]:
+        read_of[i] = tuple(dict.fromkeys([at, *parts, *viewed]))
+        if in_backward[i]:
             backward.append(at)
         elif roles.required_forward[i]:
             forward.append(at)
         if touches_written(i):
             ordered.append(at)
-        if late[i] or not chosen.recomputable[lowered.of_position[i]]:
+        if in_backward[i] or not chosen.recomputable[lowered.of_position[i]]:
             single.append(at)
     columns: Any = zip(*rows, strict=True) if rows else [()] * len(_Row._fields)
     names, inputs, costs, size, part_of, extra = columns

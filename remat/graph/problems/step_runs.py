@@ -58,24 +58,24 @@ class StepRuns:
                 nobody holds are known. Parts of the runs of a graph may count as graphs of their own.
         """
         received = {(j, k) for _, turn in self._turns for _, j, k in turn.received}
-        found = {self._made[v] for v in kept if v in self._made}
+        caller_holds = {self._made[v] for v in kept if v in self._made}
         alive = None if graph_of is None else received.union(self._made.values())
         turns: list[list[Turn]] = [[] for _ in graphs]
         graph_of = [graph for graph, _ in self._turns] if graph_of is None else graph_of
         for graph, (_, turn) in zip(graph_of, self._turns, strict=True):
-            returned = tuple(k for at, k in sorted(found & received) if at == turn.at)
+            returned = tuple(k for at, k in sorted(caller_holds & received) if at == turn.at)
             outputs = range(0 if alive is None else graphs[graph].num_fwd_outputs)
             dropped = tuple(k for k in outputs if (turn.at, k) not in (alive or ()))
             turns[graph].append(turn._replace(returned=returned, dropped=dropped))
         repeats = len(self._turns) > len(set(graph_of))
-        made = list(graphs)
+        updated = list(graphs)
         for graph, joint in enumerate(graphs):
             if not turns[graph]:
                 continue
             # `received` and `shared` describe the first run only. If a graph of the step runs several times,
             # `turns` describes every run.
             first = turns[graph][0]
-            made[graph] = replace(
+            updated[graph] = replace(
                 joint,
                 received=tuple((i, graph_of[at], k) for i, at, k in first.received),
                 shared=tuple((i, graph_of[at], k) for i, at, k in first.shared),
@@ -84,4 +84,4 @@ class StepRuns:
                 runs=len(turns[graph]),
                 turns=tuple(turns[graph]) if repeats else (),
             )
-        return made
+        return updated

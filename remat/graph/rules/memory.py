@@ -91,8 +91,12 @@ def the_budget_holds(facts: Facts) -> Iterator[Fault]:
 def saved_values_share_no_memory(facts: Facts) -> Iterator[Fault]:
     """Yield a fault for each saved value in the memory of another one."""
     keys = Memories()
-    kept = (*facts.placeholders[1], *facts.returned[0], *outputs_of(facts.split.backward.graph))
-    others = {keys.key(n.meta.get("val")): n for n in kept if isinstance(n, fx.Node)}
+    elsewhere = (
+        *facts.placeholders[1],
+        *facts.returned[0],
+        *outputs_of(facts.split.backward.graph),
+    )
+    others = {keys.key(n.meta.get("val")): n for n in elsewhere if isinstance(n, fx.Node)}
     first: dict[int, fx.Node] = {}
     for node in facts.handed:
         key = keys.key(node.meta.get("val"))
@@ -189,7 +193,7 @@ def _reordered(
     facts: Facts, nodes: list[fx.Node], written: dict[fx.Node, set[Any]], key: Any
 ) -> Iterator[Fault]:
     """Yield a fault for each read that moved past a write to the same memory."""
-    here = {n: i for i, n in enumerate(nodes)}
+    place_of = {n: i for i, n in enumerate(nodes)}
     touched = {k for keys in written.values() for k in keys}
     for node in nodes:
         at = facts.position.get(node.name)
@@ -205,7 +209,7 @@ def _reordered(
                 there = facts.position.get(write.name)
                 if there is None or write is node or memory not in keys:
                     continue
-                if (at < there) != (here[node] < here[write]):
+                if (at < there) != (place_of[node] < place_of[write]):
                     side = "behind" if at < there else "before"
                     text = f"{called(node)} reads '{read.name}' {side} {called(write)}"
                     yield Fault(text, (node, write))

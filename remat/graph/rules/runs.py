@@ -22,16 +22,16 @@ from remat.graph.rules.facts import Facts, Fault, called
 
 def nothing_random_runs_twice(facts: Facts) -> Iterator[Fault]:
     """Yield a fault for each rerun of a random operator that draws anew instead of replaying its first draw."""
-    drawn: set[str] = set()
+    seen: set[str] = set()
     for which, nodes in zip(("forward", "backward"), facts.special[1:], strict=True):
         for node in nodes:
             if ops.is_random(node):  # a replay does not count as random
                 name = _drawn(node)
-                if name in drawn:
+                if name in seen:
                     yield Fault(
                         f"{called(node)} draws anew in {which} instead of replaying", (node,)
                     )
-                drawn.add(name)
+                seen.add(name)
 
 
 def nothing_effectful_runs_twice(facts: Facts) -> Iterator[Fault]:
@@ -102,14 +102,14 @@ def copies_are_alike(facts: Facts) -> Iterator[Fault]:
                 continue
             there = "the joint graph" if again else "forward"
             target, reads = _call(node)
-            wanted_target, wanted = _call(source)
+            wanted_target, wanted_reads = _call(source)
             if target != wanted_target:
                 text = f"'{node.name}' is {target} in {which}, {wanted_target} in {there}"
                 yield Fault(text, (source,))
-            elif len(reads) != len(wanted):
+            elif len(reads) != len(wanted_reads):
                 text = f"'{node.name}' reads other values in {which} than in {there}"
                 yield Fault(text, (source,))
-            for a, b in zip(map(run_of, reads), map(run_of, wanted), strict=False):
+            for a, b in zip(map(run_of, reads), map(run_of, wanted_reads), strict=False):
                 if a != b and a in facts.joint and b in facts.joint:
                     text = f"'{node.name}' reads '{a}' in {which}, '{b}' in {there}"
                     yield Fault(text, (source,))

@@ -80,15 +80,15 @@ def backward_takes_what_forward_hands(facts: Facts) -> Iterator[Fault]:
         if not isinstance(value, fx.Node):
             yield Fault(f"forward hands over {value!r}, which no node computes")
     behind = {n.name for n in _behind(facts)}
-    mine = [n for n in facts.placeholders[2] if n.name not in behind]
+    inputs = [n for n in facts.placeholders[2] if n.name not in behind]
     # The sort is stable, so all other values keep their order.
-    theirs = sorted(facts.handed, key=lambda n: HandedKind.of(n) is not HandedKind.SIZE)
-    taken, given = {n.name: n for n in mine}, {n.name: n for n in theirs}
-    lonely = [n for n in (*mine, *theirs) if (n.name in taken) != (n.name in given)]
+    handed = sorted(facts.handed, key=lambda n: HandedKind.of(n) is not HandedKind.SIZE)
+    input_of, handed_of = {n.name: n for n in inputs}, {n.name: n for n in handed}
+    lonely = [n for n in (*inputs, *handed) if (n.name in input_of) != (n.name in handed_of)]
     for node in lonely:
         yield Fault(f"'{node.name}' is only on one side", (node,))
     if not lonely:
-        yield from _compared("input", mine, theirs, "backward")
+        yield from _compared("input", inputs, handed, "backward")
     for a, b in zip(facts.handed, facts.handed[1:], strict=False):
         # AOTAutograd expects saved values sorted by kind, and backward takes sizes first.
         if HandedKind.of(a) > HandedKind.of(b):
@@ -97,12 +97,12 @@ def backward_takes_what_forward_hands(facts: Facts) -> Iterator[Fault]:
                 "version check, objects, sizes",
                 (a, b),
             )
-    for node in theirs:
-        other = taken.get(node.name)
+    for node in handed:
+        input_node = input_of.get(node.name)
         value = node.meta.get("val")
         # Most values are identical, and describing them takes longer than comparing.
-        if other is not None and other.meta.get("val") is not value:
-            as_given, as_taken = described(value), described(other.meta.get("val"))
+        if input_node is not None and input_node.meta.get("val") is not value:
+            as_given, as_taken = described(value), described(input_node.meta.get("val"))
             if as_given != as_taken:
                 text = f"'{node.name}' is handed over as {as_given}, but taken as {as_taken}"
                 yield Fault(text, (node,))

@@ -89,8 +89,8 @@ def read_descriptor(source: Source, node: ast.expr) -> Any:
 def number_regions(nodes: Iterable[fx.Node]) -> dict[int, int]:
     """Return the number of each checkpointed region (``ac_graph_id``) of a graph, counted from 0."""
     # AOTAutograd's own numbers count all regions of the process, so the text of a graph would differ between runs.
-    met = {region for n in nodes if type(region := n.meta.get("ac_graph_id")) is int}
-    return {region: k for k, region in enumerate(sorted(met))}
+    ids = {region for n in nodes if type(region := n.meta.get("ac_graph_id")) is int}
+    return {region: k for k, region in enumerate(sorted(ids))}
 
 
 def write_marks(node: fx.Node, regions: Mapping[int, int]) -> list[str]:
@@ -149,8 +149,8 @@ def read_mark(source: Source, node: ast.expr, meta: dict[str, Any]) -> None:
             )
         meta.setdefault("custom", {})[REGION] = mark
     else:
-        known = ", ".join([*_POLICIES, *_FLAGS, "region(…)", "memory_budget(…)", "policy(…)"])
-        raise source.error(node, f"one of {known}", "the mark {}")
+        marks = ", ".join([*_POLICIES, *_FLAGS, "region(…)", "memory_budget(…)", "policy(…)"])
+        raise source.error(node, f"one of {marks}", "the mark {}")
 
 
 def write_comment(node: fx.Node) -> str:

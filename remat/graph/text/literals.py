@@ -114,8 +114,8 @@ def read_opaque(source: Source, node: ast.expr) -> Opaque:
         raise source.error(node, "the dotted name of a class", f"the class {kind[:60]!r}")
     # The class must have the original's name, because fingerprints contain class names of such
     # values.
-    made: Opaque = type(kind.rpartition(".")[2], (Opaque,), {"kind": kind})(text)
-    return made
+    stand_in: Opaque = type(kind.rpartition(".")[2], (Opaque,), {"kind": kind})(text)
+    return stand_in
 
 
 class ArgumentWriter:
@@ -272,9 +272,9 @@ class ArgumentReader:
         """
         name = self._source.string(node)
         try:
-            found = torch.device(name)
-            if str(found) == name:  # PyTorch takes a large index modulo 256
-                return found
+            device = torch.device(name)
+            if str(device) == name:  # PyTorch takes a large index modulo 256
+                return device
         except RuntimeError:
             pass
         raise self._source.error(node, "one such as 'cpu' or 'cuda:0'", f"the device {name[:60]!r}")
@@ -288,13 +288,13 @@ class ArgumentReader:
         )
 
     def _dict(self, node: ast.Dict) -> dict[Any, Any]:
-        found: dict[Any, Any] = {}
+        result: dict[Any, Any] = {}
         for key, value in zip(node.keys, node.values, strict=True):
             name = None if key is None else self.read(key)
             if type(name) not in (str, int, bool, float):
                 raise self._source.error(key or node, "a string or number", "a key of a dictionary")
-            found[name] = self.read(value)
-        return found
+            result[name] = self.read(value)
+        return result
 
     def _call(self, node: ast.Call) -> Any:
         name = call_name(node)
@@ -376,21 +376,21 @@ def read_target(name: str) -> Any:
     if len(rest) != (1 if higher_order else 2):
         form = "a higher-order operator as higher_order.name"
         raise LookupError(form if higher_order else "an operator as namespace.name.overload")
-    found = _registered(library, rest)
+    target = _registered(library, rest)
     for module in torch_compat.REGISTERED_BY.get(library, ()):
-        if found is None:  # the import may register the operator
+        if target is None:  # the import may register the operator
             importlib.import_module(module)
-            found = _registered(library, rest)
-    if found is not None:
-        return found
+            target = _registered(library, rest)
+    if target is not None:
+        return target
     if higher_order:
         raise LookupError(
             f"a higher-order operator that is registered in this process; '{rest[0]}' is none: "
             "import what defines it first"
         )
-    there = overload_names(library, rest[0])
-    if there:
-        raise LookupError(f"one of {library}.{rest[0]}.{{{', '.join(there)}}}")
+    overloads = overload_names(library, rest[0])
+    if overloads:
+        raise LookupError(f"one of {library}.{rest[0]}.{{{', '.join(overloads)}}}")
     raise LookupError(
         f"an operator that is registered in this process; library '{library}' has no "
         f"'{rest[0]}': import what defines it first"

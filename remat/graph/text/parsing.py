@@ -129,10 +129,10 @@ class _Parser:
 
     def _node_of(self, node: ast.Name) -> fx.Node:
         """Return the graph node with a name in the text; an earlier line must define the node."""
-        found = self._nodes.get(node.id)
-        if found is None:
+        known_node = self._nodes.get(node.id)
+        if known_node is None:
             raise self._source.error(node, "a node of a line above", f"the name {node.id[:60]!r}")
-        return found
+        return known_node
 
     def _statement(self, statement: ast.AnnAssign | ast.Assign) -> None:
         """Read the line of one node (name, type, call, marks, comment), and create the node."""

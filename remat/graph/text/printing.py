@@ -228,8 +228,8 @@ class _Printer:
             name = "output"
             if num_fwd_outputs is not None:
                 name = "forward" if k < num_fwd_outputs else "backward"
-            behind = "" if desc is None else f", {write_descriptor(desc)}"
-            lines.append(f"    {name}({self._literals.write(value)}{behind}),")
+            rest = "" if desc is None else f", {write_descriptor(desc)}"
+            lines.append(f"    {name}({self._literals.write(value)}{rest}),")
         return [*lines, closing]
 
 

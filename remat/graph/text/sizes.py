@@ -185,12 +185,12 @@ class Expressions:
         """
         if isinstance(node, ast.Constant):
             return self._source.integer(node)
-        found = self.read(node)
-        if isinstance(found, sympy.Integer):
-            return int(found)
-        if getattr(found, "is_integer", None) is False or not isinstance(found, sympy.Expr):
+        size = self.read(node)
+        if isinstance(size, sympy.Integer):
+            return int(size)
+        if getattr(size, "is_integer", None) is False or not isinstance(size, sympy.Expr):
             raise self._source.error(node, "a whole number of things")
-        return found
+        return size
 
     def read(self, node: ast.expr) -> Any:
         """Convert the syntax tree of any expression to a SymPy object.
@@ -230,21 +230,21 @@ class Expressions:
     def _call(self, node: ast.Call, name: str, args: list[ast.expr]) -> Any:
         function = _functions().get(name)
         if function is None:
-            known = f"one of {', '.join(sorted(_functions()))}"
-            raise self._source.error(node, known, f"the function {name[:60]!r}")
+            names = f"one of {', '.join(sorted(_functions()))}"
+            raise self._source.error(node, names, f"the function {name[:60]!r}")
         return self._apply(node, function, *args)
 
     def _apply(self, node: ast.expr, make: Callable[..., Any], *args: ast.expr) -> Any:
         """Convert operands to SymPy objects, and apply a function to them."""
         values = [self.read(x) for x in args]
         try:
-            made = make(*values)
+            result = make(*values)
         except (ArithmeticError, AssertionError, AttributeError, TypeError, ValueError) as error:
             expected = f"one that can be computed ({type(error).__name__}: {error})"
             raise self._refusal(node, expected) from error
-        if made.has(*_INFINITE):
+        if result.has(*_INFINITE):
             raise self._refusal(node, "one with a finite value")
-        return made
+        return result
 
     def _refusal(self, node: ast.AST, expected: str) -> ProblemError:
         return self._source.error(node, expected, "the expression {}")
@@ -316,22 +316,22 @@ class Fakes:
         if symbol.name.startswith("zuf"):
             kind = {}
         positive = {"positive": True} if symbol.positive else {}
-        made = sympy.Symbol(symbol.name, **kind, **positive)
+        created = sympy.Symbol(symbol.name, **kind, **positive)
         infinity: Any = sympy.oo if symbol.is_float else int_oo
-        self._env.var_to_range[made] = torch_compat.ValueRanges(
+        self._env.var_to_range[created] = torch_compat.ValueRanges(
             -infinity if symbol.min is None else symbol.min,
             infinity if symbol.max is None else symbol.max,
         )
         # Messages about guards on the symbol name the graph text as the source, not the user's code.
-        here = self._env._get_sloc("graph text")
-        self._env.var_to_range_sloc[made] = ValueRangesSLoc(here, here)
-        self._env.var_to_sources[made] = []
-        self._env.var_to_stack[made] = torch_compat.CapturedTraceback.extract()  # type: ignore[no-untyped-call]
+        location = self._env._get_sloc("graph text")
+        self._env.var_to_range_sloc[created] = ValueRangesSLoc(location, location)
+        self._env.var_to_sources[created] = []
+        self._env.var_to_stack[created] = torch_compat.CapturedTraceback.extract()  # type: ignore[no-untyped-call]
         if symbol.hint is not None:
-            self._env.backed_var_to_val[made] = sympy.sympify(symbol.hint)
+            self._env.backed_var_to_val[created] = sympy.sympify(symbol.hint)
         if symbol.size_like:
-            self._env.size_like.add(made)
-        return made
+            self._env.size_like.add(created)
+        return created
 
     def number(self, kind: str, expression: Any) -> Any:
         """Return a symbolic number of the type ``SymInt``, ``SymFloat`` or ``SymBool`` for a SymPy expression."""
@@ -339,8 +339,8 @@ class Fakes:
         if key not in self._made:
             make, plain = _NUMBERS[kind]
             value = sympy.sympify(expression)
-            known = self._known(value)
-            node = SymNode(value, self._env, plain, None if known is None else plain(known))
+            hint = self._known(value)
+            node = SymNode(value, self._env, plain, None if hint is None else plain(hint))
             self._made[key] = make(node)
         return self._made[key]
 
@@ -353,8 +353,8 @@ class Fakes:
         """Return the value of a size in the traced run; None if the size has unbacked symbols."""
         if type(size) is int:
             return size
-        known = self._known(size)
-        return None if known is None else int(known)
+        value = self._known(size)
+        return None if value is None else int(value)
 
     def size(self, size: Size) -> Any:
         """Return a size in PyTorch's form: an int or a `torch.SymInt`."""
@@ -463,7 +463,7 @@ def _read_symbol(source: Source, given: ast.keyword) -> Symbol:
             values[key] = literal if is_float else source.integer(value)
         else:
             raise source.error(call, "min, max, positive or size_like", f"'{key}'")
-    known = [v for v in map(values.get, ("min", "hint", "max")) if v is not None]
-    if known != sorted(known):
+    in_order = [v for v in map(values.get, ("min", "hint", "max")) if v is not None]
+    if in_order != sorted(in_order):
         raise source.error(given, "min to be below the hint, and that below max")
     return Symbol(name=name, **values)

@@ -191,20 +191,20 @@ class ValueWriter:
     def _memory(self, tensor: torch.Tensor, sizes: list[Size], owns: bool) -> list[str]:
         """Return the texts of strides, offset and storage size that do not follow from the sizes."""
         # Only what does not follow from the sizes is written.
-        said: list[str] = []
+        properties: list[str] = []
         strides = tuple(size_of(s) for s in tensor.stride())
         if strides != contiguous(sizes):
-            said += map(self._size, strides)
+            properties += map(self._size, strides)
         offset = size_of(tensor.storage_offset())
         if offset != 0:
-            said.append(f"offset={self._size(offset)}")
+            properties.append(f"offset={self._size(offset)}")
         if owns:
             nbytes = size_of(tensor.untyped_storage().nbytes())
             expected = extent(sizes, strides, offset, tensor.element_size())
             # SymPy may hold the same size in two forms, which compare as unequal.
             if nbytes != expected and sympy.expand(nbytes - expected) != 0:
-                said.append(f"storage={self._size(nbytes)}")
-        return said
+                properties.append(f"storage={self._size(nbytes)}")
+        return properties
 
     def _size(self, size: Size) -> str:
         return write_expression(size, self._literals.symbols)
@@ -297,10 +297,10 @@ class ValueReader:
         written = arguments(node, "const", 1, 1)
         if written is not None:
             return self._literals.read(written[0])
-        made = self._placed(node, base)
-        if storage_key(made) is not None:
-            self._places[place] = made
-        return made
+        tensor = self._placed(node, base)
+        if storage_key(tensor) is not None:
+            self._places[place] = tensor
+        return tensor
 
     def _placed(self, node: ast.expr, base: Any) -> torch.Tensor:
         """Return a tensor on the storage that the text names after ``@``, or on its default storage."""
@@ -327,40 +327,40 @@ class ValueReader:
         if isinstance(inner, ast.Subscript):
             listed = inner.slice.elts if isinstance(inner.slice, ast.Tuple) else [inner.slice]
             sizes = [self._size(x) for x in listed]
-        found = TensorType(_DTYPES[name.id], sizes, self._device)
+        tensor_type = TensorType(_DTYPES[name.id], sizes, self._device)
         if isinstance(node, ast.Call):
-            self._details(node, found)
-        if not found.strides:
-            found.strides = contiguous(sizes)
-        return found
+            self._details(node, tensor_type)
+        if not tensor_type.strides:
+            tensor_type.strides = contiguous(sizes)
+        return tensor_type
 
-    def _details(self, node: ast.Call, found: TensorType) -> None:
+    def _details(self, node: ast.Call, tensor_type: TensorType) -> None:
         """Parse the properties in parentheses after the sizes, and store them in ``found``."""
-        found.strides = tuple(self._size(x) for x in node.args)
-        if found.strides and len(found.strides) != len(found.sizes):
-            expected = f"{len(found.sizes)}, one for each dimension"
-            raise self._source.error(node, expected, f"{len(found.strides)} strides")
-        for given in node.keywords:
-            match given.arg:
+        tensor_type.strides = tuple(self._size(x) for x in node.args)
+        if tensor_type.strides and len(tensor_type.strides) != len(tensor_type.sizes):
+            expected = f"{len(tensor_type.sizes)}, one for each dimension"
+            raise self._source.error(node, expected, f"{len(tensor_type.strides)} strides")
+        for keyword in node.keywords:
+            match keyword.arg:
                 case "offset" | "storage":
-                    setattr(found, given.arg, self._size(given.value))
+                    setattr(tensor_type, keyword.arg, self._size(keyword.value))
                 case "device":
-                    found.device = self._literals.device(given.value)
+                    tensor_type.device = self._literals.device(keyword.value)
                 case "layout":
-                    layout = CONSTANTS.get(self._source.dotted(given.value))
+                    layout = CONSTANTS.get(self._source.dotted(keyword.value))
                     if not isinstance(layout, torch.layout):
                         expected = "a layout, such as torch.sparse_coo"
-                        raise self._source.error(given.value, expected)
-                    found.layout = layout
+                        raise self._source.error(keyword.value, expected)
+                    tensor_type.layout = layout
                 case _:
                     expected = "offset, storage, device or layout"
-                    raise self._source.error(given, expected, f"'{given.arg}'")
+                    raise self._source.error(keyword, expected, f"'{keyword.arg}'")
 
     def _size(self, node: ast.expr) -> Size:
         size = self._expressions.size(node)
-        known = self._hint(node, size)
-        if known is not None and known < 0:
-            raise self._source.error(node, "a number of 0 or more", f"the size {known}")
+        number = self._hint(node, size)
+        if number is not None and number < 0:
+            raise self._source.error(node, "a number of 0 or more", f"the size {number}")
         return size
 
     def _hint(self, node: ast.expr, size: Size) -> int | None:
@@ -373,18 +373,18 @@ class ValueReader:
         """Return the fake tensor that a type describes, on the storage of ``base``."""
         t = self._type(node)
         needed = extent(t.sizes, t.strides, t.offset, t.dtype.itemsize)
-        there = needed if t.storage is None else t.storage
+        available = needed if t.storage is None else t.storage
         if base is not None and t.layout is torch.strided:
             if t.storage is not None:
                 expected = "it where the memory is made"
                 raise self._source.error(node, expected, "storage=… on shared memory")
-            there = size_of(base.untyped_storage().nbytes())
-        least, most = self._hint(node, needed), self._hint(node, there)
+            available = size_of(base.untyped_storage().nbytes())
+        least, most = self._hint(node, needed), self._hint(node, available)
         if least is not None and most is not None and least > most:
             got = f"a tensor that needs {least} bytes of memory"
             raise self._source.error(node, f"no more than its {most}", got)
         try:
-            return self._fakes.tensor(t, there, base)
+            return self._fakes.tensor(t, available, base)
         except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
             expected = f"a tensor that PyTorch makes: {first_line(error)}"
             raise self._source.error(node, expected) from error

@@ -66,7 +66,7 @@ _KINDS = {
     "finite check": "isnan isinf isfinite isposinf isneginf",
     # Random operators that may read probabilities from a tensor, or that draw until a number is accepted.
     "weighted draw": "multinomial bernoulli poisson binomial _standard_gamma _sample_dirichlet",
-    # Continuous functions that PyTorch decomposes into comparisons, casts or steps. What these compare decides
+    # Continuous functions that PyTorch decomposes into comparisons, casts or steps. Their comparisons decide
     # between pieces that meet, such as x and 0.01 * x of a leaky ReLU. Names are without "_backward".
     "continuous": "leaky_relu elu celu selu softplus hardswish hardsigmoid hardtanh relu relu6 prelu "
     "_prelu_kernel rrelu_with_noise log_sigmoid_forward log_sigmoid softshrink smooth_l1_loss huber_loss "
@@ -123,7 +123,7 @@ def keep_branches(
         is_tagged: whether a checkpoint policy asks to recompute the node at a position.
     """
     graph = Branches(index, roles)
-    # What only backward needs runs in backward, so the values that it reads are kept instead.
+    # A branch value that only backward needs runs in backward, so its inputs are kept instead.
     in_backward = {i for i in graph.found if not roles.required_forward[i]}
     to_keep, compared = set(graph.found - in_backward), set[int]()
     for i in (*graph.comparisons, *sorted(in_backward)):
@@ -251,7 +251,7 @@ class Branches:
         return ops.ignores_content(node) and not _draws_by_weight(node)
 
     def sources(self, i: int) -> list[int]:
-        """Return the nearest nodes that may round, from which exact operators compute node ``i``."""
+        """Return the nearest ancestors of node ``i`` whose results may be rounded otherwise in a second run."""
         rounding: set[int] = set()
         stack, seen = [*self._index.inputs[i]], {i}
         while stack:
@@ -305,7 +305,7 @@ class Branches:
         )
 
     def _is_gradient_of_selection(self, i: int) -> bool:
-        """Return whether only backward needs a comparison with a maximum or the like."""
+        """Return whether a node compares with a maximum or the like, and only backward needs the comparison."""
         if self._required[i] or not self._is_comparison(i):
             return False
         return any(map(self._selects, self._floats(i)))
@@ -343,7 +343,7 @@ class Branches:
         )
 
     def _selects(self, j: int) -> bool:
-        """Return whether a value is a maximum or the like, looking through exact operators."""
+        """Return whether exact operators compute a value from a maximum or another selected element."""
         while self._index.nodes[j].op == "call_function":
             node = self._index.nodes[j]
             # `max` of two tensors compares element by element, and its gradient has no quotient.
@@ -361,7 +361,7 @@ class Branches:
         sources = [values[j] for j in self._index.inputs[i]][:1]
         if all(_is_lossless(source, value) for source in sources):
             return True
-        # Random numbers are drawn and cast in the kernel that compares them. What else reads them may save them rounded.
+        # Random numbers are drawn and cast in the kernel that compares them. Any other reader may save them rounded.
         is_random = any(_is_draw(self._index.nodes[j]) for j in self._index.inputs[i])
         return is_random and all(self._is_comparison(j) for j in self._index.users[i])
 

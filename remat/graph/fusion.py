@@ -81,7 +81,7 @@ def readers_of(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def generates(node: fx.Node) -> bool:
-    """Return whether Inductor generates code for a node. It calls PyTorch's operators for complex numbers."""
+    """Return whether Inductor generates code for a node; for complex numbers, Inductor calls PyTorch's operators."""
     listed = may_fuse(node) or ops.packet(node.target) in (*INDEXED, *_WRITTEN_PARTS)
     if not listed and not _is_summed_product(node):
         return False
@@ -97,7 +97,7 @@ def is_scatter(target: Any) -> bool:
 
 
 def is_grouped(node: fx.Node) -> bool:
-    """Return whether a scatter and the operators around it run as one call: on a CPU, one function has several loops."""
+    """Return whether a scatter runs in one function with the operators around it, as on a CPU."""
     value = node.meta.get("val")
     return (
         is_scatter(node.target) and isinstance(value, torch.Tensor) and value.device.type == "cpu"

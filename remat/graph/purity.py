@@ -97,7 +97,7 @@ def declare_pure(op: Op) -> Op:
         ProblemError: ``op`` is not an operator, no operator is registered under the name, or the
             operator is known to draw random numbers or to have effects.
     """
-    operators = _found(op)
+    operators = _operators_of(op)
     for operator in operators:
         fault = _contradiction(operator)
         if fault is not None:
@@ -117,7 +117,7 @@ def undeclare_pure(op: object) -> None:
     Raises:
         ProblemError: ``op`` is not an operator, or no operator is registered under the name.
     """
-    _DECLARED.difference_update(map(name_of, _found(op)))
+    _DECLARED.difference_update(map(name_of, _operators_of(op)))
 
 
 def declared() -> tuple[str, ...]:
@@ -201,7 +201,7 @@ def _module(thing: Any) -> str:
     return str(getattr(thing, "__module__", "")).partition(".")[0]
 
 
-def _found(op: object) -> list[Any]:
+def _operators_of(op: object) -> list[Any]:
     """Return the operators that the argument of `declare_pure` denotes."""
     if isinstance(op, str):
         return _named(op)

@@ -1,11 +1,11 @@
 """Plan a step that is one graph: draw the line between its forward and backward, and join both again.
 
 PyTorch traces a whole training step, or an inference, as one graph. `whole_graph` rewrites such a graph as a joint graph,
-so that everything that plans joint graphs plans it too; `joined` makes one graph of the forward and backward of a plan.
+which can be planned like any other. `joined` makes one graph of the forward and backward of a plan.
 
 The line is the first node that AOTAutograd marks as backward's. In a graph without such marks, as from `make_fx`, it is
-the node at which most bytes are alive. What depends on that node, or comes behind it in a graph without marks, is
-*late*: the joint graph's backward. The line decides which values may be computed twice, and changes no result.
+the node at which most bytes are alive. Nodes that depend on that node, or come behind it in a graph without marks, are
+*late*: they are the joint graph's backward. The line decides which values may be computed twice, and changes no result.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ SIDE = "remat_side"
 #: Suffix of the node that stands for the write of an input, in the joint graph of a step that is one graph.
 _WRITTEN = "_written"
 #: Number of nodes of backward among which the loss's gradient is looked for. Few nodes come before it: constants, and
-#: what depends on weights alone.
-_TRIED = 64
+#: nodes that depend on weights alone.
+_GRADIENT_CANDIDATES = 64
 #: Part of messages about what `torch.export` returns.
 _OF_EXPORT = "; of a torch.export.ExportedProgram, give ep.run_decompositions().graph_module"
 #: Metadata key, at the output of the joint graph, for the metadata and the pytree of the original graph's output.
@@ -108,28 +108,30 @@ def joined(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule)
     """
     graph = fx.Graph()
     inputs = joint.graph.find_nodes(op="placeholder")
-    ahead = Copier(graph, joint.graph, quick=False)
-    ahead.copy(inputs)
-    node_of = {n.name: ahead.copies[n] for n in inputs}
+    forward_copier = Copier(graph, joint.graph, quick=False)
+    forward_copier.copy(inputs)
+    node_of = {n.name: forward_copier.copies[n] for n in inputs}
     for node in forward.graph.nodes:
         if node.op == "placeholder":
-            ahead.copies[node] = node_of[node.name]
+            forward_copier.copies[node] = node_of[node.name]
         elif node.op != "output":
-            ahead.copy([node])
-            node_of[node.name] = ahead.copies[node]
-    behind = Copier(graph, joint.graph, quick=False)
+            forward_copier.copy([node])
+            node_of[node.name] = forward_copier.copies[node]
+    backward_copier = Copier(graph, joint.graph, quick=False)
     again = frozenset(node_of)
     for node in backward.graph.nodes:
         if node.op == "placeholder":
-            behind.copies[node] = node_of[node.name]
+            backward_copier.copies[node] = node_of[node.name]
         elif node.op != "output":
-            behind.copy([node], apart=node.name in again)
-    for copier, side in ((ahead, 0), (behind, 1)):
+            backward_copier.copy([node], apart=node.name in again)
+    for copier, side in ((forward_copier, 0), (backward_copier, 1)):
         for node in copier.copies.values():
             node.meta.setdefault(SIDE, side)
     traced = {n.name: n for n in joint.graph.nodes}
-    values = [_copied(ahead, v) for v in outputs_of(forward.graph)[: joint.num_fwd_outputs]]
-    values += [_copied(behind, v) for v in outputs_of(backward.graph)]
+    values = [
+        _copied(forward_copier, v) for v in outputs_of(forward.graph)[: joint.num_fwd_outputs]
+    ]
+    values += [_copied(backward_copier, v) for v in outputs_of(backward.graph)]
     out = graph.output(tuple(values))
     for node in graph.nodes:
         _restore_meta(node, traced)
@@ -187,7 +189,7 @@ def _copied(copier: Copier, value: Any) -> Any:
 
 
 def _final_writes(nodes: Sequence[fx.Node]) -> dict[fx.Node, tuple[fx.Node, fx.Node]]:
-    """Return the copies into inputs behind which nothing reads the input: for each, the input and the value."""
+    """Return the (input, written value) of each copy into an input that no later node reads."""
     position = {n: i for i, n in enumerate(nodes)}
     inputs = Counter(_memory(n) for n in nodes if n.op == "placeholder")
     written = _overwritten(nodes)
@@ -235,7 +237,7 @@ def _views_of(base: fx.Node) -> set[fx.Node]:
 def _with_early_updates(
     nodes: list[fx.Node], writes: Mapping[fx.Node, tuple[fx.Node, fx.Node]]
 ) -> list[fx.Node]:
-    """Move what comes behind backward, such as the optimizer, to right behind what it needs."""
+    """Move nodes that come behind backward, such as the optimizer's, to right behind their last input."""
     position = {n: i for i, n in enumerate(nodes)}
     # A gradient then lives until its parameter is updated, and not until all are.
     start = max((i for i, n in enumerate(nodes) if _is_of_backward(n)), default=-1)
@@ -287,12 +289,12 @@ def _line(
     marked = [i for i, n in enumerate(nodes) if n.op == "call_function" and _is_of_backward(n)]
     if marked:
         at, late = marked[0], _behind_gradients(nodes, marked)
-        # What has an effect, or reads memory with several contents, stays on its side of the line.
-        behind = [n for n in nodes[at:] if n.op == "call_function"]
+        # A node with an effect, or that reads memory with several contents, stays on its side of the line.
+        after_line = [n for n in nodes[at:] if n.op == "call_function"]
         fixed = _overwritten(n for n in nodes if n not in writes)
         late |= {
             n
-            for n in behind
+            for n in after_line
             if ops.may_have_effects(n) or not fixed.isdisjoint(map(_memory, n.all_input_nodes))
         }
         late = _dependents(nodes[at:], late)
@@ -311,11 +313,11 @@ def _behind_gradients(nodes: Sequence[fx.Node], marked: Sequence[int]) -> set[fx
     # several losses there is none, and all of backward is late.
     returned = {n for n in nodes if any(u.op == "output" for u in n.users)}
     returned |= {n for n in nodes if n.target is torch.ops.aten.copy_.default}
-    behind = nodes[marked[0] :]
-    everything = _dependents(behind, {nodes[i] for i in marked})
+    after_line = nodes[marked[0] :]
+    everything = _dependents(after_line, {nodes[i] for i in marked})
     results = returned & everything
-    for i in marked[:_TRIED]:
-        if results <= (dependents := _dependents(behind, {nodes[i]})):
+    for i in marked[:_GRADIENT_CANDIDATES]:
+        if results <= (dependents := _dependents(after_line, {nodes[i]})):
             return dependents
     return everything
 
@@ -353,7 +355,7 @@ def _stand_in(graph: fx.Graph, value: fx.Node, name: str) -> fx.Node:
 
 
 def _write_back(graph: fx.Graph, out: fx.Node) -> dict[fx.Node, fx.Node]:
-    """Insert the writes that nodes stand for; return each write by its stand-in."""
+    """Insert the write for which each stand-in node stands, and return the writes by stand-in."""
     position = {n: i for i, n in enumerate(graph.nodes)}
     inputs = {n.name: n for n in graph.nodes if n.op == "placeholder"}
     written: dict[fx.Node, fx.Node] = {}
@@ -364,10 +366,10 @@ def _write_back(graph: fx.Graph, out: fx.Node) -> dict[fx.Node, fx.Node]:
         value = node.args[0]
         readers = (u for v in _views_of(target) for u in (v, *v.users) if u is not out)
         # The last node that reads the old contents of the input.
-        behind = max((node, *readers), key=position.__getitem__)
-        with graph.inserting_after(behind):
+        last_reader = max((node, *readers), key=position.__getitem__)
+        with graph.inserting_after(last_reader):
             copy = graph.call_function(torch.ops.aten.copy_.default, (target, value))
-        position[copy] = position[behind]
+        position[copy] = position[last_reader]
         copy.meta = {**node.meta, "val": target.meta["val"]}
         copy.meta.pop(RUN_OF, None)
         written[node] = copy
@@ -375,7 +377,7 @@ def _write_back(graph: fx.Graph, out: fx.Node) -> dict[fx.Node, fx.Node]:
 
 
 def _restore_meta(node: fx.Node, traced: Mapping[str, fx.Node]) -> None:
-    """Remove from a node of the joined graph what only the plan's forward and backward need."""
+    """Remove the metadata that only the plan's forward and backward need from a node of the joined graph."""
     node.meta.pop("partitioner_tag", None)
     origin = traced.get(node.name)
     if origin is not None and not origin.meta.get("autograd_backward"):

@@ -80,7 +80,7 @@ def split_region(
 
 
 def _keep_branches(module: fx.GraphModule, num_fwd_outputs: int) -> None:
-    """Tag what must not run again in a region as MUST_SAVE, so that backward branches as forward did."""
+    """Tag the nodes of a region that must not run again as MUST_SAVE, so that backward branches as forward did."""
     joint = JointGraph(graph_module=module, num_fwd_outputs=num_fwd_outputs)
     index = index_graph(joint.graph)
     kept = keep_branches(index, classify(joint, index))
@@ -137,7 +137,7 @@ def _separate(call: fx.Node, region: fx.GraphModule) -> None:
                 call.append(outside[inner])
     for k, element in elements.items():
         # Results that are views of inputs or of other results are rebuilt outside of the region.
-        outer = _taken_outside(element, returned[k], outside)
+        outer = _view_outside(element, returned[k], outside)
         if outer is not None and outer is not element:
             element.replace_all_uses_with(outer)
 
@@ -157,7 +157,7 @@ def _base(inner: fx.Node, known_nodes: Mapping[Any, Any]) -> tuple[fx.Node, list
     return node, views
 
 
-def _taken_outside(element: fx.Node, inner: Any, outside: dict[Any, Any]) -> fx.Node | None:
+def _view_outside(element: fx.Node, inner: Any, outside: dict[Any, Any]) -> fx.Node | None:
     """Return the input, or the new view outside of a region, that equals a call's result; None if there is none."""
     if not isinstance(inner, fx.Node):
         return None

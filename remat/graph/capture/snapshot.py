@@ -40,9 +40,9 @@ class Stamp:
                 continue
             if before[0] is not after[0]:
                 return f"'{before[1]}' stood where '{after[1]}' stands now"
-            for what, old, new in zip(_FIELDS, before[1:], after[1:], strict=True):
+            for field, old, new in zip(_FIELDS, before[1:], after[1:], strict=True):
                 if not alike(old, new, _same_value):
-                    return f"{what} of '{before[1]}' was {_short(old)}, is {_short(new)} now"
+                    return f"{field} of '{before[1]}' was {_short(old)}, is {_short(new)} now"
         count = len(later.rows) - len(self.rows)
         if count:
             return f"it has {abs(count)} nodes {'more' if count > 0 else 'fewer'}"

@@ -60,9 +60,9 @@ def source_line(node: fx.Node) -> str:
 
 def located(node: fx.Node) -> str:
     """Describe a node for messages: its name, operator and the user's line that produced it."""
-    what = node.name if node.op == "placeholder" else f"{node.name} = {node.target}"
+    text = node.name if node.op == "placeholder" else f"{node.name} = {node.target}"
     line = source_line(node)
-    return f"{what}    # {line}" if line else what
+    return f"{text}    # {line}" if line else text
 
 
 def module_path(node: fx.Node) -> str:

@@ -162,7 +162,7 @@ class _Backend:
     def __init__(
         self, sink: list[JointGraph], lower: str, name: str, *, stop: bool, run: bool
     ) -> None:
-        self._really = run
+        self._is_real = run
         self._sink = sink
         self._lower = lower
         self._name = name
@@ -183,7 +183,7 @@ class _Backend:
         def run(*args: Any) -> Any:
             # No backward follows, so saved activations would only take memory.
             nothing_kept = torch.autograd.graph.saved_tensors_hooks(_dropped, _never)
-            with nothing_kept if self._really else contextlib.nullcontext():
+            with nothing_kept if self._is_real else contextlib.nullcontext():
                 out = compiled(*args)
             outputs = out if isinstance(out, (tuple, list)) else (out,)
             self._runs.add(graph, self._sink[graph], args, outputs)
@@ -203,12 +203,12 @@ class _Backend:
                 "force_disable_caches": True,
             }
             compiled: Any = torch_compat.compile_fx(
-                module, inputs, inner_compile=self._run_as_it_is, config_patches=patches
+                module, inputs, inner_compile=self._run_uncompiled, config_patches=patches
             )
             return compiled  # type: ignore[no-any-return]
         backend = torch_compat.aot_autograd(
-            fw_compiler=self._run_as_it_is,
-            inference_compiler=self._run_as_it_is,
+            fw_compiler=self._run_uncompiled,
+            inference_compiler=self._run_uncompiled,
             partition_fn=self._take,
             keep_inference_input_mutations=True,
         )
@@ -247,7 +247,7 @@ class _Backend:
             static_lifetime_input_indices=list(joint.static_inputs),
         )
 
-    def _run_as_it_is(self, module: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Any:
+    def _run_uncompiled(self, module: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Any:
         """Return a function that runs a graph uncompiled, because a capture needs no speed."""
         if self._stop:
             raise CapturedError

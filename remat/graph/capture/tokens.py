@@ -185,7 +185,7 @@ def _pointwise(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None) 
     return Rule(span, reads, span.of(shape))
 
 
-def _reshaped(span: Span, shape: Sequence[int], new: Sequence[int]) -> Span | None:
+def _span_after_view(span: Span, shape: Sequence[int], new: Sequence[int]) -> Span | None:
     """Return the span of a value after a view changes its shape; None if tokens mix with another dimension."""
     before, tokens = math.prod(shape[: span.start]), math.prod(shape[span.start : span.stop])
     start, size = 0, 1
@@ -202,8 +202,8 @@ def _reshaped(span: Span, shape: Sequence[int], new: Sequence[int]) -> Span | No
 def _view(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None) -> Rule | None:
     base: Any = node.args[0]
     old, new = shape_of(base), shape_of(node)
-    own = known.get(base) or (want and _reshaped(want, new, old))
-    span = own and _reshaped(own, old, new)
+    own = known.get(base) or (want and _span_after_view(want, new, old))
+    span = own and _span_after_view(own, old, new)
     if own is None or span is None or want not in (None, span):
         return None
     return Rule(span, {base: own}, old[own.start : own.stop])
@@ -226,13 +226,13 @@ def _along(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None) -> R
         dims = {d % rank for d in ([named_dims] if isinstance(named_dims, int) else named_dims)}
         inside = dims & set(range(own.start, own.stop))
     if not inside:
-        span = _probed(node, reads, math.prod(sizes))
+        span = _probe(node, reads, math.prod(sizes))
         return None if span is None else Rule(span, reads, sizes)
     sums = node.target in _SUMS and len(inside) == own.stop - own.start
     return Rule(None, reads, sizes) if sums else None
 
 
-def _probed(node: fx.Node, reads: Mapping[fx.Node, Span], tokens: int) -> Span | None:
+def _probe(node: fx.Node, reads: Mapping[fx.Node, Span], tokens: int) -> Span | None:
     """Return the span of a call's result: the adjacent dimensions that change with the number of tokens."""
     mode, shape = fake_mode_of(node.meta["val"]), shape_of(node)
     with mode, torch.no_grad():

@@ -155,7 +155,7 @@ def node_costs(
         # The cost of a higher-order operator depends on the graphs that it calls, not on neighbours.
         by_neighbours = model.contextual and (index.plain[i] or not _bodies(node))
         alike.setdefault(i if by_neighbours else signature_of(node, forms), []).append(i)
-    prices = _priced(model, [index.nodes[same[0]] for same in alike.values()])
+    prices = _prices(model, [index.nodes[same[0]] for same in alike.values()])
     costs = [0] * len(index)
     for same, cost in zip(alike.values(), prices, strict=True):
         for i in same:
@@ -163,7 +163,7 @@ def node_costs(
     return costs
 
 
-def _priced(model: CostModel, nodes: Sequence[fx.Node]) -> list[int]:
+def _prices(model: CostModel, nodes: Sequence[fx.Node]) -> list[int]:
     """Return the cost of each node, in the order of the nodes."""
     called = [_bodies(n) for n in nodes]
     answers = iter(_ask(model, [n for n, bodies in zip(nodes, called, strict=True) if not bodies]))
@@ -191,7 +191,7 @@ def _bodies(node: fx.Node) -> list[list[fx.Node]]:
 
 def _nested_cost(model: CostModel, node: fx.Node, called: Sequence[Sequence[fx.Node]]) -> int:
     """Return the cost of a higher-order operator, from the costs of the graphs it calls."""
-    each = [sum(_priced(model, body)) for body in called]
+    each = [sum(_prices(model, body)) for body in called]
     # Of the branches of a `cond`, only one runs, at worst the most expensive.
     once = max(each) if node.target is torch.ops.higher_order.cond else sum(each)
     return once * _rounds(node)
@@ -213,18 +213,18 @@ def _ask(model: CostModel, nodes: list[fx.Node]) -> list[int]:
     """Return the model's costs of nodes, checked and converted to integers."""
     # Unless the model overrides `costs`, nodes are priced one by one, so that an error can name the node.
     if type(model).costs is CostModel.costs:
-        answers = [_guarded(model, [n], f" for '{n.name}' ({n.target})")[0] for n in nodes]
+        answers = [_ask_unchecked(model, [n], f" for '{n.name}' ({n.target})")[0] for n in nodes]
     else:
-        answers = _guarded(model, nodes, "")
+        answers = _ask_unchecked(model, nodes, "")
     if len(answers) != len(nodes):
         raise ProblemError(
             f"cost model '{model}' gave {len(answers)} costs for {len(nodes)} nodes; "
             f"{type(model).__name__}.costs must return one for each, in order"
         )
-    return [_checked(model, n, cost) for n, cost in zip(nodes, answers, strict=True)]
+    return [_check_cost(model, n, cost) for n, cost in zip(nodes, answers, strict=True)]
 
 
-def _guarded(model: CostModel, nodes: list[fx.Node], where: str) -> list[Any]:
+def _ask_unchecked(model: CostModel, nodes: list[fx.Node], where: str) -> list[Any]:
     """Return the model's costs of nodes, unchecked."""
     try:
         return list(model.costs(nodes))
@@ -236,7 +236,7 @@ def _guarded(model: CostModel, nodes: list[fx.Node], where: str) -> list[Any]:
         ) from error
 
 
-def _checked(model: CostModel, node: fx.Node, cost: Any) -> int:
+def _check_cost(model: CostModel, node: fx.Node, cost: Any) -> int:
     """Return a cost as an int, rounded up."""
     number = isinstance(cost, Real) and not isinstance(cost, bool)
     if not number or not math.isfinite(cost) or cost < 0:

@@ -65,15 +65,16 @@ def count_flops(node: fx.Node) -> int:
     packet = ops.packet(node.target)
     # Some formulas of PyTorch are wrong: the backward of a grouped convolution counts `1 + groups` times its
     # forward. PyTorch's registry has the formulas of `flex_attention` and of custom operators.
-    own = FORMULAS.get(str(packet))
-    theirs = None if own else torch_compat.flop_formula(packet)
-    if own is None and theirs is None:
+    own_formula = FORMULAS.get(str(packet))
+    torch_formula = None if own_formula else torch_compat.flop_formula(packet)
+    if own_formula is None and torch_formula is None:
         return 0
-
     args, kwargs = pytree.tree_map(_shaped, (node.args, node.kwargs))
     out = pytree.tree_map(_shaped, node.meta.get("val"))
     try:
-        return own(args, out) if own else int(theirs(*args, **kwargs, out_val=out))  # type: ignore[misc]
+        if own_formula is not None:
+            return own_formula(args, out)
+        return int(torch_formula(*args, **kwargs, out_val=out))  # type: ignore[misc]
     except (AssertionError, RuntimeError, NotImplementedError, TypeError, IndexError):
         # The formula does not cover these shapes, which must not end planning. The node's cost still
         # includes memory time.
@@ -87,7 +88,7 @@ def count_draws(node: fx.Node) -> int:
 
 
 def count_tanh(node: fx.Node) -> int:
-    """Return how many hyperbolic tangents one run of a node computes: one per element of ``tanh`` or such a ``gelu``."""
+    """Return how many hyperbolic tangents one run of a node computes, as ``tanh`` and an approximate ``gelu`` do."""
     packet, args = ops.packet(node.target), node.args
     if packet is torch.ops.aten.tanh:
         return _elements(node)

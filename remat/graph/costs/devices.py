@@ -97,10 +97,10 @@ class Device:
         takes = [f.name for f in fields(cls)]
         unknown = [k for k in data if k not in takes]
         missing = [f.name for f in fields(cls) if f.name not in data and f.default is MISSING]
-        for what, keys in (("unknown", unknown), ("missing", missing)):
+        for problem, keys in (("unknown", unknown), ("missing", missing)):
             if keys:
                 raise ProblemError(
-                    f"{where}: {what} key {', '.join(map(repr, keys))}; expected {', '.join(takes)}"
+                    f"{where}: {problem} key {', '.join(map(repr, keys))}; expected {', '.join(takes)}"
                 )
         if fault := _fault(data):
             raise ProblemError(f"{where}: {fault}")

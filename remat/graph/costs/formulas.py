@@ -194,7 +194,7 @@ def _efficient_backward(args: Sequence[Any], out: Tensor) -> int:
 
 
 def _steps(x: Tensor, weights: Sequence[Tensor]) -> int:
-    """Each weight matrix takes one product with a vector, for each time step of each sequence."""
+    """Count one product with a vector for each weight matrix, time step and sequence."""
     matrices = sum(w.numel() for w in weights if w.dim() == 2)
     return 2 * math.prod(x.shape[:-1]) * matrices
 

@@ -75,12 +75,12 @@ def request_of(node: fx.Node, override: torch.device | None = None) -> Request:
             if x.node.hint is None:
                 refusal = refusal or "it takes a symbolic number that nothing is known about"
             return x.node.hint
-        return _placed(x, override) if isinstance(x, torch.device) else x
+        return _device_for(x, override) if isinstance(x, torch.device) else x
 
     args, kwargs = pytree.tree_map(value_of, (tuple(node.args), dict(node.kwargs)))
     read = list({id(v): v for v in tensors_of((args, kwargs))}.values())
     result = node.meta.get("val")
-    devices = [_placed(v.device, override) for v in (*read, *tensors_of(result))]
+    devices = [_device_for(v.device, override) for v in (*read, *tensors_of(result))]
     number = {id(v): k for k, v in enumerate(read, start=1)}
 
     def text_of(x: Any) -> str:
@@ -90,7 +90,7 @@ def request_of(node: fx.Node, override: torch.device | None = None) -> Request:
         if isinstance(x, dict):
             return f"{{{', '.join(f'{k}: {text_of(v)}' for k, v in x.items())}}}"
         if isinstance(x, torch.Tensor):
-            dtype, device = str(x.dtype).removeprefix("torch."), _placed(x.device, override)
+            dtype, device = str(x.dtype).removeprefix("torch."), _device_for(x.device, override)
             return f"%{number[id(x)]}:{dtype}{[*_shape(x)]}/{[*_stride(x)]}@{device.type}"
         return x.type if isinstance(x, torch.device) else repr(x)
 
@@ -116,7 +116,7 @@ def real_call(request: Request) -> functools.partial[Any]:
         if not isinstance(x, torch.Tensor):
             return x
         if id(x) not in tensors:
-            tensors[id(x)] = _real(x, _placed(x.device, request.override), len(tensors) + 1)
+            tensors[id(x)] = _real(x, _device_for(x.device, request.override), len(tensors) + 1)
         return tensors[id(x)]
 
     args, kwargs = pytree.tree_map(make, (request.args, request.kwargs))
@@ -136,7 +136,7 @@ def _real(like: torch.Tensor, device: torch.device, seed: int) -> torch.Tensor:
     return flat.as_strided(_shape(like), _stride(like))
 
 
-def _placed(device: torch.device, override: torch.device | None) -> torch.device:
+def _device_for(device: torch.device, override: torch.device | None) -> torch.device:
     """Return the device on which to create the real tensor for a fake one."""
     if override is not None:
         return override

@@ -85,8 +85,8 @@ class Roofline(CostModel):
                 arithmetic += count(node) / rate
         # 1 TB/s is one byte per picosecond, and 1 TFLOP/s one operation per picosecond.
         memory = moved_bytes / self.device.memory_tbps
-        sent = sent_bytes(node) / self.device.sent_per_ps
-        return max(1, math.ceil(max(arithmetic, memory, sent)))
+        sending = sent_bytes(node) / self.device.sent_per_ps
+        return max(1, math.ceil(max(arithmetic, memory, sending)))
 
     def moved_bytes(self, node: fx.Node) -> int:
         """Return the bytes that one run of a node reads from and writes to memory."""

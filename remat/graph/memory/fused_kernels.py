@@ -54,7 +54,7 @@ class Kernels:
         passed_on: by node, whether the node is a view or an element of a tuple.
     """
 
-    def __init__(self, nodes: list[fx.Node], start: int, kept: set[int]) -> None:
+    def __init__(self, nodes: list[fx.Node], start: int, returned: set[int]) -> None:
         # Results are cached, because each is needed many times per node, and a search predicts dozens of plans.
         self.passed_on = {n: is_passed_on(n) for n in nodes}
         self._numel = functools.cache(numel)
@@ -83,7 +83,7 @@ class Kernels:
         # Such a sum becomes part of an `addmm`, which is a kernel of its own and fuses with no
         # node.
         self.fuses |= dict.fromkeys(self._products, False)
-        self._inside = {*self._products.values()}
+        self._merged_products = {*self._products.values()}
         heavy = dict(zip(nodes, by_target(nodes, _is_heavy), strict=True))
         plain = by_target(nodes, ops.is_plain)
         self._draws = {
@@ -104,7 +104,7 @@ class Kernels:
                 segment += 1
                 self._moments.append(moment + 1)
             inputs = inputs_of(node)
-            inlined = [n for n in inputs if self._inlined.get(n) and id(n) not in kept]
+            inlined = [n for n in inputs if self._inlined.get(n) and id(n) not in returned]
             self._reads[node] = frozenset().union(
                 *(self._reads[n] if n in inlined else (self._producer(n),) for n in inputs)
             )
@@ -123,7 +123,7 @@ class Kernels:
         else:
             # A fusible operator joins an earlier kernel that computes one of its inputs, if no other input is
             # computed later. Otherwise, it joins one that reads one of its inputs and computes as many elements.
-            at = ready if joins else self._beside(node, ready, now)
+            at = ready if joins else self._sharing_segment(node, ready, now)
             if at is None:
                 at = now
                 self._ready[node] = ready, ready == now
@@ -135,8 +135,8 @@ class Kernels:
             return at
         return now
 
-    def _beside(self, node: fx.Node, ready: int, now: int) -> int | None:
-        """Return the first earlier segment, from ``ready`` on, whose kernel shares an input and a size with the node."""
+    def _sharing_segment(self, node: fx.Node, ready: int, now: int) -> int | None:
+        """Return the first earlier segment whose kernel reads an input of the node and computes as many elements."""
         size = self._numel(node)
         candidates = (
             at
@@ -226,7 +226,7 @@ class Kernels:
         return smaller and min(at) > max(self._segments[node]) + NEAR_SUMS
 
     def place(
-        self, node: fx.Node, keys: list[int], readers: dict[int, list[fx.Node]], kept: set[int]
+        self, node: fx.Node, keys: list[int], readers: dict[int, list[fx.Node]], returned: set[int]
     ) -> list[int]:
         """Move a node into the kernels that read its results, if these kernels can compute the node.
 
@@ -240,11 +240,11 @@ class Kernels:
             Those of ``keys`` whose storages are written to memory. Other results stay in registers.
         """
         if not self.fuses[node]:
-            return [] if node in self._inside else keys
+            return [] if node in self._merged_products else keys
         flows = [
             k
             for k in keys
-            if k not in kept and all(self.fuses[r] or is_scatter(r.target) for r in readers[k])
+            if k not in returned and all(self.fuses[r] or is_scatter(r.target) for r in readers[k])
         ]
         at = frozenset(s for k in flows for r in readers[k] for s in self._segments[r])
         if self._is_summed_at_once(node, at):

@@ -152,22 +152,26 @@ class FusedWalk(StepWalk):
         return contiguous
 
     def _walk(
-        self, nodes: list[fx.Node], start: int, there: set[int]
+        self, nodes: list[fx.Node], start: int, existing: set[int]
     ) -> tuple[dict[int, tuple[fx.Node, int]], dict[int, int]]:
-        made, _ = super()._walk(nodes, start, there)
+        allocations, _ = super()._walk(nodes, start, existing)
         kernels = Kernels(nodes, start, self._kept)
-        makes, readers, kept = self._uses(nodes, made, kernels.passed_on)
+        makes, readers, returned = self._uses(nodes, allocations, kernels.passed_on)
         written = [  # readers first, because a node moves to the kernels of its readers
             (key, node)
             for node in reversed(nodes)
-            for key in kernels.place(node, makes[node], readers, kept)
+            for key in kernels.place(node, makes[node], readers, returned)
         ]
-        last = {key: max(map(kernels.last, found)) for key, found in readers.items() if found}
+        last = {
+            key: max(map(kernels.last, in_memory))
+            for key, in_memory in readers.items()
+            if in_memory
+        }
         nbytes = self.sizes.nbytes
-        in_registers = {*made} - {key for key, _ in written} - there
+        in_registers = {*allocations} - {key for key, _ in written} - existing
         # Inductor marks a result as written in place by a scatter, and lets no other result overwrite it.
-        scattered = {key for key, (node, _) in made.items() if is_scatter(node.target)}
-        stays = {*self.inputs, *self.outputs, *kept, *in_registers, *scattered}
+        scattered = {key for key, (node, _) in allocations.items() if is_scatter(node.target)}
+        stays = {*self.inputs, *self.outputs, *returned, *in_registers, *scattered}
         writing = {node for _, node in written}
         # For each output node of a kernel, the inputs that the result may overwrite, by size, because a result can
         # only overwrite an input of equal size.
@@ -175,25 +179,25 @@ class FusedWalk(StepWalk):
         for key, moment in last.items():
             if key not in stays and (node := kernels.overwriter(readers[key], moment, writing)):
                 free[node, nbytes[key]].append(key)
-        found = {}
+        in_memory = {}
         for key, node in reversed(written):
             moment = kernels.first(node)
             if kernels.fuses[node] and (overwritten := free.get((node, nbytes[key]))):
                 # The kernel reads this input for the last time. The bytes count as those of the result.
                 last[overwritten.pop()] -= 1
-            found[key] = (node, moment)
+            in_memory[key] = (node, moment)
             last[key] = max(last.get(key, moment), moment)
-        return found, last
+        return in_memory, last
 
     def _uses(
         self,
         nodes: list[fx.Node],
-        made: dict[int, tuple[fx.Node, int]],
+        allocations: dict[int, tuple[fx.Node, int]],
         passed_on: dict[fx.Node, bool],
     ) -> tuple[dict[fx.Node, list[int]], dict[int, list[fx.Node]], set[int]]:
         """Return the keys that each node allocates, the nodes that read each key, and the keys that the graph returns."""
         makes: dict[fx.Node, list[int]] = defaultdict(list)
-        for key, (node, _) in made.items():
+        for key, (node, _) in allocations.items():
             makes[node].append(key)
         readers: dict[int, list[fx.Node]] = defaultdict(list)
         for node in nodes:
@@ -201,8 +205,8 @@ class FusedWalk(StepWalk):
                 read_by = (read for read in inputs_of(node) if not _fills(read, node))
                 for key in (key for read in read_by for key in self.sizes.keys(read)):
                     readers[key].append(node)
-        kept = {key for n in nodes if id(n) in self._kept for key in self.sizes.keys(n)}
-        return makes, readers, kept
+        returned = {key for n in nodes if id(n) in self._kept for key in self.sizes.keys(n)}
+        return makes, readers, returned
 
 
 def _is_image(node: fx.Node) -> bool:

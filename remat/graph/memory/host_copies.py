@@ -45,7 +45,7 @@ def offload(x: torch.Tensor) -> torch.Tensor:
     if x.device.type != "cuda":
         return _uncounted(x).copy_(x)
     host = torch.empty_like(x, device="cpu", pin_memory=True)
-    return _begun(host, x, x.device, back=False)
+    return _start_copy(host, x, x.device, back=False)
 
 
 @offload.register_fake
@@ -58,7 +58,7 @@ def reload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Start copying a host tensor to a device, and return the copy, complete after `wait_copied`."""
     if device.type != "cuda":
         return torch.empty_like(host, device=device).copy_(host)
-    return _begun(torch.empty_like(host, device=device), host, device, back=True)
+    return _start_copy(torch.empty_like(host, device=device), host, device, back=True)
 
 
 @reload.register_fake
@@ -103,7 +103,7 @@ def _uncounted(like: torch.Tensor) -> torch.Tensor:
     return flat.as_strided(laid_out.size(), laid_out.stride())
 
 
-def _begun(
+def _start_copy(
     copy: torch.Tensor, of: torch.Tensor, device: torch.device, *, back: bool
 ) -> torch.Tensor:
     """Start a copy between host and device on the stream for its direction."""

@@ -396,10 +396,10 @@ class StepWalk:
                 yield key, node, nbytes[key], moment, last[key]
 
     def _walk(
-        self, nodes: list[fx.Node], start: int, there: set[int]
+        self, nodes: list[fx.Node], start: int, existing: set[int]
     ) -> tuple[dict[int, tuple[fx.Node, int]], dict[int, int]]:
-        """Return, by storage key, the node that allocates it in one graph with its moment, and the last use."""
-        made: dict[int, tuple[fx.Node, int]] = {}
+        """Return two dicts by storage key: (allocating node, its moment) in one graph, and the moment of the last use."""
+        allocations: dict[int, tuple[fx.Node, int]] = {}
         last: dict[int, int] = {}
         keys_of = self.sizes.keys
         only_key: dict[fx.Node, int] = {}  # nearly every node has one storage
@@ -418,16 +418,16 @@ class StepWalk:
                     for other in keys_of(read):
                         last[other] = moment
             for own in keys_of(node) if key is None else (key,):
-                if own in there or own in twice:
-                    own = self._own(node, own, apart=own in there or node not in latest)
+                if own in existing or own in twice:
+                    own = self._key_for(node, own, apart=own in existing or node not in latest)
                 if key is not None:
                     only_key[node] = own
                 last[own] = moment
-                if own not in made:
-                    made[own] = (node, moment)
-        return made, last
+                if own not in allocations:
+                    allocations[own] = (node, moment)
+        return allocations, last
 
-    def _own(self, node: fx.Node, key: int, *, apart: bool) -> int:
+    def _key_for(self, node: fx.Node, key: int, *, apart: bool) -> int:
         """Return the key for a node's storage: that of a value it views, ``key``, or a new one if ``apart``."""
         sizes = self.sizes
         # If the base of a view runs several times, the view shares memory with the run that it reads. This need not

@@ -148,7 +148,7 @@ class _Step:
         return self._at(k, max(reads, default=walk.boundary - 1))
 
     def _passed(self) -> list[dict[int, int]]:
-        """Return the last moments of the outputs that later graph runs receive, or that nobody holds."""
+        """Return, per run and storage key, the last moments of outputs that later runs receive or that nobody holds."""
         passed: list[dict[int, int]] = [{} for _ in self._graphs]
         for k, graph in enumerate(self._graphs):
             inputs = {n.name: n for n in graph.forward.graph.nodes if n.op == "placeholder"}
@@ -156,22 +156,22 @@ class _Step:
             for position, producer, output in graph.joint.received:
                 if producer >= k or position >= len(primals):
                     continue
-                made = outputs_of(self._graphs[producer].forward.graph)[output]
+                values = outputs_of(self._graphs[producer].forward.graph)[output]
                 node = inputs.get(primals[position])
-                if not isinstance(made, fx.Node) or node is None:
+                if not isinstance(values, fx.Node) or node is None:
                     continue
                 until = self.backward_at[-1] - 1  # end of the last forward
                 # The model's Python frames hold a value passed from graph to graph, and either graph may have saved
                 # it for backward.
-                until = max(until, self._read_until(k, node), self._read_until(producer, made))
+                until = max(until, self._read_until(k, node), self._read_until(producer, values))
                 if output in self._graphs[producer].joint.returned:
                     until = self.end
-                for key in self.walks[producer].sizes.keys(made):
+                for key in self.walks[producer].sizes.keys(values):
                     passed[producer][key] = max(passed[producer].get(key, 0), until)
-            made = outputs_of(graph.forward.graph)[: graph.joint.num_fwd_outputs]
-            keys = [self.walks[k].sizes.keys(v) if isinstance(v, fx.Node) else () for v in made]
+            values = outputs_of(graph.forward.graph)[: graph.joint.num_fwd_outputs]
+            keys = [self.walks[k].sizes.keys(v) if isinstance(v, fx.Node) else () for v in values]
             for output in graph.joint.dropped:
-                until = max(self.backward_at[k] - 1, self._read_until(k, made[output]))
+                until = max(self.backward_at[k] - 1, self._read_until(k, values[output]))
                 others = {
                     key for j, of in enumerate(keys) if j not in graph.joint.dropped for key in of
                 }

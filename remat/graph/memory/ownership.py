@@ -96,10 +96,12 @@ def find_storages(
             owner[i] = owner[at]
     mutated = _mutated(joint, index, owner)
     rewritten = _rewritten(index, owner, mutated)
-    gone = mutated.keys() | {index.by_name[name] for name in user_mutated if name in index.by_name}
+    unreadable = mutated.keys() | {
+        index.by_name[name] for name in user_mutated if name in index.by_name
+    }
     alive = [False] * n
     for i, role in roles.placeholders.items():
-        if role in (Role.PRIMAL, Role.FORWARD_SEED) and i not in gone:
+        if role in (Role.PRIMAL, Role.FORWARD_SEED) and i not in unreadable:
             alive[i] = True
     # Attributes are constants of the module, which outlives the step.
     for node in joint.graph.find_nodes(op="get_attr", sort=False):
@@ -111,7 +113,7 @@ def find_storages(
         for value, desc in zip(outputs, descs, strict=True):
             if isinstance(value, fx.Node) and not is_input_mutation(desc):
                 position = owner[index.position[value]]
-                if position not in gone or position in rewritten:
+                if position not in unreadable or position in rewritten:
                     alive[position] = True
     return Storages(
         owner=tuple(owner),
@@ -119,12 +121,12 @@ def find_storages(
         alive=tuple(alive),
         mutated=frozenset(mutated),
         rewritten=rewritten,
-        user_mutated=frozenset(gone - mutated.keys()),
+        user_mutated=frozenset(unreadable - mutated.keys()),
     )
 
 
 def _mutated(joint: JointGraph, index: GraphIndex, owner: list[int]) -> dict[int, int]:
-    """Return the position of the last write to each storage that forward or AOTAutograd writes to, by its owner."""
+    """Return the position of the last write to each mutated storage, by the position of the storage's owner."""
     mutated: dict[int, int] = {}
     for i in index.special:
         node = index.nodes[i]

@@ -208,25 +208,25 @@ class Memories:
     A record is (storage key, storage, value); the first two are None for a value without a storage.
     """
 
-    def __init__(self, known: dict[int, Memory] | None = None) -> None:
-        self._known: dict[int, Memory] = {} if known is None else known
+    def __init__(self, records: dict[int, Memory] | None = None) -> None:
+        self._records: dict[int, Memory] = {} if records is None else records
 
     def copy(self) -> Memories:
         """Return a copy of this cache, for a copy of the graph that changes independently."""
-        return Memories(dict(self._known))
+        return Memories(dict(self._records))
 
     def of(self, value: Any) -> Memory:
         """Return the record (storage key, storage, value) of a value, and cache it."""
-        record = self._known.get(id(value))
+        record = self._records.get(id(value))
         if record is None:
             storage = storage_of(value)
             key = None if storage is None else torch_compat.storage_id(storage)
-            record = self._known[id(value)] = key, storage, value
+            record = self._records[id(value)] = key, storage, value
         return record
 
     def of_all(self, values: Iterable[Any]) -> list[Memory]:
         """Return the record (storage key, storage, value) of each value."""
-        cached = self._known.get
+        cached = self._records.get
         # A record is a nonempty tuple, so `or` replaces missing records only.
         return [cached(id(value)) or self.of(value) for value in values]
 
@@ -249,20 +249,20 @@ class Sizes:
         self.nbytes: dict[int, int] = {}
         self.symbolic: dict[int, Any] = {}
         self._memories = Memories() if memories is None else memories
-        self._known: dict[fx.Node, tuple[int, ...]] = {}
+        self._keys: dict[fx.Node, tuple[int, ...]] = {}
 
     def keys(self, node: fx.Node) -> tuple[int, ...]:
         """Return the storage key of each tensor in the value of a node."""
-        cached = self._known.get(node)
+        cached = self._keys.get(node)
         if cached is None:
             leaves = leaves_of(node.meta.get("val"))
             cached = tuple(k for k in self.each(leaves) if k is not None)
-            self._known[node] = cached
+            self._keys[node] = cached
         return cached
 
     def rename(self, node: fx.Node, key: int, other: int) -> None:
         """Replace one of a node's storage keys by another key, for a storage of the same bytes."""
-        self._known[node] = tuple(other if k == key else k for k in self.keys(node))
+        self._keys[node] = tuple(other if k == key else k for k in self.keys(node))
         self.nbytes[other] = self.nbytes[key]
         if key in self.symbolic:
             self.symbolic[other] = self.symbolic[key]
@@ -272,7 +272,7 @@ class Sizes:
         return {key: self.nbytes[key] for node in nodes for key in self.keys(node)}
 
     def each(self, values: Iterable[Any]) -> list[int | None]:
-        """Return the storage key of each value, None for other than tensors, and record the bytes of the storages."""
+        """Return the storage key of each value, None unless it is a tensor, and record the bytes of the storages."""
         keys: list[int | None] = []
         for key, storage, value in self._memories.of_all(values):
             if storage is None or key is None:

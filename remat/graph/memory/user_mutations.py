@@ -73,7 +73,7 @@ def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> No
         base: [value for value, _ in of_base]
         for base, of_base in outputs.items()
         if base not in saved
-        and (places is None or any(_place(desc) in places for _, desc in of_base))
+        and (places is None or any(_user_index(desc) in places for _, desc in of_base))
         and root.is_read(base)
     }
     copies: dict[fx.Node, fx.Node] = {}
@@ -112,7 +112,7 @@ def unversioned_outputs(joint: JointGraph) -> tuple[int, ...]:
     """
     of_base = _copyable_outputs(joint, _Roots(joint))
     views = (
-        _place(desc)
+        _user_index(desc)
         for base, outputs in of_base.items()
         # Autograd compares version counters. An output that only shares memory with a saved tensor may have a
         # counter of its own, so autograd misses writes that it detects in eager PyTorch.
@@ -131,13 +131,13 @@ def reread_outputs(joint: JointGraph, handed: Iterable[Any]) -> tuple[int, ...]:
     return tuple(
         place
         for value, desc in zip(outputs, descs, strict=True)
-        if (place := _place(desc)) is not None
+        if (place := _user_index(desc)) is not None
         and isinstance(value, fx.Node)
         and storage_key(value.meta.get("val")) in memories
     )
 
 
-def _place(desc: Any) -> int | None:
+def _user_index(desc: Any) -> int | None:
     """Return the index of an output among the user's outputs; None if the user does not see it."""
     return desc.idx if isinstance(desc, torch_compat.descriptors.PlainAOTOutput) else None
 
@@ -222,27 +222,31 @@ def _hidden_base(node: fx.Node, sizes: Sizes) -> fx.Node | None:
         maker: Any = node.args[0]
         return maker if _hidden_base(maker, sizes) is not None else None
     # Fake values also show views that the operator's schema does not declare.
-    mine = {*sizes.keys(node)}
-    return next((n for n in node.all_input_nodes if mine and mine == {*sizes.keys(n)}), None)
+    own_keys = {*sizes.keys(node)}
+    return next(
+        (n for n in node.all_input_nodes if own_keys and own_keys == {*sizes.keys(n)}), None
+    )
 
 
 def _saved_by_autograd(joint: JointGraph, root: _Roots, owners: Iterable[fx.Node]) -> set[fx.Node]:
     """Return those of some nodes whose memory eager autograd saves for backward."""
-    late: set[fx.Node] = set()
+    in_backward: set[fx.Node] = set()
     for node in joint.graph.nodes:
         if node.op == "placeholder":
             if role_of(node).in_backward:
-                late.add(node)
+                in_backward.add(node)
         elif node.op != "output" and (
-            belongs_to_backward(node) or not late.isdisjoint(inputs_of(node))
+            belongs_to_backward(node) or not in_backward.isdisjoint(inputs_of(node))
         ):
-            late.add(node)
+            in_backward.add(node)
     # An operator such as `sym_size` reads a size, not memory.
     return {
         owner
         for owner in owners
-        for view in root.views_of(owner) - late
-        if any(u in late and not ops.name_of(u.target).startswith("sym_") for u in view.users)
+        for view in root.views_of(owner) - in_backward
+        if any(
+            u in in_backward and not ops.name_of(u.target).startswith("sym_") for u in view.users
+        )
     }
 
 

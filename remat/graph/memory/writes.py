@@ -44,7 +44,7 @@ STATISTICS: dict[Any, tuple[tuple[Place, Place], int | None]] = {
 def written_by(node: fx.Node) -> list[fx.Node]:
     """Return the arguments that a call writes to, in schema order, including elements of lists."""
     places = written_places(node.target) or written_statistics(node.target, node.args)
-    return [v for place in places for v in _given(node, place)]
+    return [v for place in places for v in _argument_nodes(node, place)]
 
 
 def is_destination(argument: fx.Node, node: fx.Node) -> bool:
@@ -69,7 +69,7 @@ def aliased_argument(node: fx.Node) -> fx.Node | None:
         maker = node.args[0]
         return maker if isinstance(maker, fx.Node) and aliased_argument(maker) is not None else None
     for place in aliased_places(node.target):
-        if arguments := _given(node, place):
+        if arguments := _argument_nodes(node, place):
             return arguments[0]
     return None
 
@@ -125,7 +125,7 @@ def written_statistics(target: Any, args: Sequence[Any]) -> tuple[Place, ...]:
     return places if training is None or all(args[training : training + 1]) else ()
 
 
-def _given(node: fx.Node, place: Place) -> list[fx.Node]:
+def _argument_nodes(node: fx.Node, place: Place) -> list[fx.Node]:
     """Return the nodes that a call receives for one argument, including elements of a list."""
     k, name = place
     value: Any = node.args[k] if k < len(node.args) else node.kwargs.get(name)

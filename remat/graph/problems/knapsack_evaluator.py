@@ -113,7 +113,7 @@ class GraphInfoProvider(torch_compat.GraphInfoProvider):
 
 def _by_name(
     candidates: Sequence[str],
-    what: str,
+    kind: str,
     given: Mapping[str, float] | None,
     recorded: Sequence[float] | None,
 ) -> dict[str, float]:
@@ -121,11 +121,11 @@ def _by_name(
     if given is not None:
         missing = [n for n in candidates if n not in given]
         if missing:
-            raise ProblemError(f"all_node_{what} lacks the candidate '{missing[0]}'")
+            raise ProblemError(f"all_node_{kind} lacks the candidate '{missing[0]}'")
         return dict(given)
     if recorded is None or len(recorded) != len(candidates):
         raise ProblemError(
-            f"give all_node_{what}, or recorded_knapsack_input_{what} with one entry for each of "
+            f"give all_node_{kind}, or recorded_knapsack_input_{kind} with one entry for each of "
             f"the {len(candidates)} candidates"
         )
     return dict(zip(candidates, recorded, strict=True))

@@ -85,13 +85,13 @@ class Lowered:
 
         A decision does not name generator states, so all of them count as saved.
         """
-        wanted = {(SavedKind.VALUE, n) for n in decision.saved}
-        wanted |= {(SavedKind.SNAPSHOT, n) for n in decision.snapshots}
+        to_save = {(SavedKind.VALUE, n) for n in decision.saved}
+        to_save |= {(SavedKind.SNAPSHOT, n) for n in decision.snapshots}
         return tuple(
             i
             for i, kind in enumerate(self.kind)
             if kind is SavedKind.GENERATOR_STATE
-            or (kind, self.problem.names[i].split(":")[0]) in wanted
+            or (kind, self.problem.names[i].split(":")[0]) in to_save
         )
 
 

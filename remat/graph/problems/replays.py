@@ -39,7 +39,7 @@ class Replays:
         return kind == "cpu" or (kind in _STATE_BYTES and not self._several)
 
     def forbid(self, node: fx.Node) -> bool:
-        """Return whether a node, or the maker of a tuple's element, must not run again, because reruns are observable."""
+        """Return whether a second run of a node would be observable; an element of a tuple is judged by its maker."""
         maker = maker_of(node)
         if maker.op != "call_function":
             return False

@@ -91,7 +91,7 @@ class LoweredStep:
     def orders(
         self, sequence: Sequence[int], boundary: int
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the joint-graph nodes that a schedule runs before position ``boundary``, in forward, and from it on."""
+        """Split the joint-graph names of a schedule's nodes at position ``boundary`` into forward's and backward's."""
         names = self.problem.names
         forward, backward = (
             tuple(names[v] for v in part if self.of_name.get(names[v]) == v)

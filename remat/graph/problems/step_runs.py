@@ -16,32 +16,34 @@ class StepRuns:
     """The runs of all graphs of one step, in their order."""
 
     def __init__(self) -> None:
-        # `_made` maps a tensor to (index of the graph run that returned it, index among the outputs of that run).
-        # `_given` maps it to (index of the first graph run that received it, index among the arguments). The keys
+        # `_returned_by` maps a tensor to (index of the graph run that returned it, index among the outputs of that run).
+        # `_received_by` maps it to (index of the first graph run that received it, index among the arguments). The keys
         # are weak: otherwise a run on real tensors would keep all activations alive.
-        self._made: MutableMapping[torch.Tensor, tuple[int, int]] = WeakTensorKeyDictionary()
-        self._given: MutableMapping[torch.Tensor, tuple[int, int]] = WeakTensorKeyDictionary()
+        self._returned_by: MutableMapping[torch.Tensor, tuple[int, int]] = WeakTensorKeyDictionary()
+        self._received_by: MutableMapping[torch.Tensor, tuple[int, int]] = WeakTensorKeyDictionary()
         self._turns: list[tuple[int, Turn]] = []  # (index of the graph, its run), in run order
 
     def add(
         self, graph: int, joint: JointGraph, args: Sequence[Any], outputs: Iterable[Any]
     ) -> None:
-        """Record one run of the graph with an index among those of the step."""
+        """Record one run of the step's graph number ``graph``, with its arguments and outputs."""
         tensors = [(i, a) for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
         turn = Turn(at=len(self._turns))
         # A `Turn` counts positions among the primals. They equal positions among the arguments only if there
         # are as many primals as arguments.
         if len(primals_of(joint)) == len(args):
-            received = tuple((i, *self._made[a]) for i, a in tensors if a in self._made)
-            shared = tuple((i, *self._given[a]) for i, a in tensors if a in self._given)
+            received = tuple(
+                (i, *self._returned_by[a]) for i, a in tensors if a in self._returned_by
+            )
+            shared = tuple((i, *self._received_by[a]) for i, a in tensors if a in self._received_by)
             turn = turn._replace(received=received, shared=shared)
         self._turns.append((graph, turn))
         for i, value in tensors:
-            if value not in self._made:
-                self._given.setdefault(value, (turn.at, i))
+            if value not in self._returned_by:
+                self._received_by.setdefault(value, (turn.at, i))
         for k, value in enumerate(outputs):
             if isinstance(value, torch.Tensor):
-                self._made[value] = (turn.at, k)
+                self._returned_by[value] = (turn.at, k)
 
     def joints(
         self,
@@ -58,8 +60,8 @@ class StepRuns:
                 nobody holds are known. Parts of the runs of a graph may count as graphs of their own.
         """
         received = {(j, k) for _, turn in self._turns for _, j, k in turn.received}
-        caller_holds = {self._made[v] for v in kept if v in self._made}
-        alive = None if graph_of is None else received.union(self._made.values())
+        caller_holds = {self._returned_by[v] for v in kept if v in self._returned_by}
+        alive = None if graph_of is None else received.union(self._returned_by.values())
         turns: list[list[Turn]] = [[] for _ in graphs]
         graph_of = [graph for graph, _ in self._turns] if graph_of is None else graph_of
         for graph, (_, turn) in zip(graph_of, self._turns, strict=True):

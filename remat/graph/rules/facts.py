@@ -122,12 +122,12 @@ class Facts:
         )
         return joint, fwd, bwd
 
-    def is_same(self, mine: Any, theirs: Any) -> bool:
+    def is_same(self, value: Any, joint_value: Any) -> bool:
         """Return whether a value of forward or backward corresponds to a value of the joint graph."""
-        if isinstance(mine, fx.Node) and isinstance(theirs, fx.Node):
+        if isinstance(value, fx.Node) and isinstance(joint_value, fx.Node):
             # A node that a pass added, whose name the joint graph lacks, may stand for any node.
-            return mine.name == theirs.name or mine.name not in self.joint
-        return type(mine) is type(theirs) and mine == theirs
+            return value.name == joint_value.name or value.name not in self.joint
+        return type(value) is type(joint_value) and value == joint_value
 
 
 def described(value: Any) -> str:

@@ -105,10 +105,10 @@ def saved_values_share_no_memory(facts: Facts) -> Iterator[Fault]:
             continue
         # AOTAutograd lets Inductor's backward overwrite a saved value in place, without comparing saved values with
         # each other.
-        other = first.setdefault(key, node)
-        if other is not node:
-            text = f"'{node.name}' and '{other.name}' are in the same memory, which backward may overwrite"
-            yield Fault(text, (node, other))
+        first_node = first.setdefault(key, node)
+        if first_node is not node:
+            text = f"'{node.name}' and '{first_node.name}' are in the same memory, which backward may overwrite"
+            yield Fault(text, (node, first_node))
 
 
 def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:
@@ -118,22 +118,22 @@ def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:
         {n: {key(w) for w in written_by(n)} for n in nodes if ops.is_mutating(n)}
         for nodes in facts.special[1:]
     ]
-    gone = {k: n for n, keys in writes[0].items() for k in keys}
-    gone |= {key(n): n for n in overwritten_after(facts.split.joint, facts.split_nodes[0])}
-    if gone:
+    overwritten = {k: n for n, keys in writes[0].items() for k in keys}
+    overwritten |= {key(n): n for n in overwritten_after(facts.split.joint, facts.split_nodes[0])}
+    if overwritten:
         last = _last_writes(facts, writes[0])
         for node in facts.split_nodes[1]:
             if node.op != "call_function" or ops.ignores_content(node):
                 continue
             for read in inputs_of(node):
                 k = key(read)
-                if k not in gone or is_destination(read, node):
+                if k not in overwritten or is_destination(read, node):
                     continue
                 is_handed = root_of(read).op == "placeholder"
                 if is_handed and _is_behind(facts, node, last.get(k, len(facts.joint))):
                     continue  # in the joint graph, too, the node reads the value after the write
                 text = f"{called(node)} reads '{read.name}', which forward has overwritten"
-                yield Fault(text, (node, gone[k]))
+                yield Fault(text, (node, overwritten[k]))
     for nodes, written in zip(facts.split_nodes, writes, strict=True):
         if written:
             yield from _reordered(facts, nodes, written, key)
@@ -166,11 +166,11 @@ def nothing_user_mutated_is_read(facts: Facts) -> Iterator[Fault]:
     if not user_mutated:
         return
     key = _memory(facts)
-    gone = {key(n): n for n in facts.placeholders[0] if n.name in user_mutated}
+    written = {key(n): n for n in facts.placeholders[0] if n.name in user_mutated}
     for node in facts.split_nodes[1]:
         for read in inputs_of(node) if node.op == "call_function" else ():
-            if key(read) in gone and not is_destination(read, node):
-                yield Fault(f"{called(node)} reads '{read.name}'", (node, gone[key(read)]))
+            if key(read) in written and not is_destination(read, node):
+                yield Fault(f"{called(node)} reads '{read.name}'", (node, written[key(read)]))
 
 
 def _memory(facts: Facts) -> Callable[[fx.Node], Any]:
@@ -196,20 +196,20 @@ def _reordered(
     place_of = {n: i for i, n in enumerate(nodes)}
     touched = {k for keys in written.values() for k in keys}
     for node in nodes:
-        at = facts.position.get(node.name)
+        read_position = facts.position.get(node.name)
         if node.name.removesuffix("_snapshot") != node.name:
-            at = -1  # a snapshot copies an input, and must come before all writes
-        if node.op != "call_function" or at is None:
+            read_position = -1  # a snapshot copies an input, and must come before all writes
+        if node.op != "call_function" or read_position is None:
             continue
         for read in inputs_of(node):
             memory = key(read)
             if memory not in touched:
                 continue
             for write, keys in written.items():
-                there = facts.position.get(write.name)
-                if there is None or write is node or memory not in keys:
+                write_position = facts.position.get(write.name)
+                if write_position is None or write is node or memory not in keys:
                     continue
-                if (at < there) != (place_of[node] < place_of[write]):
-                    side = "behind" if at < there else "before"
+                if (read_position < write_position) != (place_of[node] < place_of[write]):
+                    side = "behind" if read_position < write_position else "before"
                     text = f"{called(node)} reads '{read.name}' {side} {called(write)}"
                     yield Fault(text, (node, write))

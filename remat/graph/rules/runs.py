@@ -26,7 +26,7 @@ def nothing_random_runs_twice(facts: Facts) -> Iterator[Fault]:
     for which, nodes in zip(("forward", "backward"), facts.special[1:], strict=True):
         for node in nodes:
             if ops.is_random(node):  # a replay does not count as random
-                name = _drawn(node)
+                name = _joint_name(node)
                 if name in seen:
                     yield Fault(
                         f"{called(node)} draws anew in {which} instead of replaying", (node,)
@@ -77,13 +77,13 @@ def order_is_kept(facts: Facts) -> Iterator[Fault]:
         for is_kind in (ops.draws_in_order, _is_ordered_effect):
             last: fx.Node | None = None
             for node in filter(is_kind, nodes):
-                at = facts.position.get(_drawn(node))
+                at = facts.position.get(_joint_name(node))
                 replays = node.target is torch_compat.rng_prims.run_with_rng_state
                 # The order of replays does not matter, because each draws from a saved state. A node that
                 # backward runs again is checked in forward.
-                if at is None or replays or (backward and _drawn(node) in facts.calls):
+                if at is None or replays or (backward and _joint_name(node) in facts.calls):
                     continue
-                before = None if last is None else _drawn(last)
+                before = None if last is None else _joint_name(last)
                 if before is not None and facts.position[before] > at:
                     yield Fault(f"{called(node)} runs behind '{before}'", (node, last))  # type: ignore[arg-type]
                 last = node
@@ -100,18 +100,18 @@ def copies_are_alike(facts: Facts) -> Iterator[Fault]:
             source = facts.joint.get(run_of(node)) if again else facts.calls.get(node.name)
             if source is None:
                 continue
-            there = "the joint graph" if again else "forward"
+            compared_with = "the joint graph" if again else "forward"
             target, reads = _call(node)
             wanted_target, wanted_reads = _call(source)
             if target != wanted_target:
-                text = f"'{node.name}' is {target} in {which}, {wanted_target} in {there}"
+                text = f"'{node.name}' is {target} in {which}, {wanted_target} in {compared_with}"
                 yield Fault(text, (source,))
             elif len(reads) != len(wanted_reads):
-                text = f"'{node.name}' reads other values in {which} than in {there}"
+                text = f"'{node.name}' reads other values in {which} than in {compared_with}"
                 yield Fault(text, (source,))
             for a, b in zip(map(run_of, reads), map(run_of, wanted_reads), strict=False):
                 if a != b and a in facts.joint and b in facts.joint:
-                    text = f"'{node.name}' reads '{a}' in {which}, '{b}' in {there}"
+                    text = f"'{node.name}' reads '{a}' in {which}, '{b}' in {compared_with}"
                     yield Fault(text, (source,))
 
 
@@ -160,7 +160,7 @@ def _call(node: fx.Node) -> tuple[Any, list[fx.Node]]:
     return target, reads
 
 
-def _drawn(node: fx.Node) -> str:
+def _joint_name(node: fx.Node) -> str:
     """Return the joint-graph name of a node."""
     # The suffix marks a run that saves a generator state.
     return run_of(node).removesuffix("_drawn")

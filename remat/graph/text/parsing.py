@@ -289,23 +289,23 @@ def _read_header(
         got = f"{len(call.args)} unnamed values"
         raise source.error(call, "one: the name of the graph", got)
     name = source.string(call.args[0])
-    given = {k.arg: k.value for k in call.keywords}
+    keywords = {k.arg: k.value for k in call.keywords}
     takes = ["version", "device", *(FIELDS if kind == "joint" else ())]
     required, optional = takes[:4], takes[4:]
-    if not {*required} <= given.keys() <= {*takes}:
-        got = f"a head with {', '.join(sorted(map(str, given))) or 'nothing'}"
+    if not {*required} <= keywords.keys() <= {*takes}:
+        got = f"a head with {', '.join(sorted(map(str, keywords))) or 'nothing'}"
         allowed = f", and if needed {', '.join(optional)}" if optional else ""
         raise source.error(call, f"one with {', '.join(required)}{allowed}", got)
-    version = source.integer(given["version"])
+    version = source.integer(keywords["version"])
     if version != VERSION:
         expected = f"version {VERSION}, as this remat reads"
         raise source.error(call, expected, f"a text of version {version}")
-    device = literals.device(given["device"])
+    device = literals.device(keywords["device"])
     fields: dict[str, Any] = {}
-    for key in (k for k in FIELDS if k in given):
-        fields[key] = as_tuples(literals.read(given[key]))
+    for key in (k for k in FIELDS if k in keywords):
+        fields[key] = as_tuples(literals.read(keywords[key]))
         if not _has_form(fields[key], FIELDS[key]):
-            raise source.error(given[key], f"one such as {FIELDS[key]!r}", f"{key} as {{}}")
+            raise source.error(keywords[key], f"one such as {FIELDS[key]!r}", f"{key} as {{}}")
     return name, device, fields
 
 

@@ -307,7 +307,7 @@ class Fakes:
         self._env = ShapeEnv()
         self.mode = torch_compat.FakeTensorMode(shape_env=self._env, allow_non_fake_inputs=True)
         self.symbols = {s.name: self._declare(s) for s in symbols}
-        self._made: dict[tuple[str, Any], Any] = {}
+        self._numbers: dict[tuple[str, Any], Any] = {}
 
     def _declare(self, symbol: Symbol) -> sympy.Symbol:
         """Create a SymPy symbol, and record its hint and range in the shape environment."""
@@ -336,15 +336,15 @@ class Fakes:
     def number(self, kind: str, expression: Any) -> Any:
         """Return a symbolic number of the type ``SymInt``, ``SymFloat`` or ``SymBool`` for a SymPy expression."""
         key = (kind, expression)
-        if key not in self._made:
+        if key not in self._numbers:
             make, plain = _NUMBERS[kind]
             value = sympy.sympify(expression)
-            hint = self._known(value)
+            hint = self._at_hints(value)
             node = SymNode(value, self._env, plain, None if hint is None else plain(hint))
-            self._made[key] = make(node)
-        return self._made[key]
+            self._numbers[key] = make(node)
+        return self._numbers[key]
 
-    def _known(self, value: Any) -> Any:
+    def _at_hints(self, value: Any) -> Any:
         """Return an expression with hints instead of symbols; None if it has an unbacked symbol."""
         hints: Mapping[Any, Any] = self._env.backed_var_to_val
         return value.xreplace(hints) if value.free_symbols <= hints.keys() else None
@@ -353,7 +353,7 @@ class Fakes:
         """Return the value of a size in the traced run; None if the size has unbacked symbols."""
         if type(size) is int:
             return size
-        value = self._known(size)
+        value = self._at_hints(size)
         return None if value is None else int(value)
 
     def size(self, size: Size) -> Any:

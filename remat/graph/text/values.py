@@ -335,7 +335,7 @@ class ValueReader:
         return tensor_type
 
     def _details(self, node: ast.Call, tensor_type: TensorType) -> None:
-        """Parse the properties in parentheses after the sizes, and store them in ``found``."""
+        """Parse the properties in parentheses after the sizes, and store them in a type."""
         tensor_type.strides = tuple(self._size(x) for x in node.args)
         if tensor_type.strides and len(tensor_type.strides) != len(tensor_type.sizes):
             expected = f"{len(tensor_type.sizes)}, one for each dimension"

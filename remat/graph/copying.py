@@ -95,7 +95,5 @@ class Copier:
             self._run(nodes, self.copies.__getitem__, self.copies, taken=True)
             return
         for node in nodes:
-            placeholder = self.copies[node] = self._graph.placeholder(
-                node.name, type_expr=node.type
-            )
-            placeholder.meta = dict(node.meta)
+            copy = self.copies[node] = self._graph.placeholder(node.name, type_expr=node.type)
+            copy.meta = dict(node.meta)

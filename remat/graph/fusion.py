@@ -121,17 +121,15 @@ def added_product(node: fx.Node) -> fx.Node | None:
     for product, other in (node.args[1::-1], node.args[:2]):
         assert isinstance(product, fx.Node)
         assert isinstance(other, fx.Node)
-        product_value, other_value = product.meta.get("val"), other.meta.get("val")
+        result, addend = product.meta.get("val"), other.meta.get("val")
         if product.target is not aten.mm.default or len(product.users) != 1:
             continue
-        if not isinstance(product_value, torch.Tensor) or not isinstance(other_value, torch.Tensor):
+        if not isinstance(result, torch.Tensor) or not isinstance(addend, torch.Tensor):
             continue
-        alike = product_value.dtype == other_value.dtype and _expands(
-            other_value.shape, product_value.shape
-        )
+        alike = result.dtype == addend.dtype and _expands(addend.shape, result.shape)
         # On a GPU, Inductor keeps the sum out of the product if the sum can fuse with all its readers
         # (`should_prefer_unfused_addmm`).
-        if alike and (product_value.device.type == "cpu" or not all(map(may_fuse, node.users))):
+        if alike and (result.device.type == "cpu" or not all(map(may_fuse, node.users))):
             return product
     return None
 

@@ -250,10 +250,8 @@ def no_match(policies: Sequence[Policy], names: Sequence[str], graph: str) -> st
     last = {name: name.rpartition(".")[2] for name in names}
     near = list[str]()
     for policy in policies:
-        module_name = policy.pattern.rpartition(".")[2]
-        likely = difflib.get_close_matches(
-            module_name, [*dict.fromkeys(last.values())], n=2, cutoff=0.5
-        )
+        leaf = policy.pattern.rpartition(".")[2]
+        likely = difflib.get_close_matches(leaf, [*dict.fromkeys(last.values())], n=2, cutoff=0.5)
         near += [name for name in names if last[name] in likely]
         near += difflib.get_close_matches(policy.pattern, names, n=2)
     near = list(dict.fromkeys(near)) or list(names)

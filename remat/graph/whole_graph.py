@@ -281,9 +281,7 @@ def _is_of_backward(node: fx.Node) -> bool:
 
 
 def _line(
-    gm: fx.GraphModule,
-    nodes: Sequence[fx.Node],
-    writes: Mapping[fx.Node, tuple[fx.Node, fx.Node]],
+    gm: fx.GraphModule, nodes: Sequence[fx.Node], writes: Mapping[fx.Node, tuple[fx.Node, fx.Node]]
 ) -> tuple[set[fx.Node], set[fx.Node]]:
     """Return the late nodes, and the nodes that must run before the line: those that late nodes or the caller read."""
     marked = [i for i, n in enumerate(nodes) if n.op == "call_function" and _is_of_backward(n)]

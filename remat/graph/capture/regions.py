@@ -128,10 +128,10 @@ def _separate(call: fx.Node, region: fx.GraphModule) -> None:
             elements[k] = user
     # Counterparts outside of the region for its inputs and for results that are not views.
     outside: dict[Any, Any] = dict(argument_of)
-    known_nodes = dict.fromkeys([*argument_of, *returned])
+    ends = dict.fromkeys([*argument_of, *returned])
     for k, inner in enumerate(returned):
         if isinstance(inner, fx.Node) and inner not in outside:
-            base, _ = _base(inner, known_nodes)
+            base, _ = _base(inner, ends)
             if base is inner:
                 outside[inner] = elements.get(k) or _element(call, k)
                 call.append(outside[inner])
@@ -142,15 +142,13 @@ def _separate(call: fx.Node, region: fx.GraphModule) -> None:
             element.replace_all_uses_with(outer)
 
 
-def _base(inner: fx.Node, known_nodes: Mapping[Any, Any]) -> tuple[fx.Node, list[fx.Node]]:
+def _base(inner: fx.Node, ends: Mapping[Any, Any]) -> tuple[fx.Node, list[fx.Node]]:
     """Return the known node whose memory a view in a region shows, and the views between; the node itself if none."""
     views: list[fx.Node] = []
     node = inner
-    while node not in known_nodes or not views:
+    while node not in ends or not views:
         base = aliased_argument(node)
-        if base is None or any(
-            n is not base and n not in known_nodes for n in node.all_input_nodes
-        ):
+        if base is None or any(n is not base and n not in ends for n in node.all_input_nodes):
             return inner, []
         views.append(node)
         node = base

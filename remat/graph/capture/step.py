@@ -17,11 +17,7 @@ from torch import fx
 from remat import torch_compat
 from remat.errors import CaptureError
 from remat.graph.capture.calling import read_call, why_no_instance, why_not_callable
-from remat.graph.capture.errors import (
-    CapturedError,
-    explain,
-    takes_lock,
-)
+from remat.graph.capture.errors import CapturedError, explain, takes_lock
 from remat.graph.capture.fakes_of_models import as_fakes
 from remat.graph.capture.regions import is_region, split_region
 from remat.graph.capture.tangents import layouts_of_tangents

@@ -13,14 +13,7 @@ from itertools import accumulate
 
 from torch import fx
 
-from remat.graph.joint import (
-    JointGraph,
-    Role,
-    outputs_of,
-    primals_of,
-    role_of,
-    split_outputs,
-)
+from remat.graph.joint import JointGraph, Role, outputs_of, primals_of, role_of, split_outputs
 from remat.graph.memory.fused_liveness import FusedWalk
 from remat.graph.memory.liveness import StepWalk, sums_of
 

@@ -100,12 +100,7 @@ class LoweredStep:
         return forward, backward
 
 
-def lower_step(
-    joint: JointGraph,
-    index: GraphIndex,
-    roles: Roles,
-    lowered: Lowered,
-) -> LoweredStep:
+def lower_step(joint: JointGraph, index: GraphIndex, roles: Roles, lowered: Lowered) -> LoweredStep:
     """Build the scheduling problem of a joint graph: when each node runs, or runs again, in a step.
 
     The graph problem ``lowered`` gives costs, generator states, copies of inputs, and which nodes may run again.
@@ -144,20 +139,18 @@ def lower_step(
     backward: list[int] = []
     forward: list[int] = []
     ordered: list[int] = []
-    snapshot_of: dict[str, int] = {}
+    copy_of: dict[str, int] = {}
     for i in of_kind[SavedKind.SNAPSHOT]:
         name, copied_bytes = index.nodes[i].name, tensor_bytes(index.values[i])
-        snapshot_of[name] = of_name[name + _SNAPSHOT] = add(
-            _Row(f"{name}:snapshot", size=copied_bytes)
-        )
+        copy_of[name] = of_name[name + _SNAPSHOT] = add(_Row(f"{name}:snapshot", size=copied_bytes))
         # A later copy would read the input after forward's write, so the copy is made once.
-        single.append(snapshot_of[name])
+        single.append(copy_of[name])
     writes = (w for i in index.special for w in written_by(index.nodes[i]))
     written = {k for w in writes for k in sizes.keys(w)}
 
     # A node that forward does not require reads the copy of an input. A write to the input therefore does not fix
     # the node's place in the order.
-    copied = {k for name in snapshot_of for k in sizes.keys(index.nodes[index.by_name[name]])}
+    copied = {k for name in copy_of for k in sizes.keys(index.nodes[index.by_name[name]])}
 
     def touches_written(i: int) -> bool:
         """Return whether the node at a position has effects or reads memory that is written to, so keeps its place."""
@@ -181,11 +174,9 @@ def lower_step(
         reads = {at for j in index.inputs[i] for at in read_of[j]}
         # In the problem, every run of a reader reads the copy. In the step, the first run reads the input itself,
         # but the copy is alive at that time too.
-        sources = [index.nodes[j] for j in index.inputs[i]] if snapshot_of else []
+        sources = [index.nodes[j] for j in index.inputs[i]] if copy_of else []
         reads |= {
-            snapshot_of[x.name]
-            for x in sources
-            if x.name in snapshot_of and not is_destination(x, node)
+            copy_of[x.name] for x in sources if x.name in copy_of and not is_destination(x, node)
         }
         keys = list(dict.fromkeys(sizes.keys(node)))
         fresh = [k for k in keys if k not in resident and k not in of_key]

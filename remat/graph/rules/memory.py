@@ -91,12 +91,8 @@ def the_budget_holds(facts: Facts) -> Iterator[Fault]:
 def saved_values_share_no_memory(facts: Facts) -> Iterator[Fault]:
     """Yield a fault for each saved value in the memory of another one."""
     keys = Memories()
-    elsewhere = (
-        *facts.placeholders[1],
-        *facts.returned[0],
-        *outputs_of(facts.split.backward.graph),
-    )
-    others = {keys.key(n.meta.get("val")): n for n in elsewhere if isinstance(n, fx.Node)}
+    safe = (*facts.placeholders[1], *facts.returned[0], *outputs_of(facts.split.backward.graph))
+    others = {keys.key(n.meta.get("val")): n for n in safe if isinstance(n, fx.Node)}
     first: dict[int, fx.Node] = {}
     for node in facts.handed:
         key = keys.key(node.meta.get("val"))

@@ -63,7 +63,6 @@ class Copier:
         """Append copies of nodes, in an order in which inputs come before their users.
 
         Args:
-            nodes: the nodes.
             lookup: maps each input of a copied node to the argument that the copy reads instead.
                 None: maps each input to its copy in ``copies``.
             apart: name each copy ``NAME_again`` after its original NAME, and store NAME in the copy's

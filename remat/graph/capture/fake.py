@@ -65,7 +65,6 @@ def repair_aliases(
     Inductor's pattern matcher does, the view's fake value stays on the storage of the removed node.
 
     Args:
-        graph: the graph.
         memories: cache of the storage of each value; None: use a new cache.
         by_kernel: whether to enlarge the fake storages of copies and scatters to the size that
             PyTorch's kernels allocate. Set it for a graph that runs operator by operator.
@@ -106,7 +105,6 @@ def refresh_views(graph: fx.Graph, new: Iterable[fx.Node], gone: Collection[int]
     """Recompute the fake values of views that are still on the storage of a replaced node.
 
     Args:
-        graph: the graph.
         new: the replacements, which former readers of the replaced nodes read now.
         gone: storage keys (see `storage_key`) of the replaced nodes.
     """

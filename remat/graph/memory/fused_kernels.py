@@ -231,7 +231,6 @@ class Kernels:
         """Move a node into the kernels that read its results, if these kernels can compute the node.
 
         Args:
-            node: the node.
             keys: keys of the storages that the node allocates.
             readers: by storage key, the nodes that read the storage.
             kept: keys of the storages that the graph returns.

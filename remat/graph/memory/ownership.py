@@ -67,7 +67,6 @@ def find_storages(
     result aliases an argument.
 
     Args:
-        joint: the joint graph.
         index: node positions of the joint graph.
         roles: roles of its placeholders.
         count_outputs: if True, saving an output of forward costs its bytes. If False, it costs

@@ -24,7 +24,7 @@ SLOW = frozenset(
         "cli",
         "e2e",
         "fuzz",
-        "graph/test_capture.py",
+        "graph/capture/test_step.py",
         "graph/text/test_files.py",
         "hard",
         "integrations",

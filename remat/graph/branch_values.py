@@ -66,7 +66,7 @@ _KINDS = {
     "finite check": "isnan isinf isfinite isposinf isneginf",
     # Random operators that may read probabilities from a tensor, or that draw until a number is accepted.
     "weighted draw": "multinomial bernoulli poisson binomial _standard_gamma _sample_dirichlet",
-    # Continuous functions that PyTorch decomposes into comparisons, casts or steps. What these compare decides
+    # Continuous functions that PyTorch decomposes into comparisons, casts or steps. Their comparisons decide
     # between pieces that meet, such as x and 0.01 * x of a leaky ReLU. Names are without "_backward".
     "continuous": "leaky_relu elu celu selu softplus hardswish hardsigmoid hardtanh relu relu6 prelu "
     "_prelu_kernel rrelu_with_noise log_sigmoid_forward log_sigmoid softshrink smooth_l1_loss huber_loss "
@@ -120,20 +120,20 @@ def keep_branches(
         index: node positions of the joint graph.
         roles: classification of the nodes as forward or backward.
         runs_again: whether the node at a position may run again, apart from branch values.
-        is_tagged: whether a checkpoint policy asks to recompute the node at a position. If a
-            compared value has such a tag, the comparison is kept instead.
+        is_tagged: whether a checkpoint policy asks to recompute the node at a position.
     """
     graph = Branches(index, roles)
-    # What only backward needs runs in backward, so the values that it reads are kept instead.
-    late = {i for i in graph.found if not roles.required_forward[i]}
-    found, compared = set(graph.found - late), set[int]()
-    for i in (*graph.comparisons, *sorted(late)):
+    # A branch value that only backward needs runs in backward, so its inputs are kept instead.
+    in_backward = {i for i in graph.found if not roles.required_forward[i]}
+    to_keep, compared = set(graph.found - in_backward), set[int]()
+    for i in (*graph.comparisons, *sorted(in_backward)):
         sources = [j for j in graph.sources(i) if runs_again(j)]
+        # A tag asks to recompute a compared value, so the comparison is kept instead.
         if any(map(is_tagged, sources)):
-            found.add(i)
+            to_keep.add(i)
         else:
             compared.update(sources)
-    if not found:
+    if not to_keep:
         return KeptBranches(compared=frozenset(compared))
     branches: set[int] = set()
     settled = bytearray(len(index))
@@ -141,11 +141,11 @@ def keep_branches(
         if roles.tangent_closure[i]:
             continue
         from_settled = all(settled[j] for j in index.inputs[i])
-        if i in found and runs_again(i) and not from_settled:
+        if i in to_keep and runs_again(i) and not from_settled:
             branches.add(i)
         settled[i] = (
             node.op != "call_function"
-            or i in found
+            or i in to_keep
             or i in compared
             or not runs_again(i)
             or graph.ignores_floats(i)
@@ -222,10 +222,10 @@ class Branches:
     @cached_property
     def _constants(self) -> bytearray:
         """For each node, whether `_is_constant` holds."""
-        found = bytearray(len(self._index))
-        for i in range(len(found)):
-            found[i] = self._is_constant(i, found)
-        return found
+        constant = bytearray(len(self._index))
+        for i in range(len(constant)):
+            constant[i] = self._is_constant(i, constant)
+        return constant
 
     def is_exact(self, i: int) -> bool:
         """Return whether the same inputs give the same result, bit for bit, in whatever kernel."""
@@ -251,8 +251,8 @@ class Branches:
         return ops.ignores_content(node) and not _draws_by_weight(node)
 
     def sources(self, i: int) -> list[int]:
-        """Return the nearest nodes that may round, from which exact operators compute node ``i``."""
-        found: set[int] = set()
+        """Return the nearest ancestors of node ``i`` whose results may be rounded otherwise in a second run."""
+        rounding: set[int] = set()
         stack, seen = [*self._index.inputs[i]], {i}
         while stack:
             j = stack.pop()
@@ -262,25 +262,18 @@ class Branches:
             if self.is_exact(j):
                 stack.extend(self._index.inputs[j])
             else:
-                found.add(j)
-        return sorted(found)
+                rounding.add(j)
+        return sorted(rounding)
 
-    def _is_constant(self, i: int, known: bytearray) -> bool:
-        """Return whether a node computes numbers from sizes, such as positions, or from random draws.
-
-        Such numbers are not written to memory, so all kernels compute them by the same formula.
-
-        Args:
-            i: position of the node.
-            known: the answers for the nodes before it.
-        """
+    def _is_constant(self, i: int, constant: bytearray) -> bool:
+        """Return whether a node computes numbers from sizes, such as positions, or from random draws."""
         node, value = self._index.nodes[i], self._index.values[i]
         if node.op != "call_function":
             return isinstance(value, torch.SymInt)
         if _is_draw(node):
             return not self._floats(i)
         reads = self._index.inputs[i]
-        if not all(known[j] for j in reads) or is_16_bits(value):
+        if not all(constant[j] for j in reads) or is_16_bits(value):
             return False
         return not reads or ops.name_of(node.target) in _NAMES["arithmetic"] or self.is_exact(i)
 
@@ -312,7 +305,7 @@ class Branches:
         )
 
     def _is_gradient_of_selection(self, i: int) -> bool:
-        """Return whether only backward needs a comparison with a maximum or the like."""
+        """Return whether a node compares with a maximum or the like, and only backward needs the comparison."""
         if self._required[i] or not self._is_comparison(i):
             return False
         return any(map(self._selects, self._floats(i)))
@@ -350,7 +343,7 @@ class Branches:
         )
 
     def _selects(self, j: int) -> bool:
-        """Return whether a value is a maximum or the like, looking through exact operators."""
+        """Return whether exact operators compute a value from a maximum or another selected element."""
         while self._index.nodes[j].op == "call_function":
             node = self._index.nodes[j]
             # `max` of two tensors compares element by element, and its gradient has no quotient.
@@ -368,9 +361,9 @@ class Branches:
         sources = [values[j] for j in self._index.inputs[i]][:1]
         if all(_is_lossless(source, value) for source in sources):
             return True
-        # Random numbers are drawn and cast in the kernel that compares them. What else reads them may save them rounded.
-        drawn = any(_is_draw(self._index.nodes[j]) for j in self._index.inputs[i])
-        return drawn and all(self._is_comparison(j) for j in self._index.users[i])
+        # Random numbers are drawn and cast in the kernel that compares them. Any other reader may save them rounded.
+        is_random = any(_is_draw(self._index.nodes[j]) for j in self._index.inputs[i])
+        return is_random and all(self._is_comparison(j) for j in self._index.users[i])
 
 
 def check_may_branch_again(node: fx.Node) -> None:
@@ -418,14 +411,12 @@ def _has_float(value: Any) -> bool:
 
 
 def _has_discrete(value: Any) -> bool:
-    """Return whether a value, or an element of a tuple, is an integer or a bool.
-
-    Tensors of uint8 in a tuple are internal buffers of an operator.
-    """
+    """Return whether a value, or an element of a tuple, is an integer or a bool."""
     if isinstance(value, torch.Tensor):
         return not _is_float(value)
     return any(
         isinstance(v, (torch.SymInt, torch.SymBool))
+        # Tensors of uint8 in a tuple are internal buffers of an operator.
         or (isinstance(v, torch.Tensor) and v.dtype is not torch.uint8 and not _is_float(v))
         for v in leaves_of(value)
     )

@@ -9,16 +9,12 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def paused_collection() -> Iterator[None]:
-    """Pause the cyclic garbage collector in a ``with`` block, or for each call as a decorator.
-
-    Building a graph creates about ten containers per node, and all of them stay alive. The
-    collector would scan them repeatedly, and sometimes the whole process, without freeing anything.
-    The scans took a tenth of the time to build a graph. If the collector was off before, it stays
-    off afterwards.
-    """
+    """Pause the cyclic garbage collector in a ``with`` block, or for each call as a decorator."""
     if not gc.isenabled():
         yield
         return
+    # Building a graph creates about ten containers per node, and all of them stay alive. The collector would scan
+    # them repeatedly without freeing anything, which took a tenth of the time to build a graph.
     gc.disable()
     try:
         yield

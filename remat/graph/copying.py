@@ -26,27 +26,21 @@ Copies = dict[fx.Node, fx.Node]
 
 
 def run_of(node: fx.Node) -> str:
-    """Return the name that a node of forward or backward has in the joint graph.
-
-    This is usually the node's own name. If forward or backward runs one joint-graph node several
-    times, only one of these runs has that node's name. The other runs store the name in their
-    metadata.
-    """
+    """Return the name that a node of forward or backward has in the joint graph, usually the node's own name."""
+    # If forward or backward runs one joint-graph node several times, only one run has the node's name.
     return str(node.meta.get(RUN_OF, node.name))
 
 
 class Copier:
     """Appends copies of one graph's nodes to another graph; metadata is copied shallowly.
 
-    A copy keeps the original's name, unless a node of the receiving graph has it. Names that the
-    receiving graph generates later do not collide with names of the source graph.
+    A copy keeps the original's name, unless a node of the receiving graph has it.
 
     Args:
         graph: graph that receives the copies.
         source: graph of the nodes to copy.
         quick: whether to copy with PyTorch's private primitives. None: use them if remat is tested
-            with this version of PyTorch and ``graph`` has no owning module. The hooks of an owning
-            module would miss the new nodes.
+            with this version of PyTorch and ``graph`` has no owning module.
 
     Attributes:
         copies: map from each node copied so far to its copy. By default, a new copy reads the
@@ -55,6 +49,7 @@ class Copier:
 
     def __init__(self, graph: fx.Graph, source: fx.Graph, *, quick: bool | None = None) -> None:
         if quick is None:
+            # The hooks of an owning module would miss nodes that private primitives create.
             quick = graph.owning_module is None and torch_compat.is_tested()
         self.copies: Copies = {}
         self._graph = graph
@@ -65,14 +60,13 @@ class Copier:
     def copy(
         self, nodes: Iterable[fx.Node], lookup: Lookup | None = None, *, apart: bool = False
     ) -> None:
-        """Append copies of nodes.
+        """Append copies of nodes, in an order in which inputs come before their users.
 
         Args:
-            nodes: the nodes, in an order in which inputs come before their users.
             lookup: maps each input of a copied node to the argument that the copy reads instead.
                 None: maps each input to its copy in ``copies``.
-            apart: name each copy ``NAME_again``, where NAME is the name of its original, and store
-                NAME in the copy's metadata. Needed if the receiving graph already has a node NAME.
+            apart: name each copy ``NAME_again`` after its original NAME, and store NAME in the copy's
+                metadata. Needed if the receiving graph already has a node NAME.
         """
         find = self.copies.__getitem__ if lookup is None else lookup
         if apart:
@@ -90,9 +84,9 @@ class Copier:
         while name in self._taken:
             name += "_"
         args, kwargs = fx.map_arg((node.args, node.kwargs), find)
-        made = self._graph.create_node(node.op, node.target, args, kwargs, name, node.type)
-        made.meta = {**node.meta, RUN_OF: run_of(node)}
-        return made
+        copy = self._graph.create_node(node.op, node.target, args, kwargs, name, node.type)
+        copy.meta = {**node.meta, RUN_OF: run_of(node)}
+        return copy
 
     def take(self, nodes: Iterable[fx.Node]) -> None:
         """Append a placeholder as the copy of each node, with the node's name and metadata."""
@@ -100,5 +94,5 @@ class Copier:
             self._run(nodes, self.copies.__getitem__, self.copies, taken=True)
             return
         for node in nodes:
-            made = self.copies[node] = self._graph.placeholder(node.name, type_expr=node.type)
-            made.meta = dict(node.meta)
+            copy = self.copies[node] = self._graph.placeholder(node.name, type_expr=node.type)
+            copy.meta = dict(node.meta)

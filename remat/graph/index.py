@@ -75,8 +75,5 @@ def index_graph(graph: fx.Graph) -> GraphIndex:
 
 
 def are_plain(nodes: Iterable[fx.Node]) -> tuple[bool, ...]:
-    """Return for each node whether its result depends on its arguments only, without side effects.
-
-    `ops.is_plain` is called once per operator, not once per node.
-    """
+    """Return for each node whether its result depends on its arguments only, without side effects (`ops.is_plain`)."""
     return tuple(by_target(nodes, ops.is_plain))

@@ -40,10 +40,9 @@ UNCHECKED = "saved_tensor_with_no_vc_check"
 
 
 class HandedKind(enum.IntEnum):
-    """Kind of a value that forward saves for backward: tensor, unchecked tensor, object or size.
+    """Kind of a value that forward saves for backward; forward returns the saved values sorted by kind.
 
-    For an unchecked tensor, autograd does not compare version counters. Forward returns the saved
-    values sorted by kind.
+    Autograd does not compare version counters of an unchecked tensor.
     """
 
     TENSOR = 0
@@ -136,8 +135,7 @@ class JointGraph:
     def fingerprint(self) -> str:
         """SHA-256 digest of operators, edges, constants, shapes, dtypes and devices, without names.
 
-        The digest also depends on which custom operators of the graph are declared pure
-        (`remat.declare_pure`).
+        The digest also depends on which custom operators of the graph are declared pure.
         """
         return fingerprint(self)
 
@@ -149,10 +147,7 @@ class JointGraph:
 
 @paused_collection()
 def copy_module(module: fx.GraphModule) -> fx.GraphModule:
-    """Return a copy of a graph module with new nodes, whose metadata are copied shallowly.
-
-    Submodules and constants are shared with the original.
-    """
+    """Return a copy of a graph module with new nodes; submodules, constants and entries of metadata are shared."""
     graph = fx.Graph()
     Copier(graph, module.graph).copy(module.graph.nodes)
     graph.set_codegen(torch_compat.codegen_of(module.graph))
@@ -162,13 +157,7 @@ def copy_module(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def make_module(owner: torch.nn.Module | dict[str, Any], graph: fx.Graph) -> fx.GraphModule:
-    """Return a graph module over ``graph`` whose code is generated at its first call only.
-
-    Args:
-        owner: module with the attributes that the graph fetches, or a dict of these attributes by
-            name.
-        graph: the graph.
-    """
+    """Return a graph module whose code is generated at its first call, with attributes of a module or dict."""
     with torch_compat.use_lazy_graph_module(True):
         return torch_compat.make_graph_module(owner, graph)
 
@@ -176,9 +165,8 @@ def make_module(owner: torch.nn.Module | dict[str, Any], graph: fx.Graph) -> fx.
 def check_structure(module: fx.GraphModule) -> str | None:
     """Return a description of the first structural fault of a graph; None if the graph is valid.
 
-    Calls `torch.fx.Graph.lint`, and returns the first line of the message if ``lint`` fails. Also
-    checks three conditions that ``lint`` omits: placeholders come first, a single output node ends
-    the graph, and every user of a node is in the graph.
+    Beyond `torch.fx.Graph.lint`, three conditions are checked: placeholders come first, a single output
+    node ends the graph, and every user of a node is in the graph.
     """
     try:
         module.graph.lint()
@@ -193,18 +181,15 @@ def check_structure(module: fx.GraphModule) -> str | None:
     if late is not None:
         return f"placeholder '{late.name}' stands behind a node that is not a placeholder"
     # `lint` checks the inputs of nodes, but not their users.
-    there = set(nodes)
+    in_graph = set(nodes)
     for node in nodes:
-        if not there.issuperset(node.users):
+        if not in_graph.issuperset(node.users):
             return f"'{node.name}' has a user that is not in the graph"
     return None
 
 
 def primal_place(name: str) -> int | None:
-    """Return the zero-based index in an AOTAutograd name: 0 for ``primals_1``.
-
-    None for a name of another form.
-    """
+    """Return the zero-based index in an AOTAutograd name: 0 for ``primals_1``; None for another name."""
     head, _, number = name.partition("primals_")
     return int(number) - 1 if not head and number.isdigit() else None
 
@@ -235,9 +220,8 @@ def split_outputs(
     """Split the outputs of a joint graph into forward and backward outputs.
 
     Returns:
-        Forward outputs, backward outputs, descriptors of the forward outputs, descriptors of the
-        backward outputs. A descriptor is AOTAutograd's record of the output's meaning, None if the
-        graph has no descriptors.
+        Forward outputs, backward outputs, and AOTAutograd's descriptors of both; a descriptor is None if
+        the graph has none.
     """
     values = outputs_of(joint.graph)
     descs = output_node(joint.graph).meta.get("desc")
@@ -247,21 +231,12 @@ def split_outputs(
 
 
 def is_input_mutation(desc: Any) -> bool:
-    """Return whether AOTAutograd writes a forward output to an input after forward.
-
-    Args:
-        desc: AOTAutograd's descriptor of the output.
-    """
+    """Return whether AOTAutograd writes a forward output with this descriptor to an input after forward."""
     return type(desc).__name__ in ("InputMutationAOTOutput", "MetadataMutationAOTOutput")
 
 
 def overwritten_after(joint: JointGraph, nodes: Iterable[fx.Node]) -> list[fx.Node]:
-    """Return the placeholders that AOTAutograd overwrites with forward outputs after forward.
-
-    Args:
-        joint: the joint graph.
-        nodes: the nodes among which to look for such placeholders.
-    """
+    """Return the placeholders among ``nodes`` that AOTAutograd overwrites with forward outputs after forward."""
     descs = [d for d in split_outputs(joint)[2] if is_input_mutation(d)]
     mutated = {repr(d.mutated_input) for d in descs if hasattr(d, "mutated_input")}
     return [
@@ -287,9 +262,7 @@ def fingerprint(joint: JointGraph) -> str:
     """Return a SHA-256 digest of a joint graph's structure, without names.
 
     The digested text has one line per node. The lines refer to operators and results by number, and
-    a table after the lines explains the numbers. If a call returns a tensor of static shape, only
-    its shape and dtype are written. Its strides and device follow from the operator and the
-    arguments.
+    a table after the lines explains the numbers.
     """
     # In arguments, a node is replaced by its position as `bytes`. No other argument has this type, so the text of
     # a position cannot be mistaken for a constant.
@@ -311,15 +284,16 @@ def fingerprint(joint: JointGraph) -> str:
             declared.update(ops.declared_operators(node))
         elif isinstance(target, torch_compat.HigherOrderOperator):  # each call gets other graphs
             declared.update(ops.declared_operators(node))
+        # Strides and device of a static result follow from the operator and its arguments.
         form = _static_form(value) if op == "call_function" else None
         if form is None:
             lines.append(f"{call} {args!r} {_describe(value)} {meta.get('recompute')}")
         else:
-            made = number.get(form)
-            if made is None:
+            result = number.get(form)
+            if result is None:
                 text = f"{tuple(form[0])} {form[1]}"
-                made = number[form] = words.setdefault(text, len(words))
-            lines.append(f"{call} {args!r} {made} {meta.get('recompute')}")
+                result = number[form] = words.setdefault(text, len(words))
+            lines.append(f"{call} {args!r} {result} {meta.get('recompute')}")
         if node.kwargs:
             lines.append(repr(fx.map_arg(node.kwargs, written.__getitem__)))
     # `remat.declare_pure` decides which nodes may run again, so a declaration changes the plan.
@@ -329,10 +303,7 @@ def fingerprint(joint: JointGraph) -> str:
 
 
 def operators_digest(joint: JointGraph) -> str:
-    """Return a SHA-256 digest of the operators of a graph in graph order.
-
-    Shapes and constants do not change the digest.
-    """
+    """Return a SHA-256 digest of a graph's operators in graph order, whatever their shapes and constants."""
     nodes = [n for n in joint.graph.nodes if n.op not in ("placeholder", "output")]
     calls = by_target(nodes, lambda n: f"{n.op} {n.target}")
     return hashlib.sha256("\n".join(calls).encode()).hexdigest()
@@ -351,15 +322,12 @@ def _static_form(value: Any) -> tuple[torch.Size, torch.dtype] | None:
     sizes = [
         s if isinstance(s, int) else s.node.maybe_as_int() for s in (*value.shape, *value.stride())
     ]
-    known = [s for s in sizes if s is not None]
-    return (torch.Size(known[: value.dim()]), value.dtype) if len(known) == len(sizes) else None
+    static = [s for s in sizes if s is not None]
+    return (torch.Size(static[: value.dim()]), value.dtype) if len(static) == len(sizes) else None
 
 
 def _describe(value: Any) -> str:
-    """Describe a fake value as text that is the same in every process.
-
-    For a tensor, the text gives shape, strides, dtype and device.
-    """
+    """Describe shape, strides, dtype and device of a fake value as text that is the same in every process."""
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided:
             return f"{value.layout} {tuple(value.shape)} {value.dtype} {value.device}"

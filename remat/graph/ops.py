@@ -98,10 +98,7 @@ def name_of(target: Target) -> str:
 
 
 def text_of(target: Target) -> str:
-    """Return the full name of a call target: ``aten.mm.default``, ``_operator.getitem``.
-
-    The name is the same in every process.
-    """
+    """Return the full name of a call target, equal in every process: ``aten.mm.default``, ``_operator.getitem``."""
     if isinstance(target, (torch_compat.OperatorBase, torch_compat.OpOverloadPacket)):
         return str(target)
     return f"{target.__module__}.{getattr(target, '__qualname__', type(target).__qualname__)}"
@@ -119,8 +116,7 @@ def is_pointwise(target: Target) -> bool:
 def is_random(node: fx.Node) -> bool:
     """Return whether the node draws from a random generator, so that a second run differs.
 
-    Operators that compute random numbers from a given seed do not count, nor does attention without
-    dropout. A higher-order operator is random if a graph or an operator that it calls is random.
+    A higher-order operator is random if a graph or an operator that it calls is random.
     """
     if isinstance(node.target, torch_compat.HigherOrderOperator):
         return any(map(is_seeded, called_operators(node))) or any(
@@ -130,12 +126,10 @@ def is_random(node: fx.Node) -> bool:
 
 
 def is_random_call(target: Target, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether a call of an operator with these arguments draws from a random generator.
-
-    Always False for higher-order operators, which `is_random` handles.
-    """
+    """Return whether a call of an operator, but no higher-order one, draws from a random generator."""
     if not is_seeded(target):
         return False
+    # Attention without dropout draws nothing, although its tag says so.
     position = _dropout_position(target)
     if position is None:
         return True
@@ -164,8 +158,7 @@ def is_plain(node: fx.Node) -> bool:
     """Return whether the node's result depends on its arguments alone, without side effects.
 
     A plain node draws no random numbers, writes to no argument, communicates with no rank and
-    returns no uninitialised memory. Schema, tags or a declaration guarantee this. Two nodes with
-    the same operator are both plain or both not plain, so the answer may be cached per operator.
+    returns no uninitialised memory. The answer may be cached per operator.
     """
     return node.op != "call_function" or (_is_plain(node.target) and is_known(node.target))
 
@@ -195,12 +188,7 @@ _REPLAYS = (
 
 
 def is_opaque(node: fx.Node) -> bool:
-    """Return whether the node may have undeclared effects, as a custom operator may.
-
-    Such a node may draw random numbers, count its calls or read changing state. Therefore it runs
-    exactly once, and keeps its place in the order of such nodes. A higher-order operator is opaque
-    if it calls an opaque operator, directly or in a graph that it gets as argument.
-    """
+    """Return whether the node may have undeclared effects, as a custom operator may; it then runs exactly once."""
     return node.op == "call_function" and bool(opaque_operators(node))
 
 
@@ -210,10 +198,7 @@ def opaque_operators(node: fx.Node) -> list[Target]:
 
 
 def declared_operators(node: fx.Node) -> list[str]:
-    """Return the names of a node's operators that are pure by a declaration only.
-
-    Operators whose schema and tags prove them pure are left out.
-    """
+    """Return the names of a node's operators that only a declaration, not schema and tags, proves pure."""
     if node.op != "call_function":
         return []
     run = (t for t in _operators_run(node) if not purity.has_complete_schema(t))
@@ -221,10 +206,7 @@ def declared_operators(node: fx.Node) -> list[str]:
 
 
 def declarations() -> list[str]:
-    """Return the names of all operators declared pure in this process, sorted.
-
-    Users and plugins declare operators. PyTorch's own operators are left out.
-    """
+    """Return the sorted names of all operators that users and plugins declared pure in this process."""
     ops = default_taxonomy()
     listed = ops.pure | ops.recomputable | ops.views
     named = {purity.name_of(t) for t in listed if not purity.has_complete_schema(t)}
@@ -241,28 +223,17 @@ def _is_declared(target: Target) -> bool:
 
 
 def may_have_effects(node: fx.Node) -> bool:
-    """Return whether running the node twice, or not at all, might be observable.
-
-    True for nodes that draw random numbers, have a known effect or may have undeclared effects, and
-    for collectives without users.
-    """
+    """Return whether running the node twice, or not at all, might be observable."""
     return is_random(node) or is_effectful(node) or is_opaque(node) or is_unread_collective(node)
 
 
 def is_drawn_from_state(node: fx.Node) -> bool:
-    """Return whether the node is a higher-order operator that wraps a random operator.
-
-    The wrapper saves the generator state before it runs the random operator, or restores a saved
-    state first.
-    """
+    """Return whether the node wraps a random operator, and saves or restores the generator state before it."""
     return node.target in _REPLAYS
 
 
 def draws_in_order(node: fx.Node) -> bool:
-    """Return whether running the node advances a generator, or might.
-
-    The order of such nodes must not change. Nodes that may have undeclared effects count too.
-    """
+    """Return whether running the node advances a generator, or might, so that its order must not change."""
     return is_random(node) or node.target is _RUN_AND_SAVE or is_opaque(node)
 
 
@@ -278,18 +249,13 @@ def ignores_content(node: fx.Node) -> bool:
 
 
 def is_collective(node: fx.Node) -> bool:
-    """Return whether all ranks must run the node together.
-
-    True if the node is a collective, or calls a graph that contains one.
-    """
+    """Return whether all ranks must run the node together, because it is or calls a collective."""
     return any(_is_collective(call.target) for call in _calls(node))
 
 
 def is_unread_collective(node: fx.Node) -> bool:
-    """Return whether the node is a collective, or a wait for one, without users.
-
-    Another rank may read the result, and would wait for this rank forever if the node went.
-    """
+    """Return whether the node is a collective, or a wait for one, without users."""
+    # Another rank may read the result, and would wait for this rank forever if the node went.
     return not node.users and is_collective(node)
 
 
@@ -306,9 +272,7 @@ def is_mutating(node: fx.Node) -> bool:
 def is_effectful(node: fx.Node) -> bool:
     """Return whether running the node twice, or not at all, has an observable effect.
 
-    Random operators are not counted here; see `is_random`. Waiting for a collective is not an
-    effect, because the wait may be repeated. A higher-order operator also has the effects of the
-    graphs it calls.
+    Random draws (`is_random`) do not count. A higher-order operator also has the effects of its graphs.
     """
     return node.op == "call_function" and any(map(_has_effect, _calls(node)))
 
@@ -341,24 +305,20 @@ def attribute_of(module: object, target: object) -> Any:
 def subgraphs(node: fx.Node) -> list[fx.GraphModule]:
     """Return the graph modules that a higher-order operator gets as arguments, in their order."""
     owner = node.graph.owning_module
-    found: list[fx.GraphModule] = []
+    modules: list[fx.GraphModule] = []
     if owner is None or not isinstance(node.target, torch_compat.HigherOrderOperator):
-        return found
+        return modules
     for arg in node.all_input_nodes:
         sub = attribute_of(owner, arg.target) if arg.op == "get_attr" else None
         if isinstance(sub, fx.GraphModule):
-            found.append(sub)
-    return found
+            modules.append(sub)
+    return modules
 
 
 def called_operators(node: fx.Node) -> list[Target]:
-    """Return the operators that a higher-order operator gets as arguments.
-
-    For example, ``auto_functionalized`` gets the operator to run. The list is empty for operators
-    that save or restore a generator state, so the random operator in them does not make them
-    random. A replay leaves the generator unchanged. ``run_and_save_rng_state`` advances the
-    generator, and `draws_in_order` accounts for that.
-    """
+    """Return the operators that a higher-order operator gets as arguments, as ``auto_functionalized`` does."""
+    # A replay leaves the generator unchanged, so the random operator in it does not count. `run_and_save_rng_state`
+    # advances the generator, for which `draws_in_order` accounts.
     if not isinstance(node.target, torch_compat.HigherOrderOperator) or node.target in _REPLAYS:
         return []
     kinds = (torch_compat.OpOverload, torch_compat.HigherOrderOperator)
@@ -373,12 +333,8 @@ def nested_nodes(node: fx.Node) -> Iterator[fx.Node]:
 
 @functools.cache
 def default_taxonomy() -> OpTaxonomy:
-    """Return the taxonomy of PyTorch's operators: one shared instance per process.
-
-    The names in its sets are the same under PyTorch 2.13 to 2.15; operators that a build of PyTorch
-    lacks are skipped. Plugins extend the instance in place.
-    """
-    known = {
+    """Return the taxonomy of PyTorch's operators: one instance per process, which plugins extend in place."""
+    operators = {
         field: {
             getattr(namespace, name)
             for namespace, names in (
@@ -392,8 +348,8 @@ def default_taxonomy() -> OpTaxonomy:
         }
         for field, (aten, prims, higher_order) in _KNOWN.items()
     }
-    known["recomputable"].update([operator.getitem, *_symbol_operators()])
-    return OpTaxonomy(**known)
+    operators["recomputable"].update([operator.getitem, *_symbol_operators()])
+    return OpTaxonomy(**operators)
 
 
 #: For each set of the taxonomy, the names of operators in aten, in prims, and of higher-order operators.
@@ -438,10 +394,7 @@ def _calls(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _operators_run(node: fx.Node) -> Iterable[Target]:
-    """Return every operator that a call runs, without repeats.
-
-    These are its own operator, the operators it gets as arguments, and those of its graphs.
-    """
+    """Return every operator that a call runs, without repeats."""
     calls = _calls(node)
     # A dict keeps the order of the calls, unlike a set.
     return dict.fromkeys(op for call in calls for op in (call.target, *called_operators(call)))

@@ -68,10 +68,7 @@ class Policy:
 
     @property
     def value(self) -> str:
-        """The treatment as text, such as ``"save"``; ``"saved:1024B"`` for a budget of 1024 bytes.
-
-        `read_policies` parses this text.
-        """
+        """The treatment as text that `read_policies` parses: ``"save"``, or ``"saved:1024B"`` for a budget."""
         is_budget = self.treatment is Treatment.BUDGET
         return f"saved:{self.saved_bytes}B" if is_budget else self.treatment.value
 
@@ -113,13 +110,9 @@ class Policies:
         return json.dumps({p.pattern: p.value for p in self.given}) if self.given else ""
 
     def parts(self, nodes: Sequence[fx.Node]) -> list[Part | None]:
-        """Return for each node the part of the model that it belongs to, with the part's policy.
-
-        None for a node without a policy. The policy of a `region` in code overrides policies by
-        pattern.
-        """
+        """Return for each node the part of the model that it belongs to, with its policy; None without a policy."""
         of_path = functools.cache(self._part_of)
-        found: list[Part | None] = []
+        parts: list[Part | None] = []
         number, before = 0, None
         for node in nodes:
             mark = region_of(node)
@@ -127,8 +120,9 @@ class Policies:
                 # If the code of a region runs several times, each run counts as a region of its own. Two runs
                 # without other nodes between them cannot be told apart.
                 number, before = number + 1, mark
-            found.append(of_path(module_path(node)) if mark is None else _in_code(mark, number))
-        return found
+            # The policy of a `region` in code overrides policies by pattern.
+            parts.append(of_path(module_path(node)) if mark is None else _in_code(mark, number))
+        return parts
 
     def _part_of(self, path: str) -> Part | None:
         names = enclosing_modules(path)
@@ -139,19 +133,13 @@ class Policies:
         return None
 
     def unmatched(self, nodes: Iterable[fx.Node]) -> list[Policy]:
-        """Return the policies whose patterns match no module of a graph.
-
-        A policy whose pattern matches a module is not returned, even if later policies override it.
-        """
+        """Return the policies whose patterns match no module of a graph; an overridden policy counts as matching."""
         names = module_names(nodes)
         return [p for p in self.given if not any(map(p.matches, names))]
 
 
 def module_names(nodes: Iterable[fx.Node]) -> list[str]:
-    """Return the names of the modules that nodes belong to, in graph order.
-
-    Enclosing modules are included, each before its submodules.
-    """
+    """Return the names of the modules that nodes belong to, in graph order, each before its submodules."""
     paths = dict.fromkeys(map(module_path, nodes))
     return list(dict.fromkeys(name for path in paths for name in enclosing_modules(path)))
 
@@ -203,9 +191,9 @@ def _read(pattern: object, value: object) -> Policy:
         )
     if isinstance(value, str) and value in _WORDS:
         return Policy(pattern=pattern, treatment=Treatment(value))
-    asked = value["budget"] if isinstance(value, Mapping) and [*value] == ["budget"] else value
+    stated = value["budget"] if isinstance(value, Mapping) and [*value] == ["budget"] else value
     try:
-        budget = Budget.parse(asked)
+        budget = Budget.parse(stated)
     except BudgetError:
         budget = None
     if budget is None or budget.nbytes is None:
@@ -252,13 +240,7 @@ def _in_code(mark: str, number: int) -> Part:
 
 
 def no_match(policies: Sequence[Policy], names: Sequence[str], graph: str) -> str:
-    """Return an error message for patterns that match no module, with the nearest module names.
-
-    Args:
-        policies: the policies whose patterns match no module.
-        names: names of the modules of the graph.
-        graph: name of the graph.
-    """
+    """Return an error message for policies whose patterns match no module, with the nearest module names."""
     shown = some_of([f"'{p.pattern}'" for p in policies], _SHOWN)
     if not names:
         return (
@@ -268,8 +250,8 @@ def no_match(policies: Sequence[Policy], names: Sequence[str], graph: str) -> st
     last = {name: name.rpartition(".")[2] for name in names}
     near = list[str]()
     for policy in policies:
-        wanted = policy.pattern.rpartition(".")[2]
-        likely = difflib.get_close_matches(wanted, [*dict.fromkeys(last.values())], n=2, cutoff=0.5)
+        leaf = policy.pattern.rpartition(".")[2]
+        likely = difflib.get_close_matches(leaf, [*dict.fromkeys(last.values())], n=2, cutoff=0.5)
         near += [name for name in names if last[name] in likely]
         near += difflib.get_close_matches(policy.pattern, names, n=2)
     near = list(dict.fromkeys(near)) or list(names)

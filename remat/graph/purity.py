@@ -97,14 +97,14 @@ def declare_pure(op: Op) -> Op:
         ProblemError: ``op`` is not an operator, no operator is registered under the name, or the
             operator is known to draw random numbers or to have effects.
     """
-    found = _found(op)
-    for one in found:
-        fault = _contradiction(one)
+    operators = _operators_of(op)
+    for operator in operators:
+        fault = _contradiction(operator)
         if fault is not None:
             raise ProblemError(
-                f"operator '{name_of(one)}' cannot be declared a function of its inputs: {fault}"
+                f"operator '{name_of(operator)}' cannot be declared a function of its inputs: {fault}"
             )
-    _DECLARED.update(map(name_of, found))
+    _DECLARED.update(map(name_of, operators))
     return op
 
 
@@ -117,28 +117,18 @@ def undeclare_pure(op: object) -> None:
     Raises:
         ProblemError: ``op`` is not an operator, or no operator is registered under the name.
     """
-    _DECLARED.difference_update(map(name_of, _found(op)))
+    _DECLARED.difference_update(map(name_of, _operators_of(op)))
 
 
 def declared() -> tuple[str, ...]:
-    """Return the names of all operators declared pure, sorted.
-
-    Inside of an `also_declared` block, the names given to it are included.
-    """
+    """Return the names of all operators declared pure, also by an `also_declared` block, sorted."""
     return tuple(sorted(_DECLARED | _ALSO.get()))
 
 
 @contextlib.contextmanager
 def also_declared(names: Iterable[str]) -> Iterator[None]:
-    """Count operators as declared pure inside of a ``with`` block.
-
-    A worker uses the block while it does a job for another process, with that process's
-    declarations.
-
-    Args:
-        names: names from `declared` in the other process. An operator need not be registered in
-            this process yet.
-    """
+    """Count operators with these names as declared pure inside of a ``with`` block."""
+    # A worker does a job under the declarations of another process. Names need not be registered here yet.
     token = _ALSO.set(_ALSO.get().union(names))
     try:
         yield
@@ -154,15 +144,11 @@ def is_declared(target: Any) -> bool:
 
 @functools.cache
 def has_complete_schema(target: Any) -> bool:
-    """Return whether schema and tags state all effects of calling an operator or function.
-
-    True for operators of PyTorch and torchvision, and for functions of the packages in `_MODULES`.
-    True also for other operators with the tag ``nondeterministic_seeded``: these are functions of
-    their inputs and of the generator. False for the higher-order operators in `_CALLS_ANYTHING`.
-    """
+    """Return whether schema and tags state all effects of calling an operator or function."""
     if isinstance(target, OpOverloadPacket):
         return all(has_complete_schema(getattr(target, o)) for o in target.overloads())  # type: ignore[no-untyped-call]
     if isinstance(target, OpOverload):
+        # By this tag, a custom operator too is a function of its inputs and of the generator.
         if torch.Tag.nondeterministic_seeded in target.tags:
             return True
         return is_shipped(target)
@@ -173,18 +159,15 @@ def has_complete_schema(target: Any) -> bool:
 
 @functools.cache
 def is_shipped(target: OpOverload) -> bool:
-    """Return whether PyTorch's or torchvision's own code registered an operator.
-
-    False for operators that other packages register in PyTorch's namespaces.
-    """
+    """Return whether PyTorch's or torchvision's own code registered an operator, not another package."""
     if target.namespace not in _NAMESPACES:
         return False
     package = str(Path(torch.__file__).parent)
-    made = OPDEFS.get(torch_compat.schema(target).name)
-    if made is not None:
+    definition = OPDEFS.get(torch_compat.schema(target).name)
+    if definition is not None:
         # Neither the namespace nor `__module__` proves the origin, because any package may set
         # them.
-        function = torch_compat.function_of(made)
+        function = torch_compat.function_of(definition)
         home = _WRITTEN_IN_PYTHON.get(target.namespace)
         return (
             home is not None
@@ -202,11 +185,7 @@ def is_shipped(target: OpOverload) -> bool:
 
 
 def name_of(target: Any) -> str:
-    """Return the display name of an operator or function.
-
-    The name of an operator is ``namespace::name``, with ``.overload`` unless the overload is the
-    default one. The name of a function is its module and qualified name.
-    """
+    """Return ``namespace::name`` or ``namespace::name.overload`` of an operator, or a function's qualified name."""
     if isinstance(target, OpOverload):
         name, overload = str(torch_compat.schema(target).name), torch_compat.overload_name(target)
         return name if overload == "default" else f"{name}.{overload}"
@@ -222,14 +201,8 @@ def _module(thing: Any) -> str:
     return str(getattr(thing, "__module__", "")).partition(".")[0]
 
 
-def _found(op: object) -> list[Any]:
-    """Return the operators that the argument of `declare_pure` denotes.
-
-    These are all overloads of an operator, a single overload, or a higher-order operator.
-
-    Raises:
-        ProblemError: the argument is not an operator, or no operator is registered under the name.
-    """
+def _operators_of(op: object) -> list[Any]:
+    """Return the operators that the argument of `declare_pure` denotes."""
     if isinstance(op, str):
         return _named(op)
     if isinstance(op, CustomOpDef):
@@ -245,15 +218,13 @@ def _found(op: object) -> list[Any]:
 
 
 def overload_named(name: str) -> OpOverload:
-    """Return the registered overload with a name such as ``"aten::add.Tensor"``.
-
-    A name without an overload, such as ``"aten::mm"``, means the default overload.
+    """Return the registered overload ``"aten::add.Tensor"``, or the default one of ``"aten::mm"``.
 
     Raises:
         ProblemError: no overload is registered under the name.
     """
-    found: OpOverload = _named(name if "." in name else f"{name}.default")[0]
-    return found
+    overload: OpOverload = _named(name if "." in name else f"{name}.default")[0]
+    return overload
 
 
 def overload_names(namespace: str, name: str) -> list[str]:
@@ -269,20 +240,20 @@ def _named(name: str) -> list[Any]:
         raise ProblemError(
             f"'{name}' names no operator; expected 'namespace::name', as in 'mine::attention'"
         )
-    if namespace == "higher_order" and (found := torch_compat.higher_order_ops.get(rest)):
-        return [found]
-    known = overload_names(namespace, base)
-    if not known:
+    if namespace == "higher_order" and (higher_order := torch_compat.higher_order_ops.get(rest)):
+        return [higher_order]
+    overloads = overload_names(namespace, base)
+    if not overloads:
         raise ProblemError(
             f"no operator '{namespace}::{base}' is registered in this process; check the name, or "
             "import the package that registers it first"
         )
-    if overload and overload not in known:
+    if overload and overload not in overloads:
         raise ProblemError(
-            f"operator '{namespace}::{base}' has no overload '{overload}'; it has {', '.join(known)}"
+            f"operator '{namespace}::{base}' has no overload '{overload}'; it has {', '.join(overloads)}"
         )
     packet = getattr(getattr(torch.ops, namespace), base)
-    return [getattr(packet, o) for o in ([overload] if overload else known)]
+    return [getattr(packet, o) for o in ([overload] if overload else overloads)]
 
 
 def _contradiction(op: Any) -> str | None:

@@ -52,10 +52,8 @@ def classify(joint: JointGraph, index: GraphIndex) -> Roles:
     """Classify the nodes of a joint graph, as ``torch/_functorch/partitioners.py`` does.
 
     Random operators, operators with effects, operators that may have undeclared effects and
-    collectives must run even if no node reads their results. Otherwise the random state after a step
-    would depend on the plan, and another rank might wait for this one forever. Such a node belongs
-    to backward (``tangent_closure``) if AOTAutograd traced it in the user's backward, and to forward
-    (``required_forward``) otherwise.
+    collectives must run even if no node reads their results. AOTAutograd's tag decides whether they
+    run in forward or in backward.
     """
     n = len(index)
     fwd_outputs, bwd_outputs, _, _ = split_outputs(joint)
@@ -76,6 +74,8 @@ def classify(joint: JointGraph, index: GraphIndex) -> Roles:
             tangent[i] = 1
         elif node.meta.get("partitioner_tag") == "must_be_in_forward":
             roots.append(i)
+        # Otherwise the random state after a step would depend on the plan, and another rank might wait for this one
+        # forever.
         elif not index.plain[i] and ops.may_have_effects(node):
             if belongs_to_backward(node):
                 tangent[i] = 1
@@ -108,11 +108,8 @@ def classify(joint: JointGraph, index: GraphIndex) -> Roles:
 def distances(index: GraphIndex, roles: Roles) -> tuple[int, ...]:
     """Return each node's distance, in edges, to the nearest node that forward does not require.
 
-    Same as ``dist_from_bw`` of ``torch/_functorch/partitioners.py``.
-
-    Returns:
-        One distance per position: 0 for nodes that forward does not require, `UNREACHABLE` for
-        nodes without a path to such a node.
+    Same as ``dist_from_bw`` of ``torch/_functorch/partitioners.py``. The distance is 0 for nodes that
+    forward does not require, and `UNREACHABLE` for nodes without a path to such a node.
     """
     distance = [0] * len(index)
     # Users stand behind a node in graph order, so their distances are known already.

@@ -1,11 +1,11 @@
 """Plan a step that is one graph: draw the line between its forward and backward, and join both again.
 
 PyTorch traces a whole training step, or an inference, as one graph. `whole_graph` rewrites such a graph as a joint graph,
-so that everything that plans joint graphs plans it too; `joined` makes one graph of the forward and backward of a plan.
+which can be planned like any other. `joined` makes one graph of the forward and backward of a plan.
 
 The line is the first node that AOTAutograd marks as backward's. In a graph without such marks, as from `make_fx`, it is
-the node at which most bytes are alive. What depends on that node, or comes behind it in a graph without marks, is
-*late*: the joint graph's backward. The line decides which values may be computed twice, and changes no result.
+the node at which most bytes are alive. Nodes that depend on that node, or come behind it in a graph without marks, are
+*late*: they are the joint graph's backward. The line decides which values may be computed twice, and changes no result.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ SIDE = "remat_side"
 #: Suffix of the node that stands for the write of an input, in the joint graph of a step that is one graph.
 _WRITTEN = "_written"
 #: Number of nodes of backward among which the loss's gradient is looked for. Few nodes come before it: constants, and
-#: what depends on weights alone.
-_TRIED = 64
+#: nodes that depend on weights alone.
+_GRADIENT_CANDIDATES = 64
 #: Part of messages about what `torch.export` returns.
 _OF_EXPORT = "; of a torch.export.ExportedProgram, give ep.run_decompositions().graph_module"
 #: Metadata key, at the output of the joint graph, for the metadata and the pytree of the original graph's output.
@@ -64,25 +64,25 @@ def whole_graph(gm: fx.GraphModule, *, lower: str = "eager", name: str = "") -> 
     graph = fx.Graph()
     copier = Copier(graph, gm.graph, quick=False)
     values = outputs_of(gm.graph)
-    wanted = {v for v in values if isinstance(v, fx.Node)}
+    returned = {v for v in values if isinstance(v, fx.Node)}
     stands: dict[fx.Node, fx.Node] = {}
     for node in nodes:
         if node.op == "output":
             continue
         if node in writes:
             new = writes[node][1]
-            made = _stand_in(graph, copier.copies[new], f"{writes[node][0].name}{_WRITTEN}")
-            stands[node] = copier.copies[node] = made
+            copy = _stand_in(graph, copier.copies[new], f"{writes[node][0].name}{_WRITTEN}")
+            stands[node] = copier.copies[node] = copy
         else:
             copier.copy([node])
-            made = copier.copies[node]
+            copy = copier.copies[node]
         for key in ("partitioner_tag", SIDE):  # marks of an earlier plan
-            made.meta.pop(key, None)
+            copy.meta.pop(key, None)
         if node.op == "call_function" and (node in late or node in forced):
             where = "backward" if node in late else "forward"
-            made.meta["partitioner_tag"] = f"must_be_in_{where}"
+            copy.meta["partitioner_tag"] = f"must_be_in_{where}"
     rows = [(v, copier.copies.get(v, v) if isinstance(v, fx.Node) else v) for v in values]
-    rows += [(w, stands[w]) for w in writes if w not in wanted]
+    rows += [(w, stands[w]) for w in writes if w not in returned]
     is_late = [isinstance(v, fx.Node) and v in late for v, _ in rows]
     order = sorted(range(len(rows)), key=is_late.__getitem__)
     original = output_node(gm.graph)
@@ -103,39 +103,35 @@ def whole_graph(gm: fx.GraphModule, *, lower: str = "eager", name: str = "") -> 
 def joined(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule) -> fx.GraphModule:
     """Join the forward and backward of a plan to one graph that computes what the original graph computes.
 
-    Args:
-        joint: the joint graph from `whole_graph`.
-        forward: the plan's forward.
-        backward: the plan's backward.
-
-    Returns:
-        A graph module with the inputs and outputs of the original graph. A node that runs a second time is called
-        ``NAME_again``.
+    The result has the inputs and outputs of the original graph. A node that runs a second time is called
+    ``NAME_again``.
     """
     graph = fx.Graph()
     inputs = joint.graph.find_nodes(op="placeholder")
-    ahead = Copier(graph, joint.graph, quick=False)
-    ahead.copy(inputs)
-    made = {n.name: ahead.copies[n] for n in inputs}
+    forward_copier = Copier(graph, joint.graph, quick=False)
+    forward_copier.copy(inputs)
+    node_of = {n.name: forward_copier.copies[n] for n in inputs}
     for node in forward.graph.nodes:
         if node.op == "placeholder":
-            ahead.copies[node] = made[node.name]
+            forward_copier.copies[node] = node_of[node.name]
         elif node.op != "output":
-            ahead.copy([node])
-            made[node.name] = ahead.copies[node]
-    behind = Copier(graph, joint.graph, quick=False)
-    again = frozenset(made)
+            forward_copier.copy([node])
+            node_of[node.name] = forward_copier.copies[node]
+    backward_copier = Copier(graph, joint.graph, quick=False)
+    again = frozenset(node_of)
     for node in backward.graph.nodes:
         if node.op == "placeholder":
-            behind.copies[node] = made[node.name]
+            backward_copier.copies[node] = node_of[node.name]
         elif node.op != "output":
-            behind.copy([node], apart=node.name in again)
-    for copier, side in ((ahead, 0), (behind, 1)):
+            backward_copier.copy([node], apart=node.name in again)
+    for copier, side in ((forward_copier, 0), (backward_copier, 1)):
         for node in copier.copies.values():
             node.meta.setdefault(SIDE, side)
     traced = {n.name: n for n in joint.graph.nodes}
-    values = [_copied(ahead, v) for v in outputs_of(forward.graph)[: joint.num_fwd_outputs]]
-    values += [_copied(behind, v) for v in outputs_of(backward.graph)]
+    values = [
+        _copied(forward_copier, v) for v in outputs_of(forward.graph)[: joint.num_fwd_outputs]
+    ]
+    values += [_copied(backward_copier, v) for v in outputs_of(backward.graph)]
     out = graph.output(tuple(values))
     for node in graph.nodes:
         _restore_meta(node, traced)
@@ -193,13 +189,13 @@ def _copied(copier: Copier, value: Any) -> Any:
 
 
 def _final_writes(nodes: Sequence[fx.Node]) -> dict[fx.Node, tuple[fx.Node, fx.Node]]:
-    """Return the copies into inputs behind which nothing reads the input: for each, the input and the value."""
+    """Return the (input, written value) of each copy into an input that no later node reads."""
     position = {n: i for i, n in enumerate(nodes)}
     inputs = Counter(_memory(n) for n in nodes if n.op == "placeholder")
     written = _overwritten(nodes)
     copies = [n for n in nodes if n.target is torch.ops.aten.copy_.default]
     into = [n.args[0] for n in copies]
-    found = {}
+    final = {}
     for copy in copies:
         target, value = copy.args[:2]
         if not isinstance(target, fx.Node) or not isinstance(value, fx.Node):
@@ -211,8 +207,8 @@ def _final_writes(nodes: Sequence[fx.Node]) -> dict[fx.Node, tuple[fx.Node, fx.N
         movable = inputs[_memory(target)] == 1 and _memory(value) not in written
         alike = _form(value) == _form(target)
         if target.op == "placeholder" and is_last and alone and movable and alike:
-            found[copy] = (target, value)
-    return found
+            final[copy] = (target, value)
+    return final
 
 
 def _memory(node: fx.Node) -> int | None:
@@ -232,21 +228,18 @@ def _form(node: fx.Node) -> Any:
 
 def _views_of(base: fx.Node) -> set[fx.Node]:
     """Return a node and all views of its memory."""
-    found = [base]
-    for node in found:
-        found += [u for u in node.users if root_of(u) is base and u not in found]
-    return {*found}
+    views = [base]
+    for node in views:
+        views += [u for u in node.users if root_of(u) is base and u not in views]
+    return {*views}
 
 
 def _with_early_updates(
     nodes: list[fx.Node], writes: Mapping[fx.Node, tuple[fx.Node, fx.Node]]
 ) -> list[fx.Node]:
-    """Move what comes behind backward, such as the optimizer, to right behind what it needs.
-
-    A gradient then lives until its parameter is updated, and not until all are. A write stays behind all nodes that
-    read the old contents, or that may read values computed again from them.
-    """
+    """Move nodes that come behind backward, such as the optimizer's, to right behind their last input."""
     position = {n: i for i, n in enumerate(nodes)}
+    # A gradient then lives until its parameter is updated, and not until all are.
     start = max((i for i, n in enumerate(nodes) if _is_of_backward(n)), default=-1)
     if start < 0:
         return nodes
@@ -263,6 +256,8 @@ def _with_early_updates(
         )
         rank[node] = max((rank[j] for j in node.all_input_nodes), default=0) if moves else i
         if node in writes:
+            # A write stays behind all nodes that read the old contents, or that may read values computed again from
+            # them.
             rank[node] = max(rank[node], last.get(writes[node][0], 0))
     return sorted(nodes, key=lambda n: (rank[n], position[n]))
 
@@ -286,20 +281,18 @@ def _is_of_backward(node: fx.Node) -> bool:
 
 
 def _line(
-    gm: fx.GraphModule,
-    nodes: Sequence[fx.Node],
-    writes: Mapping[fx.Node, tuple[fx.Node, fx.Node]],
+    gm: fx.GraphModule, nodes: Sequence[fx.Node], writes: Mapping[fx.Node, tuple[fx.Node, fx.Node]]
 ) -> tuple[set[fx.Node], set[fx.Node]]:
     """Return the late nodes, and the nodes that must run before the line: those that late nodes or the caller read."""
     marked = [i for i, n in enumerate(nodes) if n.op == "call_function" and _is_of_backward(n)]
     if marked:
         at, late = marked[0], _behind_gradients(nodes, marked)
-        # What has an effect, or reads memory with several contents, stays on its side of the line.
-        behind = [n for n in nodes[at:] if n.op == "call_function"]
+        # A node with an effect, or that reads memory with several contents, stays on its side of the line.
+        after_line = [n for n in nodes[at:] if n.op == "call_function"]
         fixed = _overwritten(n for n in nodes if n not in writes)
         late |= {
             n
-            for n in behind
+            for n in after_line
             if ops.may_have_effects(n) or not fixed.isdisjoint(map(_memory, n.all_input_nodes))
         }
         late = _dependents(nodes[at:], late)
@@ -312,39 +305,34 @@ def _line(
 
 
 def _behind_gradients(nodes: Sequence[fx.Node], marked: Sequence[int]) -> set[fx.Node]:
-    """Return the nodes that depend on the loss's gradient.
-
-    Other nodes of backward, such as a mask of an activation, depend on forward's values alone, so they may run before
-    the line. The gradient is the first node of backward on which all results of backward depend. Without such a node,
-    as with several losses, all of backward is returned.
-
-    Args:
-        nodes: all nodes, in order.
-        marked: positions of the nodes that autograd traced in backward.
-    """
+    """Return the nodes that depend on the loss's gradient."""
+    # Other nodes of backward, such as a mask of an activation, depend on forward's values alone, so they may run
+    # before the line. The gradient is the first node of backward on which all results of backward depend. With
+    # several losses there is none, and all of backward is late.
     returned = {n for n in nodes if any(u.op == "output" for u in n.users)}
     returned |= {n for n in nodes if n.target is torch.ops.aten.copy_.default}
-    behind = nodes[marked[0] :]
-    everything = _dependents(behind, {nodes[i] for i in marked})
+    after_line = nodes[marked[0] :]
+    everything = _dependents(after_line, {nodes[i] for i in marked})
     results = returned & everything
-    for i in marked[:_TRIED]:
-        if results <= (found := _dependents(behind, {nodes[i]})):
-            return found
+    for i in marked[:_GRADIENT_CANDIDATES]:
+        if results <= (dependents := _dependents(after_line, {nodes[i]})):
+            return dependents
     return everything
 
 
-def _dependents(nodes: Iterable[fx.Node], found: set[fx.Node]) -> set[fx.Node]:
+def _dependents(nodes: Iterable[fx.Node], dependents: set[fx.Node]) -> set[fx.Node]:
     """Add to a set of nodes all nodes that read their results, or memory that they write, and return the set."""
     written: set[int | None] = set()
     for node in nodes:
         reads = inputs_of(node)
         if node.op == "call_function" and (
-            not found.isdisjoint(reads) or (written and not written.isdisjoint(map(_memory, reads)))
+            not dependents.isdisjoint(reads)
+            or (written and not written.isdisjoint(map(_memory, reads)))
         ):
-            found.add(node)
-        if node in found:
+            dependents.add(node)
+        if node in dependents:
             written |= _overwritten([node])
-    return found
+    return dependents
 
 
 def _peak_position(gm: fx.GraphModule, nodes: Sequence[fx.Node]) -> int:
@@ -356,19 +344,16 @@ def _peak_position(gm: fx.GraphModule, nodes: Sequence[fx.Node]) -> int:
 
 def _stand_in(graph: fx.Graph, value: fx.Node, name: str) -> fx.Node:
     """Append a node that reads a value, and whose result has no bytes."""
-    made = graph.create_node(
+    stand_in = graph.create_node(
         "call_function", torch.ops.aten.new_zeros.default, (value, [0]), name=name
     )
     fake = value.meta["val"]
-    made.meta["val"] = fake.new_zeros([0])
-    return made
+    stand_in.meta["val"] = fake.new_zeros([0])
+    return stand_in
 
 
 def _write_back(graph: fx.Graph, out: fx.Node) -> dict[fx.Node, fx.Node]:
-    """Insert the writes that nodes stand for; return each write by its stand-in.
-
-    A write comes behind the last node that reads the old contents of the input.
-    """
+    """Insert the write for which each stand-in node stands, and return the writes by stand-in."""
     position = {n: i for i, n in enumerate(graph.nodes)}
     inputs = {n.name: n for n in graph.nodes if n.op == "placeholder"}
     written: dict[fx.Node, fx.Node] = {}
@@ -378,10 +363,11 @@ def _write_back(graph: fx.Graph, out: fx.Node) -> dict[fx.Node, fx.Node]:
             continue
         value = node.args[0]
         readers = (u for v in _views_of(target) for u in (v, *v.users) if u is not out)
-        behind = max((node, *readers), key=position.__getitem__)
-        with graph.inserting_after(behind):
+        # The last node that reads the old contents of the input.
+        last_reader = max((node, *readers), key=position.__getitem__)
+        with graph.inserting_after(last_reader):
             copy = graph.call_function(torch.ops.aten.copy_.default, (target, value))
-        position[copy] = position[behind]
+        position[copy] = position[last_reader]
         copy.meta = {**node.meta, "val": target.meta["val"]}
         copy.meta.pop(RUN_OF, None)
         written[node] = copy
@@ -389,7 +375,7 @@ def _write_back(graph: fx.Graph, out: fx.Node) -> dict[fx.Node, fx.Node]:
 
 
 def _restore_meta(node: fx.Node, traced: Mapping[str, fx.Node]) -> None:
-    """Remove from a node of the joined graph what only the plan's forward and backward need."""
+    """Remove the metadata that only the plan's forward and backward need from a node of the joined graph."""
     node.meta.pop("partitioner_tag", None)
     origin = traced.get(node.name)
     if origin is not None and not origin.meta.get("autograd_backward"):

@@ -11,7 +11,7 @@ import remat
 from remat.graph.collection import paused_collection
 from remat.passes.core.state import PassResult, State
 from remat.passes.split.partition import Partition
-from tests.graph.pricing import products
+from tests.graph.costs.pricing import products
 
 
 @pytest.fixture(autouse=True)

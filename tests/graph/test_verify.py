@@ -310,7 +310,7 @@ BREAKAGES: dict[Callable[[Split], Split | None], tuple[dict[str, Any], str, str]
     hand_over_in_another_order: (SAVED, GIVEN, "input 0 of backward is 'primals_1', expected 'mm'"),
     hand_over_a_constant: (SAVED, GIVEN, "forward hands over 7, which no node computes"),
     hand_over_sizes_first: ({"dynamic": True}, GIVEN, "'primals_2' is handed over behind"),
-    take_another_shape: (SAVED, GIVEN, "but taken as torch.float32 (3,) on cpu"),
+    take_another_shape: (SAVED, GIVEN, "but taken as float32[3] on cpu"),
     take_a_tangent_first: (SAVED, "backward must take tangents", "is 'mm', expected 'tangents_1'"),
     describe_too_little: (SAVED, "what forward returns must be described", "describes 4 of 5"),
     number_descriptors_wrongly: (SAVED, "what forward returns must be described", "'mm' is described"),

@@ -18,7 +18,7 @@ from remat.passes.instruments.reproducer import folder_for
 from remat.passes.split.partition import Partition
 from remat.passes.split.reorder_backward import ReorderBackward
 from remat.planning import finish
-from tests.graph.test_capture import ALONE, overwrites_saved
+from tests.graph.capture.test_step import ALONE, overwrites_saved
 from tests.passes.instruments.sample import TEXT, step
 from tests.passes.instruments.solvers import Crashes
 

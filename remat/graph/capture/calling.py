@@ -47,11 +47,7 @@ def why_no_instance(model: object) -> str:
 def why_not_callable(
     model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> str:
-    """Return why the signature of a model does not accept these arguments.
-
-    Returns:
-        An empty string if the model accepts the arguments or has no readable signature.
-    """
+    """Return why the signature of a model does not accept these arguments; empty if it does or is unreadable."""
     try:
         signature = inspect.signature(
             # `Module.__call__` accepts any arguments; only `forward` has the model's signature.

@@ -42,14 +42,13 @@ def name_plain_failure(
 ) -> None:
     """Append a sentence to an error's message if PyTorch without remat fails at the same graph.
 
-    Errors of remat stay unchanged, and so do errors from which Dynamo recovers.
-
     Args:
         error: the error that compiling with remat's backend raised.
         module: the graph, as Dynamo hands it to a backend.
         inputs: inputs of the graph.
         lower: lowering that the graph is compiled for, ``"inductor"`` or ``"eager"``.
     """
+    # Errors of remat name their cause. From an error of its own, Dynamo recovers.
     goes_on = isinstance(error, torch_compat.TorchDynamoException)
     if isinstance(error, RematError) or (goes_on and not hasattr(error, "inner_exception")):
         return
@@ -66,18 +65,16 @@ def name_plain_failure(
 
 def _slices_randperm(module: fx.GraphModule) -> bool:
     """Return whether a graph from Dynamo takes a slice of a random permutation."""
-    drawn = module.graph.find_nodes(op="call_function", target=torch.randperm)
-    return any(user.target is operator.getitem for node in drawn for user in node.users)
+    permutations = module.graph.find_nodes(op="call_function", target=torch.randperm)
+    return any(user.target is operator.getitem for node in permutations for user in node.users)
 
 
 def raises_alike(error: Exception, run: Callable[[], object]) -> bool:
-    """Return whether running a function raises an error of the same class as ``error``.
-
-    If Dynamo or Inductor wraps an error, the class of the inner error counts.
-    """
+    """Return whether running a function raises an error of the same class as ``error``."""
     try:
         run()
     except Exception as other:
+        # Dynamo and Inductor wrap errors in classes of their own.
         return type(_inner(other)) is type(_inner(error))
     return False
 
@@ -179,20 +176,15 @@ def _asks_for_numbers(error: BaseException) -> bool:
 
 
 def _raised_at(error: BaseException) -> str:
-    """Return the innermost user line in an error's traceback, formatted as `` at file:line``.
-
-    Lines in PyTorch and in ``remat/graph`` are skipped. Empty if the traceback has no other line.
-    """
+    """Return the innermost user line in an error's traceback as `` at file:line``; empty without one."""
+    # Both PyTorch and this folder are between the user's line and the error.
     ours = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
     frames = reversed(traceback.extract_tb(error.__traceback__))
     return _at(user_frame(f for f in frames if not f.filename.startswith(ours)))
 
 
 def _user_line(text: str) -> str:
-    """Return the innermost user line in Dynamo's error text, formatted as `` at file:line``.
-
-    Lines of PyTorch that follow the user's line are skipped. Empty if the text names no line.
-    """
+    """Return the innermost user line in Dynamo's error text as `` at file:line``; empty without one."""
     tail = text.split("from user code:")[-1] if "from user code:" in text else ""
     return _at(user_frame(frames_of(tail)))
 

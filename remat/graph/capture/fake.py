@@ -33,12 +33,11 @@ _COPY_WHOLE = (
 
 
 def refresh(node: fx.Node, mode: Any = None) -> None:
-    """Recompute the fake value of a node from the fake values of its inputs.
+    """Recompute the fake value of a node, ``meta["val"]``, from the fake values of its inputs.
 
     Args:
-        node: the node, whose ``meta["val"]`` is replaced.
-        mode: fake mode to compute in. None: use the fake mode of the inputs. If no input is fake,
-            the node stays unchanged.
+        node: the node. It stays unchanged if neither ``mode`` nor an input gives a fake mode.
+        mode: fake mode to compute in. None: use the fake mode of the inputs.
     """
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     mode = mode or fake_mode_of((args, kwargs))
@@ -65,17 +64,10 @@ def repair_aliases(
     The base of a view is the argument whose memory the view shows. If a pass replaces the base, as
     Inductor's pattern matcher does, the view's fake value stays on the storage of the removed node.
 
-    With ``by_kernel``, the function also corrects the results of ``aten.copy`` and of scatters such
-    as ``aten.slice_scatter``. The first argument of such a call may be a view of a larger storage.
-    PyTorch's kernel then copies the whole storage, and the result is a view of this copy. The
-    result's fake value has a smaller storage, for its own elements only.
-
     Args:
-        graph: the graph.
         memories: cache of the storage of each value; None: use a new cache.
-        by_kernel: whether to enlarge the fake storages of these results to the size that PyTorch's
-            kernels allocate. Set it for a graph that runs operator by operator. Inductor's kernels
-            allocate only the result's own elements.
+        by_kernel: whether to enlarge the fake storages of copies and scatters to the size that
+            PyTorch's kernels allocate. Set it for a graph that runs operator by operator.
 
     Returns:
         Number of fake values that were recomputed.
@@ -88,6 +80,9 @@ def repair_aliases(
 
     nodes = list(graph.nodes)
     kernels = _COPY_WHOLE if by_kernel else ()
+    # The first argument of such a call may be a view of a larger storage. PyTorch's kernel then copies the whole
+    # storage, but the fake result has a storage for its own elements only. Inductor's kernels allocate no more than
+    # those.
     copies = {n for t in kernels for n in graph.find_nodes(op="call_function", target=t)}
     # In graph order, because a repaired view may be the base of a later view.
     for node, is_view in zip(nodes, by_target(nodes, may_alias), strict=True):
@@ -96,11 +91,11 @@ def repair_aliases(
         base = aliased_argument(node) if is_view else None
         if base is None or _moves(node):
             continue
-        mine = key(node)
-        if mine is not None and mine == key(base):
+        own_key = key(node)
+        if own_key is not None and own_key == key(base):
             continue
-        own, theirs = _keys(node.meta.get("val")), _keys(base.meta.get("val"))
-        if own and theirs and not own <= theirs:
+        own_keys, base_keys = _keys(node.meta.get("val")), _keys(base.meta.get("val"))
+        if own_keys and base_keys and not own_keys <= base_keys:
             refresh(node)
             repaired += 1
     return repaired
@@ -109,10 +104,7 @@ def repair_aliases(
 def refresh_views(graph: fx.Graph, new: Iterable[fx.Node], gone: Collection[int]) -> None:
     """Recompute the fake values of views that are still on the storage of a replaced node.
 
-    Views are found by their storages, so the operators' schemas need not declare them.
-
     Args:
-        graph: the graph.
         new: the replacements, which former readers of the replaced nodes read now.
         gone: storage keys (see `storage_key`) of the replaced nodes.
     """
@@ -120,28 +112,20 @@ def refresh_views(graph: fx.Graph, new: Iterable[fx.Node], gone: Collection[int]
     for node in graph.nodes:
         if stale.isdisjoint(inputs_of(node)) or node.op != "call_function" or _moves(node):
             continue
+        # Storages also reveal views that the operators' schemas do not declare.
         if not _keys(node.meta.get("val")).isdisjoint(gone):
             refresh(node)
             stale.add(node)
 
 
 def _moves(node: fx.Node) -> bool:
-    """Return whether a call changes the shape or storage of an argument in place.
-
-    Running such a call again on fake values would repeat the change.
-    """
+    """Return whether a call changes the shape or storage of an argument in place."""
+    # Running such a call again on fake values would repeat the change.
     return torch.Tag.inplace_view in getattr(node.target, "tags", ())
 
 
 def _copy_whole(node: fx.Node) -> bool:
-    """Enlarge the storage of a scatter's or copy's fake result to the size that the kernel allocates.
-
-    PyTorch's kernel copies the whole storage of the call's first argument.
-
-    Returns:
-        True if the fake result was replaced. False if its storage is large enough already, if the
-        first argument fills its storage, or if elements of the first argument overlap.
-    """
+    """Enlarge the fake result of a scatter or copy to the kernel's allocation; return whether it was too small."""
     base: Any = node.args[0].meta.get("val")  # type: ignore[union-attr]
     places = zip(base.size(), base.stride(), strict=True)
     if any(hint(n) > 1 and hint(step) == 0 for n, step in places):
@@ -157,11 +141,7 @@ def _copy_whole(node: fx.Node) -> bool:
 
 @contextlib.contextmanager
 def _quietly(fake: Any) -> Iterator[None]:
-    """Activate a fake mode in a ``with`` block, without gradients and without shape guards.
-
-    Args:
-        fake: the fake mode in which the operators of the block run.
-    """
+    """Activate a fake mode in a ``with`` block, without gradients and without shape guards."""
     env = getattr(fake, "shape_env", None)
     quiet = env.suppress_guards() if env is not None else contextlib.nullcontext()
     with fake, quiet, torch.no_grad():

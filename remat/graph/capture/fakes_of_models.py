@@ -34,8 +34,7 @@ def as_fakes(
 ) -> Iterator[Call]:
     """Yield the model and its arguments with fake tensors, for tracing inside of a ``with`` block.
 
-    With ``run``, the tensors are real instead. Inputs and buffers are then copies, because the run
-    may overwrite them.
+    With ``run``, the tensors are real instead.
 
     Args:
         model: a module or a function.
@@ -45,9 +44,6 @@ def as_fakes(
         device: device of all fake tensors. None keeps each tensor's own device, but moves tensors
             from the meta device to the CPU.
         run: whether forward runs on real tensors instead of fake ones.
-
-    Yields:
-        Model, positional arguments and keyword arguments.
 
     Raises:
         CaptureError: ``run`` is combined with ``fullgraph``, a device, or tensors that are fake or
@@ -82,11 +78,6 @@ class Faker:
     """Callable that converts a tensor to a fake tensor, and returns any other value unchanged.
 
     Converting the same tensor again returns the same fake tensor.
-
-    Args:
-        mode: the fake mode of the new tensors.
-        device: device of the fake tensors. None keeps each tensor's own device, but moves tensors
-            from the meta device to the CPU.
     """
 
     def __init__(self, mode: Any, device: torch.device | None) -> None:
@@ -177,10 +168,7 @@ class Copied(Faker):
             return value.detach().requires_grad_().clone()
 
     def _leaf(self, value: torch.Tensor) -> torch.Tensor:
-        """Return a copy of a leaf tensor, with the same offset and strides in a copy of its storage.
-
-        Each storage is copied once. A tensor of another layout or class is cloned.
-        """
+        """Return a copy of a leaf tensor, with the same offset and strides in a copy of its storage."""
         if type(value) is not torch.Tensor or value.layout is not torch.strided:
             return value.clone()
         storage = value.untyped_storage()
@@ -201,59 +189,43 @@ def fakeable(device: str | torch.device) -> torch.device:
             device types that can be faked.
     """
     try:
-        asked = torch.device(device)
+        wanted_device = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise CaptureError(f"device is {device!r}: {first_line(error)}") from None
-    if asked.type in _fakeable_types() and not _lacks(asked):
-        return asked
+    if wanted_device.type in _fakeable_types() and not _lacks(wanted_device):
+        return wanted_device
     raise CaptureError(
-        f"device '{asked}' cannot be faked by this build of PyTorch ({torch.__version__}) on this "
+        f"device '{wanted_device}' cannot be faked by this build of PyTorch ({torch.__version__}) on this "
         f"machine; it can fake: {', '.join(_fakeable_types())}. A cost model may still name a GPU: "
         "capture on 'cpu' and plan with cost='roofline:h100'"
     )
 
 
 def _fakeable_types() -> list[str]:
-    """Return the device types on which autograd can differentiate fake tensors on this machine.
-
-    For CUDA, the function checks that the machine has a device. For other types, it only checks the
-    build of PyTorch, because initialising a device could end the process.
-    """
+    """Return the device types on which autograd can differentiate fake tensors on this machine."""
     built = {
         "cpu": True,
         "cuda": not _lacks(torch.device("cuda")),
+        # Initialising one of these could end the process, so only the build of PyTorch is checked.
         "mps": torch.backends.mps.is_built(),
         "xpu": torch_compat.xpu_is_compiled(),
         torch_compat.get_privateuse1_backend_name(): hasattr(
             torch, torch_compat.get_privateuse1_backend_name()
         ),
     }
-    return [name for name, there in built.items() if there]
+    return [name for name, is_there in built.items() if is_there]
 
 
 def _lacks(device: torch.device) -> bool:
-    """Return whether the device is a CUDA device that this machine does not have.
-
-    Autograd needs the CUDA context of a device even for a fake tensor.
-    """
+    """Return whether the device is a CUDA device that this machine does not have."""
+    # Autograd needs the CUDA context of a device even for a fake tensor.
     return device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()
 
 
 def _check_numbers(
     name: str, tensors: Sequence[torch.Tensor], fullgraph: bool, device: Any
 ) -> None:
-    """Raise if a capture with ``run=True`` cannot run the model on real tensors.
-
-    Args:
-        name: name of the model, for messages.
-        tensors: all inputs, parameters and buffers.
-        fullgraph: whether the caller asked for a single graph.
-        device: the device that the caller asked for, or None.
-
-    Raises:
-        CaptureError: a single graph or a device was requested, or a tensor is fake or on the meta
-            device.
-    """
+    """Raise if a capture with ``run=True`` cannot run the model on real tensors."""
     if fullgraph:
         raise CaptureError(
             f"'{name}' is to be captured as one graph, in which no branch is taken from a run: pass "
@@ -274,12 +246,7 @@ def _check_numbers(
 
 @contextlib.contextmanager
 def _quiet_dynamo() -> Iterator[None]:
-    """Lift Dynamo's recompile limits and silence noise of PyTorch inside of a ``with`` block.
-
-    Captures should not use up the user's recompile limit. The noise is warnings about ``.grad`` and
-    log records about operators that fail on fake tensors. Dynamo also skips logging calls of the
-    model in the block; under ``torch.compile``, such calls break the graph.
-    """
+    """Lift Dynamo's recompile limits and silence noise of PyTorch inside of a ``with`` block."""
     config = torch_compat.dynamo_config
     names = ("debug", "info", "warning", "warning_once")
     loggers = {getattr(logging.Logger, n) for n in names if hasattr(logging.Logger, n)}
@@ -288,10 +255,12 @@ def _quiet_dynamo() -> Iterator[None]:
         _without_traces_of_operators(),
         config.patch(
             recompile_limit=1_000_000,
+            # Captures should not use up the user's recompile limits.
             accumulated_recompile_limit=1_000_000,
             # Otherwise Dynamo would run a failing graph eagerly. The graph would be missing from the capture,
             # without an error.
             suppress_errors=False,
+            # Under `torch.compile`, logging calls of the model break the graph.
             ignore_logging_functions={*config.ignore_logging_functions, *loggers},
         ),
     ):
@@ -304,13 +273,7 @@ def _quiet_dynamo() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _guards_kept_once() -> Iterator[None]:
-    """Inside of a ``with`` block, make Dynamo's guards equal if they check the same condition.
-
-    PyTorch 2.13 also compares the stack traces of guards, although the hashes of guards ignore the
-    traces. Dynamo's set of guards then keeps duplicates and compares each new guard with all of
-    them. These comparisons took a fifth of the time to trace a Mamba of 8 layers, and a larger
-    share in deeper models.
-    """
+    """Inside of a ``with`` block, make Dynamo's guards equal if they check the same condition."""
     kind = torch_compat.Guard
     compare = kind.__eq__
 
@@ -322,6 +285,9 @@ def _guards_kept_once() -> Iterator[None]:
             and self.name == other.name
         )
 
+    # PyTorch 2.13 also compares the stack traces of guards, although the hashes of guards ignore the traces.
+    # Dynamo's set of guards then keeps duplicates and compares each new guard with all of them. These comparisons
+    # took a fifth of the time to trace a Mamba of 8 layers.
     kind.__eq__ = equal  # type: ignore[method-assign]
     try:
         yield
@@ -331,16 +297,13 @@ def _guards_kept_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_traces_of_operators() -> Iterator[None]:
-    """Inside of a ``with`` block, drop log records about operators that refuse fake arguments.
-
-    PyTorch logs these records. The raised `CaptureError` reports the same failure, and the log
-    would hide the error's message.
-    """
+    """Inside of a ``with`` block, drop log records about operators that refuse fake arguments."""
     log = logging.getLogger(torch_compat.FakeTensorMode.__module__)
 
     def other(record: logging.LogRecord) -> bool:
         return record.levelno != logging.ERROR or "run meta for" not in str(record.msg)
 
+    # The raised `CaptureError` reports the same failure, and the log would hide its message.
     log.addFilter(other)
     try:
         yield

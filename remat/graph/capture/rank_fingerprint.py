@@ -19,7 +19,7 @@ from torch import fx
 
 from remat.graph import ops
 from remat.graph.joint import JointGraph, role_of
-from remat.graph.memory.storages import leaves_of
+from remat.graph.memory.storages import leaves_of, type_text
 from remat.units import some_of
 
 #: Largest number of nodes of each graph that the description of a difference lists.
@@ -29,8 +29,6 @@ SHOWN = 3
 @dataclass(frozen=True, kw_only=True)
 class Outline:
     """The properties of a joint graph on which its plan depends, with one entry per node.
-
-    Ranks whose graphs have equal outlines can share a plan.
 
     Attributes:
         names: name of each node; not part of the digest.
@@ -47,10 +45,7 @@ class Outline:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 digest of ``calls`` and ``inputs``.
-
-        If two graphs have equal digests, a decision for one applies to the other by node position.
-        """
+        """SHA-256 digest of ``calls`` and ``inputs``; equal digests let graphs share decisions by node position."""
         text = json.dumps([self.calls, self.inputs])
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -64,10 +59,10 @@ def outline(joint: JointGraph) -> Outline:
     for node in nodes:
         value = node.meta.get("val")
         tag = node.meta.get("recompute")
-        what = f"output of {joint.num_fwd_outputs} + {_gaps(node)}"
+        call = f"output of {joint.num_fwd_outputs} + {_gaps(node)}"
         if node.op != "output":
-            what = f"{_target(node)} -> {_describe(value, devices)}"
-        calls.append(what if tag is None else f"{what} {getattr(tag, 'name', tag)}")
+            call = f"{_target(node)} -> {_describe(value, devices)}"
+        calls.append(call if tag is None else f"{call} {getattr(tag, 'name', tag)}")
         inputs.append(_reads(node, position))
     return Outline(names=tuple(n.name for n in nodes), calls=tuple(calls), inputs=tuple(inputs))
 
@@ -78,8 +73,7 @@ def first_difference(one: Outline, other: Outline, whose: tuple[str, str]) -> st
     Args:
         one: outline of one graph.
         other: outline of the other graph.
-        whose: for the message, who runs ``one`` and who runs ``other``, such as ``("rank 1", "rank
-            0")``.
+        whose: names of the ranks that run ``one`` and ``other``, for the message.
     """
     here, there = whose
     alone = [
@@ -105,19 +99,16 @@ def first_difference(one: Outline, other: Outline, whose: tuple[str, str]) -> st
 
 
 def _beyond(one: Outline, other: Outline) -> list[int]:
-    """Return the positions of nodes in ``one`` that have no counterpart in ``other``.
-
-    Each node of ``other`` is the counterpart of at most one node with the same text in ``calls``.
-    The output node is left out.
-    """
-    left = Counter(other.calls)
-    found = []
+    """Return the positions of nodes in ``one`` that have no counterpart in ``other``."""
+    unmatched = Counter(other.calls)
+    positions = []
     # The output node is compared by position in `first_difference`.
     for i, call in enumerate(one.calls[:-1]):
-        left[call] -= 1
-        if left[call] < 0:
-            found.append(i)
-    return found
+        # Each node of `other` is the counterpart of at most one node.
+        unmatched[call] -= 1
+        if unmatched[call] < 0:
+            positions.append(i)
+    return positions
 
 
 def _some(graph: Outline, positions: list[int]) -> str:
@@ -149,33 +140,21 @@ def _target(node: fx.Node) -> str:
 
 
 def _gaps(node: fx.Node) -> str:
-    """Return a text with one letter per output of a graph: ``x`` for a value, ``-`` for None.
-
-    Args:
-        node: the output node.
-    """
+    """Return a text with one letter per output of a graph: ``x`` for a value, ``-`` for None."""
     values = leaves_of(node.args)
     return "".join("x" if isinstance(v, fx.Node) else "-" for v in values)
 
 
 def _describe(value: Any, devices: dict[torch.device, str]) -> str:
-    """Describe dtype, shape, strides and device of a value.
-
-    Ranks use different device indices. Therefore the devices of a type are numbered in the order in
-    which they first appear.
-
-    Args:
-        value: a fake value.
-        devices: text of each device seen so far; a new device is added.
-    """
+    """Describe dtype, shape, strides and device of a value."""
     if isinstance(value, torch.Tensor):
+        # Ranks use different device indices, so devices of a type are numbered in the order of first appearance.
         count = sum(d.type == value.device.type for d in devices)
         device = devices.setdefault(
             value.device, value.device.type + (f" ({count + 1})" if count else "")
         )
         stride = list(value.stride()) if value.layout is torch.strided else value.layout
-        dtype = str(value.dtype).removeprefix("torch.")
-        return f"{dtype}{list(value.shape)} by {stride} on {device}"
+        return f"{type_text(value)} by {stride} on {device}"
     if isinstance(value, (tuple, list)):
         return "(" + ", ".join(_describe(v, devices) for v in value) + ")"
     return type(value).__name__

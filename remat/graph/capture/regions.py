@@ -33,12 +33,9 @@ Modules = tuple[fx.GraphModule, fx.GraphModule]
 
 
 def is_region(module: fx.GraphModule, joint_inputs: Sequence[object]) -> bool:
-    """Return whether a joint graph is that of a nested compile region.
-
-    For a region, AOTAutograd gives no example inputs, and numbers the placeholders from 0 instead
-    of 1.
-    """
+    """Return whether a joint graph is that of a nested compile region."""
     first = next(iter(module.graph.nodes))
+    # For a region, AOTAutograd gives no example inputs, and numbers the placeholders from 0 instead of 1.
     return not joint_inputs and first.op == "placeholder" and first.name == "primals_0"
 
 
@@ -59,22 +56,14 @@ def split_region(
     """Partition the joint graph of a nested region by PyTorch's minimum cut, without a budget.
 
     Capture and compilation both call this function, because a plan for the outer graph is only
-    valid for one partition of its regions. Results of operators that may have undeclared effects
-    are saved, even in a checkpointed part of the region.
-
-    Args:
-        module: the joint graph of the region.
-        num_fwd_outputs: number of leading outputs that belong to forward.
-        static_lifetime_input_indices: positions of inputs whose memory outlives the step.
-
-    Returns:
-        Forward and backward graph modules.
+    valid for one partition of its regions.
 
     Raises:
-        PlanError: an operator that may have undeclared effects is tagged MUST_RECOMPUTE; see
-            `check_may_run_again`. Or a branch value is; see `check_may_branch_again`.
+        PlanError: an operator that may have undeclared effects, or a branch value, is tagged
+            MUST_RECOMPUTE.
     """
     for node in module.graph.nodes:
+        # An operator that may have undeclared effects runs once, even in a checkpointed part of the region.
         if node.meta.get("recompute") is not None and ops.is_opaque(maker_of(node)):
             check_may_run_again(node)
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
@@ -91,7 +80,7 @@ def split_region(
 
 
 def _keep_branches(module: fx.GraphModule, num_fwd_outputs: int) -> None:
-    """Tag what must not run again in a region as MUST_SAVE, so that backward branches as forward did."""
+    """Tag the nodes of a region that must not run again as MUST_SAVE, so that backward branches as forward did."""
     joint = JointGraph(graph_module=module, num_fwd_outputs=num_fwd_outputs)
     index = index_graph(joint.graph)
     kept = keep_branches(index, classify(joint, index))
@@ -105,9 +94,7 @@ def _keep_branches(module: fx.GraphModule, num_fwd_outputs: int) -> None:
 def separate_calls(graph: fx.Graph) -> int:
     """Give every call of a nested region its own storages behind its fake results.
 
-    AOTAutograd gives every call the fake values of the region itself, as if all calls returned the
-    same memory. If a region returns an input unchanged, nodes that read this result are rewired to
-    read the input.
+    If a region returns an input unchanged, nodes that read the result read the input instead.
 
     Returns:
         Number of region calls in the graph.
@@ -119,21 +106,20 @@ def separate_calls(graph: fx.Graph) -> int:
         regions = ops.subgraphs(node)
         if not regions or not isinstance(node.meta.get("val"), (tuple, list)):
             continue
+        # AOTAutograd gives every call the fake values of the region itself, as if all calls returned the same
+        # memory.
         _separate(node, regions[0])
         calls += 1
     return calls
 
 
 def _separate(call: fx.Node, region: fx.GraphModule) -> None:
-    """Give one call of a nested region its own storages behind its fake results.
-
-    Results that are views of inputs or of other results are rebuilt outside of the region.
-    """
+    """Give one call of a nested region its own storages behind its fake results."""
     inputs = [n for n in region.graph.nodes if n.op == "placeholder"]
     returned: Any = output_node(region.graph).args[0]
     # The first two arguments of `invoke_subgraph` are the graph and its identifier.
-    given = dict(zip(inputs, call.args[2:], strict=False))
-    values = call.meta["val"] = _own_values(call, given, returned)
+    argument_of = dict(zip(inputs, call.args[2:], strict=False))
+    values = call.meta["val"] = _own_values(call, argument_of, returned)
     elements: dict[int, fx.Node] = {}
     for user in list(call.users):
         if is_element(user):
@@ -141,56 +127,36 @@ def _separate(call: fx.Node, region: fx.GraphModule) -> None:
             user.meta["val"] = values[k]
             elements[k] = user
     # Counterparts outside of the region for its inputs and for results that are not views.
-    outside: dict[Any, Any] = dict(given)
-    known = dict.fromkeys([*given, *returned])
+    outside: dict[Any, Any] = dict(argument_of)
+    ends = dict.fromkeys([*argument_of, *returned])
     for k, inner in enumerate(returned):
         if isinstance(inner, fx.Node) and inner not in outside:
-            base, _ = _base(inner, known)
+            base, _ = _base(inner, ends)
             if base is inner:
                 outside[inner] = elements.get(k) or _element(call, k)
                 call.append(outside[inner])
     for k, element in elements.items():
-        found = _taken_outside(element, returned[k], outside)
-        if found is not None and found is not element:
-            element.replace_all_uses_with(found)
+        # Results that are views of inputs or of other results are rebuilt outside of the region.
+        outer = _view_outside(element, returned[k], outside)
+        if outer is not None and outer is not element:
+            element.replace_all_uses_with(outer)
 
 
-def _base(inner: fx.Node, known: Mapping[Any, Any]) -> tuple[fx.Node, list[fx.Node]]:
-    """Follow a view inside of a region to the known node whose memory the view shows.
-
-    Args:
-        inner: a node of the region.
-        known: nodes at which the search ends.
-
-    Returns:
-        The known node, and the views from ``inner`` to that node, ``inner`` first. If ``inner`` is
-        not a view, or the search reaches no known node, ``inner`` itself and no views.
-    """
+def _base(inner: fx.Node, ends: Mapping[Any, Any]) -> tuple[fx.Node, list[fx.Node]]:
+    """Return the known node whose memory a view in a region shows, and the views between; the node itself if none."""
     views: list[fx.Node] = []
     node = inner
-    while node not in known or not views:
+    while node not in ends or not views:
         base = aliased_argument(node)
-        if base is None or any(n is not base and n not in known for n in node.all_input_nodes):
+        if base is None or any(n is not base and n not in ends for n in node.all_input_nodes):
             return inner, []
         views.append(node)
         node = base
     return node, views
 
 
-def _taken_outside(element: fx.Node, inner: Any, outside: dict[Any, Any]) -> fx.Node | None:
-    """Return the node that computes a region call's result as a view outside of the region.
-
-    Missing views are added to the graph that calls the region.
-
-    Args:
-        element: node that takes the result from the call.
-        inner: node of the region that computes the result.
-        outside: for nodes of the region, their counterparts outside. New views are added to it.
-
-    Returns:
-        The node: an input of the call, another result, or a view of one of these. None if the
-        result cannot be rebuilt.
-    """
+def _view_outside(element: fx.Node, inner: Any, outside: dict[Any, Any]) -> fx.Node | None:
+    """Return the input, or the new view outside of a region, that equals a call's result; None if there is none."""
     if not isinstance(inner, fx.Node):
         return None
     if inner not in outside:
@@ -199,12 +165,12 @@ def _taken_outside(element: fx.Node, inner: Any, outside: dict[Any, Any]) -> fx.
             return None
         for view in reversed(views):
             with element.graph.inserting_before(element):
-                taken = element.graph.node_copy(view, outside.__getitem__)
-            taken.meta = {**element.meta, "val": view.meta["val"]}
-            refresh(taken)
-            outside[view] = taken
-    found = outside[inner]
-    return found if isinstance(found, fx.Node) else None
+                copy = element.graph.node_copy(view, outside.__getitem__)
+            copy.meta = {**element.meta, "val": view.meta["val"]}
+            refresh(copy)
+            outside[view] = copy
+    outer = outside[inner]
+    return outer if isinstance(outer, fx.Node) else None
 
 
 def _element(call: fx.Node, k: int) -> fx.Node:
@@ -215,44 +181,36 @@ def _element(call: fx.Node, k: int) -> fx.Node:
     return element
 
 
-def _own_values(call: fx.Node, given: dict[fx.Node, Any], returned: Any) -> tuple[Any, ...]:
-    """Return new fake values for the results of a region call.
-
-    A result that shares memory with an input of the region gets the storage of the argument that
-    the call passes for this input. All other results get new storages.
-
-    Args:
-        call: the call.
-        given: for each placeholder of the region, the argument that the call passes.
-        returned: outputs of the region.
-    """
+def _own_values(call: fx.Node, argument_of: dict[fx.Node, Any], returned: Any) -> tuple[Any, ...]:
+    """Return new fake values for the results of a region call."""
     values = call.meta["val"]
     mode = fake_mode_of(values)
     if mode is None:
         return tuple(values)
     memory: dict[int, torch.Tensor] = {}
-    for inner, operand in given.items():
+    for inner, operand in argument_of.items():
         key = storage_key(inner.meta.get("val"))
         if key is not None and isinstance(operand, fx.Node):
+            # A result that shares memory with an input of the region gets the storage of the call's argument.
             memory.setdefault(key, operand.meta["val"])
-    found: list[Any] = []
+    own_values: list[Any] = []
     with mode, mode.shape_env.suppress_guards(), torch.no_grad():
         for node, value in zip(returned, values, strict=True):
-            operand = given.get(node)
+            operand = argument_of.get(node)
             if isinstance(operand, fx.Node):
-                found.append(operand.meta["val"])
+                own_values.append(operand.meta["val"])
                 continue
             key = storage_key(value)
             if key is None:
-                found.append(value)
+                own_values.append(value)
                 continue
             if key not in memory:
                 # The new storage has the size of the whole old one, because other results may be
                 # views of it.
                 elements = value.untyped_storage().nbytes() // value.element_size()
                 memory[key] = value.new_empty(elements)
-            found.append(_viewed(memory[key], value))
-    return tuple(found)
+            own_values.append(_viewed(memory[key], value))
+    return tuple(own_values)
 
 
 def _viewed(base: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -24,12 +24,10 @@ class Stamp:
 
     @classmethod
     def of(cls, graph: fx.Graph) -> Stamp:
-        """Record the current nodes of a graph.
-
-        Arguments of nodes are immutable, so they are not copied.
-        """
+        """Record the current nodes of a graph."""
         return cls(
             tuple(
+                # Arguments of nodes are immutable, so they are not copied.
                 (n, n.name, n.target, n.args, n.kwargs, n.meta.get("recompute"))
                 for n in graph.nodes
             )
@@ -42,9 +40,9 @@ class Stamp:
                 continue
             if before[0] is not after[0]:
                 return f"'{before[1]}' stood where '{after[1]}' stands now"
-            for what, old, new in zip(_FIELDS, before[1:], after[1:], strict=True):
+            for field, old, new in zip(_FIELDS, before[1:], after[1:], strict=True):
                 if not alike(old, new, _same_value):
-                    return f"{what} of '{before[1]}' was {_short(old)}, is {_short(new)} now"
+                    return f"{field} of '{before[1]}' was {_short(old)}, is {_short(new)} now"
         count = len(later.rows) - len(self.rows)
         if count:
             return f"it has {abs(count)} nodes {'more' if count > 0 else 'fewer'}"
@@ -55,11 +53,9 @@ _FIELDS = ("the name", "the target", "the arguments", "the keyword arguments", "
 
 
 def _same_value(a: Any, b: Any) -> bool:
-    """Return whether two arguments are equal.
-
-    Symbols are compared by their text, because comparing their values would add a shape guard.
-    """
+    """Return whether two arguments are equal."""
     # The text of NaN equals itself, and the texts of 0.0 and -0.0 differ.
+    # Comparing the values of symbols would add a shape guard.
     if isinstance(a, (float, complex, *SYMBOLIC)):
         return repr(a) == repr(b)
     return bool(a == b)
@@ -70,9 +66,8 @@ def alike(a: Any, b: Any, same_value: Callable[[Any, Any], bool]) -> bool:
 
     Args:
         a: a value. Tuples, lists and dicts are compared recursively; a node equals only itself.
-        b: the value to compare with ``a``.
-        same_value: function that returns whether two values of one type are equal. It is called for
-            all types other than those above.
+        b: the other value.
+        same_value: compares two values of any other type.
     """
     if a is b:
         return True

@@ -19,15 +19,7 @@ _NOT_USERS = (str(Path(torch.__file__).parent), "<eval_with_key>", "<frozen ")
 
 
 def user_frame(frames: Iterable[FrameSummary]) -> FrameSummary | None:
-    """Return the innermost frame in the user's code.
-
-    Args:
-        frames: the frames, innermost first.
-
-    Returns:
-        The frame. If no frame is in the user's code, the innermost frame of all. None without
-        frames.
-    """
+    """Return the innermost frame in the user's code, or of all if none is the user's; frames come innermost first."""
     first: FrameSummary | None = None
     for frame in frames:
         if not frame.filename.startswith(_NOT_USERS):
@@ -54,12 +46,11 @@ def frames_of(trace: str) -> Iterator[FrameSummary]:
 def source_line(node: fx.Node) -> str:
     """Return the user's line that produced a node, formatted as ``"file.py:12 code"``.
 
-    If PyTorch recorded no line, the text names the node's innermost modules instead, such as
-    ``"Sequential / Linear"``. This happens for an ``nn.Sequential`` called by itself. Empty if
-    nothing is recorded.
+    If PyTorch recorded no line, the text names the node's innermost modules, such as ``"Sequential / Linear"``.
     """
     trace = node.meta.get("stack_trace")
     if not trace:
+        # An `nn.Sequential` that is called by itself leaves no user line.
         return _modules(node)
     frame = user_frame(frames_of(trace))
     if frame is None:
@@ -69,25 +60,19 @@ def source_line(node: fx.Node) -> str:
 
 def located(node: fx.Node) -> str:
     """Describe a node for messages: its name, operator and the user's line that produced it."""
-    what = node.name if node.op == "placeholder" else f"{node.name} = {node.target}"
+    text = node.name if node.op == "placeholder" else f"{node.name} = {node.target}"
     line = source_line(node)
-    return f"{what}    # {line}" if line else what
+    return f"{text}    # {line}" if line else text
 
 
 def module_path(node: fx.Node) -> str:
-    """Return the path of the innermost module of a node, such as ``"model.layers.0.mlp"``.
-
-    Empty if no module is recorded.
-    """
+    """Return the path of a node's innermost module, such as ``"model.layers.0.mlp"``; empty if none is recorded."""
     stack = _module_stack(node)
     return _MODEL.sub("", str(stack[-1][0])) if stack else ""
 
 
 def enclosing_modules(path: str) -> list[str]:
-    """Return the prefixes of a module's path, the outermost module first.
-
-    For ``layers.0.mlp``, these are ``layers``, ``layers.0`` and ``layers.0.mlp``.
-    """
+    """Return the prefixes of a module's path, outermost first: ``layers``, ``layers.0``, ``layers.0.mlp``."""
     parts = path.split(".") if path else []
     return [".".join(parts[: k + 1]) for k in range(len(parts))]
 

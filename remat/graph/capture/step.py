@@ -17,11 +17,7 @@ from torch import fx
 from remat import torch_compat
 from remat.errors import CaptureError
 from remat.graph.capture.calling import read_call, why_no_instance, why_not_callable
-from remat.graph.capture.errors import (
-    CapturedError,
-    explain,
-    takes_lock,
-)
+from remat.graph.capture.errors import CapturedError, explain, takes_lock
 from remat.graph.capture.fakes_of_models import as_fakes
 from remat.graph.capture.regions import is_region, split_region
 from remat.graph.capture.tangents import layouts_of_tangents
@@ -154,20 +150,15 @@ def _never(_: Any) -> torch.Tensor:
 
 
 class _Backend:
-    """Dynamo backend that records joint graphs.
+    """Dynamo backend that records joint graphs in ``sink``.
 
-    Args:
-        sink: list that receives the joint graphs.
-        lower: ``"inductor"`` or ``"eager"``, as in `capture`.
-        name: name of the model.
-        stop: whether to end the compilation as soon as one joint graph is recorded.
-        run: whether the graphs run on real tensors.
+    With ``stop``, the first joint graph ends the compilation. With ``run``, the graphs run on real tensors.
     """
 
     def __init__(
         self, sink: list[JointGraph], lower: str, name: str, *, stop: bool, run: bool
     ) -> None:
-        self._really = run
+        self._is_real = run
         self._sink = sink
         self._lower = lower
         self._name = name
@@ -183,16 +174,12 @@ class _Backend:
         return self._recording(compiled, len(self._sink) - 1)
 
     def _recording(self, compiled: Callable[..., Any], graph: int) -> Callable[..., Any]:
-        """Return a callable that runs a compiled graph and records each run.
-
-        Args:
-            compiled: the compiled graph.
-            graph: index of the graph among the recorded joint graphs.
-        """
+        """Return a callable that runs a compiled graph and records each run."""
 
         def run(*args: Any) -> Any:
+            # No backward follows, so saved activations would only take memory.
             nothing_kept = torch.autograd.graph.saved_tensors_hooks(_dropped, _never)
-            with nothing_kept if self._really else contextlib.nullcontext():
+            with nothing_kept if self._is_real else contextlib.nullcontext():
                 out = compiled(*args)
             outputs = out if isinstance(out, (tuple, list)) else (out,)
             self._runs.add(graph, self._sink[graph], args, outputs)
@@ -201,13 +188,7 @@ class _Backend:
         return run
 
     def finish(self, result: Any) -> None:
-        """Record in each joint graph how often it runs, and which values it exchanges with other graphs of the step.
-
-        Call this method after the compiled model has been called.
-
-        Args:
-            result: return value of the compiled model, whose tensors the step's caller holds.
-        """
+        """Record how often each joint graph runs, and which values it exchanges; call it after the compiled model."""
         self._sink[:] = self._runs.joints(self._sink, tensors_of(result))
 
     def _compiled(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -218,12 +199,12 @@ class _Backend:
                 "force_disable_caches": True,
             }
             compiled: Any = torch_compat.compile_fx(
-                module, inputs, inner_compile=self._run_as_it_is, config_patches=patches
+                module, inputs, inner_compile=self._run_uncompiled, config_patches=patches
             )
             return compiled  # type: ignore[no-any-return]
         backend = torch_compat.aot_autograd(
-            fw_compiler=self._run_as_it_is,
-            inference_compiler=self._run_as_it_is,
+            fw_compiler=self._run_uncompiled,
+            inference_compiler=self._run_uncompiled,
             partition_fn=self._take,
             keep_inference_input_mutations=True,
         )
@@ -238,24 +219,7 @@ class _Backend:
         static_lifetime_input_indices: Sequence[int] | None = None,
         **_: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Record a joint graph, then partition it so that the step can run.
-
-        PyTorch's default partitioner is used. The joint graph of a nested compile region is
-        partitioned, but not recorded.
-
-        Args:
-            module: the joint graph.
-            joint_inputs: example inputs of the joint graph.
-            num_fwd_outputs: number of leading outputs that belong to forward.
-            static_lifetime_input_indices: positions of inputs whose memory outlives the step.
-
-        Returns:
-            Forward and backward graph modules.
-
-        Raises:
-            CapturedError: only one graph was requested, which is recorded now. The error ends the
-                compilation.
-        """
+        """Record a joint graph, then partition it so that the step can run."""
         # AOTAutograd hands over the joint graph of a nested compile region before the joint graph that calls
         # the region. Only the joint graph that calls regions is recorded.
         if is_region(module, joint_inputs):
@@ -279,42 +243,30 @@ class _Backend:
             static_lifetime_input_indices=list(joint.static_inputs),
         )
 
-    def _run_as_it_is(self, module: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Any:
-        """Return a function that runs a graph uncompiled, because a capture needs no speed.
-
-        Raises:
-            CapturedError: only one graph was requested, and ``module`` is an inference graph, which
-                has no backward.
-        """
+    def _run_uncompiled(self, module: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Any:
+        """Return a function that runs a graph uncompiled, because a capture needs no speed."""
         if self._stop:
             raise CapturedError
         return torch_compat.make_boxed_func(module.forward)
 
 
 def _read_first_results(graph: fx.Graph) -> None:
-    """Add a ``getitem`` node for the first result of each call that returns an unread tuple.
-
-    PyTorch's partitioner drops a call that returns a tuple which no node reads. Such a call may be
-    a random operator, which must stay in the graph.
-    """
+    """Add a ``getitem`` node for the first result of each call that returns an unread tuple."""
     for node in list(graph.nodes):
         values = node.meta.get("val")
         if node.op == "call_function" and not node.users and isinstance(values, (tuple, list)):
+            # PyTorch's partitioner drops a call that returns a tuple which no node reads. The call may be a random
+            # operator, which must stay in the graph.
             with graph.inserting_after(node):
                 first = graph.call_function(operator.getitem, (node, 0))
             first.meta = {**node.meta, "val": values[0]}
 
 
 def _partitioner_of(take: Callable[..., Any]) -> Any:
-    """Return a custom partitioner for Inductor that calls ``take`` with each joint graph.
+    """Return a custom partitioner for Inductor that calls ``take`` with each joint graph."""
 
-    The partitioner's class is defined inside of this function, because importing its base class
-    imports Inductor, which is slow.
-    """
-
+    # Importing the base class imports Inductor, which is slow.
     class Partitioner(torch_compat.CustomPartitionerFn):
-        """Custom partitioner for Inductor that calls ``take`` with each joint graph."""
-
         def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Any:
             return take(gm, joint_inputs, **kwargs)
 

@@ -12,16 +12,11 @@ from remat.graph.memory.storages import hint
 
 
 def layouts_of_tangents(graph: fx.Graph) -> dict[str, Any]:
-    """Return settings of AOTAutograd with which tangents of outputs that overlap themselves keep their values.
-
-    AOTAutograd copies each tangent into the layout of its output. If elements of the output share memory, as after
-    `torch.Tensor.unfold`, so do those of the copy. AOTAutograd makes an exception for strides of 0 alone.
-
-    Args:
-        graph: the graph from Dynamo.
-    """
+    """Return settings of AOTAutograd with which tangents of outputs that overlap themselves keep their values."""
     leaves = torch_compat.pytree.tree_leaves([n.args for n in graph.find_nodes(op="output")])
     outputs = (n.meta.get("example_value") for n in leaves if isinstance(n, fx.Node))
+    # AOTAutograd copies each tangent into the layout of its output. If elements of the output share memory, as
+    # after `Tensor.unfold`, so do those of the copy. AOTAutograd makes an exception for strides of 0 alone.
     overlap = any(isinstance(o, torch.Tensor) and _overlaps_itself(o) for o in outputs)
     return {"guess_tangent_strides_as_outputs": False} if overlap else {}
 

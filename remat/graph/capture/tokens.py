@@ -23,10 +23,7 @@ _aten = torch.ops.aten
 
 
 def operators(names: str) -> tuple[Any, ...]:
-    """Return the ``aten`` operators with the given names, which are separated by spaces.
-
-    A name without an overload means the overload ``default``.
-    """
+    """Return the ``aten`` operators that a text names, separated by spaces; the overload is ``default`` if absent."""
     parts = (name.partition(".") for name in names.split())
     return tuple(
         getattr(getattr(_aten, name), overload or "default") for name, _, overload in parts
@@ -76,12 +73,7 @@ class Span(NamedTuple):
     stop: int
 
     def sliced(self, shape: Sequence[int], tokens: int) -> list[int]:
-        """Return the shape of a slice of a value.
-
-        Args:
-            shape: shape of the value.
-            tokens: number of tokens in the slice.
-        """
+        """Return the shape of a slice with ``tokens`` tokens of a value with the given shape."""
         ones = [1] * (self.stop - max(0, self.start) - 1)
         return [*shape[: max(0, self.start)], *ones, tokens, *shape[self.stop :]]
 
@@ -110,13 +102,7 @@ class Rule(NamedTuple):
     sizes: tuple[int, ...]
 
     def arguments(self, node: fx.Node, taken: Mapping[fx.Node, fx.Node], tokens: int) -> Any:
-        """Return target, arguments and keyword arguments with which a call runs on slices.
-
-        Args:
-            node: the call.
-            taken: slice of each argument that holds tokens.
-            tokens: number of tokens in a slice.
-        """
+        """Return target, arguments and keyword arguments with which a call runs on slices of ``tokens`` tokens."""
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: taken.get(n, n))
         if self.span is None:
             return node.target, args, kwargs
@@ -188,10 +174,10 @@ def rule_of(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None = No
 def _pointwise(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None) -> Rule | None:
     shape = shape_of(node)
     lacks = {n: len(shape) - len(shape_of(n)) for n in node.all_input_nodes if is_tensor(n)}
-    found = {known[n].moved(by) for n, by in lacks.items() if n in known} | ({want} - {None})
-    if len(found) != 1:
+    spans = {known[n].moved(by) for n, by in lacks.items() if n in known} | ({want} - {None})
+    if len(spans) != 1:
         return None
-    (span,) = found
+    (span,) = spans
     assert span is not None
     own = {n: span.moved(-by) for n, by in lacks.items()}
     # An argument of size 1 in all dimensions of the span is the same for all tokens.
@@ -199,17 +185,8 @@ def _pointwise(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None) 
     return Rule(span, reads, span.of(shape))
 
 
-def _reshaped(span: Span, shape: Sequence[int], new: Sequence[int]) -> Span | None:
-    """Return the span of a value after a view changes its shape.
-
-    Args:
-        span: span of the value before the view.
-        shape: shape before the view.
-        new: shape after the view.
-
-    Returns:
-        The span; None if some dimension of ``new`` combines tokens with another dimension of ``shape``.
-    """
+def _span_after_view(span: Span, shape: Sequence[int], new: Sequence[int]) -> Span | None:
+    """Return the span of a value after a view changes its shape; None if tokens mix with another dimension."""
     before, tokens = math.prod(shape[: span.start]), math.prod(shape[span.start : span.stop])
     start, size = 0, 1
     while start < len(new) and (size < before or new[start] == 1):
@@ -225,8 +202,8 @@ def _reshaped(span: Span, shape: Sequence[int], new: Sequence[int]) -> Span | No
 def _view(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None) -> Rule | None:
     base: Any = node.args[0]
     old, new = shape_of(base), shape_of(node)
-    own = known.get(base) or (want and _reshaped(want, new, old))
-    span = own and _reshaped(own, old, new)
+    own = known.get(base) or (want and _span_after_view(want, new, old))
+    span = own and _span_after_view(own, old, new)
     if own is None or span is None or want not in (None, span):
         return None
     return Rule(span, {base: own}, old[own.start : own.stop])
@@ -234,44 +211,35 @@ def _view(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None) -> Ru
 
 def _along(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None) -> Rule | None:
     operands = [n for n in node.all_input_nodes if is_tensor(n)]
-    found = {known[n] for n in operands if n in known} | (set() if want is None else {want})
-    parts = {shape_of(n)[s.start : s.stop] for n in operands for s in found}
-    if len(found) != 1 or len(parts) != 1:
+    spans = {known[n] for n in operands if n in known} | (set() if want is None else {want})
+    parts = {shape_of(n)[s.start : s.stop] for n in operands for s in spans}
+    if len(spans) != 1 or len(parts) != 1:
         return None
-    (own,), (sizes,) = found, parts
+    (own,), (sizes,) = spans, parts
     reads = dict.fromkeys(operands, own)
     inside: set[int] = set()  # dimensions of the span along which the call runs
     if node.target in _ALONG:
         rank, at = len(shape_of(operands[0])), _ALONG[node.target]
-        given: Any = node.args[at] if len(node.args) > at else None
-        if given is None or given == []:
-            given = 0 if node.target is _aten.slice.Tensor else range(rank)
-        dims = {d % rank for d in ([given] if isinstance(given, int) else given)}
+        named_dims: Any = node.args[at] if len(node.args) > at else None
+        if named_dims is None or named_dims == []:
+            named_dims = 0 if node.target is _aten.slice.Tensor else range(rank)
+        dims = {d % rank for d in ([named_dims] if isinstance(named_dims, int) else named_dims)}
         inside = dims & set(range(own.start, own.stop))
     if not inside:
-        span = _probed(node, reads, math.prod(sizes))
+        span = _probe(node, reads, math.prod(sizes))
         return None if span is None else Rule(span, reads, sizes)
     sums = node.target in _SUMS and len(inside) == own.stop - own.start
     return Rule(None, reads, sizes) if sums else None
 
 
-def _probed(node: fx.Node, reads: Mapping[fx.Node, Span], tokens: int) -> Span | None:
-    """Return the span of a call's result: the dimensions that change with the number of tokens.
-
-    To find these dimensions, the call runs on fake slices that have one token more than the value.
-
-    Args:
-        node: the call.
-        reads: span of each argument that holds tokens.
-        tokens: number of tokens.
-
-    Returns:
-        The span; None if the dimensions are not adjacent, or not in the order that the arguments have.
-    """
+def _probe(node: fx.Node, reads: Mapping[fx.Node, Span], tokens: int) -> Span | None:
+    """Return the span of a call's result: the adjacent dimensions that change with the number of tokens."""
     mode, shape = fake_mode_of(node.meta["val"]), shape_of(node)
     with mode, torch.no_grad():
         values = {
-            n: n.meta["val"].new_empty(s.sliced(shape_of(n), tokens + 1)) for n, s in reads.items()
+            # One token more than the value: all dimensions that hold tokens then change.
+            n: n.meta["val"].new_empty(s.sliced(shape_of(n), tokens + 1))
+            for n, s in reads.items()
         }
         args, kwargs = fx.map_arg(
             (node.args, node.kwargs), lambda n: values[n] if n in values else n.meta["val"]

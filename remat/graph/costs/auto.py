@@ -36,11 +36,7 @@ class Auto(CostModel):
 
     @classmethod
     def parse(cls, argument: str | None) -> Self:
-        """Return the model, which takes no argument.
-
-        Raises:
-            ProblemError: an argument is given.
-        """
+        """Return the model, which takes no argument."""
         if argument is not None:
             raise ProblemError(
                 f"cost model '{cls.name}:{argument}' is not known; '{cls.name}' is for the device of the tensors; "
@@ -54,11 +50,8 @@ class Auto(CostModel):
         return kind(preset_for(joint))
 
     def cost(self, node: fx.Node) -> int:
-        """Return the cost of a node under `Roofline` on an H100, in picoseconds.
-
-        A node alone does not tell whether Inductor compiles its graph. For a known graph, use the
-        model that `on` returns.
-        """
+        """Return the cost of a node under `Roofline` on an H100, in picoseconds."""
+        # A node alone does not tell whether Inductor compiles its graph; `on` knows the graph.
         return Roofline().cost(node)
 
     def __str__(self) -> str:
@@ -71,11 +64,7 @@ def preset_for(joint: JointGraph) -> Device:
 
 
 def is_for_cpu(cost: CostModel) -> bool:
-    """Return whether a cost model estimates or measures times on a CPU.
-
-    `Profile` without a named device counts as a model for a CPU, because it may run there. Any other
-    model without a device does not count.
-    """
+    """Return whether a cost model estimates or measures times on a CPU; True for `Profile` without a device."""
     # Without a named device, `Profile` runs operators on the device of their tensors, possibly a CPU.
     if isinstance(cost, Profile):
         return cost.device is None or cost.device.startswith("cpu")
@@ -89,10 +78,7 @@ def is_cpu(device: Device) -> bool:
 
 
 def device_type_of(joint: JointGraph) -> str:
-    """Return the device type that most input tensors of a graph have, such as ``"cuda"``.
-
-    The result is ``""`` for a graph without input tensors.
-    """
+    """Return the device type of most input tensors of a graph, such as ``"cuda"``; empty without input tensors."""
     values = [n.meta.get("val") for n in joint.graph.find_nodes(op="placeholder")]
     types = [v.device.type for v in values if isinstance(v, torch.Tensor)]
     return max(types, key=types.count, default="")

@@ -50,10 +50,7 @@ class CostModel:
 
     @classmethod
     def parse(cls, argument: str | None) -> CostModel:
-        """Build the model from an argument.
-
-        Args:
-            argument: the text after the colon in ``cost="name:argument"``; None without a colon.
+        """Build the model from the text after the colon in ``cost="name:argument"``; None without a colon.
 
         Raises:
             ProblemError: the model does not accept this argument.
@@ -66,10 +63,7 @@ class CostModel:
 
     @classmethod
     def arguments(cls) -> Mapping[str, str]:
-        """Map each valid argument in ``cost="name:argument"`` to its description.
-
-        The command ``remat costs`` prints these descriptions.
-        """
+        """Map each argument that ``remat costs`` lists for ``cost="name:argument"`` to its description."""
         return {}
 
     def on(self, joint: JointGraph) -> CostModel:
@@ -92,13 +86,11 @@ class CostModel:
         return [self.cost(node) for node in nodes]
 
     def fallbacks(self, nodes: Sequence[fx.Node]) -> tuple[str, ...]:
-        """Describe the nodes for which the model used another cost model as a fallback.
-
-        Call this method after `costs`.
+        """Describe the nodes for which the model used another cost model as a fallback, after `costs`.
 
         Returns:
-            Lines of text, each with the reason and the fallback. By default none. A model returns
-            one line for each distinct call, in the order of ``nodes``, or one for the whole graph.
+            By default nothing. A model returns one line for each distinct call, in the order of ``nodes``, or
+            one for the whole graph. Each line has the reason and the fallback.
         """
         return ()
 
@@ -139,14 +131,11 @@ def node_costs(
 ) -> list[int]:
     """Return the cost of each node of a graph.
 
-    The model is asked once for all identical calls, unless its costs depend on a node's neighbours.
-
     Args:
         index: the graph's nodes, numbered in graph order.
         storages: storages of the values in the graph.
         model: the cost model.
-        positions: positions of the nodes to price; None prices all nodes. Nodes at other positions
-            cost 0.
+        positions: positions of the nodes to price; nodes elsewhere cost 0. None prices all nodes.
 
     Returns:
         One cost per position, in the model's unit. Views, in-place operators, tuple elements,
@@ -154,8 +143,7 @@ def node_costs(
 
     Raises:
         ProblemError: the model raises, or returns a cost that is not a finite number of 0 or more.
-            The message names the model. It also names the node, except if a model that overrides
-            `CostModel.costs` raises or returns a wrong number of costs.
+            The message names the model, and the node if the model prices nodes one by one.
     """
     forms = Forms()
     alike: dict[Any, list[int]] = {}  # positions of identical calls
@@ -167,35 +155,28 @@ def node_costs(
         # The cost of a higher-order operator depends on the graphs that it calls, not on neighbours.
         by_neighbours = model.contextual and (index.plain[i] or not _bodies(node))
         alike.setdefault(i if by_neighbours else signature_of(node, forms), []).append(i)
-    found = _priced(model, [index.nodes[same[0]] for same in alike.values()])
+    prices = _prices(model, [index.nodes[same[0]] for same in alike.values()])
     costs = [0] * len(index)
-    for same, cost in zip(alike.values(), found, strict=True):
+    for same, cost in zip(alike.values(), prices, strict=True):
         for i in same:
             costs[i] = cost
     return costs
 
 
-def _priced(model: CostModel, nodes: Sequence[fx.Node]) -> list[int]:
-    """Return the cost of each node, in the order of the nodes.
-
-    The cost of a higher-order operator that calls graphs is computed from the nodes of these graphs.
-    """
+def _prices(model: CostModel, nodes: Sequence[fx.Node]) -> list[int]:
+    """Return the cost of each node, in the order of the nodes."""
     called = [_bodies(n) for n in nodes]
-    asked = iter(_ask(model, [n for n, bodies in zip(nodes, called, strict=True) if not bodies]))
+    answers = iter(_ask(model, [n for n, bodies in zip(nodes, called, strict=True) if not bodies]))
     return [
-        _nested_cost(model, n, bodies) if bodies else next(asked)
+        _nested_cost(model, n, bodies) if bodies else next(answers)
         for n, bodies in zip(nodes, called, strict=True)
     ]
 
 
 def _bodies(node: fx.Node) -> list[list[fx.Node]]:
-    """Return the call nodes of each graph that a higher-order operator calls, one list per graph.
-
-    Views and other nodes that cost nothing are left out. The result is empty for operators that
-    call no graph, which a model prices as a whole. ``flex_attention`` is priced as a whole too,
-    because PyTorch has a FLOP formula for it. Its graphs only change or mask single scores.
-    """
+    """Return the call nodes of each graph that a higher-order operator calls, one list per graph."""
     graphs = ops.subgraphs(node)
+    # PyTorch has a FLOP formula for `flex_attention`. Its graphs only change or mask single scores.
     if graphs and "flex_attention" in str(node.target):
         return []
     return [
@@ -209,29 +190,17 @@ def _bodies(node: fx.Node) -> list[list[fx.Node]]:
 
 
 def _nested_cost(model: CostModel, node: fx.Node, called: Sequence[Sequence[fx.Node]]) -> int:
-    """Return the cost of a higher-order operator, from the costs of the graphs it calls.
-
-    The costs of these graphs are added, and multiplied by the number of times that the operator
-    calls them. For ``cond``, only the most expensive branch counts. A loop with an unknown number
-    of rounds counts as one round.
-
-    Args:
-        model: the cost model.
-        node: the higher-order operator.
-        called: call nodes of each graph that it calls.
-    """
-    each = [sum(_priced(model, body)) for body in called]
+    """Return the cost of a higher-order operator, from the costs of the graphs it calls."""
+    each = [sum(_prices(model, body)) for body in called]
+    # Of the branches of a `cond`, only one runs, at worst the most expensive.
     once = max(each) if node.target is torch.ops.higher_order.cond else sum(each)
     return once * _rounds(node)
 
 
 def _rounds(node: fx.Node) -> int:
-    """Return how many times an operator calls its graph.
-
-    For ``scan`` and ``map``, this is the length of the sequence over which the operator loops. 1 for
-    all other operators.
-    """
+    """Return how many times an operator calls its graph."""
     name = str(node.target)
+    # A loop with an unknown number of rounds counts as one round.
     if name not in ("scan", "map_impl"):
         return 1
     sequences: Any = node.args[2 if name == "scan" else 1]
@@ -241,35 +210,22 @@ def _rounds(node: fx.Node) -> int:
 
 
 def _ask(model: CostModel, nodes: list[fx.Node]) -> list[int]:
-    """Return the model's costs of nodes, checked and converted to integers.
-
-    Raises:
-        ProblemError: the model raises, or returns a wrong number of costs or an invalid cost.
-    """
+    """Return the model's costs of nodes, checked and converted to integers."""
     # Unless the model overrides `costs`, nodes are priced one by one, so that an error can name the node.
     if type(model).costs is CostModel.costs:
-        answers = [_guarded(model, [n], f" for '{n.name}' ({n.target})")[0] for n in nodes]
+        answers = [_ask_unchecked(model, [n], f" for '{n.name}' ({n.target})")[0] for n in nodes]
     else:
-        answers = _guarded(model, nodes, "")
+        answers = _ask_unchecked(model, nodes, "")
     if len(answers) != len(nodes):
         raise ProblemError(
             f"cost model '{model}' gave {len(answers)} costs for {len(nodes)} nodes; "
             f"{type(model).__name__}.costs must return one for each, in order"
         )
-    return [_checked(model, n, cost) for n, cost in zip(nodes, answers, strict=True)]
+    return [_check_cost(model, n, cost) for n, cost in zip(nodes, answers, strict=True)]
 
 
-def _guarded(model: CostModel, nodes: list[fx.Node], where: str) -> list[Any]:
-    """Return the model's costs of nodes, unchecked.
-
-    Args:
-        model: the cost model.
-        nodes: the nodes.
-        where: text that names the node in the error message; empty for several nodes.
-
-    Raises:
-        ProblemError: the model raises.
-    """
+def _ask_unchecked(model: CostModel, nodes: list[fx.Node], where: str) -> list[Any]:
+    """Return the model's costs of nodes, unchecked."""
     try:
         return list(model.costs(nodes))
     except RematError:
@@ -280,12 +236,8 @@ def _guarded(model: CostModel, nodes: list[fx.Node], where: str) -> list[Any]:
         ) from error
 
 
-def _checked(model: CostModel, node: fx.Node, cost: Any) -> int:
-    """Return a cost as an int, rounded up.
-
-    Raises:
-        ProblemError: the cost is not a finite number of 0 or more.
-    """
+def _check_cost(model: CostModel, node: fx.Node, cost: Any) -> int:
+    """Return a cost as an int, rounded up."""
     number = isinstance(cost, Real) and not isinstance(cost, bool)
     if not number or not math.isfinite(cost) or cost < 0:
         raise ProblemError(
@@ -311,26 +263,18 @@ class Forms(dict[int, bytes]):
     def of(self, node: fx.Node) -> bytes:
         """Return the number of a node's value, as `bytes`, which no constant argument is."""
         value = node.meta.get("val", self)
-        found = self.get(id(value)) if value is not self else None
-        if found is None:
+        number = self.get(id(value)) if value is not self else None
+        if number is None:
             # A subgraph or a constant has no value, only a name.
             form = (node.op, str(node.target)) if value is self else _form_of(value)
-            found = self._numbers.setdefault(form, b"%d" % len(self._numbers))
+            number = self._numbers.setdefault(form, b"%d" % len(self._numbers))
             if value is not self:
-                self[id(value)] = found
-        return found
+                self[id(value)] = number
+        return number
 
 
 def signature_of(node: fx.Node, forms: Forms) -> Any:
-    """Return a hashable key of a call; calls with equal keys have equal costs.
-
-    The key consists of the operator, its constants and the forms of its inputs. Inputs that repeat are numbered by
-    first appearance, because ``x + x`` and ``x + y`` read different amounts of memory.
-
-    Args:
-        node: the call.
-        forms: numbers of the forms of values.
-    """
+    """Return a hashable key of a call: operator, constants and forms of inputs; equal keys mean equal costs."""
     reads: list[fx.Node] = []
 
     def described(read: fx.Node) -> bytes:
@@ -339,6 +283,7 @@ def signature_of(node: fx.Node, forms: Forms) -> Any:
 
     args = repr(fx.map_arg(node.args, described))
     kwargs = repr(fx.map_arg(node.kwargs, described)) if node.kwargs else ""
+    # `x + x` and `x + y` read different amounts of memory.
     distinct = dict.fromkeys(reads)
     repeated = None if len(distinct) == len(reads) else tuple(map([*distinct].index, reads))
     # Operators are keyed by identity, because hashing an overload takes longer.

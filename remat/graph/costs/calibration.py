@@ -44,28 +44,25 @@ def calibrate(device: str | torch.device = "here") -> Device:
     Raises:
         ProblemError: the machine has no such device.
     """
-    found = _resolve(device)
-    with undisturbed(found):
+    target = _resolve(device)
+    with undisturbed(target):
         half_precision, single = (
-            _tflops(found, dtype) for dtype in (torch.bfloat16, torch.float32)
+            _tflops(target, dtype) for dtype in (torch.bfloat16, torch.float32)
         )
         return Device(
-            name=str(found),
-            label=f"{describe_device(found)}, measured",
+            name=str(target),
+            label=f"{describe_device(target)}, measured",
             half_tflops=half_precision,
             single_tflops=single,
-            memory_tbps=_tbps(found),
-            draws_tops=_per_ps(torch.rand_like, found),
-            tanh_tops=_per_ps(functools.partial(gelu, approximate="tanh"), found),
-            pooled_tops=_pooled_per_ps(found),
+            memory_tbps=_tbps(target),
+            draws_tops=_per_ps(torch.rand_like, target),
+            tanh_tops=_per_ps(functools.partial(gelu, approximate="tanh"), target),
+            pooled_tops=_pooled_per_ps(target),
         )
 
 
 def calibrated(device: str | torch.device = "here") -> Device:
-    """Return the measured rates of a device of this machine; see `calibrate`.
-
-    Each process measures a device only once.
-    """
+    """Return the measured rates (`calibrate`) of a device of this machine; a process measures a device once."""
     return _calibrated(str(_resolve(device)))
 
 
@@ -75,26 +72,22 @@ def _calibrated(device: str) -> Device:
 
 
 def _resolve(device: str | torch.device) -> torch.device:
-    """Return the device that the argument of `calibrate` names.
-
-    Raises:
-        ProblemError: the text names no device, or the machine has no such device.
-    """
+    """Return the device that the argument of `calibrate` names."""
     if device == "here":
         return this_device()
     try:
-        found = whole(torch.device(device))
+        resolved = whole(torch.device(device))
     except RuntimeError as error:
         raise ProblemError(
             f"'{device}' is no device: {first_line(error)}; expected cpu, cuda or here"
         ) from error
-    if not is_present(found):
+    if not is_present(resolved):
         raise ProblemError(
             f"device '{device}' is not here to be measured; this machine has '{this_device()}'. "
             "Measure where it is and share the file: remat.graph.costs.calibrate('here')"
             ".to_toml('mine.toml'), then 'roofline:mine.toml'"
         )
-    return found
+    return resolved
 
 
 def _tflops(device: torch.device, dtype: torch.dtype) -> float:
@@ -128,10 +121,7 @@ def _tbps(device: torch.device) -> float:
 
 
 def _pooled_per_ps(device: torch.device) -> float:
-    """Measure how many elements max-pooling windows read per picosecond.
-
-    An element counts once for each window that reads it.
-    """
+    """Measure how many elements max-pooling windows read per picosecond."""
     x, window = torch.ones(16, 32, 48, 48, device=device), 3
     # With stride 2 in two dimensions, there is one window for four elements.
     count = x.numel() // 4 * window**2

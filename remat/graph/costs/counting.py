@@ -61,21 +61,20 @@ def count_flops(node: fx.Node) -> int:
     """Return the number of floating-point operations in one run of a node.
 
     The result is 0 for operators without a formula, and for shapes that a formula does not cover.
-
-    Formulas of remat's own come first, because some of PyTorch's are wrong: the backward of a
-    grouped convolution counts ``1 + groups`` times its forward there. PyTorch's registry has
-    the formulas of ``flex_attention`` and of custom operators.
     """
     packet = ops.packet(node.target)
-    own = FORMULAS.get(str(packet))
-    theirs = None if own else torch_compat.flop_formula(packet)
-    if own is None and theirs is None:
+    # Some formulas of PyTorch are wrong: the backward of a grouped convolution counts `1 + groups` times its
+    # forward. PyTorch's registry has the formulas of `flex_attention` and of custom operators.
+    own_formula = FORMULAS.get(str(packet))
+    torch_formula = None if own_formula else torch_compat.flop_formula(packet)
+    if own_formula is None and torch_formula is None:
         return 0
-
     args, kwargs = pytree.tree_map(_shaped, (node.args, node.kwargs))
     out = pytree.tree_map(_shaped, node.meta.get("val"))
     try:
-        return own(args, out) if own else int(theirs(*args, **kwargs, out_val=out))  # type: ignore[misc]
+        if own_formula is not None:
+            return own_formula(args, out)
+        return int(torch_formula(*args, **kwargs, out_val=out))  # type: ignore[misc]
     except (AssertionError, RuntimeError, NotImplementedError, TypeError, IndexError):
         # The formula does not cover these shapes, which must not end planning. The node's cost still
         # includes memory time.
@@ -83,19 +82,13 @@ def count_flops(node: fx.Node) -> int:
 
 
 def count_draws(node: fx.Node) -> int:
-    """Return how many random numbers one run of a node draws.
-
-    A random operator counts as one draw per element of its largest result, others as 0.
-    """
-    drawn = str(ops.packet(node.target)) in _SEEDED or ops.is_random(node)
-    return _elements(node) if drawn else 0
+    """Return how many random numbers one run of a node draws: one per element of the largest result."""
+    draws = str(ops.packet(node.target)) in _SEEDED or ops.is_random(node)
+    return _elements(node) if draws else 0
 
 
 def count_tanh(node: fx.Node) -> int:
-    """Return how many hyperbolic tangents one run of a node computes.
-
-    Only ``tanh``, and ``gelu`` with ``approximate="tanh"``, compute any: one per element.
-    """
+    """Return how many hyperbolic tangents one run of a node computes, as ``tanh`` and an approximate ``gelu`` do."""
     packet, args = ops.packet(node.target), node.args
     if packet is torch.ops.aten.tanh:
         return _elements(node)
@@ -105,10 +98,7 @@ def count_tanh(node: fx.Node) -> int:
 
 
 def count_pooled(node: fx.Node) -> int:
-    """Return how many elements the windows of a max pooling read in one run; 0 for other nodes.
-
-    An element counts once for each window that reads it.
-    """
+    """Return how many elements the windows of a max pooling read in one run, each once per window; else 0."""
     spatial = _MAX_POOLS.get(str(ops.packet(node.target)))
     if spatial is None:
         return 0
@@ -133,11 +123,9 @@ def _elements(node: fx.Node) -> int:
 
 
 def _shaped(x: Any) -> Any:
-    """Convert an argument to the form that FLOP formulas take, with symbolic sizes as ints.
-
-    Tensors become meta tensors, because some formulas read more than shapes.
-    """
+    """Convert an argument to the form that FLOP formulas take, with symbolic sizes as ints."""
     value = x.meta.get("val") if isinstance(x, fx.Node) else x
     if isinstance(value, torch.Tensor):
+        # A meta tensor, because some formulas read more than shapes.
         return torch.empty([hint(s) for s in value.shape], dtype=value.dtype, device="meta")
     return hint(value) if isinstance(value, torch.SymInt) else value

@@ -65,10 +65,7 @@ class Device:
         return self.ranks_tbps or self.memory_tbps
 
     def flops_per_ps(self, dtype: torch.dtype) -> float:
-        """Return the peak rate for a dtype, in floating-point operations per picosecond.
-
-        One operation per picosecond is 1 TFLOP/s.
-        """
+        """Return the peak rate for a dtype, in operations per picosecond, which equals TFLOP/s."""
         if dtype in (torch.bfloat16, torch.float16):
             return self.half_tflops
         if dtype.is_floating_point and dtype.itemsize == 1:
@@ -84,8 +81,7 @@ class Device:
     def from_toml(cls, path: str | Path) -> Device:
         """Read a device from a TOML file whose keys are the attributes of this class.
 
-        The keys ``label``, ``ranks_tbps``, ``draws_tops``, ``tanh_tops`` and ``pooled_tops`` may be
-        missing.
+        Keys of attributes with a default may be missing.
 
         Raises:
             ProblemError: the file cannot be read or is not TOML, or a key is missing, unknown or
@@ -101,21 +97,17 @@ class Device:
         takes = [f.name for f in fields(cls)]
         unknown = [k for k in data if k not in takes]
         missing = [f.name for f in fields(cls) if f.name not in data and f.default is MISSING]
-        for what, keys in (("unknown", unknown), ("missing", missing)):
+        for problem, keys in (("unknown", unknown), ("missing", missing)):
             if keys:
                 raise ProblemError(
-                    f"{where}: {what} key {', '.join(map(repr, keys))}; expected {', '.join(takes)}"
+                    f"{where}: {problem} key {', '.join(map(repr, keys))}; expected {', '.join(takes)}"
                 )
         if fault := _fault(data):
             raise ProblemError(f"{where}: {fault}")
         return cls(**data)
 
     def to_toml(self, path: str | Path) -> Path:
-        """Write the device to a TOML file, and return the path.
-
-        The cost model ``roofline:PATH`` reads the file.
-
-        The write is atomic: the file is complete or unchanged.
+        """Write the device to a TOML file for ``roofline:PATH`` atomically, and return the path.
 
         Raises:
             ProblemError: the path does not end in ``.toml``, or cannot be written.

@@ -60,15 +60,12 @@ def _added_outer_product(args: Sequence[Any], out: Tensor) -> int:
 
 @_formula("_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2")
 def _grouped_product(args: Sequence[Any], out: Tensor) -> int:
-    """Count a product of which a ragged dimension is split into groups.
-
-    If one operand is a stack of matrices, the groups split the rows of the first operand or the
-    columns of the second. If both operands are matrices, the groups split the summed dimension. In
-    these cases all groups together take as many operations as one product without groups. Two
-    stacks of matrices take the operations of a batched product.
-    """
+    """Count a product of which a ragged dimension is split into groups."""
     x: Tensor = args[0]
     y: Tensor = args[1]
+    # If one operand is a stack of matrices, the groups split rows of the first or columns of the second. If both
+    # are matrices, the groups split the summed dimension. All groups together then take as many operations as one
+    # product.
     rows = x.shape[-2] if x.dim() < y.dim() or y.dim() == 2 else x.shape[0] * x.shape[-2]
     return 2 * rows * _width(x) * y.shape[-1]
 
@@ -197,7 +194,7 @@ def _efficient_backward(args: Sequence[Any], out: Tensor) -> int:
 
 
 def _steps(x: Tensor, weights: Sequence[Tensor]) -> int:
-    """Each weight matrix takes one product with a vector, for each time step of each sequence."""
+    """Count one product with a vector for each weight matrix, time step and sequence."""
     matrices = sum(w.numel() for w in weights if w.dim() == 2)
     return 2 * math.prod(x.shape[:-1]) * matrices
 

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import fx
 
-from remat import torch_compat
-from remat.graph import ops
 from remat.graph.costs.roofline import Roofline, all_bytes
+from remat.graph.fusion import may_fuse, producer_of, readers_of
 from remat.graph.memory.storages import tensor_bytes, tensors_of
-from remat.graph.memory.writes import aliased_argument
 
 
 @dataclass(frozen=True, slots=True)
 class RooflineFused(Roofline):
     """Cost model: `Roofline` in which values between fused nodes move no bytes, in picoseconds.
 
-    A node costs ``max(operations / peak, external bytes / bandwidth)``, at least 1 ps. A node may
-    fuse if it is a pointwise operator, a reduction or a random draw, and writes to no argument. Two
-    such nodes on the same device fuse if one reads the other, directly or through views and
-    elements of tuples.
-
-    External bytes of a node that may fuse are
+    A node costs ``max(operations / peak, external bytes / bandwidth)``, at least 1 ps. External bytes
+    of a node that may fuse (`may_fuse`) are
 
     - the bytes that it reads from nodes that do not fuse with it: inputs, products, convolutions,
       attention, custom operators;
@@ -47,10 +40,7 @@ class RooflineFused(Roofline):
     contextual: ClassVar[bool] = True
 
     def moved_bytes(self, node: fx.Node) -> int:
-        """Return the bytes that one run of a node reads from and writes to memory.
-
-        Values that pass between the node and fused neighbours move no bytes.
-        """
+        """Return the bytes that one run of a node moves, without values that pass between fused neighbours."""
         if not may_fuse(node):
             return all_bytes(node)
         read = sum(
@@ -66,70 +56,14 @@ class RooflineFused(Roofline):
 
 
 def _is_written(node: fx.Node, value: fx.Node) -> bool:
-    """Return whether a value must be written to memory.
-
-    False only if other nodes read the value and all of them fuse with ``node``.
-
-    Args:
-        node: the node that computes the value.
-        value: ``node`` itself if its result is the value. Otherwise the ``getitem`` node that takes
-            the value from the tuple that ``node`` returns.
-    """
+    """Return whether a value of ``node``, which a ``getitem`` may take from a tuple, must be written to memory."""
     readers = list(readers_of(value))
     return not readers or not all(fuse(node, reader) for reader in readers)
 
 
 def fuse(a: fx.Node, b: fx.Node) -> bool:
-    """Return whether a compiler may fuse two nodes, one of which reads the other.
-
-    The answer depends only on the operators and devices of both nodes.
-    """
+    """Return whether a compiler may fuse two nodes, one of which reads the other, by their operators and devices."""
     return may_fuse(a) and may_fuse(b) and _device(a) == _device(b)
-
-
-def may_fuse(node: fx.Node) -> bool:
-    """Return whether a compiler may fuse the node with other nodes."""
-    taxonomy = ops.default_taxonomy()
-    return (
-        node.op == "call_function"
-        and not isinstance(node.target, torch_compat.HigherOrderOperator)
-        and taxonomy.is_fusible(node)
-        and not taxonomy.is_compute_intensive(node)  # attention may be random, but never fuses
-        and not ops.is_mutating(node)
-    )
-
-
-def is_passed_on(node: fx.Node) -> bool:
-    """Return whether a node's result is an element of a tuple or aliases an argument, as a view does.
-
-    Such a node computes nothing, unless it is an in-place operator, whose result also aliases an
-    argument. `ops.is_mutating` recognises in-place operators.
-    """
-    return node.target is operator.getitem or aliased_argument(node) is not None
-
-
-def producer_of(node: fx.Node) -> fx.Node:
-    """Return the node that computes the data of a view or tuple element.
-
-    For any other node, return the node itself.
-    """
-    while is_passed_on(node) and not ops.is_mutating(node):
-        base = node.args[0] if node.target is operator.getitem else aliased_argument(node)
-        if not isinstance(base, fx.Node):
-            break
-        node = base
-    return node
-
-
-def readers_of(node: fx.Node) -> Iterator[fx.Node]:
-    """Yield the nodes that read a value, directly or through views and elements of tuples."""
-    waiting = list(node.users)
-    while waiting:
-        user = waiting.pop()
-        if is_passed_on(user) and not ops.is_mutating(user):
-            waiting.extend(user.users)
-        else:
-            yield user
 
 
 def _device(node: fx.Node) -> torch.device | None:

@@ -107,8 +107,6 @@ _MEASURED_BYTES, _RUNS_S = 1 << 28, 0.2
 def measured_link() -> Link:
     """Return the link of the current CUDA device, with the measured rate of the slower direction.
 
-    The rate has two significant digits, rounded down, so that equal machines plan alike.
-
     Raises:
         ProblemError: the machine has no CUDA device.
     """
@@ -119,34 +117,27 @@ def measured_link() -> Link:
             f"'25GB/s', or one of {', '.join(LINKS)}"
         )
     rate = measured_rate(device)
+    # Two significant digits, rounded down, so that equal machines plan alike.
     unit = 10 ** (len(str(rate)) - 2)
     return Link(name="measured", bytes_per_s=rate // unit * unit)
 
 
 @functools.cache
 def measured_rate(device: torch.device, nbytes: int = _MEASURED_BYTES) -> int:
-    """Measure the bytes per second between a device and page-locked host memory, in the slower direction.
-
-    Args:
-        device: the device.
-        nbytes: bytes of each copy.
-    """
+    """Measure the bytes per second of copies between a device and page-locked host memory, in the slower direction."""
     with undisturbed(device):
-        there = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        on_device = torch.zeros(nbytes, dtype=torch.uint8, device=device)
         host = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=device.type != "cpu")
         copies = [
             functools.partial(to.copy_, of, non_blocking=True)
-            for to, of in ((host, there), (there, host))
+            for to, of in ((host, on_device), (on_device, host))
         ]
         slower = max(min(durations_ps(copy, device, seconds=_RUNS_S)) for copy in copies)
     return nbytes * _PS_PER_S // max(1, slower)
 
 
 def _rate(value: object) -> float:
-    """Return the bytes per second that a number or a text such as ``"25GB/s"`` states.
-
-    NaN for anything else, such as a rate in bits per second.
-    """
+    """Return the bytes per second that a number or a text such as ``"25GB/s"`` states; NaN for anything else."""
     if isinstance(value, bool) or not isinstance(value, (str, numbers.Real)):
         return math.nan
     try:

@@ -33,11 +33,7 @@ def this_device() -> torch.device:
 
 
 def whole(device: torch.device) -> torch.device:
-    """Return a device in full form: ``cuda`` becomes the current CUDA device, with its index.
-
-    A CUDA device that has an index stays unchanged, and so does ``cuda`` on a machine without CUDA.
-    Devices of other types lose their index.
-    """
+    """Return a device in full form: ``cuda`` becomes the current CUDA device; other types lose their index."""
     if device.type != "cuda":
         return torch.device(device.type)
     index: int | None = device.index
@@ -47,10 +43,7 @@ def whole(device: torch.device) -> torch.device:
 
 
 def describe_device(device: torch.device) -> str:
-    """Return the product name of a device.
-
-    For a CPU, the number of PyTorch's threads is added.
-    """
+    """Return the product name of a device, for a CPU with the number of PyTorch's threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
@@ -69,16 +62,11 @@ def durations_ps(
 ) -> list[int]:
     """Return the durations of several runs of a function in picoseconds, after a warm-up run.
 
-    A run that takes more than twice as long as the fastest counts as disturbed by other work on the
-    machine. Its duration is left out of the result.
-
     Args:
         run: function to time; its result is freed after the clock has stopped.
         device: device that runs the function; runs on a CUDA device are timed with CUDA events.
         seconds: limit on the total time of the runs. At least three runs are made, or one if the
-            warm-up run took more than 1 s. On a CPU, the limit is five times as long while fewer
-            runs than this minimum are undisturbed. On a CUDA device, the number of runs is computed
-            from the time of the warm-up run.
+            warm-up run took more than 1 s.
         most: largest number of runs.
     """
     warm_s = once_s(run, device)
@@ -86,25 +74,24 @@ def durations_ps(
         warm_s = once_s(run, device)
     least = 1 if warm_s > _LONG_S else 3
     if device.type == "cuda":
+        # Events are read after all runs, so their number is fixed before.
         return undisturbed_ps(_cuda_ps(run, device, max(least, min(most, int(seconds / warm_s)))))
-    found: list[int] = []
-    while len(found) < most:
+    times: list[int] = []
+    while len(times) < most:
         begin = time.perf_counter_ns()
         result = run()
-        found.append((time.perf_counter_ns() - begin) * 1000)
+        times.append((time.perf_counter_ns() - begin) * 1000)
         # Freeing the result must not be timed.
         del result
-        patience = 1 if len(undisturbed_ps(found)) >= least else 5
-        if len(found) >= least and sum(found) >= patience * seconds * 1e12:
+        # Other work on the machine may have disturbed the runs. Five times the limit allows for more of them.
+        patience = 1 if len(undisturbed_ps(times)) >= least else 5
+        if len(times) >= least and sum(times) >= patience * seconds * 1e12:
             break
-    return undisturbed_ps(found)
+    return undisturbed_ps(times)
 
 
 def once_s(run: Callable[[], object], device: torch.device) -> float:
-    """Return the wall time of one run in seconds.
-
-    On a GPU, the clock starts after all earlier work in the queue is done.
-    """
+    """Return the wall time of one run in seconds."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     start = time.perf_counter()
@@ -116,15 +103,13 @@ def once_s(run: Callable[[], object], device: torch.device) -> float:
 
 def undisturbed_ps(times: Sequence[int]) -> list[int]:
     """Return the durations in picoseconds that are at most twice the shortest of them."""
+    # A longer run was disturbed by other work on the machine.
     limit = 2 * min(times)
     return [t for t in times if t <= limit]
 
 
 def _cuda_ps(run: Callable[[], object], device: torch.device, count: int) -> list[int]:
-    """Return the duration of each of ``count`` runs on a CUDA device in picoseconds.
-
-    The runs are timed by CUDA events.
-    """
+    """Return the duration of each of ``count`` runs on a CUDA device in picoseconds."""
     flush_bytes = min(_FLUSH_BYTES, free_bytes(device) // 4)
     with torch.cuda.device(device):
         flush = torch.empty(flush_bytes, dtype=torch.uint8, device=device)
@@ -143,14 +128,11 @@ def _cuda_ps(run: Callable[[], object], device: torch.device, count: int) -> lis
 
 @contextlib.contextmanager
 def undisturbed(device: torch.device) -> Iterator[None]:
-    """Let a ``with`` block run operators on real tensors without side effects.
+    """Let a ``with`` block run operators on real tensors of a device without side effects.
 
     Inside of the block, dispatch modes (such as a fake mode during ``torch.compile``), autograd and
     autocast are off, and warnings are dropped. Afterwards, the states of random generators are
     restored.
-
-    Args:
-        device: device that runs the operators.
     """
     cuda = [device.index] if device.type == "cuda" else []
     with (
@@ -182,10 +164,7 @@ def _available_bytes() -> int:
 
 
 def _group_bytes() -> list[int]:
-    """Return the bytes of memory that a container's control group (cgroup) still allows.
-
-    The list has one entry, or none if there is no limit.
-    """
+    """Return the bytes that a container's control group (cgroup) still allows, as a list; empty without a limit."""
     groups = Path("/sys/fs/cgroup")
     for limit, used in (
         ("memory.max", "memory.current"),

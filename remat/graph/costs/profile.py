@@ -68,7 +68,7 @@ class Profile(CostModel):
         """Build the model from ``cpu``, ``cuda``, ``cuda:1``, or None for the tensors' own devices.
 
         Raises:
-            ProblemError: the argument is not a device, or the machine does not have the device.
+            ProblemError: the machine does not have the device.
         """
         if argument is None:
             return cls()
@@ -97,31 +97,31 @@ class Profile(CostModel):
 
     def costs(self, nodes: Sequence[fx.Node]) -> list[int]:
         """Return the time of each call in picoseconds; measure and store unknown times."""
-        known = store(cache_path())
+        cache = store(cache_path())
         requests = [self._request(n) for n in nodes]
         places = list(map(_place, requests))
-        if any(map(known.lacks, places)):
+        if any(map(cache.lacks, places)):
             # Another process may have measured these calls since the file was read.
-            known.merge({})
-        missing = {p: r for p, r in zip(places, requests, strict=True) if known.lacks(p)}
-        _measure_all(known, missing)
+            cache.merge({})
+        missing = {p: r for p, r in zip(places, requests, strict=True) if cache.lacks(p)}
+        _measure_all(cache, missing)
         return [
-            known.times.get(place) or _fallback(request).cost(node)
+            cache.times.get(place) or _fallback(request).cost(node)
             for node, request, place in zip(nodes, requests, places, strict=True)
         ]
 
     def fallbacks(self, nodes: Sequence[fx.Node]) -> tuple[str, ...]:
         """Describe the calls that were not measured, with the reason and the model used instead."""
-        known = store(cache_path())
-        if not known.unmeasured:
+        cache = store(cache_path())
+        if not cache.unmeasured:
             return ()
-        found: dict[str, None] = {}
+        lines: dict[str, None] = {}
         for request in (self._request(n) for n in nodes if n.op == "call_function"):
             place = _place(request)
-            if place in known.unmeasured and place not in known.times:
-                why = f"{known.unmeasured[place]}; cost by {_fallback(request)}"
-                found[f"{request.key}: {why}"] = None
-        return tuple(found)
+            if place in cache.unmeasured and place not in cache.times:
+                why = f"{cache.unmeasured[place]}; cost by {_fallback(request)}"
+                lines[f"{request.key}: {why}"] = None
+        return tuple(lines)
 
     def key(self) -> str:
         return f"{self} {_environment(self._device() or this_device())}"
@@ -136,15 +136,8 @@ class Profile(CostModel):
         return self.name if self.device is None else f"{self.name}:{self.device}"
 
 
-def _measure_all(known: Store, missing: Mapping[Place, Request]) -> None:
-    """Measure missing calls, and store their times.
-
-    Times measured so far are stored even if an error or interrupt ends the loop.
-
-    Args:
-        known: the store of times.
-        missing: the calls to measure, by their key in the store.
-    """
+def _measure_all(cache: Store, missing: Mapping[Place, Request]) -> None:
+    """Measure missing calls, and store their times."""
     fresh: dict[Place, int] = {}
     flushed_s = time.monotonic()
     try:
@@ -152,15 +145,16 @@ def _measure_all(known: Store, missing: Mapping[Place, Request]) -> None:
             report(f"timing {done + 1} of {len(missing)} operators: {request.target}")
             result = _measure(request)
             if isinstance(result, str):
-                known.unmeasured[place] = result
+                cache.unmeasured[place] = result
             else:
                 fresh[place] = result
             if time.monotonic() - flushed_s > _FLUSH_S:
-                known.merge(fresh)
+                cache.merge(fresh)
                 fresh, flushed_s = {}, time.monotonic()
+    # An error or interrupt must not lose the times measured so far.
     finally:
         if fresh:
-            known.merge(fresh)
+            cache.merge(fresh)
     if missing:
         report("planning")
 
@@ -195,11 +189,7 @@ def _place(request: Request) -> Place:
 
 
 def _environment(device: torch.device) -> str:
-    """Return a text that describes the conditions under which a call's time holds.
-
-    The text states PyTorch's version, the device (for a CPU, with the number of threads), and the
-    precision of float32 products.
-    """
+    """Return the conditions under which a time holds: PyTorch, device, threads, precision of float32 products."""
     name = describe_device(device) if is_present(device) else str(device)
     precision = torch.get_float32_matmul_precision()
     return f"torch {torch.__version__}; {name}; float32 products {precision}"

@@ -49,9 +49,7 @@ class Request:
 
 
 def request_of(node: fx.Node, override: torch.device | None = None) -> Request:
-    """Return the operator call of a node as a `Request`.
-
-    Symbolic sizes are replaced by their hints from tracing, or by 4096 without a hint.
+    """Return the operator call of a node as a `Request`; symbolic sizes become numbers (`hint`).
 
     Args:
         node: a ``call_function`` node.
@@ -77,25 +75,22 @@ def request_of(node: fx.Node, override: torch.device | None = None) -> Request:
             if x.node.hint is None:
                 refusal = refusal or "it takes a symbolic number that nothing is known about"
             return x.node.hint
-        return _placed(x, override) if isinstance(x, torch.device) else x
+        return _device_for(x, override) if isinstance(x, torch.device) else x
 
     args, kwargs = pytree.tree_map(value_of, (tuple(node.args), dict(node.kwargs)))
     read = list({id(v): v for v in tensors_of((args, kwargs))}.values())
     result = node.meta.get("val")
-    devices = [_placed(v.device, override) for v in (*read, *tensors_of(result))]
+    devices = [_device_for(v.device, override) for v in (*read, *tensors_of(result))]
     number = {id(v): k for k, v in enumerate(read, start=1)}
 
     def text_of(x: Any) -> str:
-        """Return an argument as text.
-
-        The float 1.0 and the int 1 have different texts, and floats have all their digits.
-        """
+        """Return an argument as text, in which the float 1.0 and the int 1 differ and floats have all their digits."""
         if isinstance(x, (list, tuple)):
             return f"[{', '.join(map(text_of, x))}]"
         if isinstance(x, dict):
             return f"{{{', '.join(f'{k}: {text_of(v)}' for k, v in x.items())}}}"
         if isinstance(x, torch.Tensor):
-            dtype, device = str(x.dtype).removeprefix("torch."), _placed(x.device, override)
+            dtype, device = str(x.dtype).removeprefix("torch."), _device_for(x.device, override)
             return f"%{number[id(x)]}:{dtype}{[*_shape(x)]}/{[*_stride(x)]}@{device.type}"
         return x.type if isinstance(x, torch.device) else repr(x)
 
@@ -114,49 +109,35 @@ def request_of(node: fx.Node, override: torch.device | None = None) -> Request:
 
 
 def real_call(request: Request) -> functools.partial[Any]:
-    """Return a function without arguments that runs a requested call on new real tensors.
-
-    Floats are random. Integers are 0, a valid index into any nonempty dimension. Booleans are
-    False, a valid mask.
-    """
-    made: dict[int, torch.Tensor] = {}
+    """Return a function without arguments that runs a requested call on new real tensors."""
+    tensors: dict[int, torch.Tensor] = {}
 
     def make(x: Any) -> Any:
         if not isinstance(x, torch.Tensor):
             return x
-        if id(x) not in made:
-            made[id(x)] = _real(x, _placed(x.device, request.override), len(made) + 1)
-        return made[id(x)]
+        if id(x) not in tensors:
+            tensors[id(x)] = _real(x, _device_for(x.device, request.override), len(tensors) + 1)
+        return tensors[id(x)]
 
     args, kwargs = pytree.tree_map(make, (request.args, request.kwargs))
     return functools.partial(request.target, *args, **kwargs)
 
 
 def _real(like: torch.Tensor, device: torch.device, seed: int) -> torch.Tensor:
-    """Return a real tensor with the sizes, strides and dtype of a fake one.
-
-    Args:
-        like: the fake tensor.
-        device: device of the real tensor.
-        seed: seed of the random floats.
-    """
+    """Return a real tensor with the sizes, strides and dtype of a fake one."""
     dtype, extent = like.dtype, extent_of(like)
     if dtype.is_floating_point or dtype.is_complex:
         generator = torch.Generator(device).manual_seed(seed)
-        drawn = dtype if dtype.itemsize > 1 else torch.float32  # PyTorch cannot draw float8
-        flat = torch.rand(extent, dtype=drawn, device=device, generator=generator).to(dtype)
+        drawn_dtype = dtype if dtype.itemsize > 1 else torch.float32  # PyTorch cannot draw float8
+        flat = torch.rand(extent, dtype=drawn_dtype, device=device, generator=generator).to(dtype)
     else:
+        # An integer 0 is a valid index into any nonempty dimension, and False a valid mask.
         flat = torch.zeros(extent, dtype=dtype, device=device)
     return flat.as_strided(_shape(like), _stride(like))
 
 
-def _placed(device: torch.device, override: torch.device | None) -> torch.device:
-    """Return the device on which to create the real tensor for a fake one.
-
-    Args:
-        device: device of the fake tensor.
-        override: device to use instead; None keeps ``device``, except for the meta device.
-    """
+def _device_for(device: torch.device, override: torch.device | None) -> torch.device:
+    """Return the device on which to create the real tensor for a fake one."""
     if override is not None:
         return override
     return this_device() if device.type == "meta" else whole(device)

@@ -77,12 +77,7 @@ class Roofline(CostModel):
         return self.of(node, self.moved_bytes(node))
 
     def of(self, node: fx.Node, moved_bytes: int) -> int:
-        """Return the time of one run of a node in picoseconds, at least 1.
-
-        Args:
-            node: the node.
-            moved_bytes: bytes that the run reads from and writes to memory.
-        """
+        """Return the time in picoseconds, at least 1, of one run of a node that moves some bytes to or from memory."""
         device = self.device
         arithmetic = count_flops(node) / device.flops_per_ps(_factor_dtype(node))
         for name, count in SLOW.items():
@@ -90,8 +85,8 @@ class Roofline(CostModel):
                 arithmetic += count(node) / rate
         # 1 TB/s is one byte per picosecond, and 1 TFLOP/s one operation per picosecond.
         memory = moved_bytes / self.device.memory_tbps
-        sent = sent_bytes(node) / self.device.sent_per_ps
-        return max(1, math.ceil(max(arithmetic, memory, sent)))
+        sending = sent_bytes(node) / self.device.sent_per_ps
+        return max(1, math.ceil(max(arithmetic, memory, sending)))
 
     def moved_bytes(self, node: fx.Node) -> int:
         """Return the bytes that one run of a node reads from and writes to memory."""
@@ -105,24 +100,20 @@ class Roofline(CostModel):
 
 
 def _factor_dtype(node: fx.Node) -> torch.dtype:
-    """Return the narrowest floating type that a node reads, which is the type of a product's factors.
-
-    The result may be wider: products of 8-bit floats return 16-bit ones. So may scales and states.
-    """
+    """Return the narrowest floating type that a node reads, which is the type of a product's factors."""
     read = [t.dtype for n in node.all_input_nodes for t in tensors_of(n.meta.get("val"))]
     floats = [dtype for dtype in read if dtype.is_floating_point]
+    # The result may be wider: products of 8-bit floats return 16-bit ones. So may scales and states.
     return min(floats, key=attrgetter("itemsize"), default=torch.float32)
 
 
 def sent_bytes(node: fx.Node) -> int:
-    """Return the bytes that a rank sends in a collective; 0 for other nodes.
-
-    The number of ranks is unknown, so the result assumes a ring of many ranks. In this limit, a rank
-    sends all gathered or scattered data once, and all-reduced data twice.
-    """
+    """Return the bytes that a rank sends in a collective; 0 for other nodes."""
     if not ops.is_collective(node) or node.target is torch.ops._c10d_functional.wait_tensor.default:
         return 0
     read = sum(tensor_bytes(n.meta.get("val")) for n in node.all_input_nodes)
+    # The number of ranks is unknown. In a ring of many ranks, a rank sends all gathered or scattered data once, and
+    # all-reduced data twice.
     times = 2 if "all_reduce" in str(node.target) else 1
     # An all-gather returns more bytes than it reads, a reduce-scatter fewer.
     return times * max(read, tensor_bytes(node.meta.get("val")))

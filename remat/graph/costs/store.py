@@ -33,9 +33,6 @@ class CostWarning(RuntimeWarning):
 class Store:
     """Measured times of calls in picoseconds, backed by a file that many processes share.
 
-    If several processes measure one call, the file keeps the measurement that was written first.
-    Thus all processes plan with equal times.
-
     Attributes:
         path: the file; None keeps all times in memory.
         times: time in picoseconds, by (environment, call text).
@@ -50,52 +47,39 @@ class Store:
         self._warned = False
 
     def lacks(self, place: Place) -> bool:
-        """Return whether the store has neither a time of a call nor a reason why it has none.
-
-        Args:
-            place: key of the call, (environment, call text).
-        """
+        """Return whether the store has neither a time of a call nor a reason why it has none."""
         return place not in self.times and place not in self.unmeasured
 
     def merge(self, fresh: Mapping[Place, int]) -> None:
-        """Write new times to the file, and read all times from it.
+        """Write new times in picoseconds to the file, and read all times from it.
 
-        A file that is not a database is renamed, and a new file is created. If the file cannot be
-        used, a `CostWarning` is issued and the times stay in memory.
-
-        Args:
-            fresh: new times in picoseconds, by (environment, call text).
+        If the file cannot be used, a `CostWarning` is issued and the times stay in memory.
         """
         self.times = {**fresh, **self.times}
         if self.path is None:
             return
         try:
             try:
-                found = _exchange(self.path, fresh)
+                stored = _exchange(self.path, fresh)
             except sqlite3.DatabaseError as error:
                 # An operational error, such as a lock, does not mean that the file is corrupt.
                 if isinstance(error, sqlite3.OperationalError):
                     raise
+                # A file that is not a database is renamed, and a new file is created.
                 aside = self.path.with_name(f"{self.path.name}.corrupt")
                 os.replace(self.path, aside)
                 self._warn(f"is corrupt ({error}): it is rebuilt, and kept as '{aside.name}'")
-                found = _exchange(self.path, fresh)
+                stored = _exchange(self.path, fresh)
         except (OSError, sqlite3.Error) as error:
             reason = getattr(error, "strerror", None) or error
             self._warn(f"cannot be used ({reason}): times are kept for this process only")
             return
         # Times in the file win, so that all processes plan with equal times.
-        self.times.update(found)
+        self.times.update(stored)
 
     def _warn(self, message: str) -> None:
-        """Issue a `CostWarning` about the cache file, but only the first time.
-
-        A problem with the folder recurs at every access.
-
-        Args:
-            message: the problem, as the end of a sentence whose subject is the cache file, such as
-                ``"is corrupt"``.
-        """
+        """Issue a `CostWarning` about the cache file, but only the first time."""
+        # A problem with the folder recurs at every access.
         if not self._warned:
             self._warned = True
             text = f"the cache of measured costs '{self.path}' {message}. {_REMEDY}"
@@ -103,14 +87,7 @@ class Store:
 
 
 def _exchange(path: Path, fresh: Mapping[Place, int]) -> dict[Place, int]:
-    """Write new times to the database file, and return all times in it.
-
-    A time that the database already has for a call is not replaced.
-
-    Args:
-        path: the file, which is created if it is missing.
-        fresh: new times in picoseconds, by (environment, call text).
-    """
+    """Write new times to the database file, and return all times in it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.closing(sqlite3.connect(path, timeout=LOCK_S)) as database, database:
         database.execute(_TABLE)
@@ -118,16 +95,12 @@ def _exchange(path: Path, fresh: Mapping[Place, int]) -> dict[Place, int]:
         database.executemany("INSERT OR IGNORE INTO times VALUES (?, ?, ?)", rows)
         # `INSERT OR IGNORE` keeps the row that another process wrote earlier, so all processes read
         # the same time.
-        found = database.execute("SELECT environment, call, ps FROM times")
-        return {(environment, call): ps for environment, call, ps in found}
+        rows_there = database.execute("SELECT environment, call, ps FROM times")
+        return {(environment, call): ps for environment, call, ps in rows_there}
 
 
 def cache_path() -> Path | None:
-    """Return the path of the file that caches measured times.
-
-    The file is in ``$REMAT_CACHE``, or in ``remat`` in the user's cache folder. None if neither
-    folder is known.
-    """
+    """Return the file that caches measured times, in ``$REMAT_CACHE`` or the user's cache; None without a folder."""
     folder = os.environ.get("REMAT_CACHE")
     if folder:
         return Path(folder) / _NAME
@@ -142,9 +115,5 @@ def cache_path() -> Path | None:
 
 @functools.cache
 def store(path: Path | None) -> Store:
-    """Return the store for a file; each process has only one store per file.
-
-    Args:
-        path: the file; None for a store that is kept in memory only.
-    """
+    """Return the store for a file, or in memory for None; each process has only one store per file."""
     return Store(path)

@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Container, Iterable, Sequence
-from typing import Any
+from collections.abc import Container, Iterable
 
 import torch
 from torch import fx
 
 from remat.graph import ops
-from remat.graph.costs.fused import is_passed_on, may_fuse, producer_of, readers_of
+from remat.graph.fusion import (
+    added_product,
+    generates,
+    is_grouped,
+    is_passed_on,
+    is_scatter,
+    producer_of,
+    readers_of,
+)
 from remat.graph.index import inputs_of
-from remat.graph.memory.storages import hint, tensors_of
+from remat.graph.memory.storages import hint
 from remat.graph.memory.writes import by_target
 
 #: A sum in backward and its reader form one kernel only if at most this number of unfusible operators run between
@@ -28,10 +35,6 @@ _MOST_READS = 4
 #: Expensive pointwise operators. If several nodes read the result, it is written to memory once, and no reader's
 #: kernel computes it again.
 _HEAVY = ("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh")
-#: Indexed reads, and writes into a part of a copy. Inductor fuses them, but the operator lists of PyTorch's partitioner
-#: leave them out.
-INDEXED = (torch.ops.aten._unsafe_index, torch.ops.aten._unsafe_masked_index)
-_WRITTEN_PARTS = (torch.ops.aten.cat, torch.ops.aten.select_scatter, torch.ops.aten.slice_scatter)
 
 
 class Kernels:
@@ -51,12 +54,12 @@ class Kernels:
         passed_on: by node, whether the node is a view or an element of a tuple.
     """
 
-    def __init__(self, nodes: list[fx.Node], start: int, kept: set[int]) -> None:
+    def __init__(self, nodes: list[fx.Node], start: int, returned: set[int]) -> None:
         # Results are cached, because each is needed many times per node, and a search predicts dozens of plans.
         self.passed_on = {n: is_passed_on(n) for n in nodes}
         self._numel = functools.cache(numel)
         self._producer = functools.cache(producer_of)
-        self.fuses = {n: _generates(n) for n in nodes}
+        self.fuses = {n: generates(n) for n in nodes}
         self._order = {n: k for k, n in enumerate(nodes)}
         self._segments: dict[fx.Node, frozenset[int]] = {}
         self._moments: list[int] = [start]
@@ -76,11 +79,11 @@ class Kernels:
         self._inlined: dict[fx.Node, bool] = {}
         #: For each addition that Inductor merges with a matrix product, the product. Both run at the position
         #: of the addition.
-        self._products = {add: mm for add in nodes if (mm := _added_product(add)) is not None}
+        self._products = {add: mm for add in nodes if (mm := added_product(add)) is not None}
         # Such a sum becomes part of an `addmm`, which is a kernel of its own and fuses with no
         # node.
         self.fuses |= dict.fromkeys(self._products, False)
-        self._inside = {*self._products.values()}
+        self._merged_products = {*self._products.values()}
         heavy = dict(zip(nodes, by_target(nodes, _is_heavy), strict=True))
         plain = by_target(nodes, ops.is_plain)
         self._draws = {
@@ -89,7 +92,7 @@ class Kernels:
         segment = 0
         for moment, node in enumerate(nodes, start):
             self._segments[node] = frozenset((self._segment(node, segment),))
-            if self.fuses[node] or _is_grouped(node):
+            if self.fuses[node] or is_grouped(node):
                 if segment in self._segments[node]:
                     self._moments[segment] = moment
             elif not self.passed_on[node]:
@@ -100,38 +103,27 @@ class Kernels:
                     self._own[self._products[node]] = moment
                 segment += 1
                 self._moments.append(moment + 1)
-            given = inputs_of(node)
-            inlined = [n for n in given if self._inlined.get(n) and id(n) not in kept]
+            inputs = inputs_of(node)
+            inlined = [n for n in inputs if self._inlined.get(n) and id(n) not in returned]
             self._reads[node] = frozenset().union(
-                *(self._reads[n] if n in inlined else (self._producer(n),) for n in given)
+                *(self._reads[n] if n in inlined else (self._producer(n),) for n in inputs)
             )
             self._heavy[node] = heavy[node] or any(self._heavy[n] for n in inlined)
             self._inlined[node] = self._inlines(node)
 
     def _segment(self, node: fx.Node, now: int) -> int:
-        """Return the number of the segment in which a node runs.
-
-        A segment is a part of the graph between two operators that never fuse. A fusible operator
-        joins the kernel of an earlier segment in two cases. In the first case, the kernel computes
-        one of the operator's inputs, and no other input is computed later. In the second case, the
-        kernel reads an input of the operator and computes as many elements as the operator. In any
-        other case, the node runs in segment ``now``.
-
-        The method also records which kernels later nodes may join.
-
-        Args:
-            node: the node.
-            now: number of the current segment.
-        """
-        given = [self._ready[n] for n in inputs_of(node) if n in self._ready]
-        ready = max((at for at, _ in given), default=0)
-        joins = (ready, True) in given
+        """Return the segment in which a node runs, and record which kernels later nodes may join."""
+        inputs_ready = [self._ready[n] for n in inputs_of(node) if n in self._ready]
+        ready = max((at for at, _ in inputs_ready), default=0)
+        joins = (ready, True) in inputs_ready
         if self.passed_on[node]:
             self._ready[node] = ready, joins
         elif not self.fuses[node]:
-            self._ready[node] = now + (not _is_grouped(node)), False
+            self._ready[node] = now + (not is_grouped(node)), False
         else:
-            at = ready if joins else self._beside(node, ready, now)
+            # A fusible operator joins an earlier kernel that computes one of its inputs, if no other input is
+            # computed later. Otherwise, it joins one that reads one of its inputs and computes as many elements.
+            at = ready if joins else self._sharing_segment(node, ready, now)
             if at is None:
                 at = now
                 self._ready[node] = ready, ready == now
@@ -143,36 +135,18 @@ class Kernels:
             return at
         return now
 
-    def _beside(self, node: fx.Node, ready: int, now: int) -> int | None:
-        """Return the first earlier segment whose kernel shares an input with the node.
-
-        The node can join this kernel, because both compute the same number of elements.
-
-        Args:
-            node: the node.
-            ready: first segment in which all inputs of the node are available.
-            now: current segment, which is excluded.
-
-        Returns:
-            Number of the segment; None if no segment has such a kernel.
-        """
+    def _sharing_segment(self, node: fx.Node, ready: int, now: int) -> int | None:
+        """Return the first earlier segment whose kernel reads an input of the node and computes as many elements."""
         size = self._numel(node)
-        found = (
+        candidates = (
             at
             for read in inputs_of(node)
             for at in self._read_at.get((self._producer(read), size), ())
         )
-        return min((at for at in found if ready <= at < now), default=None)
+        return min((at for at in candidates if ready <= at < now), default=None)
 
     def _pull(self, read: Iterable[fx.Node], to: int) -> None:
-        """Move nodes and, recursively, their inputs from later segments into segment ``to``.
-
-        Nodes in segment ``to`` or in an earlier segment are not moved.
-
-        Args:
-            read: nodes that the kernel of segment ``to`` reads.
-            to: number of the segment.
-        """
+        """Move nodes and, recursively, their inputs from later segments into segment ``to``."""
         waiting = [*read]
         while waiting:
             node = waiting.pop()
@@ -185,35 +159,30 @@ class Kernels:
     ) -> fx.Node | None:
         """Return the output node whose result may overwrite a storage that its kernel reads last.
 
-        An output node is a node whose result the kernel writes to memory. The search for the output
-        nodes that read the storage begins at the readers of the storage in this kernel. If a
-        reader's result stays in registers, the search continues with the nodes that read this
-        result.
+        An output node is a node whose result the kernel writes to memory. The search begins at the readers
+        of the storage in this kernel, and follows results that stay in registers.
 
         Args:
             readers: nodes that read the storage.
             moment: moment at which the storage is read for the last time.
             writing: nodes whose results are written to memory.
-
-        Returns:
-            The last of these output nodes. None if there is none, or if the last one does not depend
-            on all others: Inductor then lets no result overwrite the storage.
         """
-        found: set[fx.Node] = set()
+        outputs: set[fx.Node] = set()
         waiting = [n for n in readers if self.last(n) == moment]
         seen = {*waiting}
         while waiting:
             node = waiting.pop()
             if node in writing or not self.fuses[node]:
-                found.add(node)
+                outputs.add(node)
             else:
                 new = {n for n in readers_of(node) if n in self.fuses} - seen
                 waiting += new
                 seen |= new
-        if len(found) < 2:
-            return found.pop() if found else None
-        last = max(found, key=self._order.__getitem__)
-        return last if self._depends_on(last, found - {last}) else None
+        if len(outputs) < 2:
+            return outputs.pop() if outputs else None
+        last = max(outputs, key=self._order.__getitem__)
+        # Inductor lets no result overwrite the storage if the last output does not depend on all others.
+        return last if self._depends_on(last, outputs - {last}) else None
 
     def _depends_on(self, node: fx.Node, others: set[fx.Node]) -> bool:
         """Return whether a node depends on all ``others``, which come before the node."""
@@ -234,143 +203,59 @@ class Kernels:
         return self._own[node] if node in self._own else self._moments[max(self._segments[node])]
 
     def _inlines(self, node: fx.Node) -> bool:
-        """Return whether every kernel that reads a node's result computes the result again.
-
-        No kernel writes such a result to memory. An operand of ``as_strided`` is always written.
-
-        Call this method after the inputs of the node have been processed.
-        """
+        """Return whether every kernel that reads a node's result computes the result again."""
         if not self.fuses[node] or not self._is_pointwise(node):
             return self.passed_on[node]
+        # An operand of `as_strided` is always written.
         if any(ops.packet(u.target) is torch.ops.aten.as_strided for u in node.users):
             return False
         alone = len(node.users) < 2
         return alone or (len(self._reads[node]) <= _MOST_READS and not self._heavy[node])
 
     def _is_pointwise(self, node: fx.Node) -> bool:
-        """Return whether no input of a node has more elements than the node's result.
-
-        Always False for operators that draw random numbers.
-        """
+        """Return whether a node draws nothing, and no input has more elements than the node's result."""
         largest = max(map(self._numel, inputs_of(node)), default=0)
         return largest <= self._numel(node) and node not in self._draws
 
     def _is_summed_at_once(self, node: fx.Node, at: frozenset[int]) -> bool:
-        """Return whether a sum in backward runs in a kernel of its own, before its readers.
-
-        True if the first reader is more than `NEAR_SUMS` segments later. remat forbids Inductor to
-        fuse such a sum with its readers; see `remat.integrations.near_fusions`.
-
-        Args:
-            node: the node; the result is False if it is not a sum in backward.
-            at: numbers of the segments in which the node's readers run.
-        """
+        """Return whether a sum in backward runs in a kernel of its own, before its readers."""
         if not at or not node.meta.get("autograd_backward") or self._is_pointwise(node):
             return False
         smaller = self._numel(node) < max(map(self._numel, inputs_of(node)), default=0)
+        # remat forbids Inductor to fuse such a sum with its readers; see `remat.integrations.near_fusions`.
         return smaller and min(at) > max(self._segments[node]) + NEAR_SUMS
 
     def place(
-        self, node: fx.Node, keys: list[int], readers: dict[int, list[fx.Node]], kept: set[int]
+        self, node: fx.Node, keys: list[int], readers: dict[int, list[fx.Node]], returned: set[int]
     ) -> list[int]:
         """Move a node into the kernels that read its results, if these kernels can compute the node.
 
         Args:
-            node: the node.
             keys: keys of the storages that the node allocates.
             readers: by storage key, the nodes that read the storage.
             kept: keys of the storages that the graph returns.
 
         Returns:
-            Those of ``keys`` whose storages are written to memory. The other results stay in
-            registers.
+            Those of ``keys`` whose storages are written to memory. Other results stay in registers.
         """
         if not self.fuses[node]:
-            return [] if node in self._inside else keys
+            return [] if node in self._merged_products else keys
         flows = [
             k
             for k in keys
-            if k not in kept and all(self.fuses[r] or is_scatter(r.target) for r in readers[k])
+            if k not in returned and all(self.fuses[r] or is_scatter(r.target) for r in readers[k])
         ]
         at = frozenset(s for k in flows for r in readers[k] for s in self._segments[r])
         if self._is_summed_at_once(node, at):
             at = frozenset()
         if at and len(flows) == len(keys) and (len(at) == 1 or self._inlined[node]):
             self._segments[node] = at
-        mine = self._segments[node]
+        own_segments = self._segments[node]
         return [
             k
             for k in keys
-            if k not in flows or any(not self._segments[r] <= mine for r in readers[k])
+            if k not in flows or any(not self._segments[r] <= own_segments for r in readers[k])
         ]
-
-
-def _generates(node: fx.Node) -> bool:
-    """Return whether Inductor generates code for a node. It calls PyTorch's operators for complex numbers."""
-    listed = may_fuse(node) or ops.packet(node.target) in (*INDEXED, *_WRITTEN_PARTS)
-    if not listed and not _is_summed_product(node):
-        return False
-    values = tensors_of([n.meta.get("val") for n in (node, *node.all_input_nodes)])
-    return not any(v.dtype.is_complex for v in values)
-
-
-@functools.cache
-def is_scatter(target: Any) -> bool:
-    """Return whether an operator is an out-of-place index write or scatter.
-
-    Its kernel computes the written values, if they are results of fusible operators.
-    """
-    name = str(target).split(".")[1:2]
-    return any(part in n and n[-1] != "_" for n in name for part in ("index_put", "scatter"))
-
-
-def _is_grouped(node: fx.Node) -> bool:
-    """Return whether a scatter and the operators around it run as one call: on a CPU, one function has several loops."""
-    value = node.meta.get("val")
-    return (
-        is_scatter(node.target) and isinstance(value, torch.Tensor) and value.device.type == "cpu"
-    )
-
-
-def _is_summed_product(node: fx.Node) -> bool:
-    """Return whether Inductor computes a batched matrix product by multiplying and summing.
-
-    True on a CPU if the products have one row or one column.
-    """
-    value = node.meta.get("val")
-    if node.target is not torch.ops.aten.bmm.default or not isinstance(value, torch.Tensor):
-        return False
-    return value.device.type == "cpu" and any(hint(n) <= 1 for n in value.shape[1:])
-
-
-def _added_product(node: fx.Node) -> fx.Node | None:
-    """Return the matrix product that Inductor merges with an addition into one ``addmm``.
-
-    None if the node is not such an addition, or if another node reads the product too.
-    """
-    aten = torch.ops.aten
-    if node.target is not aten.add.Tensor or node.kwargs or len(node.all_input_nodes) != 2:
-        return None
-    for product, other in (node.args[1::-1], node.args[:2]):
-        assert isinstance(product, fx.Node)
-        assert isinstance(other, fx.Node)
-        made, added = product.meta.get("val"), other.meta.get("val")
-        if product.target is not aten.mm.default or len(product.users) != 1:
-            continue
-        if not isinstance(made, torch.Tensor) or not isinstance(added, torch.Tensor):
-            continue
-        alike = made.dtype == added.dtype and _expands(added.shape, made.shape)
-        # On a GPU, Inductor keeps the sum out of the product if the sum can fuse with all its readers
-        # (`should_prefer_unfused_addmm`).
-        if alike and (made.device.type == "cpu" or not all(map(may_fuse, node.users))):
-            return product
-    return None
-
-
-def _expands(shape: Sequence[int], to: Sequence[int]) -> bool:
-    """Return whether a shape can be expanded to another shape of at least as many dimensions."""
-    ends = zip(reversed([hint(n) for n in shape]), reversed([hint(n) for n in to]), strict=False)
-    return len(shape) <= len(to) and all(a in (1, b) for a, b in ends)
 
 
 def _is_heavy(node: fx.Node) -> bool:

@@ -17,10 +17,10 @@ from torch import fx
 
 from remat import torch_compat
 from remat.graph import ops
-from remat.graph.costs.fused import is_passed_on, may_fuse, producer_of
+from remat.graph.fusion import INDEXED, is_passed_on, is_scatter, may_fuse, producer_of
 from remat.graph.index import inputs_of
 from remat.graph.joint import outputs_of
-from remat.graph.memory.fused_kernels import INDEXED, Kernels, is_scatter, numel
+from remat.graph.memory.fused_kernels import Kernels, numel
 from remat.graph.memory.liveness import StepWalk
 from remat.graph.memory.storages import MEASURE, Memories, hint, tensor_bytes
 
@@ -37,14 +37,7 @@ def predict_peak(
     num_fwd_outputs: int,
     memories: Memories | None = None,
 ) -> int:
-    """Predict the peak memory of a step under a fusing compiler, in bytes.
-
-    Args:
-        forward: module that returns the user's outputs, then the values saved for backward.
-        backward: module that takes the saved values and the tangents, and returns gradients.
-        num_fwd_outputs: number of forward's outputs before the saved values.
-        memories: cache of the storages behind the fake values; None starts an empty cache.
-    """
+    """Predict the peak memory of a step under a fusing compiler, in bytes; for the arguments see `simulate_peak`."""
     return max(FusedWalk(forward, backward, num_fwd_outputs, memories).alive())
 
 
@@ -68,24 +61,18 @@ class FusedWalk(StepWalk):
     def workspaces(self) -> Iterator[tuple[fx.Node, int, int, int]]:
         """Yield the predicted workspaces, as (node, bytes, first moment, last moment).
 
-        A workspace is memory that an operator allocates besides its result. There are four kinds. The
-        first kind is measured: memory that the operator allocates while it runs. The second kind is
-        channels-last copies of the step's inputs, one for each convolution that reads an input.
-        Forward makes all copies of an input before the first of these convolutions runs. Backward
-        does the same. The third kind is a computed value whose channels-last copy a convolution
-        reads. The kernel that computes the value makes the copy. After this kernel, only the copy is
-        alive if the value is a view of a result of another shape, as in the backward of a group norm.
-        Otherwise other nodes read the value, too, as with the gradient of a residual sum, and both
-        are alive. The fourth kind is the gradient of a copied weight, which the next kernel writes in
-        the format of the weight.
+        A workspace is memory that an operator allocates besides its result. There are four kinds:
 
-        Before PyTorch 2.15, a backward that recomputes no convolution makes no such copies for a
-        ``convolution_backward`` whose input is contiguous. The operator then copies all that it reads
-        while it runs.
+        - measured: memory that the operator allocates while it runs;
+        - channels-last copies of the step's inputs that convolutions read;
+        - channels-last copies of computed values that convolutions read;
+        - the gradient of a copied weight, which the next kernel writes in the format of the weight.
         """
         begun: dict[tuple[bool, fx.Node], int] = {}
         aten, called = torch.ops.aten, {n.target for n in self._backward}
         leaves = aten.convolution_backward.default in called
+        # Before PyTorch 2.15, a backward that recomputes no convolution makes no such copies for a
+        # `convolution_backward` whose input is contiguous. The operator then copies its inputs while it runs.
         leaves = leaves and aten.convolution.default not in called
         # From 2.15 on, Inductor's `decide_layout_opt` counts `convolution_backward` as a convolution.
         leaves = leaves and torch_compat.is_before("2.15")
@@ -100,8 +87,11 @@ class FusedWalk(StepWalk):
                 continue
             sizes = _weight_for_its_sizes(node)
             for a in (a for a in node.all_input_nodes if a is not sizes and self._is_copied(a)):
+                # Forward makes all copies of an input before the first convolution that reads it. Backward does the
+                # same.
                 first = begun.setdefault((moment < self.boundary, a), self._kernel_before(moment))
                 yield node, tensor_bytes(a.meta.get("val")), first, moment
+            # The kernel that computes the value makes the copy, and only the copy stays alive.
             for a in filter(_is_reshaped, node.all_input_nodes):
                 at = self._end_of_kernel(computed[producer_of(a)])
                 yield node, tensor_bytes(a.meta.get("val")), at, at
@@ -110,15 +100,13 @@ class FusedWalk(StepWalk):
                     # The gradient has the format of the copy. A kernel then writes the gradient in the format of `a`.
                     at = self._end_of_kernel(moment)
                     yield node, tensor_bytes(a.meta["val"]), at, at
+                # Other nodes read the value too, as with the gradient of a residual sum, so value and copy are
+                # alive.
                 for a in filter(_keeps_its_layout, node.all_input_nodes[:2]):
                     yield node, tensor_bytes(a.meta.get("val")), computed[a], moment
 
     def _end_of_kernel(self, moment: int) -> int:
-        """Return the moment before the first later node that never fuses, or the last moment.
-
-        Args:
-            moment: moment of a node.
-        """
+        """Return the moment before the first later node that never fuses, or the last moment."""
         ran = [*self._forward, *self._backward]
         later = enumerate(ran[moment + 1 :], moment)
         return next((m for m, n in later if not (may_fuse(n) or is_passed_on(n))), len(ran) - 1)
@@ -130,35 +118,29 @@ class FusedWalk(StepWalk):
         return moment - 1 if follows else moment
 
     def _is_copied(self, node: fx.Node) -> bool:
-        """Return whether convolutions read a channels-last copy of a node's value.
-
-        True if the value is a four-dimensional input of the step that is not in channels-last
-        format.
-        """
+        """Return whether convolutions read a channels-last copy of a value: an image input in another format."""
         if not _is_image(node) or not any(key in self.inputs for key in self.sizes.keys(node)):
             return False
         return not node.meta["val"].is_contiguous(memory_format=torch.channels_last)
 
     def _contiguous(self) -> set[fx.Node]:
-        """Return each ``convolution_backward`` on a CPU whose input is contiguous.
-
-        Forward saves the values that it computes in channels-last format. A fused result has the
-        format of its inputs, unless it concatenates or indexes them.
-        """
+        """Return each ``convolution_backward`` on a CPU whose input is contiguous."""
         channels_last: set[fx.Node] = set()
 
         def is_channels_last(node: fx.Node) -> bool:
             node = producer_of(node)
-            given = node.op == "placeholder" and _is_image(node) and not self._is_copied(node)
-            return given or node in channels_last
+            is_given = node.op == "placeholder" and _is_image(node) and not self._is_copied(node)
+            return is_given or node in channels_last
 
-        found = set()
+        contiguous = set()
         for node in self._backward:
             if node.target is torch.ops.aten.convolution_backward.default:
                 given = node.all_input_nodes[:2][-1]
                 on_cpu = _is_image(given) and given.meta["val"].device.type == "cpu"
                 if on_cpu and not is_channels_last(given):
-                    found.add(node)
+                    contiguous.add(node)
+            # Forward saves what it computes in channels-last format. A fused result has the format of its inputs,
+            # unless it concatenates or indexes them.
             if ops.packet(node.target) in _CONTIGUOUS:
                 continue
             if not may_fuse(node):
@@ -167,25 +149,29 @@ class FusedWalk(StepWalk):
                 size = numel(node)
                 if any(numel(n) >= size and is_channels_last(n) for n in inputs_of(node)):
                     channels_last.add(node)
-        return found
+        return contiguous
 
     def _walk(
-        self, nodes: list[fx.Node], start: int, there: set[int]
+        self, nodes: list[fx.Node], start: int, existing: set[int]
     ) -> tuple[dict[int, tuple[fx.Node, int]], dict[int, int]]:
-        made, _ = super()._walk(nodes, start, there)
+        allocations, _ = super()._walk(nodes, start, existing)
         kernels = Kernels(nodes, start, self._kept)
-        makes, readers, kept = self._uses(nodes, made, kernels.passed_on)
+        makes, readers, returned = self._uses(nodes, allocations, kernels.passed_on)
         written = [  # readers first, because a node moves to the kernels of its readers
             (key, node)
             for node in reversed(nodes)
-            for key in kernels.place(node, makes[node], readers, kept)
+            for key in kernels.place(node, makes[node], readers, returned)
         ]
-        last = {key: max(map(kernels.last, found)) for key, found in readers.items() if found}
+        last = {
+            key: max(map(kernels.last, in_memory))
+            for key, in_memory in readers.items()
+            if in_memory
+        }
         nbytes = self.sizes.nbytes
-        in_registers = {*made} - {key for key, _ in written} - there
+        in_registers = {*allocations} - {key for key, _ in written} - existing
         # Inductor marks a result as written in place by a scatter, and lets no other result overwrite it.
-        scattered = {key for key, (node, _) in made.items() if is_scatter(node.target)}
-        stays = {*self.inputs, *self.outputs, *kept, *in_registers, *scattered}
+        scattered = {key for key, (node, _) in allocations.items() if is_scatter(node.target)}
+        stays = {*self.inputs, *self.outputs, *returned, *in_registers, *scattered}
         writing = {node for _, node in written}
         # For each output node of a kernel, the inputs that the result may overwrite, by size, because a result can
         # only overwrite an input of equal size.
@@ -193,36 +179,25 @@ class FusedWalk(StepWalk):
         for key, moment in last.items():
             if key not in stays and (node := kernels.overwriter(readers[key], moment, writing)):
                 free[node, nbytes[key]].append(key)
-        found = {}
+        in_memory = {}
         for key, node in reversed(written):
             moment = kernels.first(node)
             if kernels.fuses[node] and (overwritten := free.get((node, nbytes[key]))):
                 # The kernel reads this input for the last time. The bytes count as those of the result.
                 last[overwritten.pop()] -= 1
-            found[key] = (node, moment)
+            in_memory[key] = (node, moment)
             last[key] = max(last.get(key, moment), moment)
-        return found, last
+        return in_memory, last
 
     def _uses(
         self,
         nodes: list[fx.Node],
-        made: dict[int, tuple[fx.Node, int]],
+        allocations: dict[int, tuple[fx.Node, int]],
         passed_on: dict[fx.Node, bool],
     ) -> tuple[dict[fx.Node, list[int]], dict[int, list[fx.Node]], set[int]]:
-        """Find the storages that the nodes of one graph allocate, read and return.
-
-        Args:
-            nodes: the call nodes of the graph.
-            made: by storage key, the node that allocates the storage and its moment.
-            passed_on: by node, whether the node is a view or an element of a tuple.
-
-        Returns:
-            Three collections. The first has for each node the keys of the storages that the node
-            allocates. The second has for each storage key the nodes that read the storage. The
-            third has the keys of the storages that the graph returns.
-        """
+        """Return the keys that each node allocates, the nodes that read each key, and the keys that the graph returns."""
         makes: dict[fx.Node, list[int]] = defaultdict(list)
-        for key, (node, _) in made.items():
+        for key, (node, _) in allocations.items():
             makes[node].append(key)
         readers: dict[int, list[fx.Node]] = defaultdict(list)
         for node in nodes:
@@ -230,8 +205,8 @@ class FusedWalk(StepWalk):
                 read_by = (read for read in inputs_of(node) if not _fills(read, node))
                 for key in (key for read in read_by for key in self.sizes.keys(read)):
                     readers[key].append(node)
-        kept = {key for n in nodes if id(n) in self._kept for key in self.sizes.keys(n)}
-        return makes, readers, kept
+        returned = {key for n in nodes if id(n) in self._kept for key in self.sizes.keys(n)}
+        return makes, readers, returned
 
 
 def _is_image(node: fx.Node) -> bool:
@@ -241,27 +216,21 @@ def _is_image(node: fx.Node) -> bool:
 
 
 def _is_reshaped(node: fx.Node) -> bool:
-    """Return whether a convolution on a CPU reads a copy of a node's value in another layout.
-
-    True if the value is a view of a fused result of another shape. Inductor makes such a result
-    contiguous, also if the traced one is not, and convolutions read channels-last values.
-    """
+    """Return whether a convolution on a CPU reads a copy of a node's value in another layout."""
     producer = producer_of(node)
     if not _is_image(node) or producer.op != "call_function" or not may_fuse(producer):
         return False
-    value, made = node.meta["val"], producer.meta.get("val")
-    if value.device.type != "cpu" or not isinstance(made, torch.Tensor):
+    value, traced = node.meta["val"], producer.meta.get("val")
+    if value.device.type != "cpu" or not isinstance(traced, torch.Tensor):
         return False
-    in_order = value.is_contiguous(memory_format=torch.channels_last) and made.is_contiguous()
-    return made.shape != value.shape and not in_order
+    # Inductor makes a fused result contiguous, also if the traced one is not, and convolutions read channels-last
+    # values.
+    in_order = value.is_contiguous(memory_format=torch.channels_last) and traced.is_contiguous()
+    return traced.shape != value.shape and not in_order
 
 
 def _keeps_its_layout(node: fx.Node) -> bool:
-    """Return whether Inductor keeps the traced layout of a value that ``convolution_backward`` reads.
-
-    The operator then reads a channels-last copy on a CPU. True if several nodes read the value, and
-    the value is fused and was not channels-last when traced.
-    """
+    """Return whether a fused value with several readers keeps a traced layout that is not channels-last on a CPU."""
     if not _is_image(node) or len(node.users) < 2 or not may_fuse(node) or is_passed_on(node):
         return False
     value = node.meta["val"]
@@ -276,24 +245,13 @@ def _with_gradient(node: fx.Node) -> list[Any]:
 
 
 def _weight_for_its_sizes(node: fx.Node) -> Any:
-    """Return the weight argument of a ``convolution_backward`` that reads only the weight's sizes.
-
-    Such a node does not compute the gradient of the convolution's input. None for other nodes.
-    """
+    """Return the weight of a ``convolution_backward`` that computes no input gradient, so reads only its sizes."""
     of_backward = "convolution_backward" in str(node.target) and len(node.args) > _OUTPUT_MASK
     return node.args[2] if of_backward and not node.args[_OUTPUT_MASK][0] else None  # type: ignore[index]
 
 
 def _fills(read: fx.Node, node: fx.Node) -> bool:
-    """Return whether Inductor never allocates the constant tensor ``read``.
-
-    True if ``node`` is an out-of-place index write or scatter into ``read``. Inductor then fills
-    the result with the constant instead of copying ``read``.
-
-    Args:
-        read: the constant tensor, an input of ``node``.
-        node: the node that writes into a copy of ``read``.
-    """
+    """Return whether Inductor never allocates a constant, because ``node`` scatters into it and fills its result instead."""
     return (
         read.target is torch.ops.aten.full.default
         and read is node.args[0]
@@ -302,11 +260,6 @@ def _fills(read: fx.Node, node: fx.Node) -> bool:
 
 
 def _workspace(node: fx.Node, channels_last: bool) -> int:
-    """Return the bytes that a node's operator allocates besides its results in compiled code.
-
-    Args:
-        node: the node; operators that fuse have no workspace.
-        channels_last: whether the operator reads channels-last copies of images.
-    """
+    """Return the bytes that a node's operator allocates besides its results in compiled code."""
     measure = node.meta.get(MEASURE)
     return 0 if measure is None or may_fuse(node) else hint(measure(channels_last))

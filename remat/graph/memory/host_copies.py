@@ -27,16 +27,10 @@ _ENDS: dict[int, torch.cuda.Event] = {}
 
 
 def host_bytes_of(nbytes: int, *, pinned: bool) -> int:
-    """Return the bytes that a copy takes in the host's memory.
-
-    PyTorch's allocator of page-locked memory rounds each buffer up to a power of two
-    (``ATen/core/CachingHostAllocator.h``). From PyTorch 2.13 on, the allocator's setting
-    ``pinned_max_round_threshold_mb`` exempts large buffers; remat counts these as rounded, too.
-
-    Args:
-        nbytes: bytes of the value.
-        pinned: whether the copy is in page-locked memory.
-    """
+    """Return the bytes that a copy of ``nbytes`` bytes takes in the host's memory."""
+    # PyTorch's allocator of page-locked memory rounds each buffer up to a power of two
+    # (ATen/core/CachingHostAllocator.h). From PyTorch 2.13 on, the setting `pinned_max_round_threshold_mb` exempts
+    # large buffers; remat counts them as rounded, too.
     return 1 << (nbytes - 1).bit_length() if pinned and nbytes else nbytes
 
 
@@ -47,14 +41,11 @@ def is_pinned(value: object) -> bool:
 
 @torch.library.custom_op("remat::offload", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def offload(x: torch.Tensor) -> torch.Tensor:
-    """Start copying a device tensor to the host's memory, and return the copy.
-
-    The copy is complete only after `wait_copied`.
-    """
+    """Start copying a device tensor to the host's memory, and return the copy, complete after `wait_copied`."""
     if x.device.type != "cuda":
         return _uncounted(x).copy_(x)
     host = torch.empty_like(x, device="cpu", pin_memory=True)
-    return _begun(host, x, x.device, back=False)
+    return _start_copy(host, x, x.device, back=False)
 
 
 @offload.register_fake
@@ -64,13 +55,10 @@ def _(x: torch.Tensor) -> torch.Tensor:
 
 @torch.library.custom_op("remat::reload", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def reload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Start copying a host tensor to a device, and return the copy.
-
-    The copy is complete only after `wait_copied`.
-    """
+    """Start copying a host tensor to a device, and return the copy, complete after `wait_copied`."""
     if device.type != "cuda":
         return torch.empty_like(host, device=device).copy_(host)
-    return _begun(torch.empty_like(host, device=device), host, device, back=True)
+    return _start_copy(torch.empty_like(host, device=device), host, device, back=True)
 
 
 @reload.register_fake
@@ -88,15 +76,11 @@ torch.library.define(
 
 
 def _wait_copied(copy: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
-    """Make the current stream wait for a copy between host and device, and return the copy.
-
-    Args:
-        copy: result of `offload` or `reload`.
-        of: the tensor that is copied, which must stay alive until the copy is complete.
-    """
+    """Make the current stream wait for a copy between host and device, and return the copy."""
     end = _ENDS.pop(copy.data_ptr(), None)
     if end is not None:
         device = of.device if of.device.type == "cuda" else copy.device
+        # The graph passes `of` along, so that the source stays alive until here.
         torch.cuda.current_stream(device).wait_event(end)
     return copy
 
@@ -109,34 +93,20 @@ WAIT_COPIED = torch.ops.remat.wait_copied.default
 
 
 def _uncounted(like: torch.Tensor) -> torch.Tensor:
-    """Return an uninitialised CPU tensor with the layout and dtype of ``like``.
-
-    Its memory belongs to a Python object, so PyTorch's allocator does not count it.
-    """
+    """Return an uninitialised CPU tensor with the layout and dtype of ``like``."""
     laid_out = torch.empty_like(like, device="meta")
     nbytes = laid_out.untyped_storage().nbytes()
     if not nbytes:
         return torch.empty_like(like)
+    # The memory belongs to a Python object, so PyTorch's allocator does not count it.
     flat = torch.frombuffer(bytearray(nbytes), dtype=torch.uint8).view(like.dtype)
     return flat.as_strided(laid_out.size(), laid_out.stride())
 
 
-def _begun(
+def _start_copy(
     copy: torch.Tensor, of: torch.Tensor, device: torch.device, *, back: bool
 ) -> torch.Tensor:
-    """Start a copy between host and device on the stream for its direction.
-
-    The copy waits for the work queued on the current stream so far.
-
-    Args:
-        copy: tensor to write to.
-        of: tensor to read from.
-        device: the device that the data is copied to or from.
-        back: True for a copy from host to device.
-
-    Returns:
-        ``copy``, which is complete only after `wait_copied`.
-    """
+    """Start a copy between host and device on the stream for its direction."""
     stream = _STREAMS.get((device, back))
     if stream is None:
         stream = _STREAMS[device, back] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -151,10 +121,5 @@ def _begun(
 
 
 def host_storages(nodes: Iterable[fx.Node], sizes: Sizes) -> set[int]:
-    """Return the keys of the storages that hold offloaded copies in the host's memory.
-
-    Args:
-        nodes: nodes of a graph; only calls of ``remat::offload`` count.
-        sizes: looks up the storage keys of a node.
-    """
+    """Return the keys of the storages that hold copies by ``remat::offload`` in the host's memory."""
     return {key for node in nodes if node.target is OFFLOAD for key in sizes.keys(node)}

@@ -114,19 +114,12 @@ class Timeline:
     lifetimes: tuple[Lifetime, ...]
 
     def alive(self, moment: int) -> tuple[Lifetime, ...]:
-        """Return the storages alive at a moment, largest first.
-
-        A moment is the run of one node, whose result counts as alive.
-        """
-        found = [x for x in self.lifetimes if x.first <= moment <= x.last]
-        return tuple(sorted(found, key=lambda x: -x.nbytes))
+        """Return the storages alive at a moment, with the result of its node, largest first."""
+        storages = [x for x in self.lifetimes if x.first <= moment <= x.last]
+        return tuple(sorted(storages, key=lambda x: -x.nbytes))
 
     def nbytes(self, *kinds: StorageKind) -> tuple[int, ...]:
-        """Return the bytes alive at each moment.
-
-        Args:
-            kinds: kinds of storages to count; without any, all kinds count.
-        """
+        """Return the bytes alive at each moment, of storages of the given kinds or of all."""
         chosen = (x for x in self.lifetimes if not kinds or x.kind in kinds)
         return sums_of(((x.nbytes, x.first, x.last) for x in chosen), len(self.moments))
 
@@ -150,8 +143,6 @@ class Timeline:
 class MemoryCurve:
     """Bytes alive at each moment of a step, without the lifetimes of single storages.
 
-    A moment is the run of one node.
-
     Attributes:
         nbytes: bytes alive at each moment.
         boundary: number of moments in forward.
@@ -174,14 +165,7 @@ def memory_curve(
     num_fwd_outputs: int,
     memories: Memories | None = None,
 ) -> MemoryCurve:
-    """Return the bytes alive at each moment of a step; a moment is the run of one node.
-
-    Args:
-        forward: module that returns the user's outputs, then the values saved for backward.
-        backward: module that takes the saved values and the tangents, and returns gradients.
-        num_fwd_outputs: number of forward's outputs before the saved values.
-        memories: cache of the storages behind the fake values; None starts an empty cache.
-    """
+    """Return the bytes alive at each moment of a step; for the arguments see `simulate_peak`."""
     step = StepWalk(forward, backward, num_fwd_outputs, memories)
     running = dict(step.running())
     runs = [run_of(running[k]) if k in running else "" for k in range(len(step.moments))]
@@ -189,18 +173,10 @@ def memory_curve(
 
 
 def timeline(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int) -> Timeline:
-    """Return the lifetimes of all storages of one step.
-
-    Both modules must carry fake values.
-
-    Args:
-        forward: module that returns the user's outputs, then the values saved for backward.
-        backward: module that takes the saved values and the tangents, and returns gradients.
-        num_fwd_outputs: number of forward's outputs before the saved values.
-    """
+    """Return the lifetimes of all storages of one step, whose modules carry fake values."""
     step = StepWalk(forward, backward, num_fwd_outputs)
     saved_as = step.sizes.first_of(step.handed)
-    found = [
+    lifetimes = [
         Lifetime(
             node=f"workspace of {node.target}" if key == _INSIDE else node.name,
             nbytes=nbytes,
@@ -219,7 +195,7 @@ def timeline(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs:
     return Timeline(
         moments=step.moments,
         boundary=step.boundary,
-        lifetimes=tuple(sorted(found, key=lambda x: (x.first, x.last))),
+        lifetimes=tuple(sorted(lifetimes, key=lambda x: (x.first, x.last))),
     )
 
 
@@ -280,21 +256,14 @@ def saved_storages(
 
 
 def own_outputs(forward: fx.GraphModule) -> int:
-    """Return the number of forward's outputs for the user, without the values saved for backward.
-
-    AOTAutograd's descriptors mark the saved values.
-    """
+    """Return the number of forward's outputs for the user, without the values saved for backward."""
     descs = leaves_of(output_node(forward.graph).meta.get("desc", ()))
+    # AOTAutograd's descriptors mark the saved values.
     return sum(not type(d).__name__.startswith("SavedForBackwards") for d in descs)
 
 
 def sums_of(spans: Iterable[tuple[int, int, int]], moments: int) -> tuple[int, ...]:
-    """Return the bytes alive at each moment.
-
-    Args:
-        spans: storages as (bytes, first moment, last moment).
-        moments: number of moments.
-    """
+    """Return the bytes alive at each moment, from storages as (bytes, first moment, last moment)."""
     change = [0] * (moments + 1)
     for nbytes, first, last in spans:
         change[first] += nbytes
@@ -314,7 +283,7 @@ class StepWalk:
     times within forward or within backward, each run's storages have keys of their own.
 
     Attributes:
-        moments: names of the nodes that run, forward's first; a moment is the run of one node.
+        moments: names of the nodes that run, forward's first.
         boundary: number of moments in forward.
         sizes: keys and bytes of the storages.
         inputs: by key of each storage that the step receives, the first placeholder that uses it.
@@ -379,29 +348,23 @@ class StepWalk:
         workspaces have the same key.
         """
         yield from self.storages()
-        for taken in self.workspaces():
-            yield _INSIDE, *taken
+        for workspace in self.workspaces():
+            yield _INSIDE, *workspace
 
     def workspaces(self) -> Iterator[tuple[fx.Node, int, int, int]]:
-        """Yield the workspace of each node that has one.
-
-        Each item is (node, bytes, first moment, last moment).
-        """
+        """Yield (node, bytes, first moment, last moment) for each node with a workspace."""
         for moment, node in self.running():
             if nbytes := workspace_bytes(node):
                 yield node, nbytes, moment, moment
 
     def storages(self) -> Iterator[tuple[int, fx.Node, int, int, int]]:
-        """Yield each storage in device memory, without workspaces.
-
-        Each item is (storage key, allocating node, bytes, first moment, last moment).
-        """
+        """Yield each storage in device memory, without workspaces, in the form of `lifetimes`."""
         start, end = self.boundary, len(self.moments) - 1
         nbytes = self.sizes.nbytes
         inputs, outputs = self.inputs, self.outputs
         resident = {*inputs, *outputs}
         # Backward goes first, because the last use of a saved storage ends its lifetime.
-        made, last = self._walk(self._backward, start, resident | self._initial.keys())
+        from_backward, last = self._walk(self._backward, start, resident | self._initial.keys())
         self._gradients = self.sizes.of_all(self._returned)
         held = self.tangents if torch_compat.holds_tangents() else {}
         for key in (*self._gradients, *held):
@@ -411,10 +374,10 @@ class StepWalk:
             yield key, node, nbytes[key], 0, end
         # A saved storage that is no output lives to its last read in backward. If backward never reads it, it is
         # freed at the start of backward.
-        mine, ends = self._walk(self._forward, 0, set())
+        from_forward, ends = self._walk(self._forward, 0, set())
         # Offloaded copies take no device memory.
         elsewhere = {*inputs, *host_storages(self._forward, self.sizes)}
-        for key, (node, moment) in mine.items():
+        for key, (node, moment) in from_forward.items():
             if key in elsewhere:
                 continue
             if key in outputs:
@@ -425,32 +388,22 @@ class StepWalk:
                 until = ends[key]
             yield key, node, nbytes[key], moment, until
         for key, node in self._initial.items():
-            if key in last and key not in resident and key not in mine:
+            if key in last and key not in resident and key not in from_forward:
                 yield key, node, nbytes[key], start, last[key]
         resident |= self._initial.keys()
-        for key, (node, moment) in made.items():
+        for key, (node, moment) in from_backward.items():
             if key not in resident:
                 yield key, node, nbytes[key], moment, last[key]
 
     def _walk(
-        self, nodes: list[fx.Node], start: int, there: set[int]
+        self, nodes: list[fx.Node], start: int, existing: set[int]
     ) -> tuple[dict[int, tuple[fx.Node, int]], dict[int, int]]:
-        """Find the storages that one graph allocates, and the last use of each storage.
-
-        Args:
-            nodes: the call nodes of forward or backward.
-            start: moment of the first node.
-            there: keys of the storages that exist when the graph starts.
-
-        Returns:
-            Two dicts by storage key. The first has the allocating node and its moment, the second
-            has the moment of the last use.
-        """
-        made: dict[int, tuple[fx.Node, int]] = {}
+        """Return two dicts by storage key: (allocating node, its moment) in one graph, and the moment of the last use."""
+        allocations: dict[int, tuple[fx.Node, int]] = {}
         last: dict[int, int] = {}
         keys_of = self.sizes.keys
-        one: dict[fx.Node, int] = {}  # nearly every node has one storage
-        known = one.get
+        only_key: dict[fx.Node, int] = {}  # nearly every node has one storage
+        key_of = only_key.get
         keys = self.sizes.each([n.meta.get("val") for n in nodes])
         # If a node runs several times in this graph, its last run keeps the key, because this run's result is saved.
         again = {run_of(n) for n in nodes if RUN_OF in n.meta}
@@ -458,42 +411,32 @@ class StepWalk:
         twice = {k for n in latest for k in keys_of(n)}
         for moment, (node, key) in enumerate(zip(nodes, keys, strict=True), start):
             for read in inputs_of(node):
-                found = known(read)
-                if found is not None:
-                    last[found] = moment
+                read_key = key_of(read)
+                if read_key is not None:
+                    last[read_key] = moment
                 else:
                     for other in keys_of(read):
                         last[other] = moment
             for own in keys_of(node) if key is None else (key,):
-                if own in there or own in twice:
-                    own = self._own(node, own, apart=own in there or node not in latest)
+                if own in existing or own in twice:
+                    own = self._key_for(node, own, apart=own in existing or node not in latest)
                 if key is not None:
-                    one[node] = own
+                    only_key[node] = own
                 last[own] = moment
-                if own not in made:
-                    made[own] = (node, moment)
-        return made, last
+                if own not in allocations:
+                    allocations[own] = (node, moment)
+        return allocations, last
 
-    def _own(self, node: fx.Node, key: int, *, apart: bool) -> int:
-        """Return the storage key to use for a node whose fake value has the key ``key``.
-
-        An earlier run of the same joint-graph node may use ``key`` already. If the node is a view
-        of a value that it reads, the result is the key of the value read.
-
-        Args:
-            node: the node.
-            key: storage key of the node's fake value.
-            apart: what to return if the node is not such a view: a new key if True, ``key`` if
-                False.
-        """
+    def _key_for(self, node: fx.Node, key: int, *, apart: bool) -> int:
+        """Return the key for a node's storage: that of a value it views, ``key``, or a new one if ``apart``."""
         sizes = self.sizes
         # If the base of a view runs several times, the view shares memory with the run that it reads. This need not
         # be the latest run.
         for read in inputs_of(node):
-            for found in sizes.keys(read):
-                if key in (found, self._twin.get(found)):
-                    sizes.rename(node, key, found)
-                    return found
+            for other in sizes.keys(read):
+                if key in (other, self._twin.get(other)):
+                    sizes.rename(node, key, other)
+                    return other
         if not apart:
             return key
         own = -1 - len(self._twin)  # keys of real storages are addresses, which are never negative
@@ -502,13 +445,7 @@ class StepWalk:
         return own
 
     def kind(self, key: int, first: int, node: fx.Node) -> StorageKind:
-        """Return the kind of a storage.
-
-        Args:
-            key: key of the storage.
-            first: first moment at which the storage is alive.
-            node: node that allocates the storage, or the placeholder that brings it in.
-        """
+        """Return the kind of a storage from its key, its first moment and the node that brings it in."""
         if key in self.inputs:
             return StorageKind.INPUT
         if key in self.outputs:

@@ -13,14 +13,7 @@ from itertools import accumulate
 
 from torch import fx
 
-from remat.graph.joint import (
-    JointGraph,
-    Role,
-    outputs_of,
-    primals_of,
-    role_of,
-    split_outputs,
-)
+from remat.graph.joint import JointGraph, Role, outputs_of, primals_of, role_of, split_outputs
 from remat.graph.memory.fused_liveness import FusedWalk
 from remat.graph.memory.liveness import StepWalk, sums_of
 
@@ -44,48 +37,37 @@ class PartitionedGraph:
 def highest_of_graphs(graphs: Sequence[PartitionedGraph]) -> tuple[tuple[int, int], ...]:
     """Return the most bytes alive in the forward and in the backward of each graph.
 
-    A value passed from one graph to another is alive to the end of the last forward, because the
-    model's Python frames hold the value. If the producing or the receiving graph saves the value
-    for backward, the value lives until its last read in the backward of either graph.
-
-    Several storages live to the end of the step: parameters, inputs, gradients of parameters,
-    outputs that no later graph receives, and the step's outputs. Gradients of the step's outputs
-    exist from the start of backward. Memory of operators that run between the graphs is not
-    counted.
+    Parameters, inputs, gradients of parameters, outputs that no later graph receives, and the step's
+    outputs live to the end of the step. Gradients of the step's outputs exist from the start of
+    backward. Memory of operators that run between the graphs is not counted.
 
     Args:
-        graphs: the graphs in the order of their forwards. A graph that runs several times is listed
-            once.
-
-    Returns:
-        For each graph, the most bytes in its forward and in its backward. For a graph that runs
-        several times, the maximum over its runs.
+        graphs: the graphs in the order of their forwards; a graph that runs several times is listed
+            once, and its figures are the maximum over its runs.
     """
     runs = _in_turns(graphs)
     step = _Step([graph for _, graph in runs])
     alive = sums_of(step.spans(), step.end + 1)
-    found = [(0, 0)] * len(graphs)
+    highest = [(0, 0)] * len(graphs)
     for (k, _), walk, f, b in zip(runs, step.walks, step.forward_at, step.backward_at, strict=True):
         forward = max(alive[f : f + walk.boundary])
         backward = max(alive[b : b + len(walk.moments) - walk.boundary])
-        found[k] = (max(found[k][0], forward), max(found[k][1], backward))
-    return tuple(found)
+        highest[k] = (max(highest[k][0], forward), max(highest[k][1], backward))
+    return tuple(highest)
 
 
 def _in_turns(graphs: Sequence[PartitionedGraph]) -> list[tuple[int, PartitionedGraph]]:
-    """Return all graph runs of a step in their order, as pairs (index in ``graphs``, graph).
-
-    In each pair, ``graph.joint`` describes the values that the run receives and returns.
-    """
+    """Return all graph runs of a step in their order, as pairs (index in ``graphs``, graph)."""
     turns = [(turn, k) for k, graph in enumerate(graphs) for turn in graph.joint.turns]
     if not turns:
         return list(enumerate(graphs))
-    found = []
+    runs = []
     for turn, k in sorted(turns):
         ran = {name: value for name, value in turn._asdict().items() if name != "at"}
+        # The fields of the joint graph then describe the values that this run receives and returns.
         joint = replace(graphs[k].joint, **ran)
-        found.append((k, replace(graphs[k], joint=joint)))
-    return found
+        runs.append((k, replace(graphs[k], joint=joint)))
+    return runs
 
 
 class _Step:
@@ -98,14 +80,14 @@ class _Step:
     def __init__(self, graphs: Sequence[PartitionedGraph]) -> None:
         self._graphs = graphs
         # By `id` of the forward module, because all runs of a graph share one walk.
-        known: dict[int, StepWalk] = {}
+        walk_of: dict[int, StepWalk] = {}
         for g in graphs:
-            if id(g.forward) not in known:
+            if id(g.forward) not in walk_of:
                 walk = FusedWalk if g.joint.lower == "inductor" else StepWalk
-                known[id(g.forward)] = walk(
+                walk_of[id(g.forward)] = walk(
                     g.forward, g.backward, g.joint.num_fwd_outputs, g.joint.memories
                 )
-        self.walks = [known[id(g.forward)] for g in graphs]
+        self.walks = [walk_of[id(g.forward)] for g in graphs]
         lengths = [w.boundary for w in self.walks]
         lengths += [len(w.moments) - w.boundary for w in reversed(self.walks)]
         starts = [0, *accumulate(lengths)]
@@ -116,15 +98,12 @@ class _Step:
         self.end = starts[-1] - 1
 
     def spans(self) -> Iterator[tuple[int, int, int]]:
-        """Yield each storage of the step as (bytes, first moment, last moment).
-
-        Moments are counted over all graph runs of the step.
-        """
+        """Yield each storage of the step as (bytes, first moment, last moment)."""
         by_walk = {id(walk): list(walk.lifetimes()) for walk in {*self.walks}}
-        found = [by_walk[id(walk)] for walk in self.walks]
+        lifetimes_of = [by_walk[id(walk)] for walk in self.walks]
         passed = self._passed()
         for k, (graph, walk, lifetimes) in enumerate(
-            zip(self._graphs, self.walks, found, strict=True)
+            zip(self._graphs, self.walks, lifetimes_of, strict=True)
         ):
             elsewhere = {p for p, _, _ in (*graph.joint.received, *graph.joint.shared)}
             primals = [node.name for node in primals_of(graph.joint)]
@@ -155,22 +134,14 @@ class _Step:
         return self.backward_at[k] + moment - boundary
 
     def _read_until(self, k: int, node: fx.Node) -> int:
-        """Return the last moment of the step at which graph run ``k`` may read a node's value.
-
-        If the value is saved for backward, this moment is the value's last use in the run's
-        backward. Otherwise it is the end of the run's forward.
-        """
+        """Return the last moment of the step at which graph run ``k`` may read a node's value."""
         walk = self.walks[k]
+        # A value that is not saved is read in the run's forward at the latest.
         reads = (walk.last_read[key] for key in walk.sizes.keys(node) if key in walk.last_read)
         return self._at(k, max(reads, default=walk.boundary - 1))
 
     def _passed(self) -> list[dict[int, int]]:
-        """Return the last moments of the outputs that later graph runs receive, or that nobody holds.
-
-        Returns:
-            One dict per graph run. It maps the storage key of each such output to the last moment
-            at which the storage is alive.
-        """
+        """Return, per run and storage key, the last moments of outputs that later runs receive or that nobody holds."""
         passed: list[dict[int, int]] = [{} for _ in self._graphs]
         for k, graph in enumerate(self._graphs):
             inputs = {n.name: n for n in graph.forward.graph.nodes if n.op == "placeholder"}
@@ -178,20 +149,22 @@ class _Step:
             for position, producer, output in graph.joint.received:
                 if producer >= k or position >= len(primals):
                     continue
-                made = outputs_of(self._graphs[producer].forward.graph)[output]
+                values = outputs_of(self._graphs[producer].forward.graph)[output]
                 node = inputs.get(primals[position])
-                if not isinstance(made, fx.Node) or node is None:
+                if not isinstance(values, fx.Node) or node is None:
                     continue
                 until = self.backward_at[-1] - 1  # end of the last forward
-                until = max(until, self._read_until(k, node), self._read_until(producer, made))
+                # The model's Python frames hold a value passed from graph to graph, and either graph may have saved
+                # it for backward.
+                until = max(until, self._read_until(k, node), self._read_until(producer, values))
                 if output in self._graphs[producer].joint.returned:
                     until = self.end
-                for key in self.walks[producer].sizes.keys(made):
+                for key in self.walks[producer].sizes.keys(values):
                     passed[producer][key] = max(passed[producer].get(key, 0), until)
-            made = outputs_of(graph.forward.graph)[: graph.joint.num_fwd_outputs]
-            keys = [self.walks[k].sizes.keys(v) if isinstance(v, fx.Node) else () for v in made]
+            values = outputs_of(graph.forward.graph)[: graph.joint.num_fwd_outputs]
+            keys = [self.walks[k].sizes.keys(v) if isinstance(v, fx.Node) else () for v in values]
             for output in graph.joint.dropped:
-                until = max(self.backward_at[k] - 1, self._read_until(k, made[output]))
+                until = max(self.backward_at[k] - 1, self._read_until(k, values[output]))
                 others = {
                     key for j, of in enumerate(keys) if j not in graph.joint.dropped for key in of
                 }
@@ -199,13 +172,10 @@ class _Step:
         return passed
 
     def _from_outside(self, k: int) -> set[str]:
-        """Return the names of those tangents of graph run ``k`` that the step's caller provides.
-
-        These are the tangents of two kinds of outputs: those that no later graph receives, and
-        those that the step's caller receives too.
-        """
+        """Return the names of those tangents of graph run ``k`` that the step's caller provides."""
         received = {o for g in self._graphs for _, j, o in g.joint.received if j == k}
         joint = self._graphs[k].joint
+        # The caller gives gradients for outputs that no later graph receives, and for those that it received too.
         inner = received - {*joint.returned}
         _, _, descs, _ = split_outputs(joint)
         handed_on = {descs[o] for o in inner if o < len(descs)}
@@ -217,13 +187,7 @@ class _Step:
         }
 
     def _gradients(self, k: int) -> dict[int, int]:
-        """Return the last moment of each gradient storage of graph run ``k``, by storage key.
-
-        A gradient for an output of an earlier graph lives until the backward of that graph starts.
-        A gradient for a tensor that a later graph receives too lives to the end of run ``k``'s
-        backward. PyTorch then adds this gradient to the one that the later graph has computed. All
-        other gradients live to the end of the step.
-        """
+        """Return the last moment of each gradient storage of graph run ``k``, by storage key."""
         graph, walk = self._graphs[k], self.walks[k]
         waits = {p: producer for p, producer, _ in graph.joint.received if producer < k}
         added = {p for g in self._graphs[k + 1 :] for _, first, p in g.joint.shared if first == k}
@@ -233,8 +197,11 @@ class _Step:
                 continue
             ends = self.end
             if position in waits:
+                # A gradient for an output of an earlier graph lives until the backward of that graph starts.
                 ends = self.backward_at[waits[position]] - 1
             elif position in added:
+                # PyTorch adds a gradient for a tensor that a later graph receives too to the one that the later
+                # graph has computed.
                 ends = self.backward_at[k] + len(walk.moments) - walk.boundary - 1
             for key in walk.sizes.keys(value):
                 until[key] = max(until[key], ends)

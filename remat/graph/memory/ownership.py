@@ -63,11 +63,10 @@ def find_storages(
 ) -> Storages:
     """Group the nodes of a joint graph by storage.
 
-    Two nodes share a storage if their fake tensors share one. They also share one if an operator's
-    schema states that its result aliases an argument.
+    Two nodes share a storage if their fake tensors share one, or if an operator's schema states that its
+    result aliases an argument.
 
     Args:
-        joint: the joint graph.
         index: node positions of the joint graph.
         roles: roles of its placeholders.
         count_outputs: if True, saving an output of forward costs its bytes. If False, it costs
@@ -96,10 +95,12 @@ def find_storages(
             owner[i] = owner[at]
     mutated = _mutated(joint, index, owner)
     rewritten = _rewritten(index, owner, mutated)
-    gone = mutated.keys() | {index.by_name[name] for name in user_mutated if name in index.by_name}
+    unreadable = mutated.keys() | {
+        index.by_name[name] for name in user_mutated if name in index.by_name
+    }
     alive = [False] * n
     for i, role in roles.placeholders.items():
-        if role in (Role.PRIMAL, Role.FORWARD_SEED) and i not in gone:
+        if role in (Role.PRIMAL, Role.FORWARD_SEED) and i not in unreadable:
             alive[i] = True
     # Attributes are constants of the module, which outlives the step.
     for node in joint.graph.find_nodes(op="get_attr", sort=False):
@@ -111,7 +112,7 @@ def find_storages(
         for value, desc in zip(outputs, descs, strict=True):
             if isinstance(value, fx.Node) and not is_input_mutation(desc):
                 position = owner[index.position[value]]
-                if position not in gone or position in rewritten:
+                if position not in unreadable or position in rewritten:
                     alive[position] = True
     return Storages(
         owner=tuple(owner),
@@ -119,46 +120,32 @@ def find_storages(
         alive=tuple(alive),
         mutated=frozenset(mutated),
         rewritten=rewritten,
-        user_mutated=frozenset(gone - mutated.keys()),
+        user_mutated=frozenset(unreadable - mutated.keys()),
     )
 
 
 def _mutated(joint: JointGraph, index: GraphIndex, owner: list[int]) -> dict[int, int]:
-    """Return the last write to each storage that forward or AOTAutograd writes to.
-
-    Returns:
-        A dict from the position of a storage's owner to the position of the last write. For a
-        placeholder that AOTAutograd overwrites after forward, the position of the write is the
-        length of the graph.
-    """
+    """Return the position of the last write to each mutated storage, by the position of the storage's owner."""
     mutated: dict[int, int] = {}
     for i in index.special:
         node = index.nodes[i]
         if ops.is_mutating(node) and not belongs_to_backward(node):
             mutated.update((owner[index.position[value]], i) for value in written_by(node))
     for node in overwritten_after(joint, index.nodes):
+        # AOTAutograd writes after forward, behind every node of the graph.
         mutated[owner[index.position[node]]] = len(index)
     return mutated
 
 
 def _rewritten(index: GraphIndex, owner: list[int], mutated: dict[int, int]) -> dict[int, int]:
-    """Select the mutated storages that are read after their last write, or that forward allocated.
-
-    Args:
-        index: node positions.
-        owner: for each position, the position of the owner of its storage.
-        mutated: by owner's position, the position of the last write to the storage.
-
-    Returns:
-        The selected items of ``mutated``.
-    """
-    found = {at for at in mutated if index.nodes[at].op != "placeholder"}
+    """Select the mutated storages that are read after their last write, or that forward allocated."""
+    owners = {at for at in mutated if index.nodes[at].op != "placeholder"}
     if mutated:
         for i, node in enumerate(index.nodes):
             for j in index.inputs[i]:
-                behind = i > mutated.get(owner[j], len(index))
-                if behind and not (
+                is_later = i > mutated.get(owner[j], len(index))
+                if is_later and not (
                     is_destination(index.nodes[j], node) or ops.ignores_content(node)
                 ):
-                    found.add(owner[j])
-    return {at: last for at, last in mutated.items() if at in found}
+                    owners.add(owner[j])
+    return {at: last for at, last in mutated.items() if at in owners}

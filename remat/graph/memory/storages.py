@@ -39,14 +39,12 @@ Memory = tuple[int | None, torch.UntypedStorage | None, Any]
 
 
 def leaves_of(value: Any) -> list[Any]:
-    """Return the leaves of a pytree.
-
-    Tensors and flat tuples or lists take a fast path, because general flattening is slow.
-    """
+    """Return the leaves of a pytree."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, (tuple, list)):
         # Whether a value is a leaf depends on its type only, so one value of each type is checked.
+        # General flattening is slow.
         of_each_kind = {type(v): v for v in value}
         if all(map(pytree.tree_is_leaf, of_each_kind.values())):
             return list(value)
@@ -75,31 +73,22 @@ def storage_of(value: Any) -> torch.UntypedStorage | None:
 
 
 def storage_key(value: Any) -> int | None:
-    """Return an integer that identifies the storage of a value; None if it has no storage.
-
-    Tensors that share a storage have the same key.
-    """
+    """Return an integer that tensors on one storage share; None for a value without a storage."""
     storage = storage_of(value)
     return None if storage is None else torch_compat.storage_id(storage)
 
 
 def storage_bytes(value: Any) -> int:
-    """Return the bytes of the storage behind a fake tensor; 0 for a value that is not a tensor.
-
-    Symbolic sizes count by their hint. A tensor without a storage, such as a sparse tensor, counts
-    the bytes of its elements.
-    """
+    """Return the bytes of the storage behind a fake tensor; 0 for a value that is not a tensor."""
     if not isinstance(value, torch.Tensor):
         return 0
     storage = storage_of(value)
+    # A sparse tensor has no storage of its own.
     return tensor_bytes(value) if storage is None else hint(storage.nbytes())
 
 
 def tensor_bytes(value: Any) -> int:
-    """Return the bytes of a tensor's elements.
-
-    For a tuple or list, return the sum over the tensors in it. Any other value counts 0.
-    """
+    """Return the bytes of the elements of a tensor, or of all tensors in a tuple or list; 0 for other values."""
     if isinstance(value, torch.Tensor):
         if value.layout is torch.strided and not torch_compat.has_symbolic_sizes(value):
             return int(value.nbytes)
@@ -110,12 +99,7 @@ def tensor_bytes(value: Any) -> int:
 
 
 def extent_of(tensor: torch.Tensor) -> int:
-    """Return the length of the part of a storage that a tensor spans, in elements.
-
-    The part reaches from the tensor's first element to its last, including gaps.
-
-    A tensor without strides, such as a sparse tensor, counts all its elements.
-    """
+    """Return how many elements of a storage lie between a tensor's first element and its last, gaps included."""
     if tensor.layout is not torch.strided:
         return hint(tensor.numel())
     places = [(hint(n), hint(step)) for n, step in zip(tensor.shape, tensor.stride(), strict=True)]
@@ -123,69 +107,65 @@ def extent_of(tensor: torch.Tensor) -> int:
 
 
 def form_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return sizes, strides (or layout), dtype and device of a tensor as a hashable record.
-
-    Symbolic sizes and strides are texts, because comparing symbols would add guards.
-    """
+    """Return sizes, strides (or layout), dtype and device of a tensor as a hashable record."""
     sizes: Any = tensor.shape
     strides: Any = tensor.stride() if tensor.layout is torch.strided else tensor.layout
     if torch_compat.has_symbolic_sizes(tensor):
+        # Comparing symbols would add guards.
         sizes, strides = str(sizes), str(strides)
     return sizes, strides, tensor.dtype, tensor.device
 
 
+def type_text(tensor: torch.Tensor) -> str:
+    """Return dtype and shape of a tensor as text for messages, such as ``float32[8, 4]``."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
 def workspace_of(node: fx.Node) -> Any:
     """Return the workspace of a node, measured at the first call; None if no workspace is recorded."""
-    found = node.meta.get(WORKSPACE)
-    if callable(found):
-        found = found(node)
-        if found is None:
+    workspace = node.meta.get(WORKSPACE)
+    if callable(workspace):
+        workspace = workspace(node)
+        if workspace is None:
             del node.meta[WORKSPACE]
         else:
-            node.meta[WORKSPACE] = found
-    return found
+            node.meta[WORKSPACE] = workspace
+    return workspace
 
 
 def workspace_bytes(node: fx.Node) -> int:
     """Return the bytes of a node's workspace, as `hint` reads them; 0 if no workspace is recorded."""
-    found = workspace_of(node)
-    return 0 if found is None else hint(found)
+    workspace = workspace_of(node)
+    return 0 if workspace is None else hint(workspace)
 
 
 def hint(size: Any) -> int:
     """Return a size as a nonnegative int.
 
     A symbolic size is evaluated with the numbers that a `sizes_at` block gives to symbols. Any
-    other symbol is replaced by its hint from tracing, or by 4096 without a hint. A negative result
-    counts as 0. For example, ``3 - u0`` is negative if the number substituted for ``u0`` exceeds 3.
+    other symbol is replaced by its hint from tracing, or by `UNBACKED_HINT` without a hint.
     """
     if type(size) is int:
         return size
     sizes = _SIZES.get()
     expression = expression_of(size) if sizes else None
     if sizes and expression is not None:
-        known = {
+        numbers = {
             s: sympy.Integer(sizes[s.name]) for s in expression.free_symbols if s.name in sizes
         }
-        if known:
-            left = expression.xreplace(known)
-            if left.is_number:
-                return max(0, int(left))
+        if numbers:
+            remainder = expression.xreplace(numbers)
+            if remainder.is_number:
+                return max(0, int(remainder))
             # Some symbols are left, for which `optimization_hint` below supplies numbers.
-            size = size.node.shape_env.create_symintnode(left, hint=None)
+            size = size.node.shape_env.create_symintnode(remainder, hint=None)
+    # A size such as `3 - u0` is negative if the number substituted for `u0` exceeds 3.
     return max(0, int(torch_compat.optimization_hint(size, fallback=UNBACKED_HINT)))
 
 
 @contextlib.contextmanager
 def sizes_at(sizes: Mapping[str, int]) -> Iterator[None]:
-    """Substitute numbers for symbolic sizes inside of a ``with`` block.
-
-    Plans and byte counts made inside of the block then apply to these sizes, because `hint` uses
-    them.
-
-    Args:
-        sizes: size by symbol name, such as ``{"s0": 32}``.
-    """
+    """Substitute numbers for symbols, such as ``{"s0": 32}``, inside of a ``with`` block, wherever `hint` reads sizes."""
     token = _SIZES.set(sizes)
     try:
         yield
@@ -199,12 +179,7 @@ def planned_sizes() -> Mapping[str, int]:
 
 
 def expression_of(size: Any) -> Any:
-    """Return the sympy expression of a symbolic size.
-
-    Returns:
-        The expression. None for an int, for an expression without free symbols, and for a ragged
-        dimension.
-    """
+    """Return the SymPy expression of a symbolic size; None for a constant and for a ragged dimension."""
     if not isinstance(size, torch.SymInt) or size.node.is_nested_int():
         return None
     expression = size.node.expr
@@ -217,13 +192,7 @@ def numbers_of(value: Any) -> tuple[Any, ...]:
 
 
 def has_symbols(values: Iterable[Any], *, learned: bool = False) -> bool:
-    """Return whether a given number, or a size of a given tensor, contains a symbol of one kind.
-
-    Args:
-        values: tensors and numbers.
-        learned: kind of the symbols. False: symbols of input sizes (backed symbols). True: symbols
-            whose numbers depend on data (unbacked symbols).
-    """
+    """Return whether a number, or a tensor's size, has a symbol: an unbacked one if ``learned``, else a backed one."""
     return any(
         expression_of(size) is not None and size.node.has_hint() is not learned
         for value in values
@@ -236,34 +205,30 @@ def has_symbols(values: Iterable[Any], *, learned: bool = False) -> bool:
 class Memories:
     """Cache of the storage behind each value, shared by the passes over a graph.
 
-    The cache returns a record (storage key, storage, value). The key is an integer that identifies
-    the storage. Key and storage are None for a value without a storage.
-
-    Args:
-        known: records by ``id`` of the value; None starts an empty cache.
+    A record is (storage key, storage, value); the first two are None for a value without a storage.
     """
 
-    def __init__(self, known: dict[int, Memory] | None = None) -> None:
-        self._known: dict[int, Memory] = {} if known is None else known
+    def __init__(self, records: dict[int, Memory] | None = None) -> None:
+        self._records: dict[int, Memory] = {} if records is None else records
 
     def copy(self) -> Memories:
         """Return a copy of this cache, for a copy of the graph that changes independently."""
-        return Memories(dict(self._known))
+        return Memories(dict(self._records))
 
     def of(self, value: Any) -> Memory:
         """Return the record (storage key, storage, value) of a value, and cache it."""
-        found = self._known.get(id(value))
-        if found is None:
+        record = self._records.get(id(value))
+        if record is None:
             storage = storage_of(value)
             key = None if storage is None else torch_compat.storage_id(storage)
-            found = self._known[id(value)] = key, storage, value
-        return found
+            record = self._records[id(value)] = key, storage, value
+        return record
 
     def of_all(self, values: Iterable[Any]) -> list[Memory]:
         """Return the record (storage key, storage, value) of each value."""
-        known = self._known.get
+        cached = self._records.get
         # A record is a nonempty tuple, so `or` replaces missing records only.
-        return [known(id(value)) or self.of(value) for value in values]
+        return [cached(id(value)) or self.of(value) for value in values]
 
     def key(self, value: Any) -> int | None:
         """Return the key of the storage of a value; None for a value without a storage."""
@@ -273,11 +238,7 @@ class Memories:
 class Sizes:
     """Looks up the storages behind the values of nodes, and records the bytes of each storage.
 
-    A storage is identified by an integer, its key. A tensor whose layout has no single storage,
-    such as a sparse tensor, counts as a storage of its own.
-
-    Args:
-        memories: cache of the storages behind values; None starts an empty cache.
+    A storage is identified by an integer, its key.
 
     Attributes:
         nbytes: bytes of each storage looked up so far, by storage key.
@@ -288,26 +249,20 @@ class Sizes:
         self.nbytes: dict[int, int] = {}
         self.symbolic: dict[int, Any] = {}
         self._memories = Memories() if memories is None else memories
-        self._known: dict[fx.Node, tuple[int, ...]] = {}
+        self._keys: dict[fx.Node, tuple[int, ...]] = {}
 
     def keys(self, node: fx.Node) -> tuple[int, ...]:
         """Return the storage key of each tensor in the value of a node."""
-        known = self._known.get(node)
-        if known is None:
+        cached = self._keys.get(node)
+        if cached is None:
             leaves = leaves_of(node.meta.get("val"))
-            known = tuple(k for k in self.each(leaves) if k is not None)
-            self._known[node] = known
-        return known
+            cached = tuple(k for k in self.each(leaves) if k is not None)
+            self._keys[node] = cached
+        return cached
 
     def rename(self, node: fx.Node, key: int, other: int) -> None:
-        """Replace one of a node's storage keys by another key, for a storage of the same bytes.
-
-        Args:
-            node: the node.
-            key: storage key to replace.
-            other: the new storage key.
-        """
-        self._known[node] = tuple(other if k == key else k for k in self.keys(node))
+        """Replace one of a node's storage keys by another key, for a storage of the same bytes."""
+        self._keys[node] = tuple(other if k == key else k for k in self.keys(node))
         self.nbytes[other] = self.nbytes[key]
         if key in self.symbolic:
             self.symbolic[other] = self.symbolic[key]
@@ -317,14 +272,12 @@ class Sizes:
         return {key: self.nbytes[key] for node in nodes for key in self.keys(node)}
 
     def each(self, values: Iterable[Any]) -> list[int | None]:
-        """Return the storage key of each value; None for a value that is not a tensor.
-
-        Also records the bytes of every storage in ``nbytes``.
-        """
+        """Return the storage key of each value, None unless it is a tensor, and record the bytes of the storages."""
         keys: list[int | None] = []
         for key, storage, value in self._memories.of_all(values):
             if storage is None or key is None:
                 # The `id` stays unique, because the cache keeps the value alive.
+                # A tensor whose layout has no single storage counts as a storage of its own.
                 key = id(value) if isinstance(value, torch.Tensor) else None
                 if key is not None:
                     self.nbytes[key] = tensor_bytes(value)
@@ -344,8 +297,8 @@ class Sizes:
 
     def first_of(self, nodes: Iterable[fx.Node]) -> dict[int, fx.Node]:
         """Return for each storage key the first of the given nodes whose value uses the storage."""
-        found: dict[int, fx.Node] = {}
+        first: dict[int, fx.Node] = {}
         for node in nodes:
             for key in self.keys(node):
-                found.setdefault(key, node)
-        return found
+                first.setdefault(key, node)
+        return first

@@ -28,7 +28,7 @@ from remat.graph.joint import (
     role_of,
     split_outputs,
 )
-from remat.graph.memory.storages import Sizes, storage_key
+from remat.graph.memory.storages import Sizes, storage_key, type_text
 from remat.graph.memory.writes import aliased_argument
 from remat.graph.roles import belongs_to_backward
 
@@ -45,13 +45,13 @@ def user_mutable_inputs(joint: JointGraph) -> frozenset[str]:
     """
     inputs = joint.graph.find_nodes(op="placeholder")
     static = {inputs[k] for k in joint.static_inputs if k < len(inputs)}
-    found = [n for n in inputs if role_of(n) is Role.PRIMAL and n not in static]
-    found = [n for n in found if _is_user_mutable(n)]
+    candidates = [n for n in inputs if role_of(n) is Role.PRIMAL and n not in static]
+    candidates = [n for n in candidates if _is_user_mutable(n)]
     root = _Roots(joint)
     given_back = [o for o in split_outputs(joint)[1] if isinstance(o, fx.Node)]
-    saved = _saved_by_autograd(joint, root, found)
-    saved |= {n for n in found if not root.views_of(n).isdisjoint(given_back)}
-    return frozenset(n.name for n in found if n not in saved)
+    saved = _saved_by_autograd(joint, root, candidates)
+    saved |= {n for n in candidates if not root.views_of(n).isdisjoint(given_back)}
+    return frozenset(n.name for n in candidates if n not in saved)
 
 
 def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> None:
@@ -70,10 +70,10 @@ def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> No
     outputs = _copyable_outputs(joint, root)
     saved = _saved_by_autograd(joint, root, outputs) if places is None else set()
     of_root = {
-        base: [value for value, _ in found]
-        for base, found in outputs.items()
+        base: [value for value, _ in of_base]
+        for base, of_base in outputs.items()
         if base not in saved
-        and (places is None or any(_place(desc) in places for _, desc in found))
+        and (places is None or any(_user_index(desc) in places for _, desc in of_base))
         and root.is_read(base)
     }
     copies: dict[fx.Node, fx.Node] = {}
@@ -107,18 +107,15 @@ def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> No
 def unversioned_outputs(joint: JointGraph) -> tuple[int, ...]:
     """Return the indices of user outputs that autograd cannot protect from writes before backward.
 
-    Autograd detects a write because the write increments the version counter of a saved tensor. An
-    output that is itself saved has the same counter as the saved tensor. An output that only shares
-    memory with a saved tensor may have a counter of its own, so autograd misses the write.
-
     Such outputs come from AOTAutograd, from Inductor, and from operators such as ``_unsafe_view``,
-    which PyTorch 2.15 traces in a linear layer. Autograd then misses even writes that it detects in
-    eager PyTorch.
+    which PyTorch 2.15 traces in a linear layer.
     """
-    found = _copyable_outputs(joint, _Roots(joint))
+    of_base = _copyable_outputs(joint, _Roots(joint))
     views = (
-        _place(desc)
-        for base, outputs in found.items()
+        _user_index(desc)
+        for base, outputs in of_base.items()
+        # Autograd compares version counters. An output that only shares memory with a saved tensor may have a
+        # counter of its own, so autograd misses writes that it detects in eager PyTorch.
         if any(value is not base for value, _ in outputs)
         for _, desc in outputs
     )
@@ -126,14 +123,7 @@ def unversioned_outputs(joint: JointGraph) -> tuple[int, ...]:
 
 
 def reread_outputs(joint: JointGraph, handed: Iterable[Any]) -> tuple[int, ...]:
-    """Return the indices of the user's outputs that share memory with a value saved for backward.
-
-    Outputs that share memory with an input are left out.
-
-    Args:
-        joint: the joint graph.
-        handed: values that forward saves for backward, as nodes of the joint graph or of forward.
-    """
+    """Return the indices of the user's outputs that share memory with a saved value, but not with an input."""
     inputs = {storage_key(p.meta.get("val")) for p in joint.graph.find_nodes(op="placeholder")}
     memories = {storage_key(n.meta.get("val")) for n in handed if isinstance(n, fx.Node)}
     memories -= inputs | {None}
@@ -141,33 +131,19 @@ def reread_outputs(joint: JointGraph, handed: Iterable[Any]) -> tuple[int, ...]:
     return tuple(
         place
         for value, desc in zip(outputs, descs, strict=True)
-        if (place := _place(desc)) is not None
+        if (place := _user_index(desc)) is not None
         and isinstance(value, fx.Node)
         and storage_key(value.meta.get("val")) in memories
     )
 
 
-def _place(desc: Any) -> int | None:
-    """Return the index of an output among the user's outputs; None if the user does not see it.
-
-    Args:
-        desc: AOTAutograd's descriptor of the output.
-    """
+def _user_index(desc: Any) -> int | None:
+    """Return the index of an output among the user's outputs; None if the user does not see it."""
     return desc.idx if isinstance(desc, torch_compat.descriptors.PlainAOTOutput) else None
 
 
 def _copyable_outputs(joint: JointGraph, root: _Roots) -> dict[fx.Node, list[tuple[fx.Node, Any]]]:
-    """Group forward's outputs by the node that owns their memory.
-
-    Outputs that share memory with an input are left out.
-
-    Args:
-        joint: the joint graph.
-        root: map from each node to the node that owns its memory.
-
-    Returns:
-        For each owner, the outputs in its memory as (node, AOTAutograd's descriptor).
-    """
+    """Group forward's outputs, except those in an input's memory, by the node that owns their memory."""
     memories = {storage_key(n.meta.get("val")) for n in joint.graph.find_nodes(op="placeholder")}
     outputs, _, descs, _ = split_outputs(joint)
     of_root: dict[fx.Node, list[tuple[fx.Node, Any]]] = {}
@@ -176,8 +152,8 @@ def _copyable_outputs(joint: JointGraph, root: _Roots) -> dict[fx.Node, list[tup
             continue
         base = root[value]
         fake = value.meta.get("val")
-        made = base.op == "call_function" and storage_key(fake) not in memories
-        if made and isinstance(fake, torch.Tensor):
+        is_computed = base.op == "call_function" and storage_key(fake) not in memories
+        if is_computed and isinstance(fake, torch.Tensor):
             of_root.setdefault(base, []).append((value, desc))
     return of_root
 
@@ -210,24 +186,20 @@ class _Roots(dict[fx.Node, fx.Node]):
         return aliased_argument(node) or _hidden_base(node, self._sizes)
 
     def views(self, node: fx.Node, base: fx.Node) -> Iterator[fx.Node]:
-        """Yield the chain of views that leads from ``node`` to ``base``.
-
-        ``node`` comes first, and each node in the chain is a view of the next. The last node is a
-        view of ``base``, which is left out.
-        """
+        """Yield the chain of views that leads from ``node`` to ``base``."""
         while node is not base:
             yield node
-            found = self._base(node)
-            assert found is not None
-            node = found
+            viewed = self._base(node)
+            assert viewed is not None
+            node = viewed
 
     def views_of(self, base: fx.Node) -> set[fx.Node]:
         """Return ``base``, its views, and the views of these."""
         # `found` grows while the loop runs, so views of views are visited too.
-        found = [base]
-        for viewed in found:
-            found += [u for u in viewed.users if self._base(u) is viewed]
-        return {*found}
+        views = [base]
+        for viewed in views:
+            views += [u for u in viewed.users if self._base(u) is viewed]
+        return {*views}
 
     def is_read(self, base: fx.Node) -> bool:
         """Return whether a node that is not a view of ``base`` reads the memory of ``base``."""
@@ -243,45 +215,38 @@ class _Roots(dict[fx.Node, fx.Node]):
 
 
 def _hidden_base(node: fx.Node, sizes: Sizes) -> fx.Node | None:
-    """Return the argument that shares memory with a call's result, according to the fake values.
-
-    Unlike `aliased_argument`, this also finds views that the operator's schema does not declare.
-    None if no argument shares the memory.
-    """
+    """Return the argument that shares memory with a call's result, according to the fake values."""
     if node.op != "call_function":
         return None
     if node.target is operator.getitem:
         maker: Any = node.args[0]
         return maker if _hidden_base(maker, sizes) is not None else None
-    mine = {*sizes.keys(node)}
-    return next((n for n in node.all_input_nodes if mine and mine == {*sizes.keys(n)}), None)
+    # Fake values also show views that the operator's schema does not declare.
+    own_keys = {*sizes.keys(node)}
+    return next(
+        (n for n in node.all_input_nodes if own_keys and own_keys == {*sizes.keys(n)}), None
+    )
 
 
 def _saved_by_autograd(joint: JointGraph, root: _Roots, owners: Iterable[fx.Node]) -> set[fx.Node]:
-    """Return those of some nodes whose memory eager autograd saves for backward.
-
-    Nodes traced in backward read the saved forward values.
-
-    Args:
-        joint: the joint graph.
-        root: map from each node to the node that owns its memory.
-        owners: nodes that own their memory.
-    """
-    late: set[fx.Node] = set()
+    """Return those of some nodes whose memory eager autograd saves for backward."""
+    in_backward: set[fx.Node] = set()
     for node in joint.graph.nodes:
         if node.op == "placeholder":
             if role_of(node).in_backward:
-                late.add(node)
+                in_backward.add(node)
         elif node.op != "output" and (
-            belongs_to_backward(node) or not late.isdisjoint(inputs_of(node))
+            belongs_to_backward(node) or not in_backward.isdisjoint(inputs_of(node))
         ):
-            late.add(node)
+            in_backward.add(node)
     # An operator such as `sym_size` reads a size, not memory.
     return {
         owner
         for owner in owners
-        for view in root.views_of(owner) - late
-        if any(u in late and not ops.name_of(u.target).startswith("sym_") for u in view.users)
+        for view in root.views_of(owner) - in_backward
+        if any(
+            u in in_backward and not ops.name_of(u.target).startswith("sym_") for u in view.users
+        )
     }
 
 
@@ -289,10 +254,8 @@ def describe_input(graph: fx.Graph, name: str) -> str:
     """Describe an input for a message: its name, dtype, shape and the user's line that reads it."""
     for node in graph.find_nodes(op="placeholder"):
         if node.name == name:
-            value = node.meta["val"]
-            kind = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
             line = next(filter(None, map(source_line, node.users)), "")
-            return f"{name}  {kind}" + (f"  read at {line}" if line else "")
+            return f"{name}  {type_text(node.meta['val'])}" + (f"  read at {line}" if line else "")
     return name
 
 

@@ -44,15 +44,12 @@ STATISTICS: dict[Any, tuple[tuple[Place, Place], int | None]] = {
 def written_by(node: fx.Node) -> list[fx.Node]:
     """Return the arguments that a call writes to, in schema order, including elements of lists."""
     places = written_places(node.target) or written_statistics(node.target, node.args)
-    return [v for place in places for v in _given(node, place)]
+    return [v for place in places for v in _argument_nodes(node, place)]
 
 
 def is_destination(argument: fx.Node, node: fx.Node) -> bool:
-    """Return whether a call writes to an argument.
-
-    Such an argument cannot be replaced by a copy or a recomputed value, because the write would be
-    lost.
-    """
+    """Return whether a call writes to an argument."""
+    # A copy or a recomputed value cannot replace such an argument, because the write would be lost.
     return argument in written_by(node)
 
 
@@ -72,44 +69,32 @@ def aliased_argument(node: fx.Node) -> fx.Node | None:
         maker = node.args[0]
         return maker if isinstance(maker, fx.Node) and aliased_argument(maker) is not None else None
     for place in aliased_places(node.target):
-        if given := _given(node, place):
-            return given[0]
+        if arguments := _argument_nodes(node, place):
+            return arguments[0]
     return None
 
 
 def root_of(node: fx.Node) -> fx.Node:
-    """Return the node that owns the memory of a node's result.
-
-    The search follows views to their bases. A node that is not a view owns its own memory.
-    """
+    """Return the node that owns the memory of a node's result, at the end of the chain of views."""
     while (base := aliased_argument(node)) is not None:
         node = base
     return node
 
 
 def by_target(nodes: Iterable[fx.Node], ask: Callable[[fx.Node], T]) -> list[T]:
-    """Return the result of a function for each node, computed once per operator.
-
-    Operators are compared by identity, because hashing an overload takes longer.
-
-    Args:
-        nodes: the nodes.
-        ask: function of a node, whose result depends on the node's operator only.
-    """
+    """Return the result of a function for each node, computed once per operator, on which alone it depends."""
     nodes = list(nodes)
     # The nodes keep their targets alive, so each `id` stays unique.
+    # By identity, because hashing an overload takes longer.
     targets = [id(node.target) for node in nodes]
     one_of_each = dict(zip(targets, nodes, strict=True))
-    known = {target: ask(node) for target, node in one_of_each.items()}
-    return [known[target] for target in targets]
+    answers = {target: ask(node) for target, node in one_of_each.items()}
+    return [answers[target] for target in targets]
 
 
 @functools.cache
 def aliased_places(target: Any) -> tuple[Place, ...]:
-    """Return (position, name) of each argument that an operator's result may be a view of.
-
-    Empty for operators with several results.
-    """
+    """Return (position, name) of each argument that an operator's only result may be a view of."""
     if not isinstance(target, torch_compat.OpOverload):
         return ()
     returns, arguments = torch_compat.schema(target).returns, torch_compat.schema(target).arguments
@@ -134,19 +119,14 @@ def written_places(target: Any) -> tuple[Place, ...]:
 
 
 def written_statistics(target: Any, args: Sequence[Any]) -> tuple[Place, ...]:
-    """Return (position, name) of the running statistics that a call writes to without a word in its schema."""
+    """Return (position, name) of the running statistics that a call writes to, which no schema declares."""
     places, training = STATISTICS.get(target, ((), None))
     # An argument given by name counts as true.
     return places if training is None or all(args[training : training + 1]) else ()
 
 
-def _given(node: fx.Node, place: Place) -> list[fx.Node]:
-    """Return the nodes that a call receives for one argument, including elements of a list.
-
-    Args:
-        node: the call.
-        place: position and name of the argument in the operator's schema.
-    """
+def _argument_nodes(node: fx.Node, place: Place) -> list[fx.Node]:
+    """Return the nodes that a call receives for one argument, including elements of a list."""
     k, name = place
     value: Any = node.args[k] if k < len(node.args) else node.kwargs.get(name)
     values = value if isinstance(value, (tuple, list)) else (value,)

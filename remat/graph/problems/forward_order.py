@@ -14,14 +14,8 @@ def forward_sorted(
 ) -> list[int]:
     """Sort node positions of a joint graph by the order in which forward runs the nodes.
 
-    Nodes that the user's forward needs run in graph order. Other nodes run in forward only because
-    backward reads their results. The joint graph lists such nodes at its end. If they ran there,
-    their inputs would stay alive until the end of forward. Therefore such a node runs right after
-    its last input.
-
-    Some of these other nodes keep their place in graph order. These are random nodes, nodes with
-    side effects, and nodes that read memory to which forward writes. Nodes that read only
-    placeholders and ``get_attr`` nodes also keep their place.
+    Nodes that the user's forward needs run in graph order. A node that only backward reads runs right
+    after its last input.
     """
     written = storages.mutated | storages.rewritten.keys()
     owner, placeholders = storages.owner, roles.placeholders
@@ -29,7 +23,10 @@ def forward_sorted(
     for i, reads in enumerate(index.inputs):
         if roles.required_forward[i] or roles.tangent_closure[i] or not index.plain[i]:
             continue
-        made = [j for j in reads if j not in placeholders and index.nodes[j].op != "get_attr"]
-        if made and not any(owner[j] in written for j in reads):
-            rank[i] = max(rank[j] for j in made)
+        # The joint graph lists nodes for backward at its end. If they ran there, their inputs would stay alive
+        # until the end of forward.
+        computed = [j for j in reads if j not in placeholders and index.nodes[j].op != "get_attr"]
+        # A node that reads memory to which forward writes keeps its place.
+        if computed and not any(owner[j] in written for j in reads):
+            rank[i] = max(rank[j] for j in computed)
     return sorted(positions, key=lambda i: (rank[i], i))

@@ -66,9 +66,9 @@ class GraphInfoProvider(torch_compat.GraphInfoProvider):
         recorded_knapsack_input_runtimes: Sequence[float] | None = None,
         joint_graph: fx.Graph | None = None,
     ) -> None:
-        known = set(graph_nodes_in_order)
+        node_names = set(graph_nodes_in_order)
         for name in [*all_recomputable_banned_nodes, *(n for e in graph_edges for n in e)]:
-            if name not in known:
+            if name not in node_names:
                 raise ProblemError(
                     f"node '{name}' is used, but it is not among graph_nodes_in_order"
                 )
@@ -113,29 +113,19 @@ class GraphInfoProvider(torch_compat.GraphInfoProvider):
 
 def _by_name(
     candidates: Sequence[str],
-    what: str,
+    kind: str,
     given: Mapping[str, float] | None,
     recorded: Sequence[float] | None,
 ) -> dict[str, float]:
-    """Return memories or runtimes by candidate name, from either form of the arguments.
-
-    Args:
-        candidates: names of the candidates.
-        what: ``"memories"`` or ``"runtimes"``, for error messages.
-        given: numbers by candidate name, or None.
-        recorded: numbers in the order of the candidates, or None.
-
-    Raises:
-        ProblemError: no number is given for some candidate.
-    """
+    """Return memories or runtimes by candidate name, from either form of the arguments."""
     if given is not None:
         missing = [n for n in candidates if n not in given]
         if missing:
-            raise ProblemError(f"all_node_{what} lacks the candidate '{missing[0]}'")
+            raise ProblemError(f"all_node_{kind} lacks the candidate '{missing[0]}'")
         return dict(given)
     if recorded is None or len(recorded) != len(candidates):
         raise ProblemError(
-            f"give all_node_{what}, or recorded_knapsack_input_{what} with one entry for each of "
+            f"give all_node_{kind}, or recorded_knapsack_input_{kind} with one entry for each of "
             f"the {len(candidates)} candidates"
         )
     return dict(zip(candidates, recorded, strict=True))
@@ -162,14 +152,11 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
         Args:
             saved_nodes_idxs: indices of the candidates that are saved.
             recomputable_node_idxs: indices of all other candidates.
-            account_for_backward_pass: if True, the peak includes candidates that are recomputed
-                during backward. If False, the peak is the memory of the saved candidates.
+            account_for_backward_pass: whether the peak includes candidates that are recomputed during
+                backward, or is the memory of the saved candidates.
 
         Returns:
-            Six numbers by the names that PyTorch uses. The first four are the peak memory, the
-            recomputation runtime, the memory if all candidates are saved, and the runtime if all
-            are recomputed. The fifth is the first divided by the third. The sixth is the second
-            divided by the fourth.
+            Six numbers by the names that PyTorch uses.
 
         Raises:
             ProblemError: a candidate is in both lists or in neither list, or an index does not
@@ -201,16 +188,7 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
         }
 
     def _backward_peak(self, saved: set[str], current: float) -> float:
-        """Return the peak memory of backward, which visits the candidates from last to first.
-
-        When backward visits an unsaved candidate, it recomputes the candidate and those of the
-        candidate's ancestors that are not in memory. After the visit, the candidate is dropped,
-        even if it was saved.
-
-        Args:
-            saved: names of the saved candidates.
-            current: memory of the saved candidates.
-        """
+        """Return the peak memory of backward, which visits the candidates from last to first."""
         graph = self._info.recomputable_node_only_graph_with_larger_graph_context
         memory = self._info.all_node_memories
         order = {n: i for i, n in enumerate(self._info.graph_nodes_in_order)}
@@ -228,6 +206,7 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
                     current += memory[missing]
                     stack.extend(graph.predecessors(missing))
             peak = max(peak, current)
+            # After backward has visited a candidate, it is dropped, even if it was saved.
             present.discard(node)
             current -= memory[node]
         return peak
@@ -270,15 +249,7 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
         return float(memory[int(scores.argmin())])
 
     def _frontier(self, least: float, most: float) -> tuple[FloatArray, FloatArray]:
-        """Return the Pareto frontier between two budgets.
-
-        Args:
-            least: the smallest budget, in the unit of the knapsack's memories.
-            most: the largest budget, in the same unit.
-
-        Returns:
-            Memory and recomputation runtime of each frontier point.
-        """
+        """Return the Pareto frontier between two budgets."""
         memories = self._info.get_knapsack_memory_input()
         runtimes = self._info.get_knapsack_runtime_input()
         problem = problem_from_floats(memories, runtimes, most)

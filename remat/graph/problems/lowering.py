@@ -63,12 +63,7 @@ class Lowered:
     kept: KeptBranches = KeptBranches()
 
     def priced(self, costs: Sequence[int], unit: str) -> Lowered:
-        """Return a copy whose problem has other costs; states and snapshots cost nothing.
-
-        Args:
-            costs: cost of running the node at each joint-graph position once.
-            unit: unit of the costs.
-        """
+        """Return a copy with these costs of joint-graph positions; states and snapshots cost nothing."""
         prices = (
             costs[at] if kind is SavedKind.VALUE else 0
             for kind, at in zip(self.kind, self.position, strict=True)
@@ -76,13 +71,7 @@ class Lowered:
         return replace(self, problem=self.problem.priced(tuple(prices), unit))
 
     def decision(self, saved: Iterable[int]) -> Decision:
-        """Convert saved problem nodes to a decision that names joint-graph nodes.
-
-        The decision leaves out saved generator states.
-
-        Args:
-            saved: indices of the problem nodes that are saved.
-        """
+        """Convert the indices of saved problem nodes to a decision, which names no generator states."""
         names: dict[SavedKind, list[str]] = {k: [] for k in SavedKind}
         for i in sorted(saved):
             names[self.kind[i]].append(self.problem.names[i].split(":")[0])
@@ -96,13 +85,13 @@ class Lowered:
 
         A decision does not name generator states, so all of them count as saved.
         """
-        wanted = {(SavedKind.VALUE, n) for n in decision.saved}
-        wanted |= {(SavedKind.SNAPSHOT, n) for n in decision.snapshots}
+        to_save = {(SavedKind.VALUE, n) for n in decision.saved}
+        to_save |= {(SavedKind.SNAPSHOT, n) for n in decision.snapshots}
         return tuple(
             i
             for i, kind in enumerate(self.kind)
             if kind is SavedKind.GENERATOR_STATE
-            or (kind, self.problem.names[i].split(":")[0]) in wanted
+            or (kind, self.problem.names[i].split(":")[0]) in to_save
         )
 
 
@@ -167,19 +156,12 @@ class Decision:
 
 
 def must_save(node: fx.Node) -> bool:
-    """Return whether a checkpoint policy forbids recomputing the node.
-
-    True for the tag MUST_SAVE and for offload tags.
-    """
+    """Return whether a checkpoint policy forbids recomputing the node, by MUST_SAVE or an offload tag."""
     return node.meta.get("recompute") is CheckpointPolicy.MUST_SAVE or must_offload(node)
 
 
 def must_offload(node: fx.Node) -> bool:
-    """Return whether a checkpoint policy asks to offload the node's value to the host's memory.
-
-    True for the tags MUST_CPU_OFFLOAD and PREFER_CPU_OFFLOAD. A value tagged PREFER_CPU_OFFLOAD
-    stays on the device if it cannot be offloaded.
-    """
+    """Return whether a checkpoint policy asks to offload the node's value to the host's memory."""
     return node.meta.get("recompute") in (
         CheckpointPolicy.MUST_CPU_OFFLOAD,
         CheckpointPolicy.PREFER_CPU_OFFLOAD,
@@ -187,22 +169,15 @@ def must_offload(node: fx.Node) -> bool:
 
 
 def offload_tags(nodes: Sequence[fx.Node], owner: Sequence[int]) -> dict[int, fx.Node]:
-    """Return the nodes with offload tags, by the position of the node whose value is offloaded.
-
-    A tag on a view applies to the owner of the view's storage, unless the owner must be recomputed.
-    In that case the tag applies to the view itself. MUST_CPU_OFFLOAD overrides PREFER_CPU_OFFLOAD.
-
-    Args:
-        nodes: nodes of the joint graph.
-        owner: for each position, the position of the first node on the same storage.
-    """
-    found: dict[int, fx.Node] = {}
+    """Return the nodes with offload tags, by the position of the node whose value is offloaded."""
+    tagged: dict[int, fx.Node] = {}
     for at, node in enumerate(nodes):
         if node.meta.get("recompute") is not None and must_offload(node):
+            # A tag on a view applies to the owner of its storage, unless the owner must be recomputed.
             i = at if must_recompute(nodes[owner[at]]) else owner[at]
-            if insists_on_host(node) or i not in found:
-                found[i] = node
-    return found
+            if insists_on_host(node) or i not in tagged:
+                tagged[i] = node
+    return tagged
 
 
 def insists_on_host(node: fx.Node) -> bool:
@@ -211,11 +186,7 @@ def insists_on_host(node: fx.Node) -> bool:
 
 
 def must_recompute(node: fx.Node) -> bool:
-    """Return whether a checkpoint policy tags the node for recomputation.
-
-    True for MUST_RECOMPUTE and PREFER_RECOMPUTE. PyTorch treats both alike in a checkpointed
-    region.
-    """
+    """Return whether a checkpoint policy tags the node for recomputation."""
     return node.meta.get("recompute") in (
         CheckpointPolicy.MUST_RECOMPUTE,
         CheckpointPolicy.PREFER_RECOMPUTE,
@@ -223,10 +194,7 @@ def must_recompute(node: fx.Node) -> bool:
 
 
 def tag_of(node: fx.Node) -> str:
-    """Return the name of a node's checkpoint tag, for messages.
-
-    If a policy for the node's module set the tag, the result is the text of this policy instead.
-    """
+    """Return, for messages, the policy of the node's module that set its checkpoint tag, or else the tag's name."""
     tag = node.meta["recompute"]
     return str(node.meta.get(TAGGED_BY) or getattr(tag, "name", tag))
 
@@ -244,8 +212,7 @@ def lower(
         unit: unit of the costs.
 
     Raises:
-        PlanError: a node is tagged MUST_RECOMPUTE, but its operator may have undeclared effects, or
-            it is a branch value; see `check_may_run_again` and `check_may_branch_again`.
+        PlanError: a node is tagged MUST_RECOMPUTE, but may have undeclared effects or is a branch value.
     """
     rules = _Rules(index, roles, storages)
     rows: list[_Row] = []
@@ -260,8 +227,8 @@ def lower(
         # Nodes that depend on tangents run in backward in every plan, so they are left out.
         if roles.tangent_closure[i]:
             continue
-        gone = i in storages.mutated and i not in storages.rewritten
-        if gone or (node.op == "placeholder" and i in storages.user_mutated):
+        is_overwritten = i in storages.mutated and i not in storages.rewritten
+        if is_overwritten or (node.op == "placeholder" and i in storages.user_mutated):
             # If backward writes to the input, the write must reach the input itself, so the input is saved
             # uncopied. Readers get the snapshot.
             writes = _backward_uses(index, roles, i)[1]
@@ -360,16 +327,7 @@ def _backward_uses(index: GraphIndex, roles: Roles, i: int) -> tuple[bool, bool]
 
 
 def _tied_by_tags(index: GraphIndex, storages: Storages) -> dict[int, CheckpointPolicy]:
-    """Return the checkpoint tags that require saving or recomputing, by node position.
-
-    Offload tags count as MUST_SAVE, and PREFER_RECOMPUTE counts as MUST_RECOMPUTE. The tag
-    MUST_SAVE moves from a view to the owner, the first node on the view's storage, because saving
-    the owner saves the view. If the owner itself must be recomputed, the tag stays on the view.
-
-    Raises:
-        PlanError: a node is tagged MUST_RECOMPUTE, but its operator may have undeclared effects; see
-            `check_may_run_again`.
-    """
+    """Return the checkpoint tags that require saving or recomputing, by node position."""
     tags: dict[int, CheckpointPolicy] = {}
     for i, node in enumerate(index.nodes):
         if node.meta.get("recompute") is None:
@@ -378,6 +336,7 @@ def _tied_by_tags(index: GraphIndex, storages: Storages) -> dict[int, Checkpoint
             check_may_run_again(node)
         owner = storages.owner[i]
         if must_save(node):
+            # Saving the owner saves its views, so the tag moves to the owner, unless the owner must be recomputed.
             apart = must_recompute(index.nodes[owner])
             tags[i if apart else owner] = CheckpointPolicy.MUST_SAVE
         elif must_recompute(node):
@@ -388,15 +347,14 @@ def _tied_by_tags(index: GraphIndex, storages: Storages) -> dict[int, Checkpoint
 def check_may_run_again(node: fx.Node) -> None:
     """Refuse MUST_RECOMPUTE on an operator that may have undeclared effects.
 
-    Eager checkpointing runs the operator again and restores the generator state only. An operator
-    that counts its calls, for example, then returns other numbers than in forward.
-
     Raises:
         PlanError: the node has the tag, and its operator is not known to be a function of its
             inputs.
     """
     must = node.meta.get("recompute") is CheckpointPolicy.MUST_RECOMPUTE
     if must and ops.is_opaque(node) and not ops.is_effectful(node):
+        # Eager checkpointing runs the operator again and restores the generator state only. An operator that counts
+        # its calls then returns other numbers than in forward.
         names = [purity.name_of(op) for op in ops.opaque_operators(node)]
         raise PlanError(
             f"'{node.name}' is tagged MUST_RECOMPUTE, but {', '.join(names)} is not known to be a "
@@ -487,9 +445,6 @@ class _Rules:
 
 
 def _needs_all_ranks(node: fx.Node) -> bool:
-    """Return whether a node is a collective without a recompute tag.
-
-    Such a node may not run again, because a rerun needs every rank. A recompute tag is set on every
-    rank, so a tagged collective may run again.
-    """
+    """Return whether a node is a collective without a recompute tag."""
+    # A rerun needs every rank. A recompute tag is set on every rank.
     return ops.is_collective(node) and not must_recompute(node)

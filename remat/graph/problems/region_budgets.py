@@ -29,45 +29,32 @@ _SHOWN = 5
 def region_budget(joint: JointGraph, index: GraphIndex, roles: Roles) -> float | None:
     """Return the budget ratio that the user's code sets for a graph; None if the code sets none.
 
-    The code sets it with ``torch.autograd.graph.region_activation_memory_budget``.
-
-    Args:
-        joint: the joint graph.
-        index: node positions of the graph.
-        roles: classification of the nodes as forward or backward.
-
     Raises:
         BudgetError: the code sets several ratios. Also if the contexts cover only a part of the
             forward, and PyTorch's configuration requires the whole forward.
     """
-    shares: dict[float, fx.Node] = {}
-    uncovered: list[fx.Node] = []
+    nodes: list[tuple[fx.Node, bool]] = []  # with whether a context must cover the node
     for i, node in enumerate(index.nodes):
-        share = _annotated(node)
-        if share is not None:
-            shares.setdefault(share, node)
         # Operators that AOTAutograd or Inductor adds do not count, because no user can cover them.
-        elif roles.required_forward[i] and node.meta.get("partitioner_tag") == "is_forward":
-            uncovered += [node] if node.op == "call_function" else []
-    nested = (
-        inner
-        for i, node in enumerate(index.nodes)
-        if roles.required_forward[i] and not index.plain[i]
-        for inner in ops.nested_nodes(node)
-    )
-    for node in nested:
-        share = _annotated(node)
-        if share is not None:
-            shares.setdefault(share, node)
-        else:
+        is_users = node.op == "call_function" and node.meta.get("partitioner_tag") == "is_forward"
+        nodes.append((node, is_users and roles.required_forward[i]))
+        if roles.required_forward[i] and not index.plain[i]:
+            nodes += [(inner, True) for inner in ops.nested_nodes(node)]
+    ratios: dict[float, fx.Node] = {}
+    uncovered: list[fx.Node] = []
+    for node, must_be_covered in nodes:
+        ratio = _annotated(node)
+        if ratio is not None:
+            ratios.setdefault(ratio, node)
+        elif must_be_covered:
             uncovered.append(node)
-    if not shares:
+    if not ratios:
         return None
-    if len(shares) > 1:
-        lines = [f"  {share!r}: {located(shares[share])}" for share in sorted(shares)]
+    if len(ratios) > 1:
+        lines = [f"  {ratio!r}: {located(ratios[ratio])}" for ratio in sorted(ratios)]
         raise BudgetError(
             f"{_WHAT}: conflicting budgets within a single joint graph (including nested subgraphs): "
-            f"{sorted(shares)}. Use a graph break to separate regions that need different budgets, "
+            f"{sorted(ratios)}. Use a graph break to separate regions that need different budgets, "
             f"torch._dynamo.graph_break(). Graph '{joint.name}' sets\n" + "\n".join(lines)
         )
     # Versions before PyTorch 2.15 have no option that permits less than full coverage.
@@ -82,14 +69,14 @@ def region_budget(joint: JointGraph, index: GraphIndex, roles: Roles) -> float |
             f"{_WHAT}: must cover the entire forward of a graph (including HOP bodies), but "
             f"{len(uncovered)} forward op(s) are unannotated. Wrap the whole forward in a single region"
             f"{allowed}; use a graph break to scope different budgets to different graphs, "
-            f"torch._dynamo.graph_break(). Outside of the budget {next(iter(shares))!r} stand in graph "
+            f"torch._dynamo.graph_break(). Outside of the budget {next(iter(ratios))!r} stand in graph "
             f"'{joint.name}'\n" + "\n".join(f"  {located(n)}" for n in uncovered[:_SHOWN]) + more
         )
-    return next(iter(shares))
+    return next(iter(ratios))
 
 
 def _annotated(node: fx.Node) -> float | None:
     """Return the budget ratio that PyTorch recorded on a node; None if there is none."""
     custom = node.meta.get("custom")
-    share = custom.get(torch_compat.REGION_BUDGET) if isinstance(custom, dict) else None
-    return None if share is None else float(share)
+    ratio = custom.get(torch_compat.REGION_BUDGET) if isinstance(custom, dict) else None
+    return None if ratio is None else float(ratio)

@@ -20,18 +20,12 @@ _STATE_BYTES = {"cpu": 5056, "cuda": 16, "xpu": 16}
 
 
 class Replays:
-    """Decides which random operators of a graph can run again from a saved generator state.
-
-    PyTorch saves and restores the state of the *current* device's default generator only. If
-    operators draw on several accelerators, this is the wrong generator for all but one device. In
-    that case no operator on an accelerator is replayed, and the results are saved instead.
-
-    Args:
-        nodes: the random operators of the graph; other nodes are ignored.
-    """
+    """Decides which random operators among some nodes can run again from a saved generator state."""
 
     def __init__(self, nodes: Iterable[fx.Node]) -> None:
         devices = {random_device(n) for n in nodes if ops.is_random(n)}
+        # PyTorch saves and restores the state of the *current* device's default generator only. With several
+        # accelerators, this is the wrong generator for all but one, so their results are saved instead.
         self._several = sum(d.type != "cpu" for d in devices) > 1
 
     def __call__(self, node: fx.Node) -> bool:
@@ -45,11 +39,7 @@ class Replays:
         return kind == "cpu" or (kind in _STATE_BYTES and not self._several)
 
     def forbid(self, node: fx.Node) -> bool:
-        """Return whether a node must not run again, because a second run would be observable.
-
-        A recompute tag on such a node must be ignored. An element of a tuple is judged by the
-        operator that computes the tuple.
-        """
+        """Return whether a second run of a node would be observable; an element of a tuple is judged by its maker."""
         maker = maker_of(node)
         if maker.op != "call_function":
             return False
@@ -68,10 +58,7 @@ def is_element(node: fx.Node) -> bool:
 
 
 def maker_of(node: fx.Node) -> fx.Node:
-    """Return the node that computes the tuple from which a ``getitem`` node takes an element.
-
-    For any other node, return the node itself.
-    """
+    """Return the node that computes the tuple of a ``getitem`` node; any other node itself."""
     while is_element(node) and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node
@@ -99,21 +86,17 @@ def random_device(node: fx.Node) -> torch.device:
 
 
 def _dispatched_to(node: fx.Node) -> str | None:
-    """Return the device type on which PyTorch replays a random operator.
-
-    PyTorch takes the type from the operator's arguments. None if no argument has a device.
-    """
-    given = node.kwargs.get("device")
-    if given:
-        return torch.device(given).type  # type: ignore[arg-type]
+    """Return the device type on which PyTorch replays a random operator."""
+    device = node.kwargs.get("device")
+    if device:
+        return torch.device(device).type  # type: ignore[arg-type]
+    # PyTorch takes the type from the operator's arguments.
     values = (a.meta.get("val") for a in node.args if isinstance(a, fx.Node))
     return next((v.device.type for v in values if isinstance(v, torch.Tensor)), None)
 
 
 def _is_seed_source(node: fx.Node) -> bool:
-    """Return whether a node is one of Inductor's operators that create random seeds.
-
-    The few bytes of a seed are saved, so these operators need no replay.
-    """
+    """Return whether a node is one of Inductor's operators that create random seeds."""
     name = str(node.target)
+    # The few bytes of a seed are saved, so these operators need no replay.
     return "inductor_seed" in name or "inductor_rand_eager_offset" in name

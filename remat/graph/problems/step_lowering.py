@@ -55,11 +55,7 @@ class LoweredStep:
     of_value: dict[str, int]
 
     def runs_of(self, name: str) -> tuple[int, ...]:
-        """Return the problem nodes for one run of a joint-graph node in forward, in order.
-
-        For a random operator whose generator state is saved, the state comes first. Empty for
-        joint-graph nodes without a problem node, such as views.
-        """
+        """Return the problem nodes for one run of a joint-graph node in forward; a saved generator state comes first."""
         at, state = self.of_name.get(name), self.of_name.get(name + _DRAWN)
         return () if at is None else (at,) if state is None else (state, at)
 
@@ -75,38 +71,27 @@ class LoweredStep:
 
     @property
     def least_peak(self) -> int:
-        """Lower bound on the peak of every schedule, in bytes.
-
-        Generator states and copies of inputs count 0 bytes, because a schedule may omit them. So do tangents if backward
-        runs no node, because they do not exist in forward.
-        """
+        """Lower bound on the peak of every schedule, in bytes."""
+        # A schedule may omit generator states and copies of inputs. If backward runs no node, tangents do not exist
+        # in forward.
         optional = {*self.optional, *self.problem.at_start}
         sizes = enumerate(self.problem.size)
         size = tuple(0 if i in optional else nbytes for i, nbytes in sizes)
         return least_peak(replace(self.problem, size=size))[0]
 
     def with_extra(self, extra: Mapping[str, int]) -> LoweredStep:
-        """Return a copy in which runs take more bytes.
-
-        Args:
-            extra: by name of a joint-graph node, the bytes to add while the node runs; names of views are ignored.
-        """
+        """Return a copy in which runs of the named joint-graph nodes take more bytes; names of views are ignored."""
         problem = self.problem
-        taken = [*(problem.extra or (0,) * len(problem))]
+        total = [*(problem.extra or (0,) * len(problem))]
         for name, nbytes in extra.items():
             if name in self.of_name:
-                taken[self.of_name[name]] += nbytes
-        return replace(self, problem=replace(problem, extra=tuple(taken)))
+                total[self.of_name[name]] += nbytes
+        return replace(self, problem=replace(problem, extra=tuple(total)))
 
     def orders(
         self, sequence: Sequence[int], boundary: int
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the names of the joint-graph nodes that forward and backward run in a schedule.
-
-        Args:
-            sequence: problem nodes in the order of their runs.
-            boundary: position in ``sequence`` at which backward begins.
-        """
+        """Split the joint-graph names of a schedule's nodes at position ``boundary`` into forward's and backward's."""
         names = self.problem.names
         forward, backward = (
             tuple(names[v] for v in part if self.of_name.get(names[v]) == v)
@@ -115,20 +100,10 @@ class LoweredStep:
         return forward, backward
 
 
-def lower_step(
-    joint: JointGraph,
-    index: GraphIndex,
-    roles: Roles,
-    lowered: Lowered,
-) -> LoweredStep:
+def lower_step(joint: JointGraph, index: GraphIndex, roles: Roles, lowered: Lowered) -> LoweredStep:
     """Build the scheduling problem of a joint graph: when each node runs, or runs again, in a step.
 
-    Args:
-        joint: the joint graph.
-        index: node positions of the joint graph.
-        roles: classification of the nodes as forward or backward.
-        lowered: graph problem of the joint graph. The scheduling problem takes over costs,
-            generator states, copies of inputs, and which nodes may run again.
+    The graph problem ``lowered`` gives costs, generator states, copies of inputs, and which nodes may run again.
     """
     chosen = lowered.problem
     of_kind: dict[SavedKind, list[int]] = {kind: [] for kind in SavedKind}
@@ -138,7 +113,7 @@ def lower_step(
     sizes = Sizes(joint.memories)
     rows: list[_Row] = []
     #: For each joint-graph position, the problem nodes that a reader of its value reads.
-    behind: dict[int, tuple[int, ...]] = {}
+    read_of: dict[int, tuple[int, ...]] = {}
     of_key: dict[int, int] = {}  # node of the problem that holds a storage
 
     def add(row: _Row) -> int:
@@ -164,24 +139,21 @@ def lower_step(
     backward: list[int] = []
     forward: list[int] = []
     ordered: list[int] = []
-    kept: dict[str, int] = {}
+    copy_of: dict[str, int] = {}
     for i in of_kind[SavedKind.SNAPSHOT]:
         name, copied_bytes = index.nodes[i].name, tensor_bytes(index.values[i])
-        kept[name] = of_name[name + _SNAPSHOT] = add(_Row(f"{name}:snapshot", size=copied_bytes))
+        copy_of[name] = of_name[name + _SNAPSHOT] = add(_Row(f"{name}:snapshot", size=copied_bytes))
         # A later copy would read the input after forward's write, so the copy is made once.
-        single.append(kept[name])
+        single.append(copy_of[name])
     writes = (w for i in index.special for w in written_by(index.nodes[i]))
     written = {k for w in writes for k in sizes.keys(w)}
 
     # A node that forward does not require reads the copy of an input. A write to the input therefore does not fix
     # the node's place in the order.
-    copied = {k for name in kept for k in sizes.keys(index.nodes[index.by_name[name]])}
+    copied = {k for name in copy_of for k in sizes.keys(index.nodes[index.by_name[name]])}
 
     def touches_written(i: int) -> bool:
-        """Return whether a node has effects or reads memory that is written to.
-
-        Such a node must keep its place in the order. ``i`` is the node's position.
-        """
+        """Return whether the node at a position has effects or reads memory that is written to, so keeps its place."""
         if not index.plain[i] and ops.may_have_effects(index.nodes[i]):
             return True
         fixed = written if roles.required_forward[i] else written - copied
@@ -191,19 +163,21 @@ def lower_step(
 
     # Nodes that must run in backward (in the tangent closure) go last, because forward's writes to inputs stand at
     # the end of the joint graph.
-    late = roles.tangent_closure
-    for i in sorted(range(len(index)), key=late.__getitem__):
+    in_backward = roles.tangent_closure
+    for i in sorted(range(len(index)), key=in_backward.__getitem__):
         node = index.nodes[i]
         if node.op != "call_function":
-            behind[i] = tuple(of_key[k] for k in sizes.keys(node) if k in of_key)
+            read_of[i] = tuple(of_key[k] for k in sizes.keys(node) if k in of_key)
             continue
         # Nodes that must run in backward have no cost, because they run once in every plan.
-        cost = 0 if late[i] else chosen.cost[lowered.of_position[i]]
-        reads = {at for j in index.inputs[i] for at in behind[j]}
+        cost = 0 if in_backward[i] else chosen.cost[lowered.of_position[i]]
+        reads = {at for j in index.inputs[i] for at in read_of[j]}
         # In the problem, every run of a reader reads the copy. In the step, the first run reads the input itself,
         # but the copy is alive at that time too.
-        sources = [index.nodes[j] for j in index.inputs[i]] if kept else []
-        reads |= {kept[x.name] for x in sources if x.name in kept and not is_destination(x, node)}
+        sources = [index.nodes[j] for j in index.inputs[i]] if copy_of else []
+        reads |= {
+            copy_of[x.name] for x in sources if x.name in copy_of and not is_destination(x, node)
+        }
         keys = list(dict.fromkeys(sizes.keys(node)))
         fresh = [k for k in keys if k not in resident and k not in of_key]
         viewed = [of_key[k] for k in keys if k in of_key]
@@ -211,15 +185,15 @@ def lower_step(
             # A view becomes no problem node. In the problem, its readers read its base, and those of its inputs
             # that have no storage, such as sizes.
             sizeless = [at for at in reads if not rows[at].size and rows[at].part_of < 0]
-            behind[i] = (*viewed, *sizeless)
+            read_of[i] = (*viewed, *sizeless)
             continue
         state: tuple[int, ...] = ()
         if i in replayed:
-            made = add(_Row(f"{node.name}:state", size=state_bytes(node)))
-            state = (made,)
+            state_node = add(_Row(f"{node.name}:state", size=state_bytes(node)))
+            state = (state_node,)
             # A second run would read the generator state from after the draw, so the state is read once.
-            single.append(made)
-            of_name[node.name + _DRAWN] = made
+            single.append(state_node)
+            of_name[node.name + _DRAWN] = state_node
         at = add(
             _Row(
                 node.name,
@@ -237,14 +211,14 @@ def lower_step(
             part = _Row(f"{node.name}:{n}", size=sizes.nbytes[key], part_of=at)
             of_key[key] = add(part)
             parts.append(of_key[key])
-        behind[i] = tuple(dict.fromkeys([at, *parts, *viewed]))
-        if late[i]:
+        read_of[i] = tuple(dict.fromkeys([at, *parts, *viewed]))
+        if in_backward[i]:
             backward.append(at)
         elif roles.required_forward[i]:
             forward.append(at)
         if touches_written(i):
             ordered.append(at)
-        if late[i] or not chosen.recomputable[lowered.of_position[i]]:
+        if in_backward[i] or not chosen.recomputable[lowered.of_position[i]]:
             single.append(at)
     columns: Any = zip(*rows, strict=True) if rows else [()] * len(_Row._fields)
     names, inputs, costs, size, part_of, extra = columns

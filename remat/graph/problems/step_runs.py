@@ -16,39 +16,34 @@ class StepRuns:
     """The runs of all graphs of one step, in their order."""
 
     def __init__(self) -> None:
-        # `_made` maps a tensor to (index of the graph run that returned it, index among the outputs of that run).
-        # `_given` maps it to (index of the first graph run that received it, index among the arguments). The keys
+        # `_returned_by` maps a tensor to (index of the graph run that returned it, index among the outputs of that run).
+        # `_received_by` maps it to (index of the first graph run that received it, index among the arguments). The keys
         # are weak: otherwise a run on real tensors would keep all activations alive.
-        self._made: MutableMapping[torch.Tensor, tuple[int, int]] = WeakTensorKeyDictionary()
-        self._given: MutableMapping[torch.Tensor, tuple[int, int]] = WeakTensorKeyDictionary()
+        self._returned_by: MutableMapping[torch.Tensor, tuple[int, int]] = WeakTensorKeyDictionary()
+        self._received_by: MutableMapping[torch.Tensor, tuple[int, int]] = WeakTensorKeyDictionary()
         self._turns: list[tuple[int, Turn]] = []  # (index of the graph, its run), in run order
 
     def add(
         self, graph: int, joint: JointGraph, args: Sequence[Any], outputs: Iterable[Any]
     ) -> None:
-        """Record one run of a graph.
-
-        Args:
-            graph: index of the graph among those of the step.
-            joint: its joint graph.
-            args: arguments of the run.
-            outputs: outputs of the run.
-        """
+        """Record one run of the step's graph number ``graph``, with its arguments and outputs."""
         tensors = [(i, a) for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
         turn = Turn(at=len(self._turns))
         # A `Turn` counts positions among the primals. They equal positions among the arguments only if there
         # are as many primals as arguments.
         if len(primals_of(joint)) == len(args):
-            received = tuple((i, *self._made[a]) for i, a in tensors if a in self._made)
-            shared = tuple((i, *self._given[a]) for i, a in tensors if a in self._given)
+            received = tuple(
+                (i, *self._returned_by[a]) for i, a in tensors if a in self._returned_by
+            )
+            shared = tuple((i, *self._received_by[a]) for i, a in tensors if a in self._received_by)
             turn = turn._replace(received=received, shared=shared)
         self._turns.append((graph, turn))
         for i, value in tensors:
-            if value not in self._made:
-                self._given.setdefault(value, (turn.at, i))
+            if value not in self._returned_by:
+                self._received_by.setdefault(value, (turn.at, i))
         for k, value in enumerate(outputs):
             if isinstance(value, torch.Tensor):
-                self._made[value] = (turn.at, k)
+                self._returned_by[value] = (turn.at, k)
 
     def joints(
         self,
@@ -65,24 +60,24 @@ class StepRuns:
                 nobody holds are known. Parts of the runs of a graph may count as graphs of their own.
         """
         received = {(j, k) for _, turn in self._turns for _, j, k in turn.received}
-        found = {self._made[v] for v in kept if v in self._made}
-        alive = None if graph_of is None else received.union(self._made.values())
+        caller_holds = {self._returned_by[v] for v in kept if v in self._returned_by}
+        alive = None if graph_of is None else received.union(self._returned_by.values())
         turns: list[list[Turn]] = [[] for _ in graphs]
         graph_of = [graph for graph, _ in self._turns] if graph_of is None else graph_of
         for graph, (_, turn) in zip(graph_of, self._turns, strict=True):
-            returned = tuple(k for at, k in sorted(found & received) if at == turn.at)
+            returned = tuple(k for at, k in sorted(caller_holds & received) if at == turn.at)
             outputs = range(0 if alive is None else graphs[graph].num_fwd_outputs)
             dropped = tuple(k for k in outputs if (turn.at, k) not in (alive or ()))
             turns[graph].append(turn._replace(returned=returned, dropped=dropped))
         repeats = len(self._turns) > len(set(graph_of))
-        made = list(graphs)
+        updated = list(graphs)
         for graph, joint in enumerate(graphs):
             if not turns[graph]:
                 continue
             # `received` and `shared` describe the first run only. If a graph of the step runs several times,
             # `turns` describes every run.
             first = turns[graph][0]
-            made[graph] = replace(
+            updated[graph] = replace(
                 joint,
                 received=tuple((i, graph_of[at], k) for i, at, k in first.received),
                 shared=tuple((i, graph_of[at], k) for i, at, k in first.shared),
@@ -91,4 +86,4 @@ class StepRuns:
                 runs=len(turns[graph]),
                 turns=tuple(turns[graph]) if repeats else (),
             )
-        return made
+        return updated

@@ -12,6 +12,7 @@ from torch import fx
 from remat.graph.branch_values import Branches
 from remat.graph.index import GraphIndex, are_plain, index_graph
 from remat.graph.joint import JointGraph, outputs_of
+from remat.graph.memory.storages import type_text
 from remat.graph.roles import classify
 
 
@@ -84,11 +85,7 @@ class Facts:
 
     @cached_property
     def special(self) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node]]:
-        """Nodes that are not plain: those of the joint graph, of forward and of backward.
-
-        A plain node's result depends on its arguments alone, without side effects (`ops.is_plain`).
-        Other nodes, for example, draw random numbers, communicate or write to an argument.
-        """
+        """Nodes that are not plain (`ops.is_plain`): those of the joint graph, of forward and of backward."""
         joint, fwd, bwd = (
             [n for n, plain in zip(nodes, are_plain(nodes), strict=True) if not plain]
             for nodes in (list(self.joint.values()), *self.split_nodes)
@@ -109,15 +106,12 @@ class Facts:
 
     @cached_property
     def placeholders(self) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node]]:
-        """Placeholders of the joint graph, of forward and of backward.
-
-        Placeholders for generator states (``fwd_rng_state_``, ``bwd_rng_state_``) are left out,
-        because AOTAutograd manages these states by itself.
-        """
+        """Placeholders of the joint graph, of forward and of backward, without generator states."""
         joint, fwd, bwd = (
             [
                 n
                 for n in graph.find_nodes(op="placeholder")
+                # AOTAutograd manages these states by itself.
                 if not n.name.startswith(("fwd_rng_state_", "bwd_rng_state_"))
             ]
             for graph in (
@@ -128,28 +122,18 @@ class Facts:
         )
         return joint, fwd, bwd
 
-    def is_same(self, mine: Any, theirs: Any) -> bool:
-        """Return whether a value of forward or backward corresponds to a value of the joint graph.
-
-        Nodes correspond if they have the same name. A node that a pass added, whose name the joint
-        graph lacks, may stand for any node. Constants correspond if type and value are equal.
-
-        Args:
-            mine: a node or constant of forward or backward.
-            theirs: a node or constant of the joint graph.
-        """
-        if isinstance(mine, fx.Node) and isinstance(theirs, fx.Node):
-            return mine.name == theirs.name or mine.name not in self.joint
-        return type(mine) is type(theirs) and mine == theirs
+    def is_same(self, value: Any, joint_value: Any) -> bool:
+        """Return whether a value of forward or backward corresponds to a value of the joint graph."""
+        if isinstance(value, fx.Node) and isinstance(joint_value, fx.Node):
+            # A node that a pass added, whose name the joint graph lacks, may stand for any node.
+            return value.name == joint_value.name or value.name not in self.joint
+        return type(value) is type(joint_value) and value == joint_value
 
 
 def described(value: Any) -> str:
-    """Describe a value for a message: dtype, shape and device of a tensor, or a number.
-
-    Any other value is described by the name of its type.
-    """
+    """Describe a value for a message: dtype, shape and device of a tensor, a number, or the name of a type."""
     if isinstance(value, torch.Tensor):
-        return f"{value.dtype} {tuple(value.shape)} on {value.device}"
+        return f"{type_text(value)} on {value.device}"
     return str(value) if isinstance(value, (torch.SymInt, int, float)) else type(value).__name__
 
 

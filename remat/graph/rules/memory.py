@@ -21,11 +21,7 @@ from remat.graph.rules.facts import Facts, Fault, called
 
 
 def tags_hold(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each node that is saved or recomputed against its checkpoint tag.
-
-    MUST_SAVE and offload tags forbid recomputation. MUST_RECOMPUTE forbids saving, unless a second
-    run would be observable.
-    """
+    """Yield a fault for each node that is saved or recomputed against its checkpoint tag."""
     tags = {name: tag for name, n in facts.joint.items() if (tag := n.meta.get("recompute"))}
     if not tags:
         return
@@ -55,10 +51,7 @@ def tags_hold(facts: Facts) -> Iterator[Fault]:
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Return whether a node is a view.
-
-    A view tagged MUST_SAVE may run again, because saving the storage behind the view is enough.
-    """
+    """Return whether a node is a view; saving the storage behind it is enough for its MUST_SAVE tag."""
     if ops.default_taxonomy().is_view(node) or aliased_argument(node) is not None:
         return True
     # Some operators, such as `_unsafe_view`, return an alias that their schema does not declare.
@@ -69,10 +62,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def values_are_known(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each call or placeholder without a fake value.
-
-    Nodes that lack a fake value in the joint graph too are exempt.
-    """
+    """Yield a fault for each call or placeholder without a fake value that the joint graph's node has."""
     for node in (*facts.split_nodes[0], *facts.split_nodes[1]):
         if node.op in ("call_function", "placeholder") and "val" not in node.meta:
             source = facts.joint.get(node.name)
@@ -99,84 +89,66 @@ def the_budget_holds(facts: Facts) -> Iterator[Fault]:
 
 
 def saved_values_share_no_memory(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each saved value in the memory of another one.
-
-    AOTAutograd lets Inductor's backward overwrite a saved value in place, unless the memory is that of
-    an input, of an output or of a gradient. AOTAutograd does not compare saved values with each other. Values that
-    saved-tensor hooks packed are exempt, because `integrations.budget_loop` forbids to overwrite them.
-    """
+    """Yield a fault for each saved value in the memory of another one."""
     keys = Memories()
-    kept = (*facts.placeholders[1], *facts.returned[0], *outputs_of(facts.split.backward.graph))
-    others = {keys.key(n.meta.get("val")): n for n in kept if isinstance(n, fx.Node)}
+    safe = (*facts.placeholders[1], *facts.returned[0], *outputs_of(facts.split.backward.graph))
+    others = {keys.key(n.meta.get("val")): n for n in safe if isinstance(n, fx.Node)}
     first: dict[int, fx.Node] = {}
     for node in facts.handed:
         key = keys.key(node.meta.get("val"))
         # AOTAutograd lets nothing be overwritten in graphs with `set_`.
         if key is None or key in others or node.name not in facts.joint or ops.is_mutating(node):
             continue
-        other = first.setdefault(key, node)
-        if other is not node:
-            text = f"'{node.name}' and '{other.name}' are in the same memory, which backward may overwrite"
-            yield Fault(text, (node, other))
+        # AOTAutograd lets Inductor's backward overwrite a saved value in place, without comparing saved values with
+        # each other.
+        first_node = first.setdefault(key, node)
+        if first_node is not node:
+            text = f"'{node.name}' and '{first_node.name}' are in the same memory, which backward may overwrite"
+            yield Fault(text, (node, first_node))
 
 
 def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each read on the wrong side of a write to the same memory.
-
-    A read in forward or backward must see the value that it sees in the joint graph.
-    """
+    """Yield a fault for each read that sees other contents of its memory than in the joint graph."""
     key = _memory(facts)
     writes = [
         {n: {key(w) for w in written_by(n)} for n in nodes if ops.is_mutating(n)}
         for nodes in facts.special[1:]
     ]
-    gone = {k: n for n, keys in writes[0].items() for k in keys}
-    gone |= {key(n): n for n in overwritten_after(facts.split.joint, facts.split_nodes[0])}
-    if gone:
+    overwritten = {k: n for n, keys in writes[0].items() for k in keys}
+    overwritten |= {key(n): n for n in overwritten_after(facts.split.joint, facts.split_nodes[0])}
+    if overwritten:
         last = _last_writes(facts, writes[0])
         for node in facts.split_nodes[1]:
             if node.op != "call_function" or ops.ignores_content(node):
                 continue
             for read in inputs_of(node):
                 k = key(read)
-                if k not in gone or is_destination(read, node):
+                if k not in overwritten or is_destination(read, node):
                     continue
                 is_handed = root_of(read).op == "placeholder"
                 if is_handed and _is_behind(facts, node, last.get(k, len(facts.joint))):
                     continue  # in the joint graph, too, the node reads the value after the write
                 text = f"{called(node)} reads '{read.name}', which forward has overwritten"
-                yield Fault(text, (node, gone[k]))
+                yield Fault(text, (node, overwritten[k]))
     for nodes, written in zip(facts.split_nodes, writes, strict=True):
         if written:
             yield from _reordered(facts, nodes, written, key)
 
 
 def _is_behind(facts: Facts, node: fx.Node, write: int) -> bool:
-    """Return whether a node of forward or backward comes after a write in the joint graph.
-
-    A view also counts as after the write if all nodes that read the view come after the write.
-
-    Args:
-        facts: the partitioned graph.
-        node: the node.
-        write: position of the write in the joint graph.
-    """
+    """Return whether a node of forward or backward comes after a write in the joint graph."""
     if node.op != "call_function":
         return False
     if facts.position.get(node.name, -1) > write:
         return True
+    # A view counts as after the write if all its readers do.
     return aliased_argument(node) is not None and all(
         _is_behind(facts, u, write) for u in node.users
     )
 
 
 def _last_writes(facts: Facts, writes: Mapping[fx.Node, set[Any]]) -> dict[Any, int]:
-    """Return the joint-graph position of forward's last write to each memory, by memory key.
-
-    Args:
-        facts: the partitioned graph.
-        writes: for each node of forward that writes, the keys of the memory that it writes to.
-    """
+    """Return the joint-graph position of forward's last write to each memory, by memory key."""
     last: dict[Any, int] = {}
     for node, keys in writes.items():
         for k in keys:
@@ -190,26 +162,22 @@ def nothing_user_mutated_is_read(facts: Facts) -> Iterator[Fault]:
     if not user_mutated:
         return
     key = _memory(facts)
-    gone = {key(n): n for n in facts.placeholders[0] if n.name in user_mutated}
+    written = {key(n): n for n in facts.placeholders[0] if n.name in user_mutated}
     for node in facts.split_nodes[1]:
         for read in inputs_of(node) if node.op == "call_function" else ():
-            if key(read) in gone and not is_destination(read, node):
-                yield Fault(f"{called(node)} reads '{read.name}'", (node, gone[key(read)]))
+            if key(read) in written and not is_destination(read, node):
+                yield Fault(f"{called(node)} reads '{read.name}'", (node, written[key(read)]))
 
 
 def _memory(facts: Facts) -> Callable[[fx.Node], Any]:
-    """Return a function that maps a node to a key of its memory.
-
-    The key is usually the storage, and the node itself if the value has no storage. Distinct inputs
-    may share a storage, but they then do not overlap, because AOTAutograd merges overlapping inputs
-    into one. For such inputs, the key is the input's name instead.
-    """
+    """Return a function that maps a node to a key of its memory."""
     storage = Memories().key
     keys = [storage(n.meta.get("val")) for n in facts.placeholders[0]]
     shared = {k for k in keys if keys.count(k) > 1} if len(set(keys)) < len(keys) else set()
 
     def memory(node: fx.Node) -> Any:
         key = storage(node.meta.get("val"))
+        # Distinct inputs on one storage do not overlap, because AOTAutograd merges overlapping inputs.
         if key in shared:
             return root_of(node).name
         return node if key is None else key
@@ -220,34 +188,24 @@ def _memory(facts: Facts) -> Callable[[fx.Node], Any]:
 def _reordered(
     facts: Facts, nodes: list[fx.Node], written: dict[fx.Node, set[Any]], key: Any
 ) -> Iterator[Fault]:
-    """Yield a fault for each read that moved past a write to the same memory.
-
-    Such a read precedes the write in the joint graph and follows the write in ``nodes``, or the
-    reverse.
-
-    Args:
-        facts: the partitioned graph.
-        nodes: nodes of forward or of backward.
-        written: for each of ``nodes`` that writes, the keys of the memory that it writes to.
-        key: maps a node to the key of its memory.
-    """
-    here = {n: i for i, n in enumerate(nodes)}
+    """Yield a fault for each read that moved past a write to the same memory."""
+    place_of = {n: i for i, n in enumerate(nodes)}
     touched = {k for keys in written.values() for k in keys}
     for node in nodes:
-        at = facts.position.get(node.name)
+        read_position = facts.position.get(node.name)
         if node.name.removesuffix("_snapshot") != node.name:
-            at = -1  # a snapshot copies an input, and must come before all writes
-        if node.op != "call_function" or at is None:
+            read_position = -1  # a snapshot copies an input, and must come before all writes
+        if node.op != "call_function" or read_position is None:
             continue
         for read in inputs_of(node):
             memory = key(read)
             if memory not in touched:
                 continue
             for write, keys in written.items():
-                there = facts.position.get(write.name)
-                if there is None or write is node or memory not in keys:
+                write_position = facts.position.get(write.name)
+                if write_position is None or write is node or memory not in keys:
                     continue
-                if (at < there) != (here[node] < here[write]):
-                    side = "behind" if at < there else "before"
+                if (read_position < write_position) != (place_of[node] < place_of[write]):
+                    side = "behind" if read_position < write_position else "before"
                     text = f"{called(node)} reads '{read.name}' {side} {called(write)}"
                     yield Fault(text, (node, write))

@@ -21,28 +21,21 @@ from remat.graph.rules.facts import Facts, Fault, called
 
 
 def nothing_random_runs_twice(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each rerun of a random operator that draws new numbers.
-
-    A rerun must replay the first draw from a saved generator state.
-    """
-    drawn: set[str] = set()
+    """Yield a fault for each rerun of a random operator that draws anew instead of replaying its first draw."""
+    seen: set[str] = set()
     for which, nodes in zip(("forward", "backward"), facts.special[1:], strict=True):
         for node in nodes:
             if ops.is_random(node):  # a replay does not count as random
-                name = _drawn(node)
-                if name in drawn:
+                name = _joint_name(node)
+                if name in seen:
                     yield Fault(
                         f"{called(node)} draws anew in {which} instead of replaying", (node,)
                     )
-                drawn.add(name)
+                seen.add(name)
 
 
 def nothing_effectful_runs_twice(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each second run of an operator that must run once.
-
-    Such an operator is a collective, has effects, or is custom and not declared pure. A collective
-    may run again if a checkpoint policy tags it for recomputation.
-    """
+    """Yield a fault for each second run of a collective, an effect, or an undeclared custom operator."""
     again = [n for nodes in facts.special[1:] for n in nodes if RUN_OF in n.meta]
     for node in (*again, *(n for n in facts.special[2] if n.name in facts.calls)):
         where = "twice" if RUN_OF in node.meta else "in both graphs"
@@ -55,17 +48,14 @@ def nothing_effectful_runs_twice(facts: Facts) -> Iterator[Fault]:
             ops.is_collective(node)
             # Waiting a second time for a collective communicates nothing.
             and ops.name_of(node.target) != "wait_tensor"
+            # A policy may ask to run a collective again, and does so on every rank.
             and not must_recompute(node)
         ):
             yield Fault(f"{called(node)} communicates {where}", (node,))
 
 
 def nothing_special_is_lost(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each operator that must run but is in neither forward nor backward.
-
-    Such an operator is random, has effects, is custom and not declared pure, or is a collective
-    without users.
-    """
+    """Yield a fault for each random operator, effect or collective that must run but is in neither graph."""
     ran = {n.name for nodes in facts.split_nodes for n in nodes}
     for node in facts.special[0]:
         if node.name in ran:
@@ -82,60 +72,51 @@ def nothing_special_is_lost(facts: Facts) -> Iterator[Fault]:
 
 
 def order_is_kept(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each random operator or effect that runs out of joint-graph order.
-
-    The order among random operators and the order among effects are checked separately.
-    """
+    """Yield a fault for each random operator, and each effect, that runs out of its joint-graph order."""
     for backward, nodes in enumerate(facts.special[1:]):
         for is_kind in (ops.draws_in_order, _is_ordered_effect):
             last: fx.Node | None = None
             for node in filter(is_kind, nodes):
-                at = facts.position.get(_drawn(node))
+                at = facts.position.get(_joint_name(node))
                 replays = node.target is torch_compat.rng_prims.run_with_rng_state
                 # The order of replays does not matter, because each draws from a saved state. A node that
                 # backward runs again is checked in forward.
-                if at is None or replays or (backward and _drawn(node) in facts.calls):
+                if at is None or replays or (backward and _joint_name(node) in facts.calls):
                     continue
-                before = None if last is None else _drawn(last)
+                before = None if last is None else _joint_name(last)
                 if before is not None and facts.position[before] > at:
                     yield Fault(f"{called(node)} runs behind '{before}'", (node, last))  # type: ignore[arg-type]
                 last = node
 
 
 def copies_are_alike(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each rerun of a node with another operator or other inputs than at first.
-
-    A node of backward is compared with forward's node of the same name. A further run under a new
-    name is compared with the joint graph's node.
-    """
+    """Yield a fault for each rerun of a node with another operator or other inputs than at first."""
     for which, nodes in zip(("forward", "backward"), facts.split_nodes, strict=True):
         for node in nodes:
             again = RUN_OF in node.meta
             if node.op != "call_function" or not (again or which == "backward"):
                 continue
+            # A further run under a new name is compared with the joint graph's node.
             source = facts.joint.get(run_of(node)) if again else facts.calls.get(node.name)
             if source is None:
                 continue
-            there = "the joint graph" if again else "forward"
+            compared_with = "the joint graph" if again else "forward"
             target, reads = _call(node)
-            wanted_target, wanted = _call(source)
+            wanted_target, wanted_reads = _call(source)
             if target != wanted_target:
-                text = f"'{node.name}' is {target} in {which}, {wanted_target} in {there}"
+                text = f"'{node.name}' is {target} in {which}, {wanted_target} in {compared_with}"
                 yield Fault(text, (source,))
-            elif len(reads) != len(wanted):
-                text = f"'{node.name}' reads other values in {which} than in {there}"
+            elif len(reads) != len(wanted_reads):
+                text = f"'{node.name}' reads other values in {which} than in {compared_with}"
                 yield Fault(text, (source,))
-            for a, b in zip(map(run_of, reads), map(run_of, wanted), strict=False):
+            for a, b in zip(map(run_of, reads), map(run_of, wanted_reads), strict=False):
                 if a != b and a in facts.joint and b in facts.joint:
-                    text = f"'{node.name}' reads '{a}' in {which}, '{b}' in {there}"
+                    text = f"'{node.name}' reads '{a}' in {which}, '{b}' in {compared_with}"
                     yield Fault(text, (source,))
 
 
 def branches_are_forwards(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each branch value that is computed again from numbers that may round otherwise.
-
-    The rule follows the inputs of a branch value through exact operators, up to what forward saves.
-    """
+    """Yield a fault for each branch value that is computed again from numbers that may round otherwise."""
     graph = facts.branches
     names = {facts.joint_index.nodes[i].name for i in graph.found | graph.comparisons}
     if not names:
@@ -152,6 +133,7 @@ def branches_are_forwards(facts: Facts) -> Iterator[Fault]:
                 if read in seen or read.op != "call_function" or i < 0 or graph.ignores_floats(i):
                     continue
                 seen.add(read)
+                # An exact operator adds no rounding, so its inputs are searched instead.
                 if graph.is_exact(i):
                     stack.extend(inputs_of(read))
                 elif RUN_OF in read.meta or (backward and read.name in facts.calls):
@@ -160,11 +142,7 @@ def branches_are_forwards(facts: Facts) -> Iterator[Fault]:
 
 
 def _call(node: fx.Node) -> tuple[Any, list[fx.Node]]:
-    """Return the operator that a node runs, and the nodes that the operator reads.
-
-    For a node that saves or restores a generator state, the returned operator is the random operator
-    that the node calls. The state is not among the returned nodes.
-    """
+    """Return the operator that a node runs, without its generator state, and the nodes that the operator reads."""
     target: Any = node.target
     reads = list(inputs_of(node))
     if (
@@ -182,11 +160,9 @@ def _call(node: fx.Node) -> tuple[Any, list[fx.Node]]:
     return target, reads
 
 
-def _drawn(node: fx.Node) -> str:
-    """Return the joint-graph name of a node.
-
-    The suffix ``_drawn``, which marks a run that saves a generator state, is removed.
-    """
+def _joint_name(node: fx.Node) -> str:
+    """Return the joint-graph name of a node."""
+    # The suffix marks a run that saves a generator state.
     return run_of(node).removesuffix("_drawn")
 
 

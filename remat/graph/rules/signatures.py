@@ -27,119 +27,96 @@ _BACKWARD_INPUTS = (Role.TANGENT, Role.BACKWARD_SEED, Role.BACKWARD_STATE)
 
 def graphs_are_complete(facts: Facts) -> Iterator[Fault]:
     """Yield a fault for the first structural error of forward, and one for that of backward."""
-    for which in ("forward", "backward"):
-        module: fx.GraphModule = getattr(facts.split, which)
+    for side in ("forward", "backward"):
+        module: fx.GraphModule = getattr(facts.split, side)
         fault = check_structure(module)
         if fault is not None:
             named = re.findall(r"'([^']+)'", fault)
             nodes = tuple(n for n in module.graph.nodes if n.name in named)
-            yield Fault(f"{which}: {fault}", nodes)
+            yield Fault(f"{side}: {fault}", nodes)
 
 
 def forward_takes_the_inputs(facts: Facts) -> Iterator[Fault]:
     """Yield a fault for each position at which forward's inputs differ from the joint graph's."""
-    theirs = [n for n in facts.placeholders[0] if role_of(n) in _FORWARD_INPUTS]
-    yield from _compared("input", facts.placeholders[1], theirs, "forward")
+    expected = [n for n in facts.placeholders[0] if role_of(n) in _FORWARD_INPUTS]
+    yield from _compare_inputs("input", facts.placeholders[1], expected, "forward")
 
 
 def forward_returns_the_outputs(facts: Facts) -> Iterator[Fault]:
     """Yield a fault for each position at which forward's user outputs differ from the joint graph's."""
     outputs = split_outputs(facts.split.joint)[0]
-    yield from _returned(facts, "output", facts.returned[0], outputs, "forward")
+    yield from _compare_outputs(facts, "output", facts.returned[0], outputs, "forward")
 
 
 def backward_returns_the_gradients(facts: Facts) -> Iterator[Fault]:
     """Yield a fault for each position at which backward's outputs differ from the joint graph's gradients."""
-    mine, theirs = outputs_of(facts.split.backward.graph), split_outputs(facts.split.joint)[1]
-    yield from _returned(facts, "gradient", mine, theirs, "backward")
+    actual, expected = outputs_of(facts.split.backward.graph), split_outputs(facts.split.joint)[1]
+    yield from _compare_outputs(facts, "gradient", actual, expected, "backward")
 
 
-def _returned(
-    facts: Facts, what: str, mine: Sequence[Any], theirs: Sequence[Any], which: str
+def _compare_outputs(
+    facts: Facts, noun: str, actual: Sequence[Any], expected: Sequence[Any], side: str
 ) -> Iterator[Fault]:
-    """Yield a fault for each position at which a graph's outputs differ from the joint graph's.
-
-    A wrong number of outputs is a fault too.
-
-    Args:
-        facts: the partitioned graph.
-        what: noun for one output in the message, such as ``"gradient"``.
-        mine: outputs of the graph.
-        theirs: outputs of the joint graph.
-        which: ``"forward"`` or ``"backward"``.
-    """
-    if len(mine) != len(theirs):
-        yield Fault(f"{which} returns {len(mine)} values, expected {len(theirs)}")
-    for k, (a, b) in enumerate(zip(mine, theirs, strict=False)):
+    """Yield a fault for each position at which a graph's outputs differ from the joint graph's."""
+    if len(actual) != len(expected):
+        yield Fault(f"{side} returns {len(actual)} values, expected {len(expected)}")
+    for k, (a, b) in enumerate(zip(actual, expected, strict=False)):
         if not facts.is_same(a, b):
-            yield Fault(f"{what} {k} is {shown(a)}, expected {shown(b)}", nodes_of(a, b))
+            yield Fault(f"{noun} {k} is {shown(a)}, expected {shown(b)}", nodes_of(a, b))
 
 
-def _compared(
-    what: str, mine: Sequence[fx.Node], theirs: Sequence[fx.Node], which: str
+def _compare_inputs(
+    noun: str, actual: Sequence[fx.Node], expected: Sequence[fx.Node], side: str
 ) -> Iterator[Fault]:
-    """Yield a fault for each position at which two lists of placeholders differ in name.
-
-    Args:
-        what: noun for one placeholder in the message, such as ``"input"``.
-        mine: placeholders of a graph.
-        theirs: the expected placeholders.
-        which: ``"forward"`` or ``"backward"``.
-    """
-    for k, (a, b) in enumerate(zip_longest(mine, theirs)):
+    """Yield a fault for each position at which two lists of placeholders differ in name."""
+    for k, (a, b) in enumerate(zip_longest(actual, expected)):
         if a is None or b is None or a.name != b.name:
-            yield Fault(f"{what} {k} of {which} is {shown(a)}, expected {shown(b)}", nodes_of(a, b))
+            yield Fault(f"{noun} {k} of {side} is {shown(a)}, expected {shown(b)}", nodes_of(a, b))
 
 
 def backward_takes_what_forward_hands(facts: Facts) -> Iterator[Fault]:
-    """Yield faults if the values that forward saves are not those that backward receives.
-
-    Names, order, dtypes, shapes and devices must agree. Forward must return saved values sorted by
-    kind: tensors, tensors without a version check, objects, sizes. Backward takes the sizes first,
-    then the other values in forward's order.
-    """
+    """Yield faults if the values that forward saves are not those that backward receives."""
     for value in facts.returned[1]:
         if not isinstance(value, fx.Node):
             yield Fault(f"forward hands over {value!r}, which no node computes")
-    behind = {n.name for n in _behind(facts)}
-    mine = [n for n in facts.placeholders[2] if n.name not in behind]
+    behind = {n.name for n in _after_saved(facts)}
+    inputs = [n for n in facts.placeholders[2] if n.name not in behind]
     # The sort is stable, so all other values keep their order.
-    theirs = sorted(facts.handed, key=lambda n: HandedKind.of(n) is not HandedKind.SIZE)
-    taken, given = {n.name: n for n in mine}, {n.name: n for n in theirs}
-    lonely = [n for n in (*mine, *theirs) if (n.name in taken) != (n.name in given)]
+    handed = sorted(facts.handed, key=lambda n: HandedKind.of(n) is not HandedKind.SIZE)
+    input_of, handed_of = {n.name: n for n in inputs}, {n.name: n for n in handed}
+    lonely = [n for n in (*inputs, *handed) if (n.name in input_of) != (n.name in handed_of)]
     for node in lonely:
         yield Fault(f"'{node.name}' is only on one side", (node,))
     if not lonely:
-        yield from _compared("input", mine, theirs, "backward")
+        yield from _compare_inputs("input", inputs, handed, "backward")
     for a, b in zip(facts.handed, facts.handed[1:], strict=False):
+        # AOTAutograd expects saved values sorted by kind, and backward takes sizes first.
         if HandedKind.of(a) > HandedKind.of(b):
             yield Fault(
                 f"'{b.name}' is handed over behind '{a.name}'; expected tensors, those without a "
                 "version check, objects, sizes",
                 (a, b),
             )
-    for node in theirs:
-        other = taken.get(node.name)
+    for node in handed:
+        input_node = input_of.get(node.name)
         value = node.meta.get("val")
         # Most values are identical, and describing them takes longer than comparing.
-        if other is not None and other.meta.get("val") is not value:
-            as_given, as_taken = described(value), described(other.meta.get("val"))
+        if input_node is not None and input_node.meta.get("val") is not value:
+            as_given, as_taken = described(value), described(input_node.meta.get("val"))
             if as_given != as_taken:
                 text = f"'{node.name}' is handed over as {as_given}, but taken as {as_taken}"
                 yield Fault(text, (node,))
 
 
 def backward_takes_tangents_behind(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each unexpected input of backward after the saved values.
-
-    The expected inputs are the tangents, then backward's random seeds, then AOTAutograd's backward
-    state.
-    """
-    mine = facts.placeholders[2][len(facts.handed) :]
-    yield from _compared("input behind what was saved", mine, _behind(facts), "backward")
+    """Yield a fault for each unexpected input of backward after the saved values: tangents, seeds, state."""
+    actual = facts.placeholders[2][len(facts.handed) :]
+    yield from _compare_inputs(
+        "input behind what was saved", actual, _after_saved(facts), "backward"
+    )
 
 
-def _behind(facts: Facts) -> list[fx.Node]:
+def _after_saved(facts: Facts) -> list[fx.Node]:
     """Return the joint-graph placeholders that backward takes after the saved values."""
     roles = {n: role_of(n) for n in facts.placeholders[0]}
     return [n for role in _BACKWARD_INPUTS for n, r in roles.items() if r is role]
@@ -153,6 +130,6 @@ def outputs_are_described(facts: Facts) -> Iterator[Fault]:
         yield Fault(f"forward describes {len(descs)} of {n + len(facts.returned[1])} outputs")
     for k, (node, desc) in enumerate(zip(facts.handed, descs[n:], strict=False)):
         kind = "NoVcCheck" if HandedKind.of(node) is HandedKind.UNCHECKED else ""
-        wanted = f"SavedForBackwards{kind}AOTOutput"
-        if type(desc).__name__ != wanted or desc.idx != k:
-            yield Fault(f"'{node.name}' is described as {desc}, expected {wanted}({k})", (node,))
+        expected = f"SavedForBackwards{kind}AOTOutput"
+        if type(desc).__name__ != expected or desc.idx != k:
+            yield Fault(f"'{node.name}' is described as {desc}, expected {expected}({k})", (node,))

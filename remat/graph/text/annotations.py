@@ -50,10 +50,7 @@ def _descriptors() -> dict[str, type[Any]]:
 
 
 def write_descriptor(desc: Any) -> str:
-    """Return the text of an AOTAutograd descriptor, such as ``PlainAOTInput(0)``.
-
-    An object of another class is written as ``opaque("module.Class", "repr")``.
-    """
+    """Return the text of an AOTAutograd descriptor, such as ``PlainAOTInput(0)``, or ``opaque(…)``."""
     if isinstance(desc, (int, str)):
         return quoted(desc) if isinstance(desc, str) else str(desc)
     kind = type(desc)
@@ -64,13 +61,7 @@ def write_descriptor(desc: Any) -> str:
 
 
 def read_descriptor(source: Source, node: ast.expr) -> Any:
-    """Return the AOTAutograd descriptor that an expression such as ``PlainAOTInput(0)`` denotes.
-
-    For ``opaque(…)``, return a stand-in for the original object.
-
-    Args:
-        source: the text, for error messages.
-        node: syntax tree of the expression.
+    """Return the AOTAutograd descriptor, or the stand-in for ``opaque(…)``, that an expression denotes.
 
     Raises:
         ProblemError: the expression is not a descriptor of AOTAutograd.
@@ -96,24 +87,14 @@ def read_descriptor(source: Source, node: ast.expr) -> Any:
 
 
 def number_regions(nodes: Iterable[fx.Node]) -> dict[int, int]:
-    """Number the checkpointed regions of a graph from 0.
-
-    AOTAutograd's own numbers (``ac_graph_id``) count all regions of the process. The text of a
-    graph would therefore differ between runs.
-
-    Returns:
-        The new number of each ``ac_graph_id``; smaller ids get smaller numbers.
-    """
-    met = {region for n in nodes if type(region := n.meta.get("ac_graph_id")) is int}
-    return {region: k for k, region in enumerate(sorted(met))}
+    """Return the number of each checkpointed region (``ac_graph_id``) of a graph, counted from 0."""
+    # AOTAutograd's own numbers count all regions of the process, so the text of a graph would differ between runs.
+    ids = {region for n in nodes if type(region := n.meta.get("ac_graph_id")) is int}
+    return {region: k for k, region in enumerate(sorted(ids))}
 
 
 def write_marks(node: fx.Node, regions: Mapping[int, int]) -> list[str]:
     """Return the marks of a node as texts, such as ``must_save`` or ``region(0)``.
-
-    Args:
-        node: the node.
-        regions: number of each checkpointed region, as `number_regions` returns it.
 
     Raises:
         ProblemError: the recompute tag is not a `CheckpointPolicy`.
@@ -146,11 +127,6 @@ def write_marks(node: fx.Node, regions: Mapping[int, int]) -> list[str]:
 def read_mark(source: Source, node: ast.expr, meta: dict[str, Any]) -> None:
     """Read one mark after a node's call, such as ``must_save``, and store it in metadata.
 
-    Args:
-        source: the text, for error messages.
-        node: syntax tree of the mark.
-        meta: metadata of the graph node, to which the mark is added.
-
     Raises:
         ProblemError: the mark is unknown.
     """
@@ -173,25 +149,19 @@ def read_mark(source: Source, node: ast.expr, meta: dict[str, Any]) -> None:
             )
         meta.setdefault("custom", {})[REGION] = mark
     else:
-        known = ", ".join([*_POLICIES, *_FLAGS, "region(…)", "memory_budget(…)", "policy(…)"])
-        raise source.error(node, f"one of {known}", "the mark {}")
+        marks = ", ".join([*_POLICIES, *_FLAGS, "region(…)", "memory_budget(…)", "policy(…)"])
+        raise source.error(node, f"one of {marks}", "the mark {}")
 
 
 def write_comment(node: fx.Node) -> str:
-    """Return the comment of a node: the user's line that produced it, as ``model.py:12 y = x @ w``.
-
-    If no line is known, the comment names the node's innermost modules.
-    """
+    """Return a node's comment: the user's line that produced it, as ``model.py:12 y = x @ w``, or its modules."""
     text = source_line(node).strip()
     # A control character, such as a line break, could end the comment.
     return text if text.isprintable() else "".join(c if c.isprintable() else "�" for c in text)
 
 
 def read_comment(text: str) -> Mapping[str, Any]:
-    """Convert a comment to node metadata from which `write_comment` makes the same comment.
-
-    The metadata is a stack trace, or a module stack if the comment names modules only.
-    """
+    """Convert a comment to node metadata, a stack trace or modules, from which `write_comment` makes the comment."""
     if not text:
         return {}
     match = _COMMENT.fullmatch(text)

@@ -67,8 +67,7 @@ class Opaque:
 
     Attributes:
         kind: dotted name of the original object's class, with its module.
-        text: ``repr`` of the original object; empty if the ``repr`` contains a memory address,
-            which would differ between processes.
+        text: ``repr`` of the original object; empty if the ``repr`` contains a memory address.
     """
 
     kind: ClassVar[str]
@@ -102,13 +101,7 @@ def write_opaque(value: Any) -> str:
 
 
 def read_opaque(source: Source, node: ast.expr) -> Opaque:
-    """Return a stand-in for an object that was written as ``opaque("module.Class", "text")``.
-
-    The stand-in has a new class with the original's class name. No class is looked up.
-
-    Args:
-        source: the text, for error messages.
-        node: syntax tree of the expression.
+    """Return a stand-in, of a new class, for an object that was written as ``opaque("module.Class", "text")``.
 
     Raises:
         ProblemError: the expression is not ``opaque("module.Class", "text")``.
@@ -121,8 +114,8 @@ def read_opaque(source: Source, node: ast.expr) -> Opaque:
         raise source.error(node, "the dotted name of a class", f"the class {kind[:60]!r}")
     # The class must have the original's name, because fingerprints contain class names of such
     # values.
-    made: Opaque = type(kind.rpartition(".")[2], (Opaque,), {"kind": kind})(text)
-    return made
+    stand_in: Opaque = type(kind.rpartition(".")[2], (Opaque,), {"kind": kind})(text)
+    return stand_in
 
 
 class ArgumentWriter:
@@ -174,13 +167,7 @@ class ArgumentWriter:
         return write_opaque(value)
 
     def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Return the text of a call.
-
-        Args:
-            target: the operator or function.
-            args: positional arguments of the call.
-            kwargs: keyword arguments of the call.
-        """
+        """Return the text of a call of an operator or function."""
         parts = [self.write(a) for a in args]
         if all(IDENTIFIER.fullmatch(k) and not keyword.iskeyword(k) for k in kwargs):
             parts += [f"{k}={self.write(v)}" for k, v in kwargs.items()]
@@ -285,9 +272,9 @@ class ArgumentReader:
         """
         name = self._source.string(node)
         try:
-            found = torch.device(name)
-            if str(found) == name:  # PyTorch takes a large index modulo 256
-                return found
+            device = torch.device(name)
+            if str(device) == name:  # PyTorch takes a large index modulo 256
+                return device
         except RuntimeError:
             pass
         raise self._source.error(node, "one such as 'cpu' or 'cuda:0'", f"the device {name[:60]!r}")
@@ -301,13 +288,13 @@ class ArgumentReader:
         )
 
     def _dict(self, node: ast.Dict) -> dict[Any, Any]:
-        found: dict[Any, Any] = {}
+        result: dict[Any, Any] = {}
         for key, value in zip(node.keys, node.values, strict=True):
             name = None if key is None else self.read(key)
             if type(name) not in (str, int, bool, float):
                 raise self._source.error(key or node, "a string or number", "a key of a dictionary")
-            found[name] = self.read(value)
-        return found
+            result[name] = self.read(value)
+        return result
 
     def _call(self, node: ast.Call) -> Any:
         name = call_name(node)
@@ -339,9 +326,7 @@ _CALLS: dict[str | None, tuple[range, tuple[type[Any], ...], Callable[..., Any]]
 
 @functools.cache
 def write_target(target: Any) -> str:
-    """Return the dotted name of an operator or function, such as ``aten.mm.default``.
-
-    If part of the name is a Python keyword, return ``op("NAME")``.
+    """Return the dotted name of an operator or function, such as ``aten.mm.default``, or ``op("NAME")``.
 
     Raises:
         ProblemError: `read_target` does not find the target by its name.
@@ -359,6 +344,7 @@ def write_target(target: Any) -> str:
             f"{target!r} has no text form: expected an operator of torch.ops, or a function of "
             "operator, math or torch.sym_*"
         ) from None
+    # A Python keyword, as in `aten.random.from`, is no attribute in Python's syntax.
     return f'op("{name}")' if any(map(keyword.iskeyword, name.split("."))) else name
 
 
@@ -377,8 +363,7 @@ def read_target(name: str) -> Any:
     """Return the operator or function with a dotted name.
 
     Raises:
-        LookupError: no operator or function has this name. The message describes the expected
-            names, and the caller adds the name that was found.
+        LookupError: no operator or function has this name. The message describes the expected names.
     """
     if "." not in name or not is_dotted(name):
         raise LookupError("a name such as aten.mm.default")
@@ -391,21 +376,21 @@ def read_target(name: str) -> Any:
     if len(rest) != (1 if higher_order else 2):
         form = "a higher-order operator as higher_order.name"
         raise LookupError(form if higher_order else "an operator as namespace.name.overload")
-    found = _registered(library, rest)
+    target = _registered(library, rest)
     for module in torch_compat.REGISTERED_BY.get(library, ()):
-        if found is None:  # the import may register the operator
+        if target is None:  # the import may register the operator
             importlib.import_module(module)
-            found = _registered(library, rest)
-    if found is not None:
-        return found
+            target = _registered(library, rest)
+    if target is not None:
+        return target
     if higher_order:
         raise LookupError(
             f"a higher-order operator that is registered in this process; '{rest[0]}' is none: "
             "import what defines it first"
         )
-    there = overload_names(library, rest[0])
-    if there:
-        raise LookupError(f"one of {library}.{rest[0]}.{{{', '.join(there)}}}")
+    overloads = overload_names(library, rest[0])
+    if overloads:
+        raise LookupError(f"one of {library}.{rest[0]}.{{{', '.join(overloads)}}}")
     raise LookupError(
         f"an operator that is registered in this process; library '{library}' has no "
         f"'{rest[0]}': import what defines it first"
@@ -413,12 +398,7 @@ def read_target(name: str) -> Any:
 
 
 def _registered(namespace: str, names: list[str]) -> Any:
-    """Return a registered operator; None if there is none.
-
-    Args:
-        namespace: namespace of the operator, ``"higher_order"`` for a higher-order operator.
-        names: the name of a higher-order operator, or the name and the overload of another operator.
-    """
+    """Return the operator registered as ``namespace.name.overload`` or ``higher_order.name``; None if there is none."""
     if namespace == "higher_order":
         return torch_compat.higher_order_ops.get(names[0])
     name, overload = names

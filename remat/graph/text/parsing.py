@@ -48,9 +48,7 @@ def parse_joint(text: str) -> JointGraph:
 
 
 def parse_graph(text: str) -> fx.GraphModule:
-    """Parse a graph from the text that `print_graph` wrote.
-
-    The values of the graph's nodes are fake tensors in a new fake mode.
+    """Parse a graph from the text that `print_graph` wrote; its values are fake, in a new fake mode.
 
     Raises:
         ProblemError: the text is not a graph, is cut off or too large, or contains something
@@ -70,12 +68,7 @@ def read_joint(path: str | os.PathLike[str]) -> JointGraph:
 
 
 def _parse(text: str, kind: str) -> tuple[str, dict[str, Any], fx.GraphModule]:
-    """Parse a text, and return the graph's name, the header fields and the graph.
-
-    Args:
-        text: the text.
-        kind: ``"joint"``, or ``"graph"`` for any other graph.
-    """
+    """Parse a text, and return the graph's name, the header fields and the graph."""
     source = Source(text)
     first, second, *_ = *source.body, None, None
     name, device, fields = _read_header(source, first, kind)
@@ -92,13 +85,7 @@ def _parse(text: str, kind: str) -> tuple[str, dict[str, Any], fx.GraphModule]:
 
 
 class _Parser:
-    """Parses one graph; each subgraph is parsed by another `_Parser`.
-
-    Args:
-        source: the text, parsed to a syntax tree.
-        values: creates the values of this graph's nodes from their types in the text.
-        forward_outputs: number of forward outputs of a joint graph; None for other graphs.
-    """
+    """Parses one graph; each subgraph is parsed by another `_Parser`."""
 
     def __init__(
         self,
@@ -142,10 +129,10 @@ class _Parser:
 
     def _node_of(self, node: ast.Name) -> fx.Node:
         """Return the graph node with a name in the text; an earlier line must define the node."""
-        found = self._nodes.get(node.id)
-        if found is None:
+        known_node = self._nodes.get(node.id)
+        if known_node is None:
             raise self._source.error(node, "a node of a line above", f"the name {node.id[:60]!r}")
-        return found
+        return known_node
 
     def _statement(self, statement: ast.AnnAssign | ast.Assign) -> None:
         """Read the line of one node (name, type, call, marks, comment), and create the node."""
@@ -215,13 +202,7 @@ class _Parser:
         self._attributes[name] = inner.module(statement.body)
 
     def _node(self, name: ast.Name, call: ast.expr, meta: dict[str, Any]) -> fx.Node:
-        """Create the graph node for one line of the text.
-
-        Args:
-            name: name of the node.
-            call: the expression after ``=``, without marks.
-            meta: metadata of the node, to which a placeholder's descriptor is added.
-        """
+        """Create the graph node for one line of the text."""
         if isinstance(call, ast.Subscript) and isinstance(call.value, ast.Name):
             whole, key = self._node_of(call.value), self._source.integer(call.slice)
             return self._create(name, "call_function", operator.getitem, (whole, key), {})
@@ -270,11 +251,7 @@ class _Parser:
         return node
 
     def _outputs(self, value: ast.expr) -> None:
-        """Create the output node from the expression after ``return``.
-
-        The expression is a literal, or a list or tuple with a call for each output, such as
-        ``forward(mm, PlainAOTOutput(0))``.
-        """
+        """Create the output node from a literal, or from calls such as ``forward(mm, PlainAOTOutput(0))``."""
         count = self._forward_outputs
         kinds = ("output",) if count is None else ("forward", "backward")
         listed = value.elts if isinstance(value, (ast.List, ast.Tuple)) else []
@@ -303,17 +280,7 @@ class _Parser:
 def _read_header(
     source: Source, node: ast.stmt | None, kind: str
 ) -> tuple[str, torch.device, dict[str, Any]]:
-    """Read the header of a text: ``joint("name", …)`` or ``graph("name", …)``.
-
-    Args:
-        source: the text, for error messages.
-        node: the first statement; None if the text is empty.
-        kind: ``"joint"`` or ``"graph"``.
-
-    Returns:
-        Name of the graph, default device of its tensors, and the fields of the `JointGraph` by
-        name.
-    """
+    """Return the name, device and `JointGraph` fields that ``joint("name", …)`` or ``graph("name", …)`` states."""
     literals = ArgumentReader(source)
     call = node.value if isinstance(node, ast.Expr) else None
     if not isinstance(call, ast.Call) or call_name(call) != kind:
@@ -322,54 +289,40 @@ def _read_header(
         got = f"{len(call.args)} unnamed values"
         raise source.error(call, "one: the name of the graph", got)
     name = source.string(call.args[0])
-    given = {k.arg: k.value for k in call.keywords}
+    keywords = {k.arg: k.value for k in call.keywords}
     takes = ["version", "device", *(FIELDS if kind == "joint" else ())]
     required, optional = takes[:4], takes[4:]
-    if not {*required} <= given.keys() <= {*takes}:
-        got = f"a head with {', '.join(sorted(map(str, given))) or 'nothing'}"
+    if not {*required} <= keywords.keys() <= {*takes}:
+        got = f"a head with {', '.join(sorted(map(str, keywords))) or 'nothing'}"
         allowed = f", and if needed {', '.join(optional)}" if optional else ""
         raise source.error(call, f"one with {', '.join(required)}{allowed}", got)
-    version = source.integer(given["version"])
+    version = source.integer(keywords["version"])
     if version != VERSION:
         expected = f"version {VERSION}, as this remat reads"
         raise source.error(call, expected, f"a text of version {version}")
-    device = literals.device(given["device"])
+    device = literals.device(keywords["device"])
     fields: dict[str, Any] = {}
-    for key in (k for k in FIELDS if k in given):
-        fields[key] = as_tuples(literals.read(given[key]))
+    for key in (k for k in FIELDS if k in keywords):
+        fields[key] = as_tuples(literals.read(keywords[key]))
         if not _has_form(fields[key], FIELDS[key]):
-            raise source.error(given[key], f"one such as {FIELDS[key]!r}", f"{key} as {{}}")
+            raise source.error(keywords[key], f"one such as {FIELDS[key]!r}", f"{key} as {{}}")
     return name, device, fields
 
 
 def _has_form(value: Any, form: Any) -> bool:
-    """Return whether a value has the type and structure of an example.
-
-    Args:
-        value: the value.
-        form: the example. An int stands for ints at least as large, and a string for any nonempty
-            string. A tuple stands for tuples whose elements match the elements of ``form``. A list
-            with one element stands for tuples of any length whose elements all match it.
-    """
+    """Return whether a value has the type and structure of an example."""
+    # A list with one element stands for tuples of any length whose elements all match it.
     if isinstance(form, (list, tuple)):
         if type(value) is not tuple:
             return False
         forms = form * len(value) if isinstance(form, list) else form
         return len(value) == len(forms) and all(map(_has_form, value, forms))
+    # An int stands for ints at least as large, and a string for any nonempty string.
     return type(value) is type(form) and (value >= form if type(form) is int else value != "")
 
 
 def _check_name(source: Source, node: ast.expr, taken: Mapping[str, Any]) -> str:
-    """Return the name of a new attribute of a graph module, after checking that no other has it.
-
-    Args:
-        source: the text.
-        node: syntax tree of the string literal with the name, which may be dotted.
-        taken: attributes defined so far, by name.
-
-    Raises:
-        ProblemError: the name is invalid, taken, or an attribute of `fx.GraphModule`.
-    """
+    """Return the name of a new attribute of a graph module, after checking that no other has it."""
     name = source.string(node)
     parts = name.split(".")
     above = (taken.get(".".join(parts[:k])) for k in range(1, len(parts)))

@@ -59,14 +59,8 @@ def print_joint(joint: JointGraph, *, modules: bool = False) -> str:
     """Return a joint graph as text, which `parse_joint` reads.
 
     The text holds all data that planning uses, but states the modules of nodes only if ``modules``
-    is set. Three other things are left out: the numbers of constants with more than 64 elements,
-    all of a stack trace except the innermost user line, and guards on symbols. For each symbol, the
-    header states its hint, its range, and whether it is positive or the size of a tensor.
-
-    Args:
-        joint: the joint graph.
-        modules: whether to state the module of each node. Policies by module, such as
-            ``{"layers.0": "save"}``, need the modules.
+    is set: policies by module need them. Three things are left out: the numbers of constants with
+    more than 64 elements, all of a stack trace except the innermost user line, and guards on symbols.
 
     Raises:
         ProblemError: something in the graph has no text form. The message names the node.
@@ -81,10 +75,6 @@ def print_joint(joint: JointGraph, *, modules: bool = False) -> str:
 def print_graph(module: fx.GraphModule, name: str = "graph") -> str:
     """Return any graph of operators, such as a forward graph, as text, which `parse_graph` reads.
 
-    Args:
-        module: the graph.
-        name: name of the graph in the text.
-
     Raises:
         ProblemError: something in the graph has no text form. The message names the node.
     """
@@ -92,9 +82,7 @@ def print_graph(module: fx.GraphModule, name: str = "graph") -> str:
 
 
 def write_joint(path: str | os.PathLike[str], joint: JointGraph) -> None:
-    """Write a joint graph to a file as text.
-
-    The write is atomic: the file is complete or unchanged.
+    """Write a joint graph to a file as text, atomically.
 
     Raises:
         ProblemError: the graph has no text form, or its text exceeds the size that can be read.
@@ -112,15 +100,7 @@ def _print(
     fields: dict[str, Any],
     modules: bool = False,
 ) -> str:
-    """Return the text of a graph with its header.
-
-    Args:
-        kind: ``"joint"``, or ``"graph"`` for any other graph.
-        name: name of the graph.
-        module: the graph.
-        fields: for a joint graph, its fields that are keys of `FIELDS`; otherwise empty.
-        modules: whether to state the module of each node.
-    """
+    """Return the text of a graph with its header."""
     values = [v for n in module.graph.nodes for v in leaves_of(n.meta.get("val"))]
     devices = Counter(str(v.device) for v in values if isinstance(v, torch.Tensor))
     device = devices.most_common(1)[0][0] if devices else "cpu"
@@ -154,13 +134,7 @@ class _Printer:
         self._fetched: set[str] = set()
 
     def lines(self, num_fwd_outputs: int | None) -> list[str]:
-        """Return all lines of the graph below the header.
-
-        These are the nodes, the attributes before their first use, and the outputs.
-
-        Args:
-            num_fwd_outputs: number of forward outputs of a joint graph; None for other graphs.
-        """
+        """Return all lines of the graph below the header."""
         joint = num_fwd_outputs is not None
         lines: list[str] = []
         for node in self._module.graph.nodes:
@@ -189,11 +163,7 @@ class _Printer:
         return f'part("{part}")' if part is not None else "part(None)"
 
     def _attribute(self, target: str) -> list[str]:
-        """Return the lines that declare an attribute: a subgraph, a constant or another object.
-
-        The lines precede the first node that fetches the attribute. Empty if an earlier line
-        declares the attribute.
-        """
+        """Return the lines that declare an attribute before its first use: a subgraph, constant or other object."""
         if target in self._fetched:
             return []
         self._fetched.add(target)
@@ -235,14 +205,7 @@ class _Printer:
         return self._literals.call(node.target, node.args, dict(node.kwargs))
 
     def _outputs(self, num_fwd_outputs: int | None) -> list[str]:
-        """Return the lines of the return statement.
-
-        A joint graph, or a graph whose outputs have descriptors, has one line per output. Any other
-        graph has one line.
-
-        Args:
-            num_fwd_outputs: number of forward outputs of a joint graph; None for other graphs.
-        """
+        """Return the lines of the return statement: one per output, or one alone without descriptors."""
         out = output_node(self._module.graph)
         (returned,) = out.args
         descs = leaves_of(out.meta.get("desc"))
@@ -265,23 +228,15 @@ class _Printer:
             name = "output"
             if num_fwd_outputs is not None:
                 name = "forward" if k < num_fwd_outputs else "backward"
-            behind = "" if desc is None else f", {write_descriptor(desc)}"
-            lines.append(f"    {name}({self._literals.write(value)}{behind}),")
+            rest = "" if desc is None else f", {write_descriptor(desc)}"
+            lines.append(f"    {name}({self._literals.write(value)}{rest}),")
         return [*lines, closing]
 
 
 def _header(
     kind: str, name: str, device: str, fields: Mapping[str, Any], symbols: Iterable[Symbol]
 ) -> list[str]:
-    """Return the lines of a header, including the declarations of symbols.
-
-    Args:
-        kind: ``"joint"``, or ``"graph"`` for any other graph.
-        name: name of the graph.
-        device: default device of the tensors in the text.
-        fields: for a joint graph, its fields that are keys of `FIELDS`; otherwise empty.
-        symbols: declarations of the symbols in sizes.
-    """
+    """Return the lines of a header, including the declarations of symbols."""
     parts = [quoted(name), f"version={VERSION}", f"device={quoted(device)}"]
     for key, value in fields.items():
         if isinstance(value, str):
@@ -304,12 +259,7 @@ def _list(values: tuple[Any, ...]) -> str:
 
 
 def _call(name: str, parts: list[str]) -> list[str]:
-    """Return the lines of a call: one line if the call fits, otherwise one per argument.
-
-    Args:
-        name: name of the called function.
-        parts: texts of the arguments.
-    """
+    """Return the lines of a call: one line if the call fits, otherwise one per argument."""
     line = f"{name}({', '.join(parts)})"
     if len(line) <= _WIDTH and "\n" not in line:
         return [line]

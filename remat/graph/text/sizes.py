@@ -13,12 +13,12 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import sympy
 import torch
 from sympy.core.function import Application
+from sympy.core.parameters import distribute
 from sympy.core.relational import Relational
 from sympy.printing.precedence import PRECEDENCE
 from sympy.printing.str import StrPrinter
@@ -41,6 +41,14 @@ _NAMES = re.compile(r"\b[su]\d{1,9}\b", re.ASCII)
 
 _INFINITE = (sympy.nan, sympy.zoo, sympy.oo, -sympy.oo, int_oo, -int_oo)
 
+
+def _times(a: Any, b: Any) -> Any:
+    """Return the product of two SymPy objects."""
+    # SymPy would distribute a number over a sum, as if the other factors of `2*(s0 + 1)*s1` did not follow.
+    with distribute(False):
+        return a * b
+
+
 _COMPARISONS: dict[type[ast.cmpop], type[sympy.Basic]] = {
     ast.Eq: sympy.Eq,
     ast.NotEq: sympy.Ne,
@@ -52,17 +60,15 @@ _COMPARISONS: dict[type[ast.cmpop], type[sympy.Basic]] = {
 _OPERATORS: dict[type[ast.operator], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
+    ast.Mult: _times,
+    ast.Div: lambda over, under: _times(over, 1 / under),
     ast.FloorDiv: functions.FloorDiv,
 }
 
 
 @functools.cache
 def _functions() -> dict[str, Any]:
-    """Return the SymPy functions that the text writes as calls, by name.
-
-    These are the functions that PyTorch adds to SymPy, such as ``Mod``, and SymPy's ``And``, ``Or``
-    and ``Not``.
-    """
+    """Return the functions that the text writes as calls, by name: those that PyTorch adds to SymPy, and logic."""
     own = {
         name: kind
         for name, kind in vars(functions).items()
@@ -82,11 +88,7 @@ def size_of(value: Any) -> Size:
 
 
 def expression_of(value: Any) -> Any:
-    """Return the SymPy expression of a symbolic number.
-
-    Raises:
-        ProblemError: the number has no expression, like a ragged size of a nested tensor.
-    """
+    """Return the SymPy expression of a symbolic number."""
     expression = getattr(value.node, "expr", None)
     if expression is None:
         raise ProblemError(f"the number {value} has no text form: it is no expression of symbols")
@@ -109,11 +111,7 @@ def read_size(text: str) -> Size:
 
 
 def write_expression(expression: Size, used: set[sympy.Symbol]) -> str:
-    """Return the text of a size or symbolic expression, such as ``(s77//2) + 1``.
-
-    Args:
-        expression: an int or a SymPy expression.
-        used: set to which the symbols of the expression are added.
+    """Return the text of a size or symbolic expression, and add its symbols to ``used``.
 
     Raises:
         ProblemError: part of the expression has no text form.
@@ -121,26 +119,9 @@ def write_expression(expression: Size, used: set[sympy.Symbol]) -> str:
     if type(expression) is int:
         return str(expression)
     value = sympy.sympify(expression)
-    for part in sympy.preorder_traversal(value):
-        if not _has_text(part):
-            name = type(part).__name__
-            raise ProblemError(f"the expression {value} has a {name} in it, which has no text form")
     used |= value.free_symbols
     text: str = _PRINTER.doprint(value)
     return text
-
-
-def _has_text(part: Any) -> bool:
-    """Return whether the outermost operation of a SymPy expression has a text form.
-
-    The operands are not examined.
-    """
-    if isinstance(part, sympy.Symbol):
-        return SYMBOL.fullmatch(part.name) is not None
-    if isinstance(part, sympy.Pow):
-        # The reader accepts integer literals as exponents only.
-        return isinstance(part.exp, sympy.Integer)
-    return isinstance(part, _PLAIN_KINDS) or _functions().get(type(part).__name__) is type(part)
 
 
 class _Printer(StrPrinter):  # type: ignore[misc]
@@ -152,6 +133,15 @@ class _Printer(StrPrinter):  # type: ignore[misc]
 
     def _print(self, expr: Any, **kwargs: Any) -> str:
         kind = type(expr)
+        if isinstance(expr, sympy.Symbol):
+            has_text = SYMBOL.fullmatch(expr.name) is not None
+        elif isinstance(expr, sympy.Pow):
+            # The reader accepts integer literals as exponents only.
+            has_text = isinstance(expr.exp, sympy.Integer)
+        else:
+            has_text = isinstance(expr, _PLAIN_KINDS) or _functions().get(kind.__name__) is kind
+        if not has_text:
+            raise ProblemError(f"'{expr}' is a {kind.__name__}, which has no text form in sizes")
         if kind is functions.FloorDiv:
             return "//".join(
                 self.parenthesize(x, PRECEDENCE["Atom"], strict=True) for x in expr.args
@@ -181,12 +171,7 @@ _PLAIN_KINDS = (
 
 
 class Expressions:
-    """Converts syntax trees of expressions over declared symbols to SymPy objects.
-
-    Args:
-        source: the text, for error messages.
-        symbols: SymPy symbols by name.
-    """
+    """Converts syntax trees of expressions over declared symbols to SymPy objects."""
 
     def __init__(self, source: Source, symbols: Mapping[str, sympy.Symbol]) -> None:
         self._source = source
@@ -200,12 +185,12 @@ class Expressions:
         """
         if isinstance(node, ast.Constant):
             return self._source.integer(node)
-        found = self.read(node)
-        if isinstance(found, sympy.Integer):
-            return int(found)
-        if getattr(found, "is_integer", None) is False or not isinstance(found, sympy.Expr):
+        size = self.read(node)
+        if isinstance(size, sympy.Integer):
+            return int(size)
+        if getattr(size, "is_integer", None) is False or not isinstance(size, sympy.Expr):
             raise self._source.error(node, "a whole number of things")
-        return found
+        return size
 
     def read(self, node: ast.expr) -> Any:
         """Convert the syntax tree of any expression to a SymPy object.
@@ -226,9 +211,8 @@ class Expressions:
                 raise self._source.error(
                     node, "one that symbols(…) declares", f"the symbol {name[:60]!r}"
                 )
-            case ast.BinOp(op=ast.Mult() | ast.Div()) | ast.UnaryOp(op=ast.USub()):
-                over, under = _factors(node)
-                return self._apply(node, partial(_product, len(over)), *over, *under)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return self._apply(node, _times, ast.Constant(-1), operand)
             case ast.BinOp(op=ast.Pow()):
                 power = self._source.integer(node.right)
                 return self._apply(node, lambda x: x**power, node.left)
@@ -246,62 +230,24 @@ class Expressions:
     def _call(self, node: ast.Call, name: str, args: list[ast.expr]) -> Any:
         function = _functions().get(name)
         if function is None:
-            known = f"one of {', '.join(sorted(_functions()))}"
-            raise self._source.error(node, known, f"the function {name[:60]!r}")
+            names = f"one of {', '.join(sorted(_functions()))}"
+            raise self._source.error(node, names, f"the function {name[:60]!r}")
         return self._apply(node, function, *args)
 
     def _apply(self, node: ast.expr, make: Callable[..., Any], *args: ast.expr) -> Any:
-        """Convert operands to SymPy objects, and apply a function to them.
-
-        Args:
-            node: syntax tree of the whole expression, for error messages.
-            make: the function.
-            args: syntax trees of the operands.
-
-        Raises:
-            ProblemError: the function fails, or its result is infinite.
-        """
+        """Convert operands to SymPy objects, and apply a function to them."""
         values = [self.read(x) for x in args]
         try:
-            made = make(*values)
+            result = make(*values)
         except (ArithmeticError, AssertionError, AttributeError, TypeError, ValueError) as error:
             expected = f"one that can be computed ({type(error).__name__}: {error})"
             raise self._refusal(node, expected) from error
-        if made.has(*_INFINITE):
+        if result.has(*_INFINITE):
             raise self._refusal(node, "one with a finite value")
-        return made
+        return result
 
     def _refusal(self, node: ast.AST, expected: str) -> ProblemError:
         return self._source.error(node, expected, "the expression {}")
-
-
-def _factors(node: ast.expr) -> tuple[list[ast.expr], list[ast.expr]]:
-    """Return all factors and all divisors of a product, as syntax trees.
-
-    The caller multiplies all factors in a single call. Multiplied in pairs, ``2*(s0 + 1)*s1`` would
-    change, because SymPy distributes a number over a sum if these two are the only factors.
-    """
-    match node:
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            over, under = _factors(operand)
-            return [ast.Constant(-1), *over], under
-        case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            over, under = _factors(left)
-            return [*over, right], under
-        case ast.BinOp(left=left, op=ast.Div(), right=right):
-            over, under = _factors(left)
-            return over, [*under, right]
-    return [node], []
-
-
-def _product(factors: int, *values: Any) -> Any:
-    """Return the product of some factors, divided by some divisors.
-
-    Args:
-        factors: number of factors.
-        values: the factors, then the divisors.
-    """
-    return sympy.Mul(*values[:factors], *(1 / x for x in values[factors:]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,16 +278,12 @@ class Symbol:
 
 @dataclass(slots=True)
 class TensorType:
-    """The type of a tensor as the text states it: dtype, sizes, device and memory layout.
+    """The type of a tensor as the text states it.
 
     Attributes:
-        dtype: dtype of the tensor.
-        sizes: sizes of the tensor.
-        device: device of the tensor.
         strides: strides, in elements.
         offset: storage offset, in elements.
         storage: bytes of the storage; None if the text does not state them.
-        layout: layout of the tensor, such as `torch.strided`.
     """
 
     dtype: torch.dtype
@@ -356,9 +298,6 @@ class TensorType:
 class Fakes:
     """Creates fake tensors and symbolic numbers in one fake mode.
 
-    Args:
-        symbols: declarations of all symbols that sizes may contain.
-
     Attributes:
         symbols: SymPy symbols by name.
         mode: fake mode of the fake tensors.
@@ -368,7 +307,7 @@ class Fakes:
         self._env = ShapeEnv()
         self.mode = torch_compat.FakeTensorMode(shape_env=self._env, allow_non_fake_inputs=True)
         self.symbols = {s.name: self._declare(s) for s in symbols}
-        self._made: dict[tuple[str, Any], Any] = {}
+        self._numbers: dict[tuple[str, Any], Any] = {}
 
     def _declare(self, symbol: Symbol) -> sympy.Symbol:
         """Create a SymPy symbol, and record its hint and range in the shape environment."""
@@ -377,44 +316,36 @@ class Fakes:
         if symbol.name.startswith("zuf"):
             kind = {}
         positive = {"positive": True} if symbol.positive else {}
-        made = sympy.Symbol(symbol.name, **kind, **positive)
+        created = sympy.Symbol(symbol.name, **kind, **positive)
         infinity: Any = sympy.oo if symbol.is_float else int_oo
-        self._env.var_to_range[made] = torch_compat.ValueRanges(
+        self._env.var_to_range[created] = torch_compat.ValueRanges(
             -infinity if symbol.min is None else symbol.min,
             infinity if symbol.max is None else symbol.max,
         )
         # Messages about guards on the symbol name the graph text as the source, not the user's code.
-        here = self._env._get_sloc("graph text")
-        self._env.var_to_range_sloc[made] = ValueRangesSLoc(here, here)
-        self._env.var_to_sources[made] = []
-        self._env.var_to_stack[made] = torch_compat.CapturedTraceback.extract()  # type: ignore[no-untyped-call]
+        location = self._env._get_sloc("graph text")
+        self._env.var_to_range_sloc[created] = ValueRangesSLoc(location, location)
+        self._env.var_to_sources[created] = []
+        self._env.var_to_stack[created] = torch_compat.CapturedTraceback.extract()  # type: ignore[no-untyped-call]
         if symbol.hint is not None:
-            self._env.backed_var_to_val[made] = sympy.sympify(symbol.hint)
+            self._env.backed_var_to_val[created] = sympy.sympify(symbol.hint)
         if symbol.size_like:
-            self._env.size_like.add(made)
-        return made
+            self._env.size_like.add(created)
+        return created
 
     def number(self, kind: str, expression: Any) -> Any:
-        """Return a symbolic number for an expression.
-
-        Args:
-            kind: ``"SymInt"``, ``"SymFloat"`` or ``"SymBool"``.
-            expression: the SymPy expression.
-        """
+        """Return a symbolic number of the type ``SymInt``, ``SymFloat`` or ``SymBool`` for a SymPy expression."""
         key = (kind, expression)
-        if key not in self._made:
+        if key not in self._numbers:
             make, plain = _NUMBERS[kind]
             value = sympy.sympify(expression)
-            known = self._known(value)
-            node = SymNode(value, self._env, plain, None if known is None else plain(known))
-            self._made[key] = make(node)
-        return self._made[key]
+            hint = self._at_hints(value)
+            node = SymNode(value, self._env, plain, None if hint is None else plain(hint))
+            self._numbers[key] = make(node)
+        return self._numbers[key]
 
-    def _known(self, value: Any) -> Any:
-        """Return an expression with each symbol replaced by its hint: the value in the traced run.
-
-        None if the expression contains a symbol without a hint (an unbacked symbol).
-        """
+    def _at_hints(self, value: Any) -> Any:
+        """Return an expression with hints instead of symbols; None if it has an unbacked symbol."""
         hints: Mapping[Any, Any] = self._env.backed_var_to_val
         return value.xreplace(hints) if value.free_symbols <= hints.keys() else None
 
@@ -422,8 +353,8 @@ class Fakes:
         """Return the value of a size in the traced run; None if the size has unbacked symbols."""
         if type(size) is int:
             return size
-        known = self._known(size)
-        return None if known is None else int(known)
+        value = self._at_hints(size)
+        return None if value is None else int(value)
 
     def size(self, size: Size) -> Any:
         """Return a size in PyTorch's form: an int or a `torch.SymInt`."""
@@ -434,13 +365,7 @@ class Fakes:
         return self._env.suppress_guards()
 
     def tensor(self, kind: TensorType, nbytes: Size, base: torch.Tensor | None) -> torch.Tensor:
-        """Return a fake tensor.
-
-        Args:
-            kind: dtype, sizes and memory layout of the tensor.
-            nbytes: bytes of the storage, enough for the tensor.
-            base: tensor whose storage of ``nbytes`` bytes is used; None creates a storage.
-        """
+        """Return a fake tensor on a storage of ``nbytes`` bytes: that of ``base``, or a new one."""
         shape = [self.size(s) for s in kind.sizes]
         if kind.layout is not torch.strided:
             with self.mode:
@@ -481,12 +406,7 @@ def write_symbol(symbol: Symbol) -> str:
 
 
 def symbols_of(used: Iterable[sympy.Symbol], env: ShapeEnv | None) -> list[Symbol]:
-    """Return the declarations of symbols, sorted by name.
-
-    Args:
-        used: the SymPy symbols to declare.
-        env: environment with the hints and ranges of the symbols; None leaves out hints and ranges.
-    """
+    """Return the declarations of symbols, sorted by name, with the hints and ranges of an environment."""
     # Sorted by letters, then by number, so that s9 comes before s10.
     ordered = sorted(used, key=lambda s: (s.name.rstrip("0123456789"), len(s.name), s.name))
     env = env or ShapeEnv()
@@ -543,7 +463,7 @@ def _read_symbol(source: Source, given: ast.keyword) -> Symbol:
             values[key] = literal if is_float else source.integer(value)
         else:
             raise source.error(call, "min, max, positive or size_like", f"'{key}'")
-    known = [v for v in map(values.get, ("min", "hint", "max")) if v is not None]
-    if known != sorted(known):
+    in_order = [v for v in map(values.get, ("min", "hint", "max")) if v is not None]
+    if in_order != sorted(in_order):
         raise source.error(given, "min to be below the hint, and that below max")
     return Symbol(name=name, **values)

@@ -19,11 +19,7 @@ IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 def check_size(text: str) -> None:
-    """Raise if the text of a graph is too large to be read.
-
-    Raises:
-        ProblemError: the text exceeds `MAX_BYTES` characters.
-    """
+    """Raise a ProblemError if the text of a graph exceeds `MAX_BYTES` characters, so could not be read."""
     if len(text) > MAX_BYTES:
         raise ProblemError(
             f"graph text of {len(text)} characters is too large; expected at most {MAX_BYTES}"
@@ -94,11 +90,7 @@ class Source:
         return rest[1:].strip() if rest.startswith("#") else ""
 
     def constant(self, node: ast.Constant) -> str | int | float | bool | complex | None:
-        """Return the value of a literal.
-
-        Raises:
-            ProblemError: the literal is of another type, such as bytes.
-        """
+        """Return the value of a literal; raise a ProblemError for another type, such as bytes."""
         value = node.value
         if value is None or type(value) in (str, int, float, bool, complex):
             return value  # type: ignore[return-value]
@@ -106,11 +98,7 @@ class Source:
         raise self.error(node, "a string, number or None", got)
 
     def integer(self, node: ast.expr) -> int:
-        """Return the value of an integer literal, which may be negative.
-
-        Raises:
-            ProblemError: the expression is not an integer literal.
-        """
+        """Return the value of an integer literal, which may be negative; raise a ProblemError for others."""
         sign = 1
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             sign, node = -1, node.operand
@@ -119,21 +107,13 @@ class Source:
         raise self.error(node, "an integer")
 
     def string(self, node: ast.expr) -> str:
-        """Return the value of a string literal.
-
-        Raises:
-            ProblemError: the expression is not a string literal.
-        """
+        """Return the value of a string literal; raise a ProblemError for other expressions."""
         if isinstance(node, ast.Constant) and type(node.value) is str:
             return node.value
         raise self.error(node, "a string in quotes")
 
     def dotted(self, node: ast.expr) -> str:
-        """Return the text of an expression that is a dotted name, such as ``aten.mm.default``.
-
-        Raises:
-            ProblemError: the expression is not a dotted name of at least two parts.
-        """
+        """Return the text of a dotted name such as ``aten.mm.default``; raise a ProblemError for other expressions."""
         parts: list[str] = []
         at = node
         while isinstance(at, ast.Attribute):
@@ -149,11 +129,7 @@ def _error_at(line: int, offset: int, got: str, expected: str) -> ProblemError:
 
 
 def arguments(node: ast.AST | None, name: str, least: int, most: int) -> list[ast.expr] | None:
-    """Return the positional arguments of an expression that is a call ``name(…)``.
-
-    None for any other expression, and for a call that has keyword arguments, fewer than ``least``
-    arguments or more than ``most`` arguments.
-    """
+    """Return the arguments of a call ``name(…)`` with ``least`` to ``most`` positional ones; None for any other."""
     if not isinstance(node, ast.Call) or call_name(node) != name or node.keywords:
         return None
     return node.args if least <= len(node.args) <= most else None
@@ -172,19 +148,11 @@ def call_name(node: ast.AST | None) -> str | None:
 
 
 def written_call(name: str, parts: Iterable[str]) -> str:
-    """Return the text of a call.
-
-    Args:
-        name: name of the called function.
-        parts: texts of the arguments.
-    """
+    """Return the text of a call, from the texts of its arguments."""
     return f"{name}({', '.join(parts)})"
 
 
 def quoted(text: str) -> str:
-    """Return the Python literal of a string.
-
-    The literal is in double quotes, unless ``text`` contains double quotes.
-    """
+    """Return the Python literal of a string, in double quotes unless the text contains them."""
     written = repr(text)
     return f'"{written[1:-1]}"' if written[0] == "'" and '"' not in text else written

@@ -49,9 +49,8 @@ _SYMBOLIC = tuple(kind.__name__ for kind in SYMBOLIC)
 def base_of(node: fx.Node) -> Any:
     """Return the value whose storage a node's value uses if the text names no storage after ``@``.
 
-    For ``split[1]``, this is element 1 of the value of ``split``. For a node whose only result may
-    alias arguments, such as a view, this is the value of the first such argument in the schema.
-    None for other nodes, which have a storage of their own.
+    For ``split[1]``, this is element 1 of the value of ``split``. For a view, it is the value of the
+    argument that the view shows. None for other nodes, which have a storage of their own.
     """
     if node.target is operator.getitem:
         if len(node.args) != 2:
@@ -64,16 +63,7 @@ def base_of(node: fx.Node) -> Any:
 
 
 def element(base: Any, k: int) -> Any:
-    """Return the value whose storage element ``k`` of a tuple uses by default, or None.
-
-    If ``base`` is a tuple or list, the result is element ``k`` of ``base``, or None if ``base`` is
-    too short. Any other ``base`` is itself the result, because all elements use the same storage.
-    For example, all tensors that ``split`` returns are views of one tensor.
-
-    Args:
-        base: value whose storage the whole tuple uses by default.
-        k: index of the element.
-    """
+    """Return the value whose storage element ``k`` uses by default, if the whole tuple uses that of ``base``."""
     if not isinstance(base, (tuple, list)):
         return base
     return base[k] if -len(base) <= k < len(base) else None
@@ -91,14 +81,7 @@ def contiguous(sizes: Sequence[Size]) -> tuple[Size, ...]:
 
 
 def extent(sizes: Sequence[Size], strides: Sequence[Size], offset: Size, itemsize: int) -> Size:
-    """Return the least size in bytes of a storage that can hold a tensor.
-
-    Args:
-        sizes: sizes of the tensor.
-        strides: strides, in elements.
-        offset: storage offset of the tensor, in elements.
-        itemsize: bytes of an element.
-    """
+    """Return the least size in bytes of a storage that can hold a tensor."""
     if any(type(s) is int and s == 0 for s in sizes):
         return 0
     # A plain product keeps symbolic sizes simpler than the sum below.
@@ -119,8 +102,7 @@ class ValueWriter:
     Args:
         literals: writes constants, and collects the symbols in them and in sizes.
         device: default device, which the types leave out.
-        graph: dotted name of the graph, which begins with its outer graphs, such as
-            ``"joint.true_graph_0"``.
+        graph: dotted name of the graph, such as ``"joint.true_graph_0"``.
     """
 
     def __init__(self, literals: ArgumentWriter, device: torch.device, graph: str) -> None:
@@ -132,10 +114,7 @@ class ValueWriter:
         ] = {}  # by storage key: graph and name of the first tensor
 
     def nested(self, name: str) -> ValueWriter:
-        """Return a writer for the subgraph ``name``.
-
-        Values of the subgraph may share storages with values of this graph.
-        """
+        """Return a writer for the subgraph ``name``, whose values may share storages with values of this graph."""
         inner = copy.copy(self)
         inner._graph = f"{self._graph}.{name}"
         return inner
@@ -159,13 +138,7 @@ class ValueWriter:
             return f"{kind}, {self._literals.write(real.detach().tolist())}"
 
     def _write(self, value: Any, place: str, base: Any) -> str:
-        """Return the text of a value, which is a type such as ``f32[8, 4](1, 8)``.
-
-        Args:
-            value: the value.
-            place: name of the value in the text, such as ``split[1]``.
-            base: value whose storage ``value`` uses by default; None for a storage of its own.
-        """
+        """Return the text of a value, which is a type such as ``f32[8, 4](1, 8)``."""
         if isinstance(value, torch.Tensor):
             return self._placed(value, place, base)
         if isinstance(value, (tuple, list)):
@@ -182,10 +155,7 @@ class ValueWriter:
         return write_opaque(value)
 
     def _placed(self, tensor: torch.Tensor, place: str, base: Any) -> str:
-        """Return the text of a tensor's type and storage.
-
-        The storage is written after ``@``, unless the tensor uses its default storage.
-        """
+        """Return the text of a tensor's type, with ``@`` and its storage unless that is the default storage."""
         key = storage_key(tensor)
         if key is None:
             return self._tensor(tensor, owns=True)
@@ -219,28 +189,22 @@ class ValueWriter:
         return written_call(text, extra) if extra else text
 
     def _memory(self, tensor: torch.Tensor, sizes: list[Size], owns: bool) -> list[str]:
-        """Return the texts of strides, offset and storage size that do not follow from the sizes.
-
-        Args:
-            tensor: the tensor.
-            sizes: sizes of the tensor.
-            owns: whether the tensor is the first on its storage. The storage size is written only
-                for the first tensor.
-        """
-        said: list[str] = []
+        """Return the texts of strides, offset and storage size that do not follow from the sizes."""
+        # Only what does not follow from the sizes is written.
+        properties: list[str] = []
         strides = tuple(size_of(s) for s in tensor.stride())
         if strides != contiguous(sizes):
-            said += map(self._size, strides)
+            properties += map(self._size, strides)
         offset = size_of(tensor.storage_offset())
         if offset != 0:
-            said.append(f"offset={self._size(offset)}")
+            properties.append(f"offset={self._size(offset)}")
         if owns:
             nbytes = size_of(tensor.untyped_storage().nbytes())
             expected = extent(sizes, strides, offset, tensor.element_size())
             # SymPy may hold the same size in two forms, which compare as unequal.
             if nbytes != expected and sympy.expand(nbytes - expected) != 0:
-                said.append(f"storage={self._size(nbytes)}")
-        return said
+                properties.append(f"storage={self._size(nbytes)}")
+        return properties
 
     def _size(self, size: Size) -> str:
         return write_expression(size, self._literals.symbols)
@@ -253,8 +217,7 @@ class ValueReader:
         source: the text, for error messages.
         fakes: creates fake tensors and symbolic numbers.
         device: default device, for types without a device.
-        graph: dotted name of the graph, which begins with its outer graphs, such as
-            ``"joint.true_graph_0"``.
+        graph: dotted name of the graph, such as ``"joint.true_graph_0"``.
     """
 
     def __init__(self, source: Source, fakes: Fakes, device: torch.device, graph: str) -> None:
@@ -267,36 +230,19 @@ class ValueReader:
         self._literals = ArgumentReader(source, symbolic=self.symbolic)
 
     def nested(self, name: str) -> ValueReader:
-        """Return a reader for the subgraph ``name``.
-
-        Values of the subgraph may share storages with values of this graph.
-        """
+        """Return a reader for the subgraph ``name``, whose values may share storages with values of this graph."""
         inner = copy.copy(self)
         inner._graph = f"{self._graph}.{name}"
         return inner
 
     def read(self, node: fx.Node, written: ast.expr) -> Any:
-        """Create the value of a node from the type that the text gives.
-
-        Args:
-            node: the node, with its target and arguments.
-            written: syntax tree of the value's type in the text.
-
-        Returns:
-            A fake tensor, a symbolic number, a constant, or a tuple or list of values.
-        """
+        """Create the value of a node with its target and arguments, from the type that the text gives."""
         return self._read(written, f"{self._graph}.{node.name}", base_of(node))
 
     def constant(self, kind: ast.expr, numbers: ast.expr | None = None) -> torch.Tensor:
         """Return the tensor that ``constant(name, type, numbers)`` in the text describes.
 
-        The constant is a real tensor if the text states its numbers and the type is a plain
-        contiguous CPU tensor. Otherwise the constant is a fake tensor. Its attribute ``constant``
-        holds the numbers if the text states them.
-
-        Args:
-            kind: syntax tree of the type.
-            numbers: syntax tree of the numbers; None if the text does not state them.
+        Numbers on another device than the CPU are in the attribute ``constant`` of a fake tensor.
 
         Raises:
             ProblemError: the shape of the numbers is not that of the type.
@@ -333,14 +279,7 @@ class ValueReader:
             raise self._source.error(node, str(error), "{}, which has no value") from error
 
     def _read(self, node: ast.expr, place: str, base: Any) -> Any:
-        """Create the value for a type in the text, such as ``f32[8, 4](1, 8)``.
-
-        Args:
-            node: syntax tree of the type.
-            place: full name of the value, such as ``joint.split[1]``.
-            base: value whose storage the created value uses by default; None for a storage of its
-                own.
-        """
+        """Create the value for a type in the text, such as ``f32[8, 4](1, 8)``."""
         match node:
             case ast.Tuple(elts=elts) | ast.List(elts=elts):
                 items = [
@@ -358,18 +297,13 @@ class ValueReader:
         written = arguments(node, "const", 1, 1)
         if written is not None:
             return self._literals.read(written[0])
-        made = self._placed(node, base)
-        if storage_key(made) is not None:
-            self._places[place] = made
-        return made
+        tensor = self._placed(node, base)
+        if storage_key(tensor) is not None:
+            self._places[place] = tensor
+        return tensor
 
     def _placed(self, node: ast.expr, base: Any) -> torch.Tensor:
-        """Return a tensor on the storage that the text names after ``@``, or on its default storage.
-
-        Args:
-            node: syntax tree of the type, with ``@`` or without.
-            base: value whose storage the tensor uses by default; None for a storage of its own.
-        """
+        """Return a tensor on the storage that the text names after ``@``, or on its default storage."""
         if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)):
             return self._tensor(node, None if storage_key(base) is None else base)
         if isinstance(node.right, ast.Constant) and node.right.value is None:
@@ -393,40 +327,40 @@ class ValueReader:
         if isinstance(inner, ast.Subscript):
             listed = inner.slice.elts if isinstance(inner.slice, ast.Tuple) else [inner.slice]
             sizes = [self._size(x) for x in listed]
-        found = TensorType(_DTYPES[name.id], sizes, self._device)
+        tensor_type = TensorType(_DTYPES[name.id], sizes, self._device)
         if isinstance(node, ast.Call):
-            self._details(node, found)
-        if not found.strides:
-            found.strides = contiguous(sizes)
-        return found
+            self._details(node, tensor_type)
+        if not tensor_type.strides:
+            tensor_type.strides = contiguous(sizes)
+        return tensor_type
 
-    def _details(self, node: ast.Call, found: TensorType) -> None:
-        """Parse the properties in parentheses after the sizes, and store them in ``found``."""
-        found.strides = tuple(self._size(x) for x in node.args)
-        if found.strides and len(found.strides) != len(found.sizes):
-            expected = f"{len(found.sizes)}, one for each dimension"
-            raise self._source.error(node, expected, f"{len(found.strides)} strides")
-        for given in node.keywords:
-            match given.arg:
+    def _details(self, node: ast.Call, tensor_type: TensorType) -> None:
+        """Parse the properties in parentheses after the sizes, and store them in a type."""
+        tensor_type.strides = tuple(self._size(x) for x in node.args)
+        if tensor_type.strides and len(tensor_type.strides) != len(tensor_type.sizes):
+            expected = f"{len(tensor_type.sizes)}, one for each dimension"
+            raise self._source.error(node, expected, f"{len(tensor_type.strides)} strides")
+        for keyword in node.keywords:
+            match keyword.arg:
                 case "offset" | "storage":
-                    setattr(found, given.arg, self._size(given.value))
+                    setattr(tensor_type, keyword.arg, self._size(keyword.value))
                 case "device":
-                    found.device = self._literals.device(given.value)
+                    tensor_type.device = self._literals.device(keyword.value)
                 case "layout":
-                    layout = CONSTANTS.get(self._source.dotted(given.value))
+                    layout = CONSTANTS.get(self._source.dotted(keyword.value))
                     if not isinstance(layout, torch.layout):
                         expected = "a layout, such as torch.sparse_coo"
-                        raise self._source.error(given.value, expected)
-                    found.layout = layout
+                        raise self._source.error(keyword.value, expected)
+                    tensor_type.layout = layout
                 case _:
                     expected = "offset, storage, device or layout"
-                    raise self._source.error(given, expected, f"'{given.arg}'")
+                    raise self._source.error(keyword, expected, f"'{keyword.arg}'")
 
     def _size(self, node: ast.expr) -> Size:
         size = self._expressions.size(node)
-        known = self._hint(node, size)
-        if known is not None and known < 0:
-            raise self._source.error(node, "a number of 0 or more", f"the size {known}")
+        number = self._hint(node, size)
+        if number is not None and number < 0:
+            raise self._source.error(node, "a number of 0 or more", f"the size {number}")
         return size
 
     def _hint(self, node: ast.expr, size: Size) -> int | None:
@@ -436,42 +370,33 @@ class ValueReader:
             raise self._source.error(node, f"one with a value ({error})", "the size {}") from error
 
     def _tensor(self, node: ast.expr, base: Any) -> torch.Tensor:
-        """Return the fake tensor that a type describes, on the storage of ``base``.
-
-        If ``base`` is None, the tensor gets a storage of its own.
-        """
+        """Return the fake tensor that a type describes, on the storage of ``base``."""
         t = self._type(node)
         needed = extent(t.sizes, t.strides, t.offset, t.dtype.itemsize)
-        there = needed if t.storage is None else t.storage
+        available = needed if t.storage is None else t.storage
         if base is not None and t.layout is torch.strided:
             if t.storage is not None:
                 expected = "it where the memory is made"
                 raise self._source.error(node, expected, "storage=… on shared memory")
-            there = size_of(base.untyped_storage().nbytes())
-        least, most = self._hint(node, needed), self._hint(node, there)
+            available = size_of(base.untyped_storage().nbytes())
+        least, most = self._hint(node, needed), self._hint(node, available)
         if least is not None and most is not None and least > most:
             got = f"a tensor that needs {least} bytes of memory"
             raise self._source.error(node, f"no more than its {most}", got)
         try:
-            return self._fakes.tensor(t, there, base)
+            return self._fakes.tensor(t, available, base)
         except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
             expected = f"a tensor that PyTorch makes: {first_line(error)}"
             raise self._source.error(node, expected) from error
 
 
 def has_numbers(value: object) -> bool:
-    """Return whether the text of a constant states its numbers.
-
-    True for a dense tensor of at most `MAX_CONSTANT` elements whose numbers are known.
-    """
+    """Return whether the text of a constant states its numbers: they are known, dense, and at most `MAX_CONSTANT`."""
     return _real(value) is not None
 
 
 def _real(value: object) -> torch.Tensor | None:
-    """Return a real tensor with a constant's numbers.
-
-    None if the constant has more than `MAX_CONSTANT` elements, or if its numbers are unknown.
-    """
+    """Return a real tensor with a constant's numbers; None if they are unknown or more than `MAX_CONSTANT`."""
     real = getattr(value, "constant", None) if hasattr(value, "fake_mode") else value
     if not isinstance(real, torch.Tensor) or real.layout is not torch.strided:
         return None

@@ -7,14 +7,13 @@ In this module, a position is the index of a node in the joint graph.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from remat.graph import ops
+from remat.graph.fusion import absorbed_inputs
 from remat.graph.memory.storages import tensor_bytes
 from remat.graph.memory.writes import by_target
 from remat.graph.problems.lowering import SavedKind, must_recompute, must_save
@@ -50,23 +49,23 @@ class Fusion:
         n = len(index)
         self.view, self.computes, self.unlisted = bytearray(n), bytearray(n), bytearray(n)
         self.expensive, self.fusible = bytearray(n), bytearray(n)
-        self._swallowed: dict[int, frozenset[int]] = {}
+        self._absorbed: dict[int, frozenset[int]] = {}
         self._nbytes: dict[fx.Node, int] = {}
         for i, (node, found) in enumerate(
             zip(index.nodes, by_target(index.nodes, _looked_up), strict=True)
         ):
-            self.view[i], self.computes[i], cheap, self.expensive[i], swallows = found
+            self.view[i], self.computes[i], cheap, self.expensive[i] = found
             self.unlisted[i], self.fusible[i] = not cheap, cheap
             if not index.plain[i] and ops.is_random(node):
                 self.expensive[i] = self.fusible[i] = 1
-            if swallows:
-                self._swallowed[i] = frozenset(index.position[x] for x in _swallowed(node))
+            if absorbed := absorbed_inputs(node):
+                self._absorbed[i] = frozenset(index.position[x] for x in absorbed)
 
     def __call__(self, a: int, b: int) -> bool:
         """Return whether one kernel can compute position ``a`` and its user, position ``b``."""
         if self.fusible[a] and self.fusible[b]:
             return True
-        return b in self._swallowed and a in self._swallowed[b]
+        return a in self._absorbed.get(b, ())
 
     def is_reduction(self, node: fx.Node) -> bool:
         """Return whether a node's result has less than a quarter of the bytes of the node's inputs."""
@@ -95,9 +94,8 @@ def _looked_up(node: fx.Node) -> tuple[bool, ...]:
     """Return the properties of an operator that `Fusion` needs.
 
     Returns:
-        Five bools. They tell whether the operator is a view; is a call other than ``getitem``; is
-        cheap to recompute; is compute-intensive; can have inputs written straight into its result
-        (`_may_swallow`).
+        Four bools. They tell whether the operator is a view; is a call other than ``getitem``; is
+        cheap to recompute; is compute-intensive.
     """
     taxonomy = ops.default_taxonomy()
     return (
@@ -105,36 +103,7 @@ def _looked_up(node: fx.Node) -> tuple[bool, ...]:
         node.op == "call_function" and getattr(node.target, "__name__", "") != "getitem",
         taxonomy.is_recomputable(node),
         taxonomy.is_compute_intensive(node),
-        _may_swallow(node),
     )
-
-
-def _may_swallow(node: fx.Node) -> bool:
-    """Return whether a fusing compiler can write inputs straight into the operator's result."""
-    higher = torch.ops.higher_order
-    return ops.packet(node.target) is torch.ops.aten.cat or node.target in (
-        higher.auto_functionalized,
-        higher.triton_kernel_wrapper_functional,
-    )
-
-
-def _swallowed(node: fx.Node) -> Iterable[fx.Node]:
-    """Return the inputs of ``node`` that a fusing compiler can write straight into the result.
-
-    Examples are the inputs of a concatenation.
-    """
-    target = node.target
-    if target is torch.ops.higher_order.auto_functionalized:
-        from remat.torch_compat import get_mutable_args
-
-        names, _ = get_mutable_args(node.args[0])  # type: ignore[arg-type]
-        given = [node.kwargs.get(name) for name in names]
-        lists = (x if isinstance(x, list) else [x] for x in given)
-        return [x for xs in lists for x in xs if isinstance(x, fx.Node)]
-    if target is torch.ops.higher_order.triton_kernel_wrapper_functional:
-        kernel_args: Any = node.kwargs.get("kwargs") or {}
-        return [kernel_args[name] for name in node.kwargs.get("tensors_to_clone") or ()]  # type: ignore[union-attr]
-    return node.all_input_nodes
 
 
 def banned(state: State, rules: BanRules, fusion: Fusion) -> bytearray:

@@ -16,7 +16,7 @@ from remat.graph.costs import Profile, Roofline, measure, profile, reporting, st
 from remat.graph.costs.devices import Device
 from remat.graph.costs.request import request_of
 from remat.plugins.registry import registry
-from tests.graph.pricing import call_of, costs, symbolic_product
+from tests.graph.costs.pricing import call_of, costs, symbolic_product
 from tests.graphs import joint_of, node, traced, weight
 
 #: Stands in for this machine where something is not measured.

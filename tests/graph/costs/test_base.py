@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import remat
 from remat.errors import ProblemError
 from remat.graph.costs import DEVICES, Device, Flops, Roofline, RooflineFused, Unit
-from tests.graph.pricing import call_of, costs, symbolic_product
+from tests.graph.costs.pricing import call_of, costs, symbolic_product
 from tests.graphs import node, traced
 
 aten = torch.ops.aten

@@ -11,7 +11,7 @@ import remat
 from remat.graph import ops
 from remat.graph.costs import Flops
 from remat.graph.costs.counting import count_flops
-from tests.graph.pricing import call_of
+from tests.graph.costs.pricing import call_of
 from tests.graphs import weight
 
 

@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from remat.graph.costs import measure
 from remat.graph.costs.request import request_of
-from tests.graph.pricing import call_of
+from tests.graph.costs.pricing import call_of
 from tests.graphs import traced
 
 

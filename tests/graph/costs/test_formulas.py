@@ -16,9 +16,9 @@ import remat
 from remat.graph import ops
 from remat.graph.costs.counting import count_flops
 from remat.graph.costs.formulas import FORMULAS
-from tests.graph import definitions
-from tests.graph.definitions import Products
-from tests.graph.pricing import call_of
+from tests.graph.costs import definitions
+from tests.graph.costs.definitions import Products
+from tests.graph.costs.pricing import call_of
 from tests.graphs import weight
 
 T = torch.Tensor

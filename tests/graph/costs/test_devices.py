@@ -14,7 +14,7 @@ import remat
 from remat.errors import ProblemError
 from remat.graph.costs import Device, Roofline, RooflineFused, calibrate, calibration
 from remat.plugins.registry import registry
-from tests.graph.pricing import products
+from tests.graph.costs.pricing import products
 
 MINE = Device(name="mine", label="a box", half_tflops=3, single_tflops=1.5, memory_tbps=1e-2)
 TOML = 'name = "mine"\nhalf_tflops = 3\nsingle_tflops = 1.5\nmemory_tbps = 0.01\n'

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import remat
 from remat.graph.costs import DEVICES, Roofline, RooflineFused
-from tests.graph.pricing import costs
+from tests.graph.costs.pricing import costs
 from tests.graphs import calls, joint_of, traced, weight
 
 N = 64

@@ -121,7 +121,7 @@ def test_fake_numbers_decide_nothing() -> None:
         remat.capture(Net(branches), (torch.ones(4, 8),), lower="eager", fullgraph=False)
     told = str(caught.value)
     assert "decides by the numbers in a tensor at " in told
-    assert "test_capture_run.py:" in told
+    assert "test_run.py:" in told
     assert "fullgraph=False and run=True" in told
 
 

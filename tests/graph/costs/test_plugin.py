@@ -16,7 +16,7 @@ import remat
 from remat.errors import ProblemError
 from remat.graph.costs import CostModel
 from remat.plugins.registry import registry
-from tests.graph.pricing import costs, products
+from tests.graph.costs.pricing import costs, products
 from tests.graphs import traced
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from remat import torch_compat
+from remat import torch_older
 from remat.graph import ops
 from remat.graph.costs.base import CostModel
 from remat.graph.costs.formulas import FORMULAS
@@ -68,7 +68,7 @@ def count_flops(node: fx.Node) -> int:
     """
     packet = ops.packet(node.target)
     own = FORMULAS.get(str(packet))
-    theirs = None if own else torch_compat.flop_formula(packet)
+    theirs = None if own else torch_older.flop_formula(packet)
     if own is None and theirs is None:
         return 0
 

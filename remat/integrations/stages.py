@@ -21,10 +21,11 @@ from remat.graph.policies import module_names, no_match
 from remat.graph.roles import has_tangents
 from remat.graph.verify import Split, verify
 from remat.integrations import plan_log
+from remat.integrations.graph_memory import GraphMemory
 from remat.integrations.partition_options import PartitionOptions
 from remat.integrations.recompute_check import add_checks
 from remat.integrations.step_guards import Look, at_declared_sizes, guard_sizes
-from remat.integrations.step_tally import CountRun, GraphMemory, StepTally, tally_of
+from remat.integrations.step_tally import CountRun, StepTally, tally_of
 from remat.integrations.step_together import Member
 from remat.integrations.traced_graph import code_of, parameters_of
 from remat.integrations.workarounds import GeneratedCode

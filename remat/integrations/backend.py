@@ -28,7 +28,7 @@ from remat.integrations.budget_loop import compile_within_budget
 from remat.integrations.compile_progress import CompileProgress
 from remat.integrations.partitioner import Partitioner, PartitionerOptions
 from remat.integrations.stages import Arrived, Compiled, Planned, Run
-from remat.integrations.step_guards import at_declared_sizes
+from remat.integrations.step_sizes import at_declared_sizes
 from remat.integrations.step_wrapper import wrap_step
 from remat.integrations.traced_graph import code_of, joint_of, name_of
 from remat.options import CostOption, SolverOption

@@ -14,7 +14,7 @@ from remat.errors import RematError
 from remat.graph.joint import primal_place
 from remat.graph.memory.liveness import StorageKind, Timeline
 from remat.graph.memory.storages import hint
-from remat.integrations.step_guards import RunSizes, SizedBytes
+from remat.integrations.step_sizes import RunSizes, SizedBytes
 from remat.planning.plan import Plan
 
 

@@ -24,7 +24,8 @@ from remat.integrations import plan_log
 from remat.integrations.graph_memory import GraphMemory
 from remat.integrations.partition_options import PartitionOptions
 from remat.integrations.recompute_check import add_checks
-from remat.integrations.step_guards import Look, at_declared_sizes, guard_sizes
+from remat.integrations.step_guards import Look, guard_sizes
+from remat.integrations.step_sizes import at_declared_sizes
 from remat.integrations.step_tally import CountRun, StepTally, tally_of
 from remat.integrations.step_together import Member
 from remat.integrations.traced_graph import code_of, parameters_of

@@ -82,13 +82,7 @@ def _region_mode() -> type[Any]:
     recomputed, used = object(), object()  # cache entries of results that are not saved
 
     class RegionMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        """Save or recompute each operator's result, as PyTorch 2.13 does.
-
-        Args:
-            policy: decides in forward; None in recomputation.
-            storage: saved results, by operator and number of its call.
-            written: whether saved tensors may be written to in place.
-        """
+        """Save or recompute each operator's result, as PyTorch 2.13 does."""
 
         def __init__(self, policy: Any, storage: Any, written: bool) -> None:
             super().__init__()  # type: ignore[no-untyped-call]

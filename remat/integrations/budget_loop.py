@@ -292,12 +292,10 @@ class Attempt(torch_compat.CustomPartitionerFn):
         return modules
 
     def _rounds_as_eager(self, joint: JointGraph) -> bool:
-        """Return whether Inductor rounds each 16-bit result of a graph, because the graph branches on one.
-
-        The joint graph alone decides, so that forward is the same at every budget.
-        """
+        """Return whether Inductor rounds each 16-bit result of a graph, because the graph branches on one."""
         if not self.arrived.options.exact_branches or not has_16_bits(joint.graph):
             return False
+        # The joint graph alone decides, never the plan, so that forward is the same at every budget.
         index = index_graph(joint.graph)
         found = branches_on_16_bits(index, classify(joint, index))
         if found:
@@ -355,11 +353,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
         return gm
 
     def _as_compiled(self) -> Planned | None:
-        """Return the planned graph with the figures of the compiled code, and write its plan to the plan cache.
-
-        The figures come from simulating the generated code. If this code cannot be simulated, the
-        plan keeps its estimated figures.
-        """
+        """Return the planned graph with the figures of the compiled code, and write its plan to the plan cache."""
         planned, options = self.planned, self.arrived.options
         graphs = 1 if planned is not None and planned.arrived.is_alone else 2
         if not self.whole or len(self._graphs) != graphs or planned is None or options.check:
@@ -368,6 +362,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
         symbolic = options.in_bytes and (made.symbolic or made.learns_sizes)
         for kind in (True, False) if symbolic else (False,):
             try:
+                # The plan keeps its estimated figures if the code cannot be simulated.
                 timeline = timeline or compiled_timeline(*self._graphs, symbolic=kind)
             except Exception:  # this generated code cannot be simulated, for example a C++ wrapper
                 _LOG.info("the memory of '%s' as compiled is not known", made.graph, exc_info=True)

@@ -157,12 +157,7 @@ class CompiledBudget:
         return True
 
     def _is_last(self, asked: Budget, *, can_hold: bool) -> bool:
-        """Return whether no replan is left for a step that exceeds its budget.
-
-        Args:
-            asked: the requested budget.
-            can_hold: see `replans`.
-        """
+        """Return whether no replan is left for a step that exceeds its budget."""
         current, effort = self.rounds[-1], DEFAULT.compiling
         if asked.peak_bytes is None and (can_hold or not asked.on_peak):
             return current.is_last(asked)
@@ -189,22 +184,7 @@ class CompiledBudget:
     def _tell(
         self, made: Plan, request: PlanRequest, taken: int, limit: int, *, elsewhere: bool
     ) -> None:
-        """Raise an error or warn because a compiled step exceeds its budget.
-
-        A budget that is a peak in bytes raises an error. A budget on saved bytes causes a warning.
-        A ratio of the peak causes a warning only if the compiled peak exceeds the ratio's bytes by
-        more than `Compiling.warned`.
-
-        Args:
-            made: the plan.
-            request: the options that the step was planned under.
-            taken: compiled bytes of the step.
-            limit: bytes that the budget allows.
-            elsewhere: whether only other ranks exceed the budget, not this rank.
-
-        Raises:
-            BudgetError: the budget is a peak in bytes.
-        """
+        """Raise an error or warn because a compiled step exceeds its budget."""
         asked, where = request.budget, " on another rank" if elsewhere else ""
         compiled = {d: peak for each in self.rounds for d, peak in each.peaks.items()}
         taken = min(compiled.values(), default=taken)
@@ -286,9 +266,6 @@ def compiled_bytes(made: Plan, request: PlanRequest) -> tuple[int, int]:
 
 
 def _by_peak(request: PlanRequest) -> bool:
-    """Return whether plans are chosen by an estimate of their compiled peak.
-
-    With saved-tensor hooks the result is False, because the sizes of packed values are unknown
-    before the step runs.
-    """
+    """Return whether plans are chosen by an estimate of their compiled peak."""
+    # With saved-tensor hooks, the sizes of packed values are unknown before the step runs.
     return request.decides and request.budget.on_peak and request.hooks is None

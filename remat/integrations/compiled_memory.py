@@ -172,13 +172,7 @@ def _text_of(size: Any) -> str:
 
 
 class _Sizes:
-    """Translate between the symbolic sizes of a traced step and those of its generated code.
-
-    In the generated code, data-dependent sizes such as those of ``nonzero`` get new symbols.
-
-    Args:
-        fakes: creates symbolic sizes for the run of the generated code.
-    """
+    """Translate between the symbolic sizes of a traced step and those of its generated code."""
 
     def __init__(self, fakes: Fakes) -> None:
         self.fakes = fakes
@@ -187,12 +181,7 @@ class _Sizes:
 
     @classmethod
     def of(cls, forward: CompiledGraph, backward: CompiledGraph | None) -> _Sizes:
-        """Create the translation for the symbols in the inputs of both graphs.
-
-        Raises:
-            NotImplementedError: an input of forward has a data-dependent size. The symbol of this
-                size could not be distinguished from symbols that the generated code creates.
-        """
+        """Create the translation for the symbols in the inputs of both graphs."""
         graphs = filter(None, (forward, backward))
         sizes = [n for graph in graphs for _, v in graph.given for n in _numbers(v)]
         backed = [n for n in sizes if expression_of(n) is not None and n.node.has_hint()]
@@ -201,27 +190,20 @@ class _Sizes:
             n for _, v in forward.given for n in _numbers(v) if expression_of(n) is not None
         ]
         if any(not n.node.has_hint() for n in unbacked):
+            # The symbol of such a size could not be told from symbols that the generated code creates.
             raise NotImplementedError("an input has sizes without a hint")
         at = planned_sizes()
         known = symbols_of(found, backed[0].node.shape_env if backed else None)
         return cls(Fakes([replace(s, hint=at.get(s.name, s.hint)) for s in known]))
 
     def learn(self, values: Sequence[Any], outputs: Sequence[Any], nbytes: Sequence[Any]) -> None:
-        """Match symbols of the step with sizes of the generated code, using forward's outputs.
-
-        An output has the same sizes in the traced graph and in the generated code.
-
-        Args:
-            values: fake outputs of the traced graph.
-            outputs: outputs of the generated code.
-            nbytes: bytes of every storage allocated so far. Symbols that occur in these bytes but
-                not in the inputs are data-dependent sizes of the generated code.
-        """
+        """Match symbols of the step with sizes of the generated code, using forward's outputs."""
         for value, output in zip(values, outputs, strict=True):
             for size, found in zip(_numbers(value), _numbers(output), strict=False):
                 expression = expression_of(size)
                 if expression is not None and expression.is_Symbol:
                     self._there.setdefault(expression, size_of(found))
+        # In the generated code, data-dependent sizes such as those of ``nonzero`` have symbols of their own.
         sizes = [e for e in map(expression_of, nbytes) if e is not None]
         self._learned = {s for e in sizes for s in e.free_symbols} - {*self.fakes.symbols.values()}
 
@@ -233,19 +215,16 @@ class _Sizes:
         return self.fakes.size(size_of(expression.xreplace(self._there)))
 
     def of_step(self, size: Any) -> Any:
-        """Translate a size of the generated code into symbols of the step; None for a plain number.
-
-        A data-dependent symbol that only the code of backward has stems from a recomputed operator.
-        Such a symbol is replaced by the maximum of forward's data-dependent symbols. A
-        data-dependent size that forward does not return has no symbol in the step. Such a size gets
-        a new symbol, whose name ends with "?".
-        """
+        """Translate a size of the generated code into symbols of the step; None for a plain number."""
         expression = expression_of(size)
         if expression is None:
             return None
         own = {*self.fakes.symbols.values()}
         back = {s: mine for mine, s in self._there.items() if s in self._learned}
+        # A data-dependent size that forward does not return has no symbol in the step, so it gets a new one.
         back |= {s: sympy.Symbol(f"{s.name}?", integer=True) for s in self._learned - back.keys()}
+        # A data-dependent symbol that only the code of backward has stems from a recomputed operator. Forward's
+        # data-dependent symbols bound it.
         again = expression.free_symbols - own - back.keys()
         back |= dict.fromkeys(again, sympy.Max(*back.values()) if back else sympy.Symbol("u?"))
         return expression.xreplace(back)
@@ -259,14 +238,7 @@ def _numbers(value: Any) -> tuple[Any, ...]:
 
 
 class _Step(StorageWatch):  # type: ignore[no-untyped-call]
-    """Run the generated code of both graphs, and record when each storage is allocated and freed.
-
-    An operator that saves the random generator's state returns the state with its result, and both
-    are recorded.
-
-    Args:
-        sizes: translates symbolic sizes; None to record sizes as numbers.
-    """
+    """Run the generated code of both graphs, and record when each storage is allocated and freed."""
 
     def __init__(self, sizes: _Sizes | None = None) -> None:
         super().__init__()
@@ -276,15 +248,7 @@ class _Step(StorageWatch):  # type: ignore[no-untyped-call]
         self._lives: list[Lifetime] = []
 
     def given(self, name: str, like: Any, kind: StorageKind) -> Any:
-        """Allocate an input of a graph with the size, stride, dtype and device of ``like``.
-
-        If ``like`` is not a tensor, its number is returned and nothing is allocated.
-
-        Args:
-            name: name of the input's node.
-            like: a fake tensor, a symbol or a number.
-            kind: kind of the new storage.
-        """
+        """Allocate an input of a graph with the size, stride, dtype and device of ``like``."""
         number = hint if self._sizes is None else self._sizes.at
         if not isinstance(like, torch.Tensor):
             return number(like) if isinstance(like, torch.SymInt) else like
@@ -295,13 +259,7 @@ class _Step(StorageWatch):  # type: ignore[no-untyped-call]
         return made
 
     def run(self, graph: CompiledGraph, arguments: list[Any]) -> list[Any]:
-        """Run the generated code of a graph, and return the graph's outputs.
-
-        Args:
-            graph: the graph.
-            arguments: inputs of the graph. The code empties this list, so that inputs are freed
-                after their last use.
-        """
+        """Run the generated code of a graph, and return the graph's outputs."""
         call = _call_of(graph, self._moments.append)
         with self:
             return list(call(arguments))
@@ -319,19 +277,11 @@ class _Step(StorageWatch):  # type: ignore[no-untyped-call]
         self._boundary = len(self._moments)
 
     def mark(self, values: Sequence[Any], kind: StorageKind, names: Sequence[str] = ()) -> None:
-        """Set the kind of the storages of some tensors and, for saved values, their names.
-
-        Every storage has the kind ``TEMPORARY`` when it is allocated. A storage whose kind was set
-        before is not changed.
-
-        Args:
-            values: the tensors; other values are skipped.
-            kind: the kind to set.
-            names: name of each tensor, for saved values; empty if the values are not saved.
-        """
+        """Set the kind of the storages of some tensors and, for saved values, their names."""
         for value, name in zip_longest(values, names, fillvalue=""):
             if isinstance(value, torch.Tensor):
                 at = self._alive.get(torch_compat.storage_id(value.untyped_storage()))
+                # Every storage is temporary when it is allocated; a kind that was set before stays.
                 if at is not None and self._lives[at].kind is StorageKind.TEMPORARY:
                     self._lives[at] = replace(self._lives[at], kind=kind, saved_as=name)
 
@@ -362,13 +312,7 @@ class _Step(StorageWatch):  # type: ignore[no-untyped-call]
         return len(self._lives) - 1
 
     def _append(self, node: str, nbytes: Any, last: int) -> None:
-        """Append a lifetime that begins now.
-
-        Args:
-            node: name of the input or operator that allocates.
-            nbytes: bytes, as a number or a symbolic size.
-            last: the last program point of the lifetime.
-        """
+        """Append a lifetime that begins now."""
         life = Lifetime(
             node=node,
             nbytes=hint(nbytes),
@@ -401,15 +345,7 @@ class _Step(StorageWatch):  # type: ignore[no-untyped-call]
 def _call_of(
     graph: CompiledGraph, ran: Callable[[str], None]
 ) -> Callable[[list[Any]], Sequence[Any]]:
-    """Return a function that runs the generated code of a graph without its kernels.
-
-    Args:
-        graph: the compiled graph.
-        ran: called in place of each kernel, with the name of the kernel.
-
-    Raises:
-        NotImplementedError: the code is not Python.
-    """
+    """Return a function that runs the generated code of a graph without its kernels."""
     if not graph.code or "CppWrapper" in graph.code:
         raise NotImplementedError("the wrapper is not written in Python")
     code = ast.parse(graph.code)
@@ -431,14 +367,7 @@ def _runs_kernels(statement: ast.stmt) -> bool:
 
 
 def _without_kernels(statement: ast.stmt) -> ast.stmt | None:
-    """Rewrite a statement of the generated module so that no kernel is compiled or loaded.
-
-    If the statement assigns a compiled kernel to a name, the name gets a function that does nothing.
-
-    Returns:
-        The statement; None to remove a statement that only defines kernels or is not part of the
-        step.
-    """
+    """Rewrite a statement of the generated module so that no kernel is compiled or loaded."""
     if isinstance(statement, ast.If):  # ``if __name__ == "__main__"``
         return None
     if isinstance(statement, ast.FunctionDef) and statement.name in _BESIDE:
@@ -504,18 +433,14 @@ def _reinterpreted(value: torch.Tensor, size: Any, stride: Any, offset: int) -> 
 
 
 class _Extern:
-    """Give the generated code PyTorch operators in place of Inductor's extern kernels.
-
-    An extern kernel is an operator that Inductor calls instead of generating code for it. If a call
-    passes ``out``, its result is already allocated. The operator then runs only if it may allocate
-    a workspace.
-    """
+    """Give the generated code PyTorch operators in place of Inductor's extern kernels."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def call(*args: Any, out: Any = None, **kwargs: Any) -> Any:
             if out is None:
                 return getattr(torch, name)(*args, **kwargs)
             op = getattr(torch, name, None)
+            # The result is already allocated, so the operator runs only if it may allocate a workspace.
             if op is not None and may_allocate(f"aten.{name}.out", out.dtype):
                 op(*args, **kwargs, out=out)
             return out

@@ -115,12 +115,9 @@ class GraphMemory:
 
 
 def _highest(made: Plan) -> tuple[int, int, int]:
-    """Return the most bytes alive at one time in forward, in backward, and in backward with a retained graph.
-
-    No number includes the step's inputs, and the numbers for backward do not include forward's
-    outputs. If the plan has no timeline, all numbers are the whole peak of the step.
-    """
+    """Return the most bytes alive at one time in forward, in backward, and in backward with a retained graph."""
     try:
+        # Inputs are counted by `StepTally`, and so are forward's outputs in backward.
         timeline: Timeline = made.timeline
     except RematError:  # a plan from a cache without a timeline
         return made.peak_bytes, made.peak_bytes, made.peak_bytes

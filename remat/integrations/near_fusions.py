@@ -175,13 +175,7 @@ class NearFusions(InductorChoices):
         return until <= before + NEAR_SUMS
 
     def _places(self, scheduler: Any, node1: Any, node2: Any) -> tuple[int, int]:
-        """Return the two positions in the schedule that decide whether to fuse a pair of kernels.
-
-        Returns:
-            The position of the kernel that comes first in the schedule, and the position of the
-            last extern operator that the other kernel depends on. The second position is -1 if
-            there is no such operator.
-        """
+        """Return the two positions in the schedule that decide whether to fuse a pair of kernels."""
         self._look_at(scheduler)
         first, other = sorted((node1, node2), key=lambda n: n.min_order)
         waits = max((self._waits.get(n.get_name(), -1) for n in other.get_nodes()), default=-1)
@@ -198,10 +192,8 @@ class NearFusions(InductorChoices):
         )
 
     def _look_at(self, scheduler: Any) -> None:
-        """Compute the attributes that the fusion rules use, if the schedule is a new one.
-
-        They are computed once for each schedule, because Inductor asks about many pairs of kernels.
-        """
+        """Compute the attributes that the fusion rules use, if the schedule is a new one."""
+        # Computed once for each schedule, because Inductor asks about many pairs of kernels.
         if self._scheduler is scheduler:
             return
         placed = _placed(scheduler)
@@ -231,10 +223,7 @@ def _chunks(node: Any) -> set[int]:
 
 
 def _side(node: Any) -> set[int]:
-    """Return the side of a step in one graph that a node of a schedule belongs to; empty if unknown.
-
-    A kernel of backward may compute a value of forward again inside, so any node of backward decides.
-    """
+    """Return the side of a step in one graph that a node of a schedule belongs to; empty if unknown."""
     origins = node.node.get_origins() if getattr(node, "node", None) is not None else ()
     return {max(sides)} if (sides := [o.meta[SIDE] for o in origins if SIDE in o.meta]) else set()
 
@@ -246,12 +235,7 @@ def _placed(scheduler: Any) -> list[Any]:
 
 
 def _waits(scheduler: Any) -> dict[str, int]:
-    """Return the last extern operator that each node of a schedule depends on.
-
-    Returns:
-        Dict from the name of each node to the operator's position in the schedule; -1 if the node
-        depends on no extern operator.
-    """
+    """Return the last extern operator that each node of a schedule depends on."""
     found: dict[str, int] = {}
     for node in _placed(scheduler):
         last = -1

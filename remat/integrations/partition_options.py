@@ -174,11 +174,7 @@ class PartitionOptions:
         return ranks.largest(number, self.agree.wait_s)
 
     def _agreement(self, wait_s: float) -> AgreeRanks:
-        """Return the pass by which ranks with the same options agree on a decision.
-
-        Args:
-            wait_s: seconds that the other ranks wait for rank 0.
-        """
+        """Return the pass by which ranks with the same options agree on a decision."""
         request = self.request
         if request.pipeline is None:
             # Ranks share no plan that offloads values, and the rate of a measured link differs between them.

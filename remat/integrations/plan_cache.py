@@ -86,14 +86,7 @@ class CachedPlan:
 
 
 def _made_again(plan: Plan, joint: str, hooks: Any, reread_inputs: bool) -> Plan:
-    """Apply a cached plan to its joint graph, and return the plan with its graph modules.
-
-    Args:
-        plan: the cached plan, which has no modules.
-        joint: text of the joint graph.
-        hooks: the saved-tensor hooks that the step was planned with.
-        reread_inputs: whether the plan lets backward read the inputs of the step again.
-    """
+    """Apply a cached plan to its joint graph, and return the plan with its graph modules."""
     # Without a version in ``remat``, the plan's figures are not checked, since nobody edits a plan in a cache.
     # ``of_several`` skips the check of a peak budget, which may be one budget for several graphs.
     asked = replace(plan, remat="")
@@ -181,10 +174,8 @@ def operators_of(joint: JointGraph) -> tuple[tuple[str, str], ...]:
 
 
 def _known_of(name: str) -> str:
-    """Return the schema, tags, effect and declaration of an operator as text; empty if unregistered.
-
-    These properties decide whether the operator may be recomputed.
-    """
+    """Return the schema, tags, effect and declaration of an operator as text; empty if unregistered."""
+    # These properties decide whether an operator may be recomputed, so a cached plan depends on them.
     try:
         op = purity.overload_named(name)
     except RematError:

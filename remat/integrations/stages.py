@@ -232,18 +232,12 @@ class Arrived:
         return asked
 
     def _match_policies(self, joint: JointGraph) -> None:
-        """Check that each pattern of the policies matches a module of the step.
-
-        In a step with graph breaks, a pattern that matches no module causes a warning instead of an
-        error.
-
-        Raises:
-            PlanError: a pattern matches no module, and the step has a single graph.
-        """
+        """Check that each pattern of the policies matches a module of the step."""
         policies, graphs = self.options.request.policies, self.options.graphs
         nodes = list(joint.graph.nodes)
         missing = policies.unmatched(nodes)
         graphs.matched.update(p.pattern for p in policies.given if p not in missing)
+        # In a step with graph breaks, the module may be in another graph.
         if not graphs.has_breaks:
             check_matched(policies, [joint.graph], joint.name)
         missing = [p for p in missing if p.pattern not in graphs.matched]
@@ -256,14 +250,11 @@ class Arrived:
             )
 
     def _warn_of_uncounted(self, joint: JointGraph) -> None:
-        """Warn if a budget on the peak in bytes does not cover workspaces of operators on a CPU.
-
-        A workspace is memory that an operator allocates internally. Peaks do not include workspaces
-        if the cost model is not for CPUs. There is no warning if Inductor compiles the graph.
-        """
+        """Warn if a budget on the peak in bytes does not cover workspaces of operators on a CPU."""
         asked = self.options.request
         if not asked.decides or self.options.lower != "eager" or asked.budget.peak_bytes is None:
             return
+        # Peaks include the memory that operators allocate inside only if the cost model is for CPUs.
         if device_type_of(joint) == "cpu" and not is_for_cpu(asked.cost.on(joint)):
             warn(
                 f"budget {asked.budget.label} bounds the peak without what operators take beside their results: this "
@@ -289,12 +280,7 @@ def _split_unplanned(joint: JointGraph) -> Modules:
 
 
 def _described(asked: PlanRequest) -> tuple[str, dict[str, Any], str]:
-    """Return the pipeline and the options of a planning, for a reproducer.
-
-    Returns:
-        A triple: the pipeline as text, the arguments of `remat.plan` by name, and a note. The pipeline
-        is empty if no single pipeline repeats the decision. The note may be empty.
-    """
+    """Return the pipeline and the options of a planning, for a reproducer."""
     is_saved = asked.plan is not None
     note = "It was split by a saved plan, whose decision is not in here." if is_saved else ""
     # Under a budget on the peak, planning compares many plans, which no single pipeline repeats.
@@ -373,10 +359,7 @@ class Planned:
         return self.request.plan if isinstance(self.request.plan, Plan) else None
 
     def _count(self) -> None:
-        """Record the graph as planned. Warn if several graphs each get the whole budget in bytes.
-
-        The warning is given once, at the second distinct graph.
-        """
+        """Record the graph as planned. Warn if several graphs each get the whole budget in bytes."""
         options = self.arrived.options
         planned, budget = options.graphs.planned, options.request.budget
         known = self.identity in planned or self.arrived.is_alone
@@ -448,11 +431,7 @@ class Planned:
         return look
 
     def _warn_of_excess(self, said: Said) -> None:
-        """Warn that a step runs although its budget cannot be met.
-
-        Args:
-            said: the bytes that warnings about this step have named; it is updated.
-        """
+        """Warn that a step runs although its budget cannot be met."""
         arrived, on_peak = self.arrived, self.arrived.options.request.budget.on_peak
         taken = self.plan.peak_bytes if on_peak else self.plan.saved_bytes
         if taken <= said.quiet:

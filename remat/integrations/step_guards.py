@@ -104,20 +104,7 @@ def guard_sizes(
 
 
 class _SizeCheck:
-    """Callback that checks the sizes of each run of a step.
-
-    The callback warns if the step exceeds its budget at the sizes of a run, and takes over a tenth
-    more than earlier warnings named.
-
-    Args:
-        made: the step's plan.
-        bytes_at: the step's bytes as a function of sizes.
-        budget: the budget.
-        limit: bytes above which the callback warns.
-        said: the bytes that warnings about this step have named.
-        sizes: all sizes on which the bytes depend.
-        unbounded: symbols of the sizes that no guard bounds.
-    """
+    """Callback that checks the sizes of each run of a step."""
 
     def __init__(
         self,
@@ -135,12 +122,7 @@ class _SizeCheck:
         self._held: Mapping[str, int] = dict.fromkeys(sizes.planned, -1)
 
     def __call__(self, arguments: Sequence[Any], step: Any) -> None:
-        """Check the sizes of a finished run.
-
-        Args:
-            arguments: arguments of the run.
-            step: the node of autograd's graph that runs backward.
-        """
+        """Check the sizes of a finished run."""
         seen = self._sizes.read(arguments, step)
         if all(number <= self._held[name] for name, number in seen.items()):
             return
@@ -158,14 +140,7 @@ class _SizeCheck:
             self._warn(taken, seen)
 
     def _warn(self, taken: int, seen: Mapping[str, int]) -> None:
-        """Warn that the step exceeds its budget, and suggest a smaller one if the plan was within the budget.
-
-        The suggested budget is the given budget times the ratio of the planned bytes to ``taken``.
-
-        Args:
-            taken: bytes at the sizes of the run.
-            seen: the sizes of the run.
-        """
+        """Warn that the step exceeds its budget, and suggest a smaller one if the plan was within the budget."""
         more, most = format_apart(taken, self._limit)
         remedy, peak = "Raise the budget", self._budget.on_peak
         if self._bytes_at.taken <= self._limit:
@@ -180,11 +155,7 @@ class _SizeCheck:
         )
 
     def shown(self, numbers: Mapping[str, int] | None = None) -> str:
-        """Return a text that lists each size that no guard bounds, with a value.
-
-        Args:
-            numbers: dict from each symbol to the value to show; None for the planned values.
-        """
+        """Return a text that lists each size that no guard bounds, with a value."""
         planned = self._sizes.planned
         found = {n: planned[n].number for n in self._shown} if numbers is None else numbers
         return ", ".join(f"{planned[n].source or n} = {found[n]}" for n in self._shown)
@@ -196,19 +167,7 @@ def _largest(
     free: Mapping[str, Size],
     fixed: Mapping[str, tuple[int, int | None]],
 ) -> dict[str, int]:
-    """Return the largest sizes, of the symbols in ``free``, at which a step still meets its budget.
-
-    The sizes in ``free`` grow by one common factor, which is found by bisection.
-
-    Args:
-        bytes_at: the step's bytes as a function of sizes.
-        limit: the budget in bytes.
-        free: sizes that a guard can bound.
-        fixed: least and largest value of each other size, by symbol.
-
-    Returns:
-        Dict from a symbol in ``free`` to its largest size. Sizes that need no bound are left out.
-    """
+    """Return the largest sizes, of the symbols in ``free``, at which a step still meets its budget."""
 
     def upto(times: float) -> dict[str, int]:
         grown = {n: int(size.number * times) for n, size in free.items()}
@@ -218,6 +177,7 @@ def _largest(
         ranges = {n: (min(free[n].least, free[n].number), most[n]) for n in free}
         return bytes_at({**fixed, **ranges}) <= limit
 
+    # The sizes grow by one common factor, which is found by bisection.
     few, many = 1.0, 2.0
     while many < LARGEST and holds(upto(many)):
         few, many = many, 2 * many

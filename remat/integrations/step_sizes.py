@@ -111,15 +111,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _range_of(env: Any, symbol: Any) -> dict[str, Any]:
-    """Return the least and the largest possible value of a symbol.
-
-    Args:
-        env: the shape environment of the symbol.
-        symbol: the symbol.
-
-    Returns:
-        A dictionary with the keys ``least`` and ``most``, which are attributes of `Size`.
-    """
+    """Return the least and the largest possible value of a symbol."""
     known = env.var_to_range.get(symbol)
     least, most = (_finite(getattr(known, name, None)) for name in ("lower", "upper"))
     return {"least": max(0, least or 0), "most": most}
@@ -132,15 +124,7 @@ def _finite(bound: Any) -> int | None:
 
 
 def _marks(env: Any) -> dict[Any, tuple[bool, bool]]:
-    """Return the symbols whose range the user declared, or that the user marked as dynamic.
-
-    Args:
-        env: the shape environment of the symbols.
-
-    Returns:
-        A dict from a symbol to a pair: whether its range was declared, and whether it was marked.
-        Symbols that the user neither declared nor marked are missing.
-    """
+    """Return the symbols whose range the user declared, or that the user marked as dynamic."""
     found: dict[Any, tuple[bool, bool]] = {}
     for tracked in getattr(env, "tracked_fakes", None) or ():
         constraints = getattr(tracked.symbolic_context, "constraint_sizes", None) or ()
@@ -250,12 +234,7 @@ class SizedBytes:
         return int(self._sum(bounds) * self._more)
 
     def _sum(self, bounds: Mapping[Any, int | None]) -> int:
-        """Return the largest number of bytes that are alive at one program point.
-
-        Args:
-            bounds: dict from the symbolic size of a storage to its number of bytes. If the symbolic
-                size of a storage is missing, its planned bytes are used.
-        """
+        """Return the largest number of bytes that are alive at one program point."""
         spans = (
             (bounds.get(size) or 0 if size in bounds else nbytes, first, last)
             for nbytes, size, first, last in self._spans
@@ -285,10 +264,7 @@ def _multiplied(size: Any) -> Any:
 
 
 def _grows(e: Any) -> bool:
-    """Return whether an expression is a polynomial without negative terms.
-
-    Such an expression grows with each of its symbols.
-    """
+    """Return whether an expression is a polynomial without negative terms."""
     if e.is_Symbol:
         return True
     if e.is_Integer:
@@ -299,12 +275,7 @@ def _grows(e: Any) -> bool:
 
 
 def _learned_sizes(made: Plan, names: set[str]) -> list[Size]:
-    """Return the `Size` of each symbol that no input has as a size, such as the data-dependent ``"u0"``.
-
-    Args:
-        made: the plan, whose forward graph has values with these symbols.
-        names: the symbols.
-    """
+    """Return the `Size` of each symbol that no input has as a size, such as the data-dependent ``"u0"``."""
     found: dict[str, Size] = {name: Size(name=name, number=UNBACKED_HINT) for name in names}
     left = set(names)
     for node in made.forward.graph.nodes if names else ():

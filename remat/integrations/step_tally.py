@@ -25,21 +25,13 @@ from remat.units import format_bytes
 
 
 class _Parameters:
-    """The parameters and buffers that a graph reads in one run; the next step has the same ones.
-
-    Attributes:
-        sizes: dict from the storage id of each parameter or buffer to its bytes.
-        gradients: dict from the storage id of each parameter that requires a gradient to the bytes
-            of the gradient.
-        fleeting_bytes: bytes of parameters that are allocated only while the graph runs, as under
-            FSDP; 0 otherwise. If not 0, ``sizes`` and ``gradients`` have the bytes of one rank's
-            shards.
-        refs: weak references to the parameters and buffers.
-    """
+    """The parameters and buffers that a graph reads in one run; the next step has the same ones."""
 
     __slots__ = ("fleeting_bytes", "gradients", "refs", "sizes")
 
     def __init__(self, given: Sequence[torch.Tensor]) -> None:
+        # Bytes by storage id: of the parameters, of their gradients, and of parameters that are allocated only
+        # while the graph runs, as under FSDP. In that case the first two have the bytes of one rank's shards.
         self.sizes = dict(map(storage_of, given))
         self.gradients = dict(storage_of(value) for value in given if value.requires_grad)
         self.fleeting_bytes = 0
@@ -63,14 +55,7 @@ class _Parameters:
 
 
 class _Run:
-    """One run of a forward graph, and the bytes that it keeps until its backward begins.
-
-    Args:
-        tally: the `StepTally` that counts the run.
-        graph: memory of the graph.
-        factor: ratio of this run's bytes to the planned bytes, from `GraphMemory.scaled`.
-        parameters: parameters of the run.
-    """
+    """One run of a forward graph, and the bytes that it keeps until its backward begins."""
 
     __slots__ = (
         "__weakref__",
@@ -261,22 +246,13 @@ class StepTally:
         return found
 
     def _count(self, key: tuple[int, ...], parameters: _Parameters) -> None:
-        """Add the bytes of a group of parameters to the count; `_forget` removes them.
-
-        Args:
-            key: the key of the group in ``_parameters``.
-            parameters: the group.
-        """
+        """Add the bytes of a group of parameters to the count; `_forget` removes them."""
         self._parameters[key] = parameters
         for storage, nbytes in parameters.sizes.items():
             self._hold(storage, nbytes)
 
     def _forget(self, key: tuple[int, ...]) -> None:
-        """Remove the bytes of a group of parameters, and of their gradients, from the count.
-
-        Args:
-            key: the key of the group in ``_parameters``.
-        """
+        """Remove the bytes of a group of parameters, and of their gradients, from the count."""
         parameters = self._parameters.pop(key)
         for storage in parameters.sizes:
             self._drop(storage)
@@ -338,13 +314,7 @@ class StepTally:
                 self._drop(key)
 
     def _hold(self, key: int, nbytes: int, keys: list[int] | None = None) -> None:
-        """Increment the reference count of a storage; the first reference adds its bytes to the sum.
-
-        Args:
-            key: id of the storage.
-            nbytes: bytes of the storage.
-            keys: list to append the id to, for a later `_drop`.
-        """
+        """Increment the reference count of a storage; the first reference adds its bytes to the sum."""
         if keys is not None:
             keys.append(key)
         found = self._values.get(key)
@@ -363,11 +333,7 @@ class StepTally:
             del self._values[key]
 
     def _alive(self, own: set[int] | None = None) -> int:
-        """Return the bytes of live outputs of graphs, without storages that ``_values`` counts.
-
-        Args:
-            own: ids of further storages to leave out.
-        """
+        """Return the bytes of live outputs of graphs, without storages that ``_values`` counts."""
         found = 0
         for key, (value, nbytes) in list(self._outputs.items()):
             if value() is None:
@@ -377,14 +343,7 @@ class StepTally:
         return found
 
     def _note(self, running: int, run: _Run, held: int, others: int) -> None:
-        """Record the bytes alive while a graph runs, and warn if they exceed the budget.
-
-        Args:
-            running: bytes that the graph allocates while it runs.
-            run: the run of this graph.
-            held: bytes that other runs have saved for their backward.
-            others: number of these other runs.
-        """
+        """Record the bytes alive while a graph runs, and warn if they exceed the budget."""
         taken = self._bytes + self._alive() + running
         if taken > self.limit:
             # The count may include parameters that this step does not use, or that FSDP has freed.
@@ -400,29 +359,21 @@ class StepTally:
                 self._warn(run, done=False)
 
     def _forget_others(self) -> None:
-        """Stop counting parameters that no graph reads in this step; count freed parameters as shards.
-
-        If the memory of a parameter is freed after its graph ran, FSDP is assumed to shard it.
-        """
+        """Stop counting parameters that no graph reads in this step; count freed parameters as shards."""
         freed = {key[0] for key, found in self._parameters.items() if found.freed}
         for key, parameters in list(self._parameters.items()):
             if key not in self._ran:
                 self._forget(key)
+            # FSDP frees the whole parameters after each use of a graph, and keeps shards.
             elif not parameters.fleeting_bytes and key[0] in freed:
                 self._forget(key)
                 parameters.shard()
                 self._count(key, parameters)
 
     def _warn(self, run: _Run, *, done: bool) -> None:
-        """Warn that the peak of a step exceeds the budget.
-
-        The first warning is given as soon as the peak exceeds the budget. Another warning is given
-        at the end of the step if the peak has grown by more than a tenth since the last warning.
-
-        Args:
-            run: the newest run, which the message names.
-            done: whether the step has ended.
-        """
+        """Warn that the peak of a step exceeds the budget."""
+        # The first warning comes as soon as the peak exceeds the budget, another one at the end of a step whose
+        # peak has grown by more than a tenth.
         said = Said(max((self._said.get(graph, 0) for graph in self._graphs), default=0))
         if (said.nbytes and not done) or self._peak <= max(self.limit, said.quiet):
             return

@@ -190,12 +190,7 @@ class StepTogether:
         return True
 
     def _by_kind(self, made: PlanSet, ran: Sequence[tuple[Key, int]]) -> PlanSet:
-        """Return each distinct plan of each graph once, and remember which runs take which.
-
-        Args:
-            made: the plans of all parts of all graphs.
-            ran: graph and part of each run.
-        """
+        """Return each distinct plan of each graph once, and remember which runs take which."""
         kinds: dict[Key, dict[Decision, list[int]]] = {}
         for key, part in ran:
             kinds.setdefault(key, {}).setdefault(made[part].decision, []).append(part)
@@ -240,22 +235,7 @@ def _planned(
     *,
     sharded: bool,
 ) -> tuple[PlanSet, str, list[int]]:
-    """Plan the graphs of a step together, with few plans for the runs of each graph.
-
-    Args:
-        recorded: the runs of the step.
-        ran: the graph of each run.
-        request: the options.
-        peak_bytes: the bytes that the step takes now.
-        sharded: whether these bytes have shards instead of whole parameters.
-
-    Returns:
-        The plans; a text that says why they have the least peak, if none within the budget were found; and the plan of
-        each run.
-
-    Raises:
-        BudgetError: no plans have a lower peak than those that the graphs have now.
-    """
+    """Plan the graphs of a step together, with few plans for the runs of each graph."""
     keys, effort = [m.key for m in ran], DEFAULT.several
     # Consecutive runs of a graph are planned as one; up to `parts`, each run is planned by itself.
     runs, nth = Counter(keys), [keys[:k].count(key) for k, key in enumerate(keys)]
@@ -283,13 +263,7 @@ def _planned(
 
 
 def _group(levels: Iterable[int], level: int, most: int) -> int:
-    """Divide numbers into groups at their widest gaps; return the group of one of them.
-
-    Args:
-        levels: the numbers.
-        level: one of them.
-        most: the most groups.
-    """
+    """Divide numbers into groups at their widest gaps; return the group of one of them."""
     known = sorted({*levels})
     gaps = sorted(pairwise(known), key=lambda gap: gap[0] - gap[1])
     return sum(above <= level for _, above in gaps[: most - 1])
@@ -303,21 +277,7 @@ def _planned_parts(
     *,
     sharded: bool,
 ) -> tuple[PlanSet, str]:
-    """Plan graphs of a step together, with one plan for each.
-
-    Args:
-        joints: the graphs, or parts of their runs.
-        members: the same graphs, as they are compiled now.
-        request: the options.
-        peak_bytes: the bytes that the step takes now.
-        sharded: whether these bytes have shards instead of whole parameters.
-
-    Returns:
-        The plans; and a text that says why they have the least peak, if none within the budget were found.
-
-    Raises:
-        BudgetError: no plans have a lower peak than those that the graphs have now.
-    """
+    """Plan graphs of a step together, with one plan for each."""
     from remat.planning.plan_set import set_planner
 
     planner, limit = set_planner(joints, request), request.budget.peak_bytes or 0

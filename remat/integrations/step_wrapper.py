@@ -79,15 +79,7 @@ def wrap_step(
 def _watch(
     step: Any, outputs: Sequence[Any], places: Sequence[int], name: str, advice: str
 ) -> None:
-    """Record the versions of the outputs that backward reads, and compare them before backward.
-
-    Args:
-        step: the node of autograd's graph that runs backward.
-        outputs: outputs of the step.
-        places: positions of the outputs that backward reads.
-        name: name of the step in messages.
-        advice: end of the error message.
-    """
+    """Record the versions of the outputs that backward reads, and compare them before backward."""
     marks = []
     for k in places:
         value = outputs[k]
@@ -103,13 +95,7 @@ def _watch(
 
 
 def _step_of(value: Any, earlier: Collection[Any]) -> Any:
-    """Return the node of autograd's graph that runs the backward of a compiled step.
-
-    Args:
-        value: an output of the step. If the output has no such node, the result is None.
-        earlier: nodes of the step's arguments. An output that is a view of an argument leads to
-            them, and to the nodes of other compiled steps behind them.
-    """
+    """Return the node of autograd's graph that runs the backward of a compiled step."""
     todo = [getattr(value, "grad_fn", None)]
     # If an output is a view of a returned value, view nodes come before the step's node.
     for node in islice(iter(todo), 8):
@@ -122,17 +108,7 @@ def _step_of(value: Any, earlier: Collection[Any]) -> Any:
 
 
 def _check(marks: Sequence[tuple[torch.Tensor, int, str]], advice: str, _: Any) -> None:
-    """Raise an error if an output was written to since `_watch` recorded its version.
-
-    Args:
-        marks: a triple for each output: a tensor that shares the output's version counter, the
-            recorded version, and the output's name for messages.
-        advice: end of the error message.
-        _: the gradients that autograd passes to the hook; not used.
-
-    Raises:
-        RereadError: an output was written to.
-    """
+    """Raise an error if an output was written to since `_watch` recorded its version."""
     for mark, version, name in marks:
         if torch_compat.version(mark) != version:
             raise RereadError(

@@ -462,15 +462,7 @@ def deferred_kernels(unloaded: list[GeneratedCode]) -> Iterator[None]:
 
 
 class _ForThread:
-    """Replace a PyTorch method for the calls of single threads.
-
-    While any thread replaces the method, the class has a patched method instead of the original. In
-    threads that do not replace the method, the patched method calls the original.
-
-    Args:
-        owner: the class with the method.
-        name: name of the method.
-    """
+    """Replace a PyTorch method for the calls of single threads."""
 
     def __init__(self, owner: Any, name: str) -> None:
         self._owner, self._name = owner, name
@@ -479,11 +471,7 @@ class _ForThread:
 
     @contextlib.contextmanager
     def instead(self, replacement: Callable[..., Any]) -> Iterator[None]:
-        """Make this thread call ``replacement`` in place of the method within the block.
-
-        Args:
-            replacement: called with the original method, then the arguments of the method.
-        """
+        """Make this thread call ``replacement`` in place of the method within the block."""
         with self._lock:
             if not self._inside:
                 self._theirs = vars(self._owner)[self._name]

@@ -92,13 +92,7 @@ class Fusion:
 
 
 def _looked_up(node: fx.Node) -> tuple[bool, ...]:
-    """Return the properties of an operator that `Fusion` needs.
-
-    Returns:
-        Five bools. They tell whether the operator is a view; is a call other than ``getitem``; is
-        cheap to recompute; is compute-intensive; can have inputs written straight into its result
-        (`_may_swallow`).
-    """
+    """Return the properties of an operator that `Fusion` needs."""
     taxonomy = ops.default_taxonomy()
     return (
         taxonomy.is_view(node),
@@ -119,10 +113,7 @@ def _may_swallow(node: fx.Node) -> bool:
 
 
 def _swallowed(node: fx.Node) -> Iterable[fx.Node]:
-    """Return the inputs of ``node`` that a fusing compiler can write straight into the result.
-
-    Examples are the inputs of a concatenation.
-    """
+    """Return the inputs of ``node`` that a fusing compiler can write straight into the result."""
     target = node.target
     if target is torch.ops.higher_order.auto_functionalized:
         from remat.torch_compat import get_mutable_args
@@ -180,15 +171,10 @@ def banned(state: State, rules: BanRules, fusion: Fusion) -> bytearray:
 
 
 def _materialized_in_backward(state: State, fusion: Fusion) -> bytearray:
-    """Find the values that a backward node reads, directly or through views, but cannot fuse with.
-
-    Recomputing such a value is not free, because backward writes the recomputed value to memory.
-
-    Returns:
-        A bytearray with 1 at the position of each such value.
-    """
+    """Find the values that a backward node reads, directly or through views, but cannot fuse with."""
     index, required = state.index, state.roles.required_forward
     view = fusion.view
+    # Backward writes a recomputed value to memory unless its reader fuses with it, so recomputing is not free.
     read = bytearray(len(index))
     for i in range(len(index) - 1, -1, -1):
         if not required[i] and not view[i]:
@@ -201,21 +187,7 @@ def _materialized_in_backward(state: State, fusion: Fusion) -> bytearray:
 
 
 def _used_far_apart(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
-    """Return fusible users that forward runs long after other users of the same value.
-
-    For each value with several users, `_first_unfusible` finds the first unfusible node on the paths
-    from these users. The users that run after this node and fuse with the value are returned. A
-    compiler is unlikely to fuse such a late user with an early user of the value, so there is no
-    point in recomputing both.
-
-    Args:
-        state: the state with the joint graph.
-        fusion: tells whether two nodes fuse.
-        ban: bytearray with 1 at each banned position; banned users are left out.
-
-    Returns:
-        Positions of the users; a position may occur several times.
-    """
+    """Return fusible users that forward runs long after other users of the same value."""
     index, roles = state.index, state.roles
     order = roles.forward_order
     found: list[int] = []
@@ -226,6 +198,8 @@ def _used_far_apart(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
         if len(users) < 2:  # no user comes after the only user
             continue
         last = max(order[u] for u in users)
+        # A compiler is unlikely to fuse a user that runs later with the early users, so recomputing both saves
+        # nothing.
         first_unfusible = _first_unfusible(index.users, order, fusion, users, last)
         found += [u for u in users if order[u] > first_unfusible and fusion(i, u) and not ban[u]]
     return found
@@ -238,19 +212,8 @@ def _first_unfusible(
     start: list[int],
     last: int,
 ) -> int:
-    """Return the rank, in forward's order, of the first unfusible node on the paths from ``start``.
-
-    A node is unfusible if it does not fuse with the node before it on the path. The first node of a
-    path counts as fusible.
-
-    Args:
-        users: for each position, the positions of the node's users.
-        order: for each position, the node's rank in forward's order; -1 for nodes that forward does
-            not require.
-        fusion: tells whether two nodes fuse.
-        start: positions of the nodes at which the paths begin.
-        last: largest rank to visit. This rank is also the result if no unfusible node is found.
-    """
+    """Return the rank, in forward's order, of the first unfusible node on the paths from ``start``."""
+    # A node fuses with the node before it on its path; the first node of a path counts as fusible.
     heap = [(order[s], s, True) for s in start]
     heapq.heapify(heap)
     seen = set(heap)
@@ -268,12 +231,7 @@ def _first_unfusible(
 
 
 def _long_chains(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
-    """Return the positions at which a chain of fusible nodes becomes longer than `LONG_CHAIN`.
-
-    The length of a chain is the distance between the ranks of its two ends in forward's order. A
-    chain ends before a position at which ``ban`` is 1. If the chain has branches, the position is
-    the first one beyond the limit at which no other branch is still open.
-    """
+    """Return the positions at which a chain of fusible nodes becomes longer than `LONG_CHAIN`."""
     index, roles = state.index, state.roles
     order = roles.forward_order
     visited = bytearray(len(index))
@@ -287,6 +245,7 @@ def _long_chains(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
             if visited[i]:
                 continue
             visited[i] = 1
+            # With an empty heap, no other branch of the chain is still open.
             if at > order[start] + LONG_CHAIN and not heap:
                 found.append(i)
                 break

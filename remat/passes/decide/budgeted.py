@@ -144,15 +144,7 @@ class Budgeted(Pass):
         return run(self.asked(), problem, time_limit=limit, knapsack=self.knapsack)
 
     def _cuts(self, state: State, *, every: bool, full: bool) -> tuple[tuple[int, ...], ...]:
-        """Return the saved nodes of minimum cuts under increasingly loose ban rules, strictest first.
-
-        Args:
-            state: the state with the joint graph.
-            every: whether the solver uses cuts under looser rules. If False, only the cut under the
-                strictest rules is returned.
-            full: whether the cut under the strictest rules fits the budget. If True, only this cut
-                is returned.
-        """
+        """Return the saved nodes of minimum cuts under increasingly loose ban rules, strictest first."""
         rules = state.cut_rules
         if full or not every:
             return (state.get(RuntimeOptimalCut(rules)),)
@@ -170,29 +162,16 @@ class Budgeted(Pass):
     def _lower_rungs(
         self, problem: GraphProblem, hull: Hull, found: GraphSolution, limits: SavedLimits
     ) -> Iterator[GraphSolution]:
-        """Yield solutions at lower budgets that may be cheaper than the solution at the given budget.
-
-        A solver that stops within a tolerance of the optimum may find a cheaper decision for a
-        smaller budget. Lower budgets are therefore tried too, at fixed fractions of
-        ``limits.full_bytes``. The best of all solutions then costs no more than the plan at any of
-        these lower budgets.
-
-        Lower budgets are not tried if ``found`` is proven optimal, or if a time limit is set. They are
-        not tried either if the cost of ``found`` is far above its proven lower bound (`CLOSE`). The
-        budgets are tried in falling order, up to the first one whose lower bound on the cost reaches
-        the best cost so far.
-
-        Args:
-            problem: the graph problem at the given budget.
-            hull: the convex hull of the problem's Pareto frontier.
-            found: the solution at the given budget.
-            limits: the limits of the decision, from the method `limits`.
-        """
+        """Yield solutions at lower budgets that may be cheaper than the solution at the given budget."""
+        # A solver that stops within a tolerance of the optimum may find a cheaper decision for a smaller budget.
+        # Lower budgets are fixed fractions of all bytes, so that a larger budget tries all that smaller ones try,
+        # and never costs more.
         best, full = found.cost, limits.full_bytes or 0
         if found.status is Status.OPTIMAL or self.time_limit or not full:
             return
         capacity, least = limits.capacity or 0, limits.least_bytes or 0
         bound = max(found.bound, hull.edge(capacity).bound(capacity))
+        # So far above the bound, the solver did not come near the optimum at any budget.
         if best - bound > CLOSE * best:
             return
         parts = 1_000 if len(problem) <= FINE_UP_TO else 100
@@ -209,10 +188,7 @@ class Budgeted(Pass):
 
     @staticmethod
     def _cut_solutions(problem: GraphProblem, found: GraphSolution) -> Iterator[GraphSolution]:
-        """Yield the minimum cuts in ``problem.known`` that fit the budget, as solutions.
-
-        If ``found`` is proven optimal, no solution is yielded.
-        """
+        """Yield the minimum cuts in ``problem.known`` that fit the budget, as solutions."""
         for saved in problem.known if found.status is not Status.OPTIMAL else ():
             done = evaluate(problem, saved)
             if done.saved_bytes <= (problem.capacity or 0):

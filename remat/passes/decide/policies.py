@@ -114,16 +114,7 @@ def _set_tags(state: State, tags: Mapping[int, tuple[Part, CheckpointPolicy]]) -
 def _tags(
     state: State, parts: Sequence[Part | None]
 ) -> Iterator[tuple[int, tuple[Part, CheckpointPolicy]]]:
-    """Yield the nodes to tag for policies other than budgets.
-
-    Args:
-        state: the state with the joint graph.
-        parts: for each position, the module or region whose policy applies; None without a policy.
-
-    Yields:
-        Nested pairs ``(position, (part, tag))``: the node's position in the joint graph, the module
-        or region whose policy sets the tag, and the tag.
-    """
+    """Yield the nodes to tag for policies other than budgets."""
     index, storages, roles = state.index, state.storages, state.roles
     lowered = state.lowered()
     problem = lowered.problem
@@ -157,10 +148,7 @@ def _tags(
 
 
 def _can_run(problem: GraphProblem) -> bytearray:
-    """Return a bytearray with 1 at each node of the problem that can run again.
-
-    A node can run again if it is recomputable, and each of its inputs can be saved or run again.
-    """
+    """Return a bytearray with 1 at each node of the problem that can run again."""
     found = bytearray(len(problem))
     for k, reads in enumerate(problem.inputs):
         found[k] = problem.recomputable[k] and all(problem.savable[j] or found[j] for j in reads)
@@ -223,24 +211,11 @@ def _left_out(
     deciding: Budgeted,
     known: Iterable[set[int]],
 ) -> list[int]:
-    """Return the positions of a module's values that must be recomputed to meet the module's budget.
-
-    First, the decisions in ``known`` are tried in order. The module's values that such a decision
-    saves stay savable, if they fit the module's budget together with the values chosen before. Then
-    a solver decides on the module's other values, as if values outside of the module took no bytes.
-
-    Args:
-        lowered: the graph problem.
-        part: the module with the budget.
-        inside: nodes of the graph problem that count against the budget.
-        deciding: the pass whose solver decides.
-        known: for each earlier decision to try, the set of nodes that it saves.
-
-    Raises:
-        BudgetError: the module must save more bytes than its budget.
-    """
+    """Return the positions of a module's values that must be recomputed to meet the module's budget."""
     problem, room = lowered.problem, part.policy.saved_bytes
     allowed: set[int] = set()
+    # Values that earlier decisions save stay savable while they fit. A solver decides on the others, as if values
+    # outside of the module took no bytes.
     for saved in known:
         more = allowed | saved.intersection(inside)
         allowed = more if _bytes(problem, inside, more) <= room else allowed
@@ -304,15 +279,7 @@ def check_budgets(state: State, policies: Policies) -> None:
 
 
 def _results(state: State, parts: Sequence[Part | None]) -> set[int]:
-    """Return the results of modules and regions with a policy: the values that forward reads outside.
-
-    Args:
-        state: the state with the joint graph.
-        parts: for each position, the module or region whose policy applies; None without a policy.
-
-    Returns:
-        The positions that own the values' memory.
-    """
+    """Return the results of modules and regions with a policy: the values that forward reads outside."""
     index, owner = state.index, state.storages.owner
     found: set[int] = set()
     for i, part in enumerate(parts):
@@ -325,28 +292,14 @@ def _results(state: State, parts: Sequence[Part | None]) -> set[int]:
 
 
 def _is_inside(node: fx.Node, own: Part | None, part: Part) -> bool:
-    """Return whether a node belongs to a module or region; a module includes all of its submodules.
-
-    Args:
-        node: the node.
-        own: the module or region whose policy applies to the node; None without a policy.
-        part: the module or region to look in.
-    """
+    """Return whether a node belongs to a module or region; a module includes all of its submodules."""
     if own == part or part.policy.in_code:
         return own == part
     return part.name in enclosing_modules(module_path(node))
 
 
 def _refuse_contradiction(node: fx.Node, part: Part) -> None:
-    """Check that the user's own tag on a node agrees with a policy.
-
-    Args:
-        node: the node; a node without a tag is accepted.
-        part: the module or region whose policy applies to the node.
-
-    Raises:
-        PlanError: the tag contradicts the policy.
-    """
+    """Check that the user's own tag on a node agrees with a policy."""
     tag = node.meta.get("recompute")
     if tag is None:
         return

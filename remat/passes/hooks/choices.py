@@ -122,12 +122,9 @@ def compared_by(node: fx.Node) -> list[fx.Node]:
 
 
 def _comes_out_the_same(node: fx.Node) -> bool:
-    """Return whether a boolean or integer result of ``node`` stays the same if hooks pack the node's inputs.
-
-    True for a result that is drawn at random. True also for a test for infinities or NaN, because
-    all ready-made pairs of hooks restore infinities and NaN exactly.
-    """
+    """Return whether a boolean or integer result of ``node`` stays the same if hooks pack the node's inputs."""
     name = ops.name_of(node.target)
+    # All ready-made pairs of hooks restore infinities and NaN exactly.
     if name in _ASK_FOR_INFINITY:
         return True
     if name in ("eq", "ne") and isinstance(node.args[1], float):

@@ -145,16 +145,7 @@ def wait_for_copies(
 
 
 def _node(named: dict[str, fx.Node], name: str, otherwise: fx.Node) -> fx.Node:
-    """Return the node called ``name``, or ``otherwise`` if ``name`` is empty.
-
-    Args:
-        named: nodes of a graph, by name.
-        name: the name, or an empty string.
-        otherwise: the node to return for an empty name.
-
-    Raises:
-        PlanError: ``named`` has no node of that name.
-    """
+    """Return the node called ``name``, or ``otherwise`` if ``name`` is empty."""
     if not name:
         return otherwise
     if name not in named:

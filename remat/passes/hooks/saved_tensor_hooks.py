@@ -204,23 +204,19 @@ def _is_part(node: fx.Node) -> bool:
 
 
 def _is_vector(node: fx.Node) -> bool:
-    """Return whether a tensor has at most one dimension larger than 1, or a last dimension of 1.
-
-    Examples are biases and the means of rows.
-    """
+    """Return whether a tensor has at most one dimension larger than 1, or a last dimension of 1."""
     shape = [hint(s) for s in node.meta["val"].shape]
+    # Such as a bias, or the means of rows.
     return sum(s > 1 for s in shape) < 2 or shape[-1] == 1
 
 
 def _is_statistic(node: fx.Node) -> bool:
-    """Return whether a tensor is a smaller, secondary result of an operator with several results.
-
-    An example is the logsumexp of attention, which the operator's backward needs at full precision.
-    """
+    """Return whether a tensor is a smaller, secondary result of an operator with several results."""
     node = root_of(node)
     source = node.args[0] if node.args else None
     if not is_element(node) or not isinstance(source, fx.Node) or node.args[1] == 0:
         return False
+    # Such as the logsumexp of attention, which the operator's backward needs at full precision.
     values: Any = source.meta.get("val")
     first = values[0] if isinstance(values, (tuple, list)) and values else None
     return isinstance(first, torch.Tensor) and hint(node.meta["val"].numel()) < hint(first.numel())
@@ -253,14 +249,7 @@ LOSSY_RULES: tuple[_Rule, ...] = (
 
 
 def _warn(hooks: SavedTensorHooks, graph: str, chosen: list[Traced], left: Counter[str]) -> None:
-    """Warn if hooks run outside the compiled graph, or if pack declined every tensor that it got.
-
-    Args:
-        hooks: the hooks.
-        graph: name of the graph.
-        chosen: the traces of the packed tensors.
-        left: number of tensors that are not packed, by reason.
-    """
+    """Warn if hooks run outside the compiled graph, or if pack declined every tensor that it got."""
     eager = list(dict.fromkeys(t.eager for t in chosen if t.eager))
     if eager:
         warn(
@@ -278,11 +267,7 @@ def _warn(hooks: SavedTensorHooks, graph: str, chosen: list[Traced], left: Count
 
 
 def _check_budget(state: State, hooks: SavedTensorHooks) -> None:
-    """Check that forward saves no more bytes, after packing, than the budget allows.
-
-    Raises:
-        BudgetError: the packed tensors exceed the budget.
-    """
+    """Check that forward saves no more bytes, after packing, than the budget allows."""
     capacity = None if state.limits is None else state.limits.capacity
     if capacity is None or state.forward is None:
         return

@@ -380,10 +380,7 @@ _NOTE = (
 
 
 def _path(error: Exception) -> tuple[str, ...]:
-    """Return the names of the enclosing passes and of the failed pass; empty if none is known.
-
-    If a solver failed, the failed pass is the pass that called the solver.
-    """
+    """Return the names of the enclosing passes and of the failed pass; empty if none is known."""
     if isinstance(error, PassError):
         return tuple(error.pass_name.split(" > "))
     if isinstance(error, SolverError):
@@ -485,9 +482,6 @@ def _digest(failure: Failure) -> str:
 
 
 def _plain(message: str) -> str:
-    """Return a message without the parts that differ from run to run.
-
-    These parts are memory addresses and the list of passes that ran before the failed pass.
-    """
+    """Return a message without the parts that differ from run to run."""
     without = re.sub(r" \(passes completed before it: [^)]*\)", "", message)
     return re.sub(r"0x[0-9a-fA-F]+", "0x…", without)

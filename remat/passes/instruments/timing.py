@@ -144,11 +144,9 @@ class Timing(Instrument):
         self._open.append((span, time.perf_counter(), resident_bytes()))
 
     def _end(self, depth: int) -> None:
-        """Close the open measurements at ``depth`` and deeper.
-
-        A failure may leave measurements open at deeper levels.
-        """
+        """Close the open measurements at ``depth`` and deeper."""
         now, resident = time.perf_counter(), resident_bytes()
+        # A failure may leave measurements open at deeper levels.
         while len(self._open) > depth:
             span, began, before = self._open.pop()
             span.runs += 1

@@ -109,20 +109,7 @@ class VerifyEach(Instrument):
             )
 
     def _other_numbers(self, trial: Trial, state: State, p: Pass, name: str) -> str | None:
-        """Run the graphs and return how the results differ from the reference results.
-
-        The results after a pass with ``keeps_numbers=False`` become the new reference.
-
-        Args:
-            trial: the random inputs.
-            state: the state after the pass.
-            p: the pass.
-            name: names of the enclosing passes and of the pass as text, for the message of `finish`.
-
-        Returns:
-            The difference as text; None if there is no difference. None also if a repeated run of a
-            random operator draws anew, because the graphs are then not run.
-        """
+        """Run the graphs and return how the results differ from the reference results."""
         drawn = _drawn_twice(state)
         self._draws_twice = () if drawn is None else (name, drawn)
         if drawn is not None:  # results would differ, because no pass has added the replays yet
@@ -133,6 +120,7 @@ class VerifyEach(Instrument):
             return (
                 f"the graph that it left does not run on random inputs any more: {_describe(error)}"
             )
+        # Results after such a pass are the new reference.
         if not p.keeps_numbers:
             self._reference = results
         difference = first_difference(self._reference, results)
@@ -141,13 +129,7 @@ class VerifyEach(Instrument):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Before:
-    """Snapshot of a state before a pass.
-
-    Attributes:
-        graphs: for each module of the state, the module and a `Stamp` of its nodes.
-        cache: the cache of the analyses.
-        edits: number of edits of the joint graph that the cache has counted.
-    """
+    """Snapshot of a state before a pass."""
 
     graphs: tuple[tuple[fx.GraphModule, Stamp], ...]
     cache: AnalysisCache
@@ -160,11 +142,7 @@ class _Before:
         return cls(graphs=graphs, cache=state.cache, edits=state.cache.edits)
 
     def untold(self, result: PassResult) -> str | None:
-        """Return a message about a change that a pass did not report or made outside `State.edit`, or None.
-
-        Args:
-            result: the result of the pass.
-        """
+        """Return a message about a change that a pass did not report or made outside `State.edit`, or None."""
         state = result.state
         mine = {id(module) for module in _modules(state)}
         for module, stamp in self.graphs:
@@ -184,10 +162,7 @@ class _Before:
         return None
 
     def stale(self, state: State) -> str | None:
-        """Return a message about the first preserved analysis that is stale in ``state``, or None.
-
-        An analysis is stale if recomputing it gives another result.
-        """
+        """Return a message about the first preserved analysis that is stale in ``state``, or None."""
         # If the pass did not edit this graph, every cached result is still right.
         if state.cache is not self.cache or state.cache.edits == self.edits:
             return None
@@ -243,10 +218,8 @@ def _drawn_twice(state: State) -> str | None:
 
 
 def _describe(error: Exception) -> str:
-    """Return an error as one line, with the node at which it occurred.
-
-    `fx.Interpreter` appends the node in a line that begins with "While executing".
-    """
+    """Return an error as one line, with the node at which it occurred."""
+    # `fx.Interpreter` appends the node in a line that begins with "While executing".
     lines = map(str.strip, str(error).splitlines())
     at = next((line for line in lines if line.startswith("While executing")), "")
     return summary(error)[:220] + (f" ({at[:120]})" if at else "")

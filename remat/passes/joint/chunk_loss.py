@@ -89,11 +89,7 @@ def read_chunk(text: str) -> ChunkLoss | None:
 
 
 def _split_nll(graph: fx.Graph) -> None:
-    """Replace each ``nll_loss_forward`` by calls that compute the loss of each token, and the sum or mean of these.
-
-    Raises:
-        PlanError: the loss has class weights.
-    """
+    """Replace each ``nll_loss_forward`` by calls that compute the loss of each token, and the sum or mean of these."""
     for node in graph.find_nodes(op="call_function", target=_aten.nll_loss_forward.default):
         base, target, weight, reduction, ignored = node.args
         if weight is not None:

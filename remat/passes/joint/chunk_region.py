@@ -169,11 +169,7 @@ class Region:
         raise refused(reason)
 
     def _follow(self, node: fx.Node) -> None:
-        """Add a call to the region if the call reads values of the region and can run on slices.
-
-        Raises:
-            PlanError: the call reads a large value and cannot run on slices.
-        """
+        """Add a call to the region if the call reads values of the region and can run on slices."""
         reads = [n for n in node.all_input_nodes if n in self._spans]
         if not reads or node in self.rules or node.op == "output":
             return
@@ -191,14 +187,7 @@ class Region:
             self._pull(n, span)
 
     def _pull(self, node: fx.Node, span: Span) -> None:
-        """Add the call that computes a large value which the region reads, if the call can run on slices.
-
-        An example is the call that computes labels in one-hot form.
-
-        Args:
-            node: the call.
-            span: the dimensions of the value that hold the tokens.
-        """
+        """Add the call that computes a large value which the region reads, if the call can run on slices."""
         rule = None
         # A value with fewer entries than tokens stays whole, because several tokens share an entry. An example
         # is a value with one entry per position of a sequence.

@@ -96,10 +96,7 @@ class Split:
         self._sort(groups, at)
 
     def _carry(self, tangent: fx.Node) -> None:
-        """Insert copies of the nodes on the paths from ``tangent`` to the calls that are split into chunks.
-
-        The copies read the constant 1 in place of ``tangent``.
-        """
+        """Insert copies of the nodes on the paths from ``tangent`` to the calls that are split into chunks."""
         value = tangent.meta["val"]
         kinds = {"dtype": value.dtype, "device": value.device, "layout": torch.strided}
         self._copies[tangent] = self._call(_aten.full.default, [], 1, **kinds, pin_memory=False)
@@ -109,13 +106,7 @@ class Split:
             self._copies[n] = self._call(n.target, *args, **kwargs)
 
     def _build(self, node: fx.Node, k: int) -> None:
-        """Insert the call that computes chunk ``k`` of ``node``.
-
-        If ``node`` sums over the tokens, the result of the call is added to the sum over the earlier chunks.
-
-        Raises:
-            PlanError: the result has another shape or dtype than expected.
-        """
+        """Insert the call that computes chunk ``k`` of ``node``."""
         self._meta, rule = node.meta, self.region.rules[node]
         start, stop = self._bounds[k]
         taken = {n: self._copies.get(n, n) for n in node.all_input_nodes}
@@ -166,14 +157,7 @@ class Split:
         return self._call(_aten.view.default, node, sizes)
 
     def _take(self, node: fx.Node, span: Span, sizes: Sequence[int], k: int) -> fx.Node:
-        """Return the slice of an argument for one chunk of tokens.
-
-        Args:
-            node: the argument.
-            span: the argument's dimensions that hold the tokens.
-            sizes: the sizes to which these dimensions broadcast.
-            k: number of the chunk, from 0.
-        """
+        """Return the slice of an argument for one chunk of tokens."""
         if node in self._made:
             return self._made[node][k]
         node, lacks = self._copies.get(node, node), -min(0, span.start)
@@ -208,15 +192,7 @@ class Split:
         return node
 
     def _sort(self, groups: Sequence[Sequence[fx.Node]], at: Mapping[fx.Node, int]) -> None:
-        """Sort the graph so that the nodes of each group are adjacent; other nodes keep their order if possible.
-
-        Args:
-            groups: the nodes that replace the region, in one group per level (`Region.levels`).
-            at: for each node, the wanted position; only the order of these numbers matters.
-
-        Raises:
-            PlanError: calls with effects, or that draw random numbers, cannot keep their order.
-        """
+        """Sort the graph so that the nodes of each group are adjacent; other nodes keep their order if possible."""
         nodes = [n for n in self.graph.nodes if n.op != "output"]
         order: Any = nx.DiGraph()
         order.add_nodes_from(nodes)

@@ -91,10 +91,7 @@ def _feeds_later_region(node: fx.Node) -> bool:
 
 
 def _read_outside(state: State) -> set[fx.Node]:
-    """Return the nodes tagged PREFER_RECOMPUTE that backward reads, and that forward reads outside of all regions.
-
-    Reading a view counts as reading the node that owns the storage.
-    """
+    """Return the nodes tagged PREFER_RECOMPUTE that backward reads, and that forward reads outside of all regions."""
     index, owner, in_forward = state.index, state.storages.owner, state.roles.required_forward
     tagged = {
         i
@@ -105,6 +102,7 @@ def _read_outside(state: State) -> set[fx.Node]:
     backward: set[int] = set()
     for u, node in enumerate(index.nodes) if tagged else ():
         if node.op == "call_function":
+            # Reading a view reads the node that owns the storage.
             read = tagged.intersection(owner[j] for j in index.inputs[u])
             if not in_forward[u]:
                 backward |= read

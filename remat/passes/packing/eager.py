@@ -38,16 +38,7 @@ def packed_count() -> int:
 
 
 def _called(hooks: SavedTensorHooks, which: str, given: Any) -> Any:
-    """Call a hook and return its result.
-
-    Args:
-        hooks: the pair.
-        which: ``"pack"`` or ``"unpack"``.
-        given: the argument of the hook.
-
-    Raises:
-        PlanError: the hook raised, or uses a fake tensor that the hook kept while it was traced.
-    """
+    """Call a hook and return its result."""
     named = f"hooks '{hooks.name}': {which}"
     try:
         with naming(named, PlanError):

@@ -142,11 +142,7 @@ def position_of(index: GraphIndex, name: str, verb: str = "runs") -> int:
 
 
 def _run_at(index: GraphIndex, name: str) -> int:
-    """Return the position of the node called ``name``, which a decision's order names.
-
-    Raises:
-        PlanError: the graph has no such node, or the node is not a call.
-    """
+    """Return the position of the node called ``name``, which a decision's order names."""
     position = position_of(index, name)
     if index.nodes[position].op != "call_function":
         raise PlanError(
@@ -157,20 +153,7 @@ def _run_at(index: GraphIndex, name: str) -> int:
 
 
 class _GraphBuilder:
-    """Builder of the order of one graph, forward or backward.
-
-    Args:
-        state: the state with the joint graph.
-        runs: positions of all nodes in the decision's orders of forward and backward.
-        there: positions of the placeholders of this graph that are not handed over by forward.
-        hands_over: True for backward, which may read values that forward hands over.
-        copied: positions of the inputs of which the graph reads a copy. Forward takes the copies first.
-
-    Attributes:
-        made: positions of the nodes in the order in which they run.
-        handed: positions of the values that the graph reads and forward must hand over.
-        snapshots: positions of those ``copied`` inputs that the graph does read.
-    """
+    """Builder of the order of one graph, forward or backward."""
 
     def __init__(
         self,
@@ -181,20 +164,20 @@ class _GraphBuilder:
         hands_over: bool,
         copied: frozenset[int] = frozenset(),
     ) -> None:
+        # Positions: of all nodes that the decision runs, and of what this graph has so far.
         self._index, self._runs, self._hands_over = state.index, runs, hands_over
         self._owner = state.storages.owner
         self._copied = copied
         self._there = set(there)
         self._ran: set[int] = set()
+        # Positions: of the nodes in running order, of the values that forward must hand over, and of copied
+        # inputs.
         self.made: list[int] = []
         self.handed: set[int] = set()
         self.snapshots: set[int] = set()
 
     def run(self, order: Iterable[int]) -> None:
-        """Append nodes to ``made`` in the given order.
-
-        Before each node, append the missing views and elements that the node reads.
-        """
+        """Append nodes to ``made`` in the given order."""
         inputs = self._index.inputs
         for i in order:
             self.need(inputs[i], reader=i)
@@ -204,16 +187,7 @@ class _GraphBuilder:
             self._ran.add(i)
 
     def need(self, wanted: Iterable[int], reader: int = -1) -> None:
-        """Make values available in the graph: append views, and record values that forward hands over.
-
-        Args:
-            wanted: positions of the values.
-            reader: position of the node that reads the values; -1 for the graph's outputs.
-
-        Raises:
-            PlanError: a value is neither computed in the graph nor handed over, or the reader writes
-                to a copied input.
-        """
+        """Make values available in the graph: append views, and record values that forward hands over."""
         nodes, inputs = self._index.nodes, self._index.inputs
         stack = list(wanted)[::-1]
         while stack:

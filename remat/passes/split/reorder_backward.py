@@ -101,15 +101,7 @@ def reorder(graph: fx.Graph) -> int:
 
 
 def _ordered_by_memory(nodes: list[fx.Node], plain: Sequence[bool]) -> dict[fx.Node, list[fx.Node]]:
-    """Return the earlier nodes that each node must follow because of shared memory.
-
-    A write follows the earlier reads and writes of the overwritten memory. A read follows the
-    earlier writes of the memory that is read. Nodes that need not follow any node are left out.
-
-    Args:
-        nodes: the nodes of the graph, in order.
-        plain: for each node, whether it is only a function of its arguments (`ops.is_plain`).
-    """
+    """Return the earlier nodes that each node must follow because of shared memory."""
     written = {n: written_by(n) for n, harmless in zip(nodes, plain, strict=True) if not harmless}
     if not any(written.values()):
         return {}
@@ -121,6 +113,7 @@ def _ordered_by_memory(nodes: list[fx.Node], plain: Sequence[bool]) -> dict[fx.N
     for node in nodes:
         read = {k: None for n in inputs_of(node) if (k := key(n.meta.get("val"))) in touched}
         memories = [key(d.meta.get("val")) for d in written.get(node, ())]
+        # A write follows earlier reads and writes of its memory, and a read follows earlier writes.
         earlier = [n for k in memories for n in users[k]]
         earlier += [n for k in read for n in writers[k]]
         if earlier:

@@ -349,12 +349,7 @@ def has_symbolic_sizes(tensor: Any) -> bool:
 
 
 def mark_alike(tensor: Any, like: Any) -> None:
-    """Copy to a tensor the marks that ``torch._dynamo.mark_dynamic`` has set on another tensor.
-
-    Args:
-        tensor: the tensor to mark.
-        like: the tensor whose marks are copied.
-    """
+    """Copy to a tensor the marks that ``torch._dynamo.mark_dynamic`` has set on another tensor."""
     kinds = ("_indices", "_range", "_bounds", "_overrides", "_ids")
     for name, value in vars(like).items():
         marks = name.startswith("_dynamo_") and name.endswith(kinds)
@@ -440,10 +435,6 @@ def quick_copier(graph: fx.Graph, source: fx.Graph) -> Callable[..., None]:
     ``copies`` is a dict from nodes to their copies, to which the function adds the new copies. If
     ``taken`` is True, the function appends a placeholder of the same name for each node instead of
     a copy.
-
-    Args:
-        graph: the graph that receives the copies.
-        source: the graph of the nodes to copy.
     """
     from torch import _C, fx
 

@@ -53,12 +53,6 @@ def compile_within_budget(
     an error, and a budget on saved bytes causes a warning. If the budget is a ratio of the peak, the
     returned step is the one with the least compiled peak.
 
-    Args:
-        arrived: the graph to compile.
-        gm: the graph from Dynamo.
-        inputs: example inputs of the compilation.
-        patches: Inductor settings.
-
     Raises:
         RematError: planning failed, or no compiled step meets a budget that is a peak in bytes.
     """
@@ -230,11 +224,6 @@ class Attempt(torch_compat.CustomPartitionerFn):
 
         The plan of the result has the figures of the compiled code, if these are known. There is no plan if the
         whole step came from AOTAutograd's cache.
-
-        Args:
-            gm: the graph from Dynamo.
-            inputs: example inputs of the compilation.
-            patches: Inductor settings.
         """
         unloaded: list[GeneratedCode] = []
         settings: dict[str, Any] = {

@@ -172,10 +172,6 @@ class CompiledBudget:
         The result is True if the compiled step exceeds its budget, and the budget is a ratio of the
         peak or the step was also planned for its least peak. Only the process that planned the step
         knows how many bytes a ratio of the peak stands for.
-
-        Args:
-            made: the plan, with the figures of the compiled step.
-            request: the options that the step was planned under.
         """
         taken, limit = compiled_bytes(made, request)
         seeks = len(self.rounds) > 1 or request.budget.peak_share is not None
@@ -250,10 +246,6 @@ def compiled_bytes(made: Plan, request: PlanRequest) -> tuple[int, int]:
     Under a budget on the peak, both numbers are bytes of the peak; otherwise they are saved bytes. A
     budget that is a ratio of the peak allows slightly more bytes than the ratio stands for; see
     `Compiling.nearly`. Both numbers are 0 if the compiled bytes are unknown or not limited.
-
-    Args:
-        made: the plan, with the figures of the compiled step.
-        request: the options that the step was planned under.
     """
     asked = request.budget
     if not made.planned_peak_bytes or not request.decides:

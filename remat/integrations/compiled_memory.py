@@ -63,12 +63,7 @@ class CompiledGraph:
 
     @classmethod
     def of(cls, module: fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
-        """Record the inputs and outputs of a graph before Inductor compiles it.
-
-        Args:
-            module: the graph.
-            inputs: example inputs of the graph.
-        """
+        """Record the inputs and outputs of a graph before Inductor compiles it."""
         # The record has only names and fake values, no nodes, since Inductor changes the graph.
         names = [n.name for n in module.graph.find_nodes(op="placeholder")]
         outputs = outputs_of(module.graph)

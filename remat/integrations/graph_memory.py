@@ -57,13 +57,7 @@ class GraphMemory:
 
     @classmethod
     def of(cls, made: Plan, gm: fx.GraphModule, inputs: Sequence[Any]) -> GraphMemory:
-        """Build the record of a graph that was compiled with a plan.
-
-        Args:
-            made: the plan, with the figures of the compiled code.
-            gm: the graph from Dynamo.
-            inputs: the example inputs of the compilation.
-        """
+        """Build the record of a graph that was compiled with a plan."""
         own = (
             *(p for _, p in gm.named_parameters(remove_duplicate=False)),
             *(b for _, b in gm.named_buffers(remove_duplicate=False)),
@@ -95,10 +89,6 @@ class GraphMemory:
         """Return the ratio of a run's bytes, at the sizes of this run, to the planned bytes; at least 1.
 
         Both byte counts are those of the graph's peak without parameters and buffers.
-
-        Args:
-            arguments: arguments of the run.
-            step: the node of autograd's graph that runs backward.
         """
         if self.bytes_at is None or self.sizes is None:
             return 1.0

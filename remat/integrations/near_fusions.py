@@ -29,9 +29,6 @@ class KeptWaits(CustomSchedulerPass):
     Inductor may rebuild a kernel's loops to match those of another kernel. The kernel's dependency
     on an in-place write is then lost, unless the kernel has a dependency that is only an order. This
     pass adds such a dependency.
-
-    Args:
-        first: pass of the user's own, which runs first.
     """
 
     def __init__(self, first: CustomSchedulerPass | None = None) -> None:
@@ -42,11 +39,7 @@ class KeptWaits(CustomSchedulerPass):
         return "remat.kept-waits", None if self._first is None else self._first.uuid()
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
-        """Add the dependencies to the nodes of a schedule, before fusion.
-
-        Args:
-            nodes: the nodes, each after its inputs.
-        """
+        """Add the dependencies to the nodes of a schedule, before fusion."""
         nodes = nodes if self._first is None else self._first(nodes)
         for node in nodes:
             # Groups of a ``_foreach`` operator have no such attribute, and their loops are not rebuilt.
@@ -71,11 +64,7 @@ class PlannedOrder(CustomSchedulerPass):
         return "remat.planned-order"
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
-        """Return the nodes of a schedule in the order of their first positions, each after its inputs.
-
-        Args:
-            nodes: the nodes after fusion, each after its inputs.
-        """
+        """Return the nodes of a schedule in the order of their first positions, each after its inputs."""
         makers = {name: k for k, node in enumerate(nodes) for name in node.get_buffer_names()}
         waits = [{makers[d.name] for d in n.unmet_dependencies if d.name in makers} for n in nodes]
         drawn = sorted((n.min_order, k) for k, n in enumerate(nodes) if _draws(n))

@@ -68,10 +68,6 @@ class CachedPlan:
 
         The plan's modules are built on first access.
 
-        Args:
-            request: the options that the step was planned under.
-            graph: name of the graph in this process.
-
         Raises:
             PlanError: the record does not hold a valid plan.
         """
@@ -208,10 +204,6 @@ def traces_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
 
     Plans use these details: source lines, module names, user annotations, and the values of
     symbolic sizes.
-
-    Args:
-        gm: the graph from Dynamo.
-        inputs: example inputs of the graph.
     """
     digest = hashlib.sha256()
     for module in gm.modules():

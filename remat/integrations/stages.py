@@ -321,16 +321,7 @@ class Planned:
         over: str = "",
         joint: JointGraph | None = None,
     ) -> Self:
-        """Return the stage of a graph with a new plan or a plan from a cache; log and count the plan.
-
-        Args:
-            arrived: the stage before.
-            plan: the plan.
-            request: the options that the graph was planned under.
-            kind: identity of the graph's code and parameters.
-            over: text that says why the budget cannot be met.
-            joint: a copy of the joint graph.
-        """
+        """Return the stage of a graph with a new plan or a plan from a cache; log and count the plan."""
         if arrived.is_part and not plan.of_step:
             plan = replace(plan, _of_step=_other_graphs(arrived))
         planned = cls(
@@ -375,11 +366,7 @@ class Planned:
             )
 
     def modules(self, joint: JointGraph) -> Modules:
-        """Return the forward and the backward graph to compile, with the checks of the option ``check``.
-
-        Args:
-            joint: the joint graph.
-        """
+        """Return the forward and the backward graph to compile, with the checks of the option ``check``."""
         # AOTAutograd may take the backward module apart later, so it gets a copy of the plan's module.
         forward, backward = self.plan.forward, copy_module(self.plan.backward)
         if self.arrived.options.check is None:
@@ -405,9 +392,6 @@ class Planned:
 
     def finish(self, inputs: Sequence[Any]) -> Look | None:
         """Check the bytes of the plan, and add the plan to `remat.plans`.
-
-        Args:
-            inputs: inputs that the graph was traced with.
 
         Returns:
             A callback that checks the sizes of each run; None if no check is needed, or if the runs
@@ -486,11 +470,6 @@ class Planned:
         """Return the callback that counts runs of the compiled graph, for `step_wrapper.wrap_step`.
 
         The result is None if the budget is not a peak in bytes.
-
-        Args:
-            gm: the graph from Dynamo.
-            inputs: example inputs of the graph.
-            backend: the backend that compiled the graph.
         """
         tally = self.arrived.tally
         if tally is None:
@@ -529,11 +508,7 @@ class Compiled:
     unloaded: Sequence[GeneratedCode] = ()
 
     def load(self, patches: dict[str, Any]) -> None:
-        """Compile the kernels of the generated code.
-
-        Args:
-            patches: Inductor settings.
-        """
+        """Compile the kernels of the generated code."""
         with torch_compat.inductor_config.patch(patches):
             for code in self.unloaded:
                 code.load()

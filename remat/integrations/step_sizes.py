@@ -147,9 +147,6 @@ def largest_declared(example_inputs: Sequence[Any]) -> dict[str, Size]:
     least value, planning uses the least value plus 1. Otherwise a guard might allow the least value
     only, which would make the size constant.
 
-    Args:
-        example_inputs: example inputs of the step.
-
     Returns:
         A dict from the symbol's name to the `Size`, whose attribute ``number`` is the size to plan
         for.
@@ -298,10 +295,6 @@ def _learned_sizes(made: Plan, names: set[str]) -> list[Size]:
 class RunSizes:
     """Read the sizes of a finished run of a step.
 
-    Args:
-        made: the step's plan.
-        sizes: the sizes to read.
-
     Attributes:
         planned: dict from a symbol to its `Size`.
         unseen: symbols of the sizes that cannot be read after a run.
@@ -319,13 +312,7 @@ class RunSizes:
 
     @classmethod
     def of(cls, made: Plan, example_inputs: Sequence[Any], symbols: set[str]) -> RunSizes:
-        """Build the reader of the sizes with the given symbols.
-
-        Args:
-            made: the step's plan.
-            example_inputs: inputs that the step was traced with.
-            symbols: the symbols.
-        """
+        """Build the reader of the sizes with the given symbols."""
         inputs = {n: s for n, s in sizes_of(example_inputs).items() if n in symbols}
         return cls(made, [*inputs.values(), *_learned_sizes(made, symbols - inputs.keys())])
 
@@ -336,12 +323,7 @@ class RunSizes:
         return not asked and all(s.place and not s.marked for s in self.planned.values())
 
     def read(self, arguments: Sequence[Any], step: Any) -> dict[str, int]:
-        """Return the sizes of a finished run; a size that cannot be read has its planned value.
-
-        Args:
-            arguments: arguments of the run.
-            step: the node of autograd's graph that runs backward.
-        """
+        """Return the sizes of a finished run; a size that cannot be read has its planned value."""
         seen = {name: int(size.read(arguments)) for name, size in self.planned.items()}
         numbers = torch_compat.handed_numbers(step)
         if len(numbers) == len(self._handed):

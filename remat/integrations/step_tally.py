@@ -138,10 +138,6 @@ class StepTally:
         """Return the bytes that other graphs of the step have alive when a new graph runs.
 
         Storages of the new graph's own parameters and inputs are left out.
-
-        Args:
-            gm: the new graph, which is about to be compiled.
-            inputs: example inputs of the new graph.
         """
         with self._lock:
             if not self._waiting:
@@ -156,10 +152,6 @@ class StepTally:
         """Count the bytes that a new compiled graph is expected to keep for backward.
 
         At the graph's first run, the bytes that it really keeps replace them.
-
-        Args:
-            graph: memory of the graph.
-            inputs: example inputs of the graph.
         """
         places = {*graph.parameters, *graph.read}.intersection(range(len(inputs)))
         given = [inputs[k] for k in places if isinstance(inputs[k], torch.Tensor)]
@@ -169,12 +161,7 @@ class StepTally:
             self._compiled[graph] = graph.held_bytes + new
 
     def in_turn(self, graph: Key, compiled: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
-        """Return a function that runs a graph with the plan that this run of the step takes.
-
-        Args:
-            graph: the graph.
-            compiled: the compiled graph, once for each plan.
-        """
+        """Return a function that runs a graph with the plan that this run of the step takes."""
 
         def run(*arguments: Any) -> Any:
             with self._lock:

@@ -412,10 +412,6 @@ class GeneratedCode:
     The module compiles its kernels when it is loaded. This object loads the module when `load` is
     first called, or when an attribute of the module is first used.
 
-    Args:
-        load: loads the module.
-        path: path of the file with the code.
-
     Attributes:
         load: function that loads the module once, and returns it.
     """

@@ -33,9 +33,6 @@ class Fusion:
     A call ``fusion(a, b)`` tells whether the node at position ``a`` and its user at position ``b``
     fuse. Each attribute is a bytearray with one entry per position, 1 for True.
 
-    Args:
-        state: the state with the joint graph.
-
     Attributes:
         view: whether the node is a view.
         computes: whether the node calls an operator other than ``getitem``.

@@ -96,10 +96,6 @@ class Budgeted(Pass):
         too, if the conditions in `_lower_rungs` hold. A solution within a smaller budget is also
         legal within the given one.
 
-        Args:
-            state: the state with the joint graph.
-            limits: the result of the method `limits`.
-
         Returns:
             The solution of least cost; and its provenance: the solver's name, the solver's time and
             the proven lower bound.
@@ -218,10 +214,6 @@ class Budgeted(Pass):
 
 def refuse_peak_in_pass(budget: Budget, name: str) -> None:
     """Refuse a budget on the peak in a pipeline, because passes bound saved bytes only.
-
-    Args:
-        budget: the budget of the pass.
-        name: name of the pass, for the message.
 
     Raises:
         BudgetError: the budget bounds the peak.

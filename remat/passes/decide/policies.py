@@ -47,22 +47,12 @@ _TAGS = {
 
 
 def has_policies(state: State, policies: Policies) -> bool:
-    """Return whether ``policies`` is not empty, or the code of the graph uses `remat.region`.
-
-    Args:
-        state: the state with the joint graph.
-        policies: the option ``policies`` of `remat.plan`.
-    """
+    """Return whether ``policies`` is not empty, or the code of the graph uses `remat.region`."""
     return bool(policies) or any(region_of(n) is not None for n in state.joint.graph.nodes)
 
 
 def check_matched(policies: Policies, graphs: Sequence[fx.Graph], name: str) -> None:
     """Check that the pattern of each policy matches a module in at least one graph of a step.
-
-    Args:
-        policies: the option ``policies`` of `remat.plan`.
-        graphs: the graphs of the step.
-        name: name of a graph, for the message.
 
     Raises:
         PlanError: a pattern matches no module. The message names the nearest modules.

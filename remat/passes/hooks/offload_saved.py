@@ -68,10 +68,6 @@ def traced_offloads(
 ) -> tuple[list[tuple[fx.Node, Traced]], dict[str, str]]:
     """Trace the copies to and from the host for the values to offload.
 
-    Args:
-        state: the partitioned state.
-        offloads: the values to offload.
-
     Returns:
         A list and a dict. The list has pairs of a saved value's node in forward and the value's
         traced copies (``pack``: to the host; ``unpack``: to the device). The dict maps the name of

@@ -125,12 +125,6 @@ class PackSaved(Pass):
 class Handed:
     """Tensors that forward hands to backward, and the facts that decide which of them are packed.
 
-    Args:
-        joint: the joint graph.
-        forward: the forward module.
-        backward: the backward module.
-        traces: cached traces of the hooks.
-
     Attributes:
         tensors: nodes of the saved tensors in forward.
         hooks: the hooks.
@@ -168,11 +162,7 @@ class Handed:
         self.choosing = {n.name for n in choosing}
 
     def traced(self, node: fx.Node) -> Traced | str:
-        """Return the traced hooks for a saved tensor, or the reason why the tensor is not packed.
-
-        Args:
-            node: the node of the tensor in forward.
-        """
+        """Return the traced hooks for a saved tensor, or the reason why the tensor is not packed."""
         rules = (*RULES, *LOSSY_RULES) if self.hooks.lossy else RULES
         why = next((why for why, leave in rules if leave(self, node)), "")
         if why:

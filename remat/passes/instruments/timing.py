@@ -50,9 +50,6 @@ class Timed:
     def walk(self, depth: int = 0) -> Iterator[tuple[int, Timed]]:
         """Yield this node and all nodes below it, parents before children.
 
-        Args:
-            depth: depth of this node.
-
         Yields:
             Pairs of depth and node.
         """

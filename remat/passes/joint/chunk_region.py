@@ -242,10 +242,6 @@ def scalar_tangent(region: Region, carriers: Sequence[fx.Node]) -> fx.Node | Non
     - The region depends on exactly one of backward's inputs, a tangent, and the tangent is a scalar.
     - All nodes between the tangent and the region, and all nodes of the region in backward, are linear in the tangent.
     - None of these nodes is in float16.
-
-    Args:
-        region: the region.
-        carriers: the result of `Region.carriers`.
     """
     roots = [n for n in carriers if n.op == "placeholder"]
     if len(roots) != 1 or role_of(roots[0]) is not Role.TANGENT or shape_of(roots[0]):

@@ -25,13 +25,7 @@ _LOW = (torch.bfloat16, torch.float16)
 
 
 class Split:
-    """Rewrite of a joint graph that replaces each call of a region by one call per chunk of tokens.
-
-    Args:
-        region: the region.
-        chunks: number of chunks.
-        in_forward: as in `ChunkLoss`.
-    """
+    """Rewrite of a joint graph that replaces each call of a region by one call per chunk of tokens."""
 
     def __init__(self, region: Region, chunks: int, *, in_forward: bool) -> None:
         self.region, self.graph = region, region.graph

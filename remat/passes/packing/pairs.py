@@ -183,13 +183,6 @@ def check_unpacked(
 ) -> torch.Tensor:
     """Return the result of unpack if it fits the saved tensor.
 
-    Args:
-        name: name of the hooks, for messages.
-        value: the result of unpack.
-        size: size of the saved tensor.
-        dtype: dtype of the saved tensor.
-        device: device of the saved tensor.
-
     Raises:
         PlanError: the result is not a tensor of this size, dtype and device.
     """

@@ -108,10 +108,6 @@ class Verdict:
 class Ranks:
     """Access of this process to the other ranks of one process group, through the group's store.
 
-    Args:
-        store: the store of the process group.
-        rank: rank of this process.
-
     Attributes:
         rank: rank of this process.
         lost: whether the store failed; the store is not used again afterwards.
@@ -134,11 +130,6 @@ class Ranks:
         """Return the decision to use: the first one that any rank claimed for ``question``.
 
         If the store fails, the result is ``own``, and `lost` becomes True.
-
-        Args:
-            question: the graph and the planning options.
-            own: this rank's decision.
-            wait_s: seconds to wait for rank 0 to decide first.
         """
         place = self._next_place()
         self._settled = (place, question.key)
@@ -164,10 +155,6 @@ class Ranks:
         far, and this number stays. A rank that calls later gets the stored number even if its own is larger.
         If `settle` was not called since the last `largest`, or the store fails, the result is
         ``number``.
-
-        Args:
-            number: this rank's number.
-            wait_s: seconds to wait for the numbers of other ranks.
         """
         settled, self._settled = self._settled, None
         if settled is None:

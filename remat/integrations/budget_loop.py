@@ -28,17 +28,12 @@ from remat.integrations.compiled_memory import (
     held_bytes,
     write_timeline,
 )
+from remat.integrations.masks import masks_from_bytes, masks_to_bytes
 from remat.integrations.plan_cache import CachedPlan
+from remat.integrations.replaced_methods import GeneratedCode, deferred_kernels
 from remat.integrations.stages import Arrived, Compiled, Planned
 from remat.integrations.traced_graph import code_of, joint_of, name_of
-from remat.integrations.workarounds import (
-    GeneratedCode,
-    compile_graph,
-    deferred_kernels,
-    masks_from_bytes,
-    masks_to_bytes,
-    rounded_as_in_eager,
-)
+from remat.integrations.workarounds import compile_graph, rounded_as_in_eager
 from remat.units import format_bytes
 
 _LOG = logging.getLogger(__name__)

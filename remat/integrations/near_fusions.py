@@ -26,9 +26,7 @@ from remat.torch_compat import (
 class KeptWaits(CustomSchedulerPass):
     """Pass of Inductor's scheduler that makes readers of an in-place write wait for that write.
 
-    Inductor may rebuild a kernel's loops to match those of another kernel. The kernel's dependency
-    on an in-place write is then lost, unless the kernel has a dependency that is only an order. This
-    pass adds such a dependency.
+    A pass of the user's own runs first.
     """
 
     def __init__(self, first: CustomSchedulerPass | None = None) -> None:
@@ -45,6 +43,7 @@ class KeptWaits(CustomSchedulerPass):
             # Groups of a ``_foreach`` operator have no such attribute, and their loops are not rebuilt.
             written = set(getattr(node, "mutation_renames", {}).values())
             for name in sorted({read.name for read in node.read_writes.reads} & written):
+                # If Inductor rebuilds the kernel's loops, it keeps only dependencies that are an order.
                 node.add_fake_dep(WeakDep(name, mutating_buf=name))
         return nodes
 
@@ -52,12 +51,12 @@ class KeptWaits(CustomSchedulerPass):
 class PlannedOrder(CustomSchedulerPass):
     """Pass of Inductor's scheduler that moves no operator ahead of its planned position.
 
-    Inductor runs a fused kernel at the position of its first node, after all operators that the
-    kernel depends on. This moves those operators ahead, and their results stay alive longer. In a
-    diffusion transformer that recomputes its layers, the peak of that order was 57 % higher. This
-    pass makes the kernel wait for its operators instead. Operators that draw random numbers keep
-    their order.
+    Operators that draw random numbers keep their order.
     """
+
+    # Inductor runs a fused kernel at the position of its first node, after all operators that the kernel depends on.
+    # This moves those operators ahead, and their results stay alive longer. In a diffusion transformer that recomputes
+    # its layers, the peak of that order was 57 % higher. Here the kernel waits for its operators instead.
 
     def uuid(self) -> str:
         """Return a text that identifies the pass in Inductor's cache keys."""
@@ -94,27 +93,7 @@ class NearFusions(InductorChoices):
 
     A fused kernel runs after all operators that its parts depend on, so the earlier part may have to
     wait. An extern operator is one for which Inductor generates no kernel, such as a matrix product.
-    Positions below are those in the schedule before the fusion.
-
-    Two kernels that read the same value are not fused if the later kernel depends on an extern
-    operator that runs after the earlier kernel. In a backward that recomputes layers, the earlier
-    kernel would wait for whole layers. With such fusions, a GPT-2 that recomputes its attention took
-    9 % more memory.
-
-    A reduction is not fused with a kernel that reads its result if this kernel must wait too long:
-    more than `NEAR_SUMS` extern operators run after the reduction, up to the last one that the
-    kernel depends on. The result of the reduction is small, but the fused kernel would keep the
-    reduction's large inputs alive until those operators have run. For example, the gradient of a
-    weight that several layers share is a sum of such reductions. With such fusions, a network that
-    uses two layers six times took 1.9 times as much memory.
-
-    Another kernel is not fused with a kernel that reads its result if an extern operator that reads
-    the result, too, would have to wait. In a Llama that recomputes its activations, the gradients of
-    weights waited for later products, and the peak was 5 % higher.
-
-    Kernels of different chunks of a loss are not fused, because the logits of all these chunks would
-    then be alive together. In a step that is one graph, kernels of forward and of backward are not fused. A node that
-    runs again reads what its first run reads, so both runs would become one kernel, whose result lives on to backward.
+    Positions are those in the schedule before the fusion.
     """
 
     def __init__(self) -> None:
@@ -132,39 +111,37 @@ class NearFusions(InductorChoices):
     def can_fuse_horizontal(  # type: ignore[override]  # a static method there, called on an instance
         self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int
     ) -> bool:
-        """Return whether to fuse two kernels that read the same value; Inductor calls this method.
-
-        The arguments are passed on to Inductor's own rule. If that rule allows the fusion, the
-        rules of `NearFusions` decide.
-        """
+        """Return whether to fuse two kernels that read the same value; Inductor calls this method."""
         if not InductorChoices.can_fuse_horizontal(scheduler, node1, node2, shared_data_score):
             return False
         if self._crosses(scheduler, node1, node2):
             return False
+        # In a backward that recomputes layers, the earlier kernel would wait for whole layers, until an extern
+        # operator that the later kernel depends on. A GPT-2 that recomputes its attention took 9 % more memory.
         stands, waits = self._places(scheduler, node1, node2)
         return waits <= stands
 
     def can_fuse_vertical(  # type: ignore[override]  # a static method there, too
         self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int
     ) -> bool:
-        """Return whether to fuse a kernel with a reader of its result; Inductor calls this method.
-
-        The arguments are passed on to Inductor's own rule. If that rule allows the fusion, kernels
-        of different loss chunks are refused. The rules of `NearFusions` for reductions and for other
-        kernels decide about the rest.
-        """
+        """Return whether to fuse a kernel with a reader of its result; Inductor calls this method."""
         if not InductorChoices.can_fuse_vertical(scheduler, node1, node2, shared_data_score):
             return False
         if self._crosses(scheduler, node1, node2):
             return False
         stands, waits = self._places(scheduler, node1, node2)
         if not node1.is_reduction():
+            # An extern operator that reads the result would wait, too. In a Llama that recomputes its activations, the
+            # gradients of weights waited for later products, and the peak was 5 % higher.
             return not _is_read_before(node1, waits)
+        # The result of a reduction is small, but the fused kernel would keep the large inputs alive until up to
+        # `NEAR_SUMS` extern operators have run. The gradient of a weight that several layers share is a sum of such
+        # reductions: a network that uses two layers six times took 1.9 times as much memory.
         before, until = (bisect_right(self._operators, place) for place in (stands, waits))
         return until <= before + NEAR_SUMS
 
     def _places(self, scheduler: Any, node1: Any, node2: Any) -> tuple[int, int]:
-        """Return the two positions in the schedule that decide whether to fuse a pair of kernels."""
+        """Return where the earlier kernel stands, and the last extern operator that the other one depends on."""
         self._look_at(scheduler)
         first, other = sorted((node1, node2), key=lambda n: n.min_order)
         waits = max((self._waits.get(n.get_name(), -1) for n in other.get_nodes()), default=-1)
@@ -172,6 +149,8 @@ class NearFusions(InductorChoices):
 
     def _crosses(self, scheduler: Any, node1: Any, node2: Any) -> bool:
         """Return whether two kernels compute different chunks of a loss, or belong to different sides of one graph."""
+        # The logits of both chunks would be alive together. In a step that is one graph, a node that runs again reads
+        # what its first run reads, so both runs would become one kernel, whose result lives on to backward.
         self._look_at(scheduler)
         nodes = (*node1.get_nodes(), *node2.get_nodes())
         return any(

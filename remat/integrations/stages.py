@@ -24,12 +24,12 @@ from remat.integrations import plan_log
 from remat.integrations.graph_memory import GraphMemory
 from remat.integrations.partition_options import PartitionOptions
 from remat.integrations.recompute_check import add_checks
+from remat.integrations.replaced_methods import GeneratedCode
 from remat.integrations.step_guards import Look, guard_sizes
 from remat.integrations.step_sizes import at_declared_sizes
 from remat.integrations.step_tally import CountRun, StepTally, tally_of
 from remat.integrations.step_together import Member
 from remat.integrations.traced_graph import code_of, parameters_of
-from remat.integrations.workarounds import GeneratedCode
 from remat.passes.decide.policies import check_matched
 from remat.passes.instruments.reproducer import report
 from remat.planning.pipelines import modules_of, prepare, split

@@ -288,8 +288,8 @@ def registered_at(op: Any) -> str:
     """Return the source file that registered an operator overload; empty if unknown."""
     from torch import _C
 
-    found = schema(op)
-    name = found.name + (f".{found.overload_name}" if found.overload_name else "")
+    declared = schema(op)
+    name = declared.name + (f".{declared.overload_name}" if declared.overload_name else "")
     for line in _C._dispatch_dump(name).splitlines():
         if line.startswith("debug: registered at "):
             return line.removeprefix("debug: registered at ").rpartition(":")[0]
@@ -412,8 +412,8 @@ def forget_sizes(code: CodeType) -> None:
     from remat.torch_compat import get_code_state
 
     place = code.co_filename, code.co_firstlineno, code.co_name
-    for known, state in get_code_state().items():
-        if (known.filename, known.firstlineno, known.name) == place:
+    for seen, state in get_code_state().items():
+        if (seen.filename, seen.firstlineno, seen.name) == place:
             state.automatic_dynamic.clear()
 
 
@@ -466,20 +466,20 @@ def quick_copier(graph: fx.Graph, source: fx.Graph) -> Callable[..., None]:
                 args = map_arg(args, find)
             if kwargs:
                 kwargs = map_arg(kwargs, find)
-            made = make(fx.Node)
+            copy = make(fx.Node)
             if name in used:
                 name = namespace.create_name(name, None)
-            initialise(made, graph, name, op, target, node.type)
-            made._update_args_kwargs(args, kwargs)
-            set_meta(made, node.meta.copy())
-            append(made)
+            initialise(copy, graph, name, op, target, node.type)
+            copy._update_args_kwargs(args, kwargs)
+            set_meta(copy, node.meta.copy())
+            append(copy)
             used.add(name)
-            names[made] = name
+            names[copy] = name
             row = calls.get(id(target)) if op == "call_function" else table[op, None]
             if row is None:
                 row = calls[id(target)] = table[op, target]
-            row[made] = None
+            row[copy] = None
             graph._len += 1
-            copies[node] = made
+            copies[node] = copy
 
     return run

@@ -46,9 +46,9 @@ def size_within_bounds(size: Any, fallback: int | None = None) -> int:
         return int(node.hint)
     env, numbers = node.shape_env, {}
     for symbol in node.expr.free_symbols:
-        known, bounds = env.backed_var_to_val.get(symbol), env.bound_sympy(symbol)
+        number, bounds = env.backed_var_to_val.get(symbol), env.bound_sympy(symbol)
         within = max(fallback or 0, bounds.lower) if bounds.lower.is_finite else fallback
-        numbers[symbol] = known if known is not None else min(within, bounds.upper)
+        numbers[symbol] = number if number is not None else min(within, bounds.upper)
     return int(node.expr.xreplace(numbers))
 
 
@@ -144,11 +144,11 @@ def flop_formula(packet: Any) -> Callable[..., Any] | None:
     from torch.utils import flop_counter
 
     theirs: Any = flop_counter
-    found: Any = theirs.flop_registry.get(packet)
-    if found is None and str(packet) == "flex_attention":
+    formula: Any = theirs.flop_registry.get(packet)
+    if formula is None and str(packet) == "flex_attention":
         return lambda q, k, v, *_, **__: theirs.sdpa_flop_count(q.shape, k.shape, v.shape)
-    if found is None and str(packet) == "flex_attention_backward":
+    if formula is None and str(packet) == "flex_attention_backward":
         return lambda q, k, v, out, *_, **__: theirs.sdpa_backward_flop_count(
             out.shape, q.shape, k.shape, v.shape
         )
-    return found  # type: ignore[no-any-return]
+    return formula  # type: ignore[no-any-return]

@@ -230,14 +230,14 @@ def compile_step(
                 'torch.compile(model, backend="remat", options={"budget": "40GiB"})'
             )
         with _LOCK:
-            known = None if options is None else _BACKENDS.get(id(options))
-            if known is None or not known.has(options or {}, mode):
-                known = Backend({} if options is None else options, mode)
+            cached = None if options is None else _BACKENDS.get(id(options))
+            if cached is None or not cached.has(options or {}, mode):
+                cached = Backend({} if options is None else options, mode)
             if options is not None:
-                _BACKENDS[id(options)] = known
+                _BACKENDS[id(options)] = cached
     except RematError as error:
         raise _for_dynamo(error) from None
-    return known(gm, example_inputs)
+    return cached(gm, example_inputs)
 
 
 @passes_on(_KEYWORDS, Partitioner.__init__, others=True)
@@ -380,8 +380,8 @@ def _inductor_options(
     partition: Partitioner, options: Mapping[str, Any], mode: str | None
 ) -> dict[str, Any]:
     """Return the Inductor settings of a step: those of remat, of ``mode``, and of the user."""
-    known = torch_compat.list_options()
-    patches: dict[str, Any] = {_KEPT_MEMORY: False} if _KEPT_MEMORY in known else {}
+    names = torch_compat.list_options()
+    patches: dict[str, Any] = {_KEPT_MEMORY: False} if _KEPT_MEMORY in names else {}
     modes = torch_compat.list_mode_options()
     if mode is not None and mode not in [*modes]:
         raise ProblemError(f"mode is {mode!r}; expected one of {', '.join(map(repr, modes))}")

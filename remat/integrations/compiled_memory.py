@@ -106,18 +106,22 @@ def compiled_timeline(
         own = outputs[: forward.own]
         step.mark(own, StorageKind.OUTPUT)
         step.mark(outputs, StorageKind.SAVED, forward.returned)
-        there = dict(zip(forward.returned, outputs, strict=True))
+        backward_inputs = dict(zip(forward.returned, outputs, strict=True))
         arguments = [
-            there[name] if name in there else step.given(name, like, StorageKind.TANGENT)
+            backward_inputs[name]
+            if name in backward_inputs
+            else step.given(name, like, StorageKind.TANGENT)
             for name, like in backward.given
         ]
         held = [
-            x for x, (name, _) in zip(arguments, backward.given, strict=True) if name not in there
+            x
+            for x, (name, _) in zip(arguments, backward.given, strict=True)
+            if name not in backward_inputs
         ]
         if not torch_compat.holds_tangents():
             held = []
         # Otherwise these references would keep all saved activations alive until backward ends.
-        del outputs, there
+        del outputs, backward_inputs
         gradients = step.run(backward, arguments)
         step.mark(gradients, StorageKind.GRADIENT)
         done = step.timeline()
@@ -180,7 +184,7 @@ class _Sizes:
         graphs = filter(None, (forward, backward))
         sizes = [n for graph in graphs for _, v in graph.given for n in _numbers(v)]
         backed = [n for n in sizes if expression_of(n) is not None and n.node.has_hint()]
-        found = {s for n in backed for s in expression_of(n).free_symbols}
+        symbols = {s for n in backed for s in expression_of(n).free_symbols}
         unbacked = [
             n for _, v in forward.given for n in _numbers(v) if expression_of(n) is not None
         ]
@@ -188,16 +192,16 @@ class _Sizes:
             # The symbol of such a size could not be told from symbols that the generated code creates.
             raise NotImplementedError("an input has sizes without a hint")
         at = planned_sizes()
-        known = symbols_of(found, backed[0].node.shape_env if backed else None)
-        return cls(Fakes([replace(s, hint=at.get(s.name, s.hint)) for s in known]))
+        described = symbols_of(symbols, backed[0].node.shape_env if backed else None)
+        return cls(Fakes([replace(s, hint=at.get(s.name, s.hint)) for s in described]))
 
     def learn(self, values: Sequence[Any], outputs: Sequence[Any], nbytes: Sequence[Any]) -> None:
         """Match symbols of the step with sizes of the generated code, using forward's outputs."""
         for value, output in zip(values, outputs, strict=True):
-            for size, found in zip(_numbers(value), _numbers(output), strict=False):
+            for size, generated in zip(_numbers(value), _numbers(output), strict=False):
                 expression = expression_of(size)
                 if expression is not None and expression.is_Symbol:
-                    self._there.setdefault(expression, size_of(found))
+                    self._there.setdefault(expression, size_of(generated))
         # In the generated code, data-dependent sizes such as those of ``nonzero`` have symbols of their own.
         sizes = [e for e in map(expression_of, nbytes) if e is not None]
         self._learned = {s for e in sizes for s in e.free_symbols} - {*self.fakes.symbols.values()}
@@ -248,10 +252,10 @@ class _Step(StorageWatch):  # type: ignore[no-untyped-call]
         if not isinstance(like, torch.Tensor):
             return number(like) if isinstance(like, torch.SymInt) else like
         size, stride = (tuple(map(number, numbers)) for numbers in (like.size(), like.stride()))
-        made = torch.empty_strided(size, stride, dtype=like.dtype, device=like.device)
-        self.add(made, name)
-        self.mark([made], kind)
-        return made
+        tensor = torch.empty_strided(size, stride, dtype=like.dtype, device=like.device)
+        self.add(tensor, name)
+        self.mark([tensor], kind)
+        return tensor
 
     def run(self, graph: CompiledGraph, arguments: list[Any]) -> list[Any]:
         """Run the generated code of a graph, and return the graph's outputs."""
@@ -285,7 +289,7 @@ class _Step(StorageWatch):  # type: ignore[no-untyped-call]
         if len(self._moments) == self._boundary:
             self._moments.append("")
         end = len(self._moments) - 1
-        found = [
+        lifetimes = [
             replace(
                 x,
                 first=min(x.first, end),
@@ -297,7 +301,7 @@ class _Step(StorageWatch):  # type: ignore[no-untyped-call]
         return Timeline(
             moments=tuple(self._moments),
             boundary=self._boundary,
-            lifetimes=tuple(sorted(found, key=lambda x: (x.first, x.last))),
+            lifetimes=tuple(sorted(lifetimes, key=lambda x: (x.first, x.last))),
         )
 
     def found(self, known: int | None, nbytes: Any, source: str) -> int:
@@ -344,17 +348,21 @@ def _call_of(
     if not graph.code or "CppWrapper" in graph.code:
         raise NotImplementedError("the wrapper is not written in Python")
     code = ast.parse(graph.code)
-    body = [kept for statement in code.body if (kept := _without_kernels(statement)) is not None]
+    body = [
+        rewritten
+        for statement in code.body
+        if (rewritten := _without_kernels(statement)) is not None
+    ]
     code.body = [_Ticking().visit(s) if _runs_kernels(s) else s for s in body]
-    known: dict[str, Any] = {**graph.constants, "__ran__": ran, "__kernel__": _Kernel()}
-    exec(compile(ast.fix_missing_locations(code), "<compiled graph>", "exec"), known)
-    for name in list(known):
+    namespace: dict[str, Any] = {**graph.constants, "__ran__": ran, "__kernel__": _Kernel()}
+    exec(compile(ast.fix_missing_locations(code), "<compiled graph>", "exec"), namespace)
+    for name in list(namespace):
         if name.startswith("empty_strided_"):
-            known[name] = partial(_empty, name.split("_")[2])
+            namespace[name] = partial(_empty, name.split("_")[2])
         elif name.startswith("assert_"):
-            known[name] = _Kernel()
-    known |= {"reinterpret_tensor": _reinterpreted, "extern_kernels": _Extern()}
-    return known["call"]  # type: ignore[no-any-return]
+            namespace[name] = _Kernel()
+    namespace |= {"reinterpret_tensor": _reinterpreted, "extern_kernels": _Extern()}
+    return namespace["call"]  # type: ignore[no-any-return]
 
 
 def _runs_kernels(statement: ast.stmt) -> bool:

@@ -56,29 +56,29 @@ class GraphMemory:
     _factors: dict[tuple[int, ...], float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, made: Plan, gm: fx.GraphModule, inputs: Sequence[Any]) -> GraphMemory:
+    def of(cls, plan: Plan, gm: fx.GraphModule, inputs: Sequence[Any]) -> GraphMemory:
         """Build the record of a graph that was compiled with a plan."""
         own = (
             *(p for _, p in gm.named_parameters(remove_duplicate=False)),
             *(b for _, b in gm.named_buffers(remove_duplicate=False)),
         )
-        places = (primal_place(name) for name in made.saved)
-        forward, backward, retained = _highest(made)
+        places = (primal_place(name) for name in plan.saved)
+        forward, backward, retained = _highest(plan)
         tensors = [k for k, v in enumerate(inputs) if isinstance(v, torch.Tensor)]
         parameters = [k for k in tensors if isinstance(inputs[k], torch.nn.Parameter)]
-        bytes_at = SizedBytes(made) if made.symbolic or made.learns_sizes else None
+        bytes_at = SizedBytes(plan) if plan.symbolic or plan.learns_sizes else None
         return cls(
-            name=made.graph,
+            name=plan.graph,
             forward_bytes=forward,
             backward_bytes=backward,
             retained_bytes=retained,
-            held_bytes=made.saved_bytes,
+            held_bytes=plan.saved_bytes,
             read=frozenset(k - len(own) for k in places if k is not None and k >= len(own)),
-            reread_outputs=made.reread_outputs,
+            reread_outputs=plan.reread_outputs,
             own=own,
             parameters=tuple(parameters),
             values=tuple(k for k in tensors if k not in parameters),
-            sizes=None if bytes_at is None else RunSizes.of(made, inputs, bytes_at.symbols),
+            sizes=None if bytes_at is None else RunSizes.of(plan, inputs, bytes_at.symbols),
             bytes_at=bytes_at,
             fixed_bytes=sum(
                 dict(map(storage_of, (*own, *(inputs[k] for k in parameters)))).values()
@@ -104,19 +104,19 @@ class GraphMemory:
         return self._factors[key]
 
 
-def _highest(made: Plan) -> tuple[int, int, int]:
+def _highest(plan: Plan) -> tuple[int, int, int]:
     """Return the most bytes alive at one time in forward, in backward, and in backward with a retained graph."""
     try:
         # Inputs are counted by `StepTally`, and so are forward's outputs in backward.
-        timeline: Timeline = made.timeline
+        timeline: Timeline = plan.timeline
     except RematError:  # a plan from a cache without a timeline
-        return made.peak_bytes, made.peak_bytes, made.peak_bytes
+        return plan.peak_bytes, plan.peak_bytes, plan.peak_bytes
     kinds = [k for k in StorageKind if k is not StorageKind.INPUT]
     forward = max(timeline.nbytes(*kinds)[: timeline.boundary], default=0)
     kinds.remove(StorageKind.OUTPUT)
     backward = max(timeline.nbytes(*kinds)[timeline.boundary :], default=0)
     kinds.remove(StorageKind.SAVED)
-    retained = max(timeline.nbytes(*kinds)[timeline.boundary :], default=0) + made.saved_bytes
+    retained = max(timeline.nbytes(*kinds)[timeline.boundary :], default=0) + plan.saved_bytes
     return forward, backward, retained
 
 

@@ -21,9 +21,9 @@ def masks_to_bytes(graph: fx.Graph, own: int) -> frozenset[str]:
     if not is_needed(masks_to_bytes):
         return frozenset()
     returned = outputs_of(graph)
-    kept = {v for v in returned[:own] if isinstance(v, fx.Node)}
+    unchanged = {v for v in returned[:own] if isinstance(v, fx.Node)}
     masks = dict.fromkeys(
-        v for v in returned[own:] if isinstance(v, fx.Node) and v not in kept and _is_mask(v)
+        v for v in returned[own:] if isinstance(v, fx.Node) and v not in unchanged and _is_mask(v)
     )
     output = graph.output_node()
     for mask in masks:
@@ -67,6 +67,8 @@ def _is_mask(node: fx.Node) -> bool:
 
 def _converted(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> fx.Node:
     """Insert a node that converts the value of ``node`` to another dtype, and return the new node."""
-    made: fx.Node = graph.call_function(torch.ops.prims.convert_element_type.default, (node, dtype))
-    made.meta = {**node.meta, "val": node.meta["val"].to(dtype)}
-    return made
+    converted: fx.Node = graph.call_function(
+        torch.ops.prims.convert_element_type.default, (node, dtype)
+    )
+    converted.meta = {**node.meta, "val": node.meta["val"].to(dtype)}
+    return converted

@@ -173,7 +173,7 @@ class NearFusions(InductorChoices):
 
 def _is_read_before(node: Any, place: int) -> bool:
     """Return whether an extern operator before a position of the schedule reads a result of ``node``."""
-    readers = (user.node for made in node.get_outputs() for user in made.users)
+    readers = (user.node for result in node.get_outputs() for user in result.users)
     return any(isinstance(r, ExternKernelSchedulerNode) and r.min_order < place for r in readers)
 
 
@@ -204,7 +204,7 @@ def _placed(scheduler: Any) -> list[Any]:
 
 def _waits(scheduler: Any) -> dict[str, int]:
     """Return the last extern operator that each node of a schedule depends on."""
-    found: dict[str, int] = {}
+    places: dict[str, int] = {}
     for node in _placed(scheduler):
         last = -1
         for read in node.unmet_dependencies:
@@ -212,10 +212,10 @@ def _waits(scheduler: Any) -> dict[str, int]:
             maker = (
                 None if buffer is None else scheduler.name_to_node.get(buffer.defining_op_name())
             )
-            if maker is None or maker.get_name() not in found:
+            if maker is None or maker.get_name() not in places:
                 continue
-            last = max(last, found[maker.get_name()])
+            last = max(last, places[maker.get_name()])
             if isinstance(maker, ExternKernelSchedulerNode):
                 last = max(last, maker.min_order)
-        found[node.get_name()] = last
-    return found
+        places[node.get_name()] = last
+    return places

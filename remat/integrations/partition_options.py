@@ -238,11 +238,11 @@ class PartitionOptions:
         """
         given = {f.name: getattr(self.request, f.name) for f in fields(self.request)}
         given |= {name: value for name, value in vars(self).items() if name not in _DECIDES_NOTHING}
-        found = {name: described(value) for name, value in given.items()}
+        values = {name: described(value) for name, value in given.items()}
         if self.request.pipeline is not None:
-            found["pipeline"] = str(self.request.pipeline)
-        found["hooks"] = self.hooks_key
-        return found
+            values["pipeline"] = str(self.request.pipeline)
+        values["hooks"] = self.hooks_key
+        return values
 
     @property
     def keeps_steps(self) -> bool:

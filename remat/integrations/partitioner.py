@@ -53,7 +53,7 @@ class Partitioner(PartitionOptions, torch_compat.CustomPartitionerFn):
         Returns:
             The forward graph and the backward graph.
         """
-        arrived = Arrived(options=self, known=frozenset(self.graphs.planned))
+        arrived = Arrived(options=self, earlier=frozenset(self.graphs.planned))
         joint = joint_of(gm, self.lower, **convention)
         planned, modules = arrived.partition(joint, joint_inputs, _plan_standalone)
         self.graphs.latest = None if planned is None else planned.plan
@@ -134,5 +134,5 @@ def _by_pipeline(
         return trial
     fingerprint = joint.fingerprint
     copy_outputs(joint, copied)
-    made = plan_graph(joint, request, in_place=True, agree=agree)
-    return replace(made, fingerprint=fingerprint, copied_outputs=copied)
+    plan = plan_graph(joint, request, in_place=True, agree=agree)
+    return replace(plan, fingerprint=fingerprint, copied_outputs=copied)

@@ -52,7 +52,7 @@ class Arrived:
 
     Attributes:
         options: the options of the partitioner or backend.
-        known: identities of the graphs that were planned before this compilation; see
+        earlier: identities of the graphs that were planned before this compilation; see
             `CompiledGraphs.planned`.
         stage: called with the name of each stage of the compilation, such as ``"planning"``.
         watched: whether the backend checks each run of the step: its sizes, and whether the user
@@ -73,7 +73,7 @@ class Arrived:
     """
 
     options: PartitionOptions
-    known: frozenset[str]
+    earlier: frozenset[str]
     stage: Callable[[str], None] = lambda _: None
     watched: bool = False
     tally: StepTally | None = None
@@ -111,7 +111,7 @@ class Arrived:
             runs, held = tally.runs, tally.beside(gm, inputs)
         return cls(
             options=options,
-            known=frozenset(options.graphs.planned),
+            earlier=frozenset(options.graphs.planned),
             stage=stage,
             watched=True,
             tally=tally,
@@ -128,7 +128,7 @@ class Arrived:
         Args:
             kind: identity of the code and its parameters; see `code_of`.
         """
-        return kind != "" and kind in self.known
+        return kind != "" and kind in self.earlier
 
     def runs_anyway(self, kind: str) -> bool:
         """Return whether a graph runs even if its budget in bytes cannot be met.
@@ -140,19 +140,19 @@ class Arrived:
         Args:
             kind: identity of the graph's code and parameters; see `code_of`.
         """
-        options, asked = self.options, self.options.request
-        decides = asked.decides or options.graphs.replanned > 0
-        may_exceed = not options.strict and decides and asked.budget.in_bytes
+        options, request = self.options, self.options.request
+        decides = request.decides or options.graphs.replanned > 0
+        may_exceed = not options.strict and decides and request.budget.in_bytes
         return may_exceed and (self.runs_again(kind) or self.bytes_beside > 0)
 
-    def of_step(self, asked: PlanRequest) -> PlanRequest:
+    def of_step(self, request: PlanRequest) -> PlanRequest:
         """Return options for this graph of the step: the budget is what the other graphs leave."""
-        if asked.decides:
-            asked = replace(asked, of_several=self.is_part)
+        if request.decides:
+            request = replace(request, of_several=self.is_part)
         if self.bytes_beside:
-            left = max(1, (asked.budget.peak_bytes or 0) - self.bytes_beside)
-            asked = replace(asked, budget=Budget(peak_bytes=left))
-        return asked
+            left = max(1, (request.budget.peak_bytes or 0) - self.bytes_beside)
+            request = replace(request, budget=Budget(peak_bytes=left))
+        return request
 
     def partition(
         self, joint: JointGraph, joint_inputs: Sequence[object], plan_graph: PlanGraph
@@ -176,39 +176,39 @@ class Arrived:
                 static_lifetime_input_indices=joint.static_inputs,
             )
         primals = [node.meta.get("val") for node in primals_of(joint)]
-        asked, over = self.options.request, self.over
-        kept = joint.copy() if self.tally is not None else None
+        request, over = self.options.request, self.over
+        copied = joint.copy() if self.tally is not None else None
         self.stage("planning")
         try:
             with at_declared_sizes(primals, in_bytes=self.options.in_bytes):
                 if not joint.places and not has_tangents(joint):
                     return None, _split_unplanned(joint)
                 self._warn_of_uncounted(joint)
-                asked = self._request_for(joint)
+                request = self._request_for(joint)
                 kind = code_of(parameters_of(joint))  # before planning changes the graph
                 may_exceed = self.runs_anyway(kind)
                 if not over:
                     try:
                         trial = joint.copy() if may_exceed else joint
-                        plan = self._plan(trial, asked, plan_graph)
+                        plan = self._plan(trial, request, plan_graph)
                     except BudgetError as error:
                         if not may_exceed:
                             raise
                         over = str(error)
                 if over:
-                    least = Budget(peak_share=0.0) if asked.budget.on_peak else Budget(share=0.0)
-                    asked = replace(asked, budget=least)
-                    plan = self._plan(joint, asked, plan_graph)
-                planned = Planned.of(self, plan, asked, kind, over, kept)
+                    least = Budget(peak_share=0.0) if request.budget.on_peak else Budget(share=0.0)
+                    request = replace(request, budget=least)
+                    plan = self._plan(joint, request, plan_graph)
+                planned = Planned.of(self, plan, request, kind, over, copied)
                 # If watched, the backend calls `finish` after compilation, when the compiled bytes are known.
                 if not self.watched:
                     planned.finish(primals)
                 return planned, planned.modules(joint)
         except Exception as error:
-            report(error, joint, self.options.repro, lambda: _described(asked))
+            report(error, joint, self.options.repro, lambda: _described(request))
             raise
 
-    def _plan(self, joint: JointGraph, asked: PlanRequest, plan_graph: PlanGraph) -> Plan:
+    def _plan(self, joint: JointGraph, request: PlanRequest, plan_graph: PlanGraph) -> Plan:
         agree = self.options.agree
         if agree is not None and self.runs_beside:
             # Equal graphs at different places of a step have different budgets left, so ranks agree per place.
@@ -216,20 +216,20 @@ class Arrived:
                 agree, asked=f"{agree.asked}, after {self.runs_beside} graphs of the step"
             )
         with paused_collection():
-            return plan_graph(joint, asked, agree=agree)
+            return plan_graph(joint, request, agree=agree)
 
     def _request_for(self, joint: JointGraph) -> PlanRequest:
         """Return the options for a joint graph: its saved plan if it has one, and its part of the budget."""
-        asked, met = self.options.request, self.options.graphs.met
-        if asked.plan is not None:
+        request, met = self.options.request, self.options.graphs.met
+        if request.plan is not None:
             fingerprint = joint.fingerprint
-            asked = asked.for_graph(joint, fingerprint, nth=met[fingerprint])
+            request = request.for_graph(joint, fingerprint, nth=met[fingerprint])
             met[fingerprint] += 1
-        asked = self.of_step(asked)
-        if asked.policies and asked.plan is None:
+        request = self.of_step(request)
+        if request.policies and request.plan is None:
             self._match_policies(joint)
-            asked = replace(asked, has_matched=True)
-        return asked
+            request = replace(request, has_matched=True)
+        return request
 
     def _match_policies(self, joint: JointGraph) -> None:
         """Check that each pattern of the policies matches a module of the step."""
@@ -251,14 +251,18 @@ class Arrived:
 
     def _warn_of_uncounted(self, joint: JointGraph) -> None:
         """Warn if a budget on the peak in bytes does not cover workspaces of operators on a CPU."""
-        asked = self.options.request
-        if not asked.decides or self.options.lower != "eager" or asked.budget.peak_bytes is None:
+        request = self.options.request
+        if (
+            not request.decides
+            or self.options.lower != "eager"
+            or request.budget.peak_bytes is None
+        ):
             return
         # Peaks include the memory that operators allocate inside only if the cost model is for CPUs.
-        if device_type_of(joint) == "cpu" and not is_for_cpu(asked.cost.on(joint)):
+        if device_type_of(joint) == "cpu" and not is_for_cpu(request.cost.on(joint)):
             warn(
-                f"budget {asked.budget.label} bounds the peak without what operators take beside their results: this "
-                f"step runs on a CPU, and cost model '{asked.cost}' is about none. Leave cost out, or give "
+                f"budget {request.budget.label} bounds the peak without what operators take beside their results: this "
+                f"step runs on a CPU, and cost model '{request.cost}' is about none. Leave cost out, or give "
                 "cost='roofline:epyc', and it is counted",
                 BudgetWarning,
             )
@@ -279,13 +283,13 @@ def _split_unplanned(joint: JointGraph) -> Modules:
     return forward, backward
 
 
-def _described(asked: PlanRequest) -> tuple[str, dict[str, Any], str]:
+def _described(request: PlanRequest) -> tuple[str, dict[str, Any], str]:
     """Return the pipeline and the options of a planning, for a reproducer."""
-    is_saved = asked.plan is not None
+    is_saved = request.plan is not None
     note = "It was split by a saved plan, whose decision is not in here." if is_saved else ""
     # Under a budget on the peak, planning compares many plans, which no single pipeline repeats.
-    searched = asked.budget.on_peak and not is_saved
-    return "" if searched else str(asked.as_pipeline()), asked.to_options(), note
+    searched = request.budget.on_peak and not is_saved
+    return "" if searched else str(request.as_pipeline()), request.to_options(), note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -353,9 +357,9 @@ class Planned:
         """Record the graph as planned. Warn if several graphs each get the whole budget in bytes."""
         options = self.arrived.options
         planned, budget = options.graphs.planned, options.request.budget
-        known = self.identity in planned or self.arrived.is_alone
+        is_counted = self.identity in planned or self.arrived.is_alone
         planned.add(self.identity)
-        if not known and len(planned) == 2 and budget.in_bytes and self.arrived.tally is None:
+        if not is_counted and len(planned) == 2 and budget.in_bytes and self.arrived.tally is None:
             warn(
                 f"a second graph is compiled under the budget {budget}: each graph gets it by "
                 "itself, so together they may keep more. For one budget over all graphs of a model, "

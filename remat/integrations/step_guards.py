@@ -24,7 +24,7 @@ Look = Callable[[Sequence[Any], Any], None]
 
 def guard_sizes(
     example_inputs: Sequence[Any],
-    made: Plan,
+    plan: Plan,
     budget: Budget,
     said: Said,
     *,
@@ -39,7 +39,7 @@ def guard_sizes(
 
     Args:
         example_inputs: inputs that the step was traced with.
-        made: the step's plan, with the figures of the compiled code if these are known.
+        plan: the step's plan, with the figures of the compiled code if these are known.
         budget: the step's budget, which the plan may exceed.
         said: the bytes that warnings about this step have named.
         saved: the saved plan that the step was split by, which no new plan may replace; None if the step was planned.
@@ -53,16 +53,16 @@ def guard_sizes(
         PlanError: a saved plan exceeds its budget in bytes at the traced sizes.
     """
     limit = budget.peak_bytes or budget.nbytes
-    if limit is None or not (made.symbolic or made.learns_sizes):
+    if limit is None or not (plan.symbolic or plan.learns_sizes):
         return None
-    bytes_at = SizedBytes(made)
+    bytes_at = SizedBytes(plan)
     if saved is not None and budget.on_peak:
         # A saved plan from a set meets the budget together with the set's other graphs. A graph alone keeps its outputs
         # alive to its end, so the peak of one graph alone may exceed the budget.
         limit = max(limit, saved.peak_bytes)
     if saved is not None and bytes_at.taken > limit:
         raise PlanError(
-            f"the saved plan for '{made.graph}' was made under the budget {budget.label}, and takes "
+            f"the saved plan for '{plan.graph}' was made under the budget {budget.label}, and takes "
             f"{format_bytes(bytes_at.taken)} ({bytes_at.taken} bytes) at these sizes; expected sizes at which it "
             f"takes at most {limit} bytes. Plan again at the largest sizes, or under a ratio, which grows with them"
         )
@@ -72,7 +72,7 @@ def guard_sizes(
         # A plan for other sizes may meet the budget. Dynamo compiles a function eight times at most, so the bytes of
         # a step that is checked when it runs double before it is compiled again.
         most = 2 * bytes_at.taken if watched else said.quiet
-    of_run = RunSizes.of(made, example_inputs, bytes_at.symbols)
+    of_run = RunSizes.of(plan, example_inputs, bytes_at.symbols)
     # No guard may bound a data-dependent or a declared size: the guard would raise instead of causing a recompilation.
     sizes = [*of_run.planned.values()]
     given = {s.name: (s.least, s.most) for s in sizes}
@@ -91,11 +91,11 @@ def guard_sizes(
         given[name] = free[name].least, largest
     if bytes_at(given) <= max(limit, said.quiet):
         return None
-    look = _SizeCheck(made, bytes_at, budget, limit, said, of_run, fixed)
+    look = _SizeCheck(plan, bytes_at, budget, limit, said, of_run, fixed)
     if watched and not of_run.unseen:
         return look
     warn(
-        f"'{made.graph}' {'holds' if most == limit else 'exceeds'} its budget {budget.label} for {look.shown()}. The step "
+        f"'{plan.graph}' {'holds' if most == limit else 'exceeds'} its budget {budget.label} for {look.shown()}. The step "
         "takes more at larger sizes, which depend on the data and are not checked as it runs. Keep them smaller, or "
         "give a smaller budget",
         BudgetWarning,
@@ -108,7 +108,7 @@ class _SizeCheck:
 
     def __init__(
         self,
-        made: Plan,
+        plan: Plan,
         bytes_at: SizedBytes,
         budget: Budget,
         limit: int,
@@ -117,7 +117,7 @@ class _SizeCheck:
         unbounded: Collection[str],
     ) -> None:
         self._bytes_at, self._budget, self._limit, self._said = bytes_at, budget, limit, said
-        self._sizes, self._graph = sizes, made.graph
+        self._sizes, self._graph = sizes, plan.graph
         self._shown = [n for n in sizes.planned if n in unbounded] or [*sizes.planned]
         self._held: Mapping[str, int] = dict.fromkeys(sizes.planned, -1)
 
@@ -157,8 +157,8 @@ class _SizeCheck:
     def shown(self, numbers: Mapping[str, int] | None = None) -> str:
         """Return a text that lists each size that no guard bounds, with a value."""
         planned = self._sizes.planned
-        found = {n: planned[n].number for n in self._shown} if numbers is None else numbers
-        return ", ".join(f"{planned[n].source or n} = {found[n]}" for n in self._shown)
+        values = {n: planned[n].number for n in self._shown} if numbers is None else numbers
+        return ", ".join(f"{planned[n].source or n} = {values[n]}" for n in self._shown)
 
 
 def _largest(
@@ -184,8 +184,8 @@ def _largest(
     while upto(few) != upto(many) and many - few > few / 1024:
         middle = (few + many) / 2
         few, many = (middle, many) if holds(upto(middle)) else (few, middle)
-    found: dict[str, int | None] = {**upto(few)}
+    largest: dict[str, int | None] = {**upto(few)}
     for name in free:
-        if holds({**found, name: free[name].most}):
-            found[name] = None
-    return {name: most for name, most in found.items() if most is not None}
+        if holds({**largest, name: free[name].most}):
+            largest[name] = None
+    return {name: most for name, most in largest.items() if most is not None}

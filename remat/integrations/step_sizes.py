@@ -78,21 +78,21 @@ def sizes_of(example_inputs: Sequence[Any]) -> dict[str, Size]:
 
     Sizes that are compound expressions of symbols, such as ``2*s0``, are left out.
     """
-    found: dict[str, Size] = {}
+    sizes: dict[str, Size] = {}
     marks: dict[Any, tuple[bool, bool]] | None = None
     parts = ((k, j, part) for k, v in enumerate(example_inputs) for j, part in enumerate(_parts(v)))
     for k, j, value in parts:
         is_tensor = isinstance(value, torch.Tensor)
         for d, size in enumerate(numbers_of(value)):
             symbol = expression_of(size)
-            if symbol is None or not symbol.is_Symbol or symbol.name in found:
+            if symbol is None or not symbol.is_Symbol or symbol.name in sizes:
                 continue
             env = size.node.shape_env
             if marks is None:
                 marks = _marks(env)
             declared, marked = marks.get(symbol, (False, False))
             sources = env.var_to_sources.get(symbol) or ()
-            found[symbol.name] = Size(
+            sizes[symbol.name] = Size(
                 name=symbol.name,
                 number=hint(size),
                 **_range_of(env, symbol),
@@ -102,7 +102,7 @@ def sizes_of(example_inputs: Sequence[Any]) -> dict[str, Size]:
                 declared=declared or not size.node.has_hint(),
                 marked=marked,
             )
-    return found
+    return sizes
 
 
 def _parts(value: Any) -> list[Any]:
@@ -112,20 +112,20 @@ def _parts(value: Any) -> list[Any]:
 
 def _range_of(env: Any, symbol: Any) -> dict[str, Any]:
     """Return the least and the largest possible value of a symbol."""
-    known = env.var_to_range.get(symbol)
-    least, most = (_finite(getattr(known, name, None)) for name in ("lower", "upper"))
+    range_ = env.var_to_range.get(symbol)
+    least, most = (_finite(getattr(range_, name, None)) for name in ("lower", "upper"))
     return {"least": max(0, least or 0), "most": most}
 
 
 def _finite(bound: Any) -> int | None:
     """Return a bound of a range as an int; None if infinite or at least `LARGEST` in magnitude."""
-    found = int(bound) if isinstance(bound, (int, sympy.Integer)) else None
-    return None if found is None or abs(found) >= LARGEST else found
+    number = int(bound) if isinstance(bound, (int, sympy.Integer)) else None
+    return None if number is None or abs(number) >= LARGEST else number
 
 
 def _marks(env: Any) -> dict[Any, tuple[bool, bool]]:
     """Return the symbols whose range the user declared, or that the user marked as dynamic."""
-    found: dict[Any, tuple[bool, bool]] = {}
+    marks: dict[Any, tuple[bool, bool]] = {}
     for tracked in getattr(env, "tracked_fakes", None) or ():
         constraints = getattr(tracked.symbolic_context, "constraint_sizes", None) or ()
         if not isinstance(tracked.fake, torch.Tensor):
@@ -134,9 +134,9 @@ def _marks(env: Any) -> dict[Any, tuple[bool, bool]]:
             symbol = expression_of(size)
             if symbol is None or constraint is None or constraint.warn_only:
                 continue
-            declared, _ = found.get(symbol, (False, True))
-            found[symbol] = declared or hasattr(constraint, "vr"), True
-    return found
+            declared, _ = marks.get(symbol, (False, True))
+            marks[symbol] = declared or hasattr(constraint, "vr"), True
+    return marks
 
 
 def largest_declared(example_inputs: Sequence[Any]) -> dict[str, Size]:
@@ -151,14 +151,14 @@ def largest_declared(example_inputs: Sequence[Any]) -> dict[str, Size]:
         A dict from the symbol's name to the `Size`, whose attribute ``number`` is the size to plan
         for.
     """
-    found = {}
+    largest = {}
     for name, size in sizes_of(example_inputs).items():
         if size.declared and size.most is not None:
-            found[name] = replace(size, number=size.most)
+            largest[name] = replace(size, number=size.most)
         # Symbolic sizes are at least 2, because Dynamo makes 0 and 1 constants.
         elif size.marked and not size.declared and size.number <= max(2, size.least):
-            found[name] = replace(size, number=size.number + 1)
-    return found
+            largest[name] = replace(size, number=size.number + 1)
+    return largest
 
 
 @contextlib.contextmanager
@@ -225,7 +225,7 @@ class SizedBytes:
             ranges: dict from a symbol's name to its least and largest value; None for no largest
                 value. A symbol without an entry may have any size.
         """
-        bounds = {size: _upper(whole, ranges) for size, whole in self._sizes.items()}
+        bounds = {size: _upper(expression, ranges) for size, expression in self._sizes.items()}
         if any(bound is None for bound in bounds.values()):
             return LARGEST**2  # above every budget
         return int(self._sum(bounds) * self._more)
@@ -248,16 +248,16 @@ def _upper(size: Any, ranges: Mapping[str, tuple[int, int | None]]) -> int | Non
         s: torch_compat.ValueRanges(least, torch_compat.int_oo if most is None else most)
         for s, (least, most) in symbols.items()
     }
-    found = torch_compat.bound_sympy(size, within).upper
-    is_finite = found not in (torch_compat.int_oo, sympy.oo)
-    return int(found) if is_finite and getattr(found, "is_number", True) else None
+    upper = torch_compat.bound_sympy(size, within).upper
+    is_finite = upper not in (torch_compat.int_oo, sympy.oo)
+    return int(upper) if is_finite and getattr(upper, "is_number", True) else None
 
 
 def _multiplied(size: Any) -> Any:
     """Return the expanded form of an expression if it passes `_grows`; otherwise the given expression."""
     # The bound of a growing expression is its value at the largest sizes, which is exact and fast.
-    whole = sympy.expand(size)
-    return whole if _grows(whole) else size
+    expanded = sympy.expand(size)
+    return expanded if _grows(expanded) else size
 
 
 def _grows(e: Any) -> bool:
@@ -271,11 +271,11 @@ def _grows(e: Any) -> bool:
     return (e.is_Add or e.is_Mul) and all(map(_grows, e.args))
 
 
-def _learned_sizes(made: Plan, names: set[str]) -> list[Size]:
+def _learned_sizes(plan: Plan, names: set[str]) -> list[Size]:
     """Return the `Size` of each symbol that no input has as a size, such as the data-dependent ``"u0"``."""
-    found: dict[str, Size] = {name: Size(name=name, number=UNBACKED_HINT) for name in names}
+    sizes: dict[str, Size] = {name: Size(name=name, number=UNBACKED_HINT) for name in names}
     left = set(names)
-    for node in made.forward.graph.nodes if names else ():
+    for node in plan.forward.graph.nodes if names else ():
         value = node.meta.get("val")
         for size in numbers_of(value):
             expression = expression_of(size)
@@ -283,13 +283,13 @@ def _learned_sizes(made: Plan, names: set[str]) -> list[Size]:
                 if symbol.name in left:
                     left.discard(symbol.name)
                     env = size.node.shape_env
-                    found[symbol.name] = Size(
+                    sizes[symbol.name] = Size(
                         name=symbol.name,
                         number=hint(env.create_symintnode(symbol, hint=None)),
                         **_range_of(env, symbol),
                         source=f"{symbol.name} ({source_line(node)})",
                     )
-    return [*found.values()]
+    return [*sizes.values()]
 
 
 class RunSizes:
@@ -300,8 +300,8 @@ class RunSizes:
         unseen: symbols of the sizes that cannot be read after a run.
     """
 
-    def __init__(self, made: Plan, sizes: Sequence[Size]) -> None:
-        values = outputs_of(made.forward.graph)[own_outputs(made.forward) :]
+    def __init__(self, plan: Plan, sizes: Sequence[Size]) -> None:
+        values = outputs_of(plan.forward.graph)[own_outputs(plan.forward) :]
         numbers = [v.meta.get("val") for v in values if isinstance(v, fx.Node)]
         kinds = (torch.SymInt, torch.SymFloat, torch.SymBool)
         self._handed = [
@@ -311,16 +311,16 @@ class RunSizes:
         self.unseen = {s.name for s in sizes if s.place is None and s.name not in self._handed}
 
     @classmethod
-    def of(cls, made: Plan, example_inputs: Sequence[Any], symbols: set[str]) -> RunSizes:
+    def of(cls, plan: Plan, example_inputs: Sequence[Any], symbols: set[str]) -> RunSizes:
         """Build the reader of the sizes with the given symbols."""
         inputs = {n: s for n, s in sizes_of(example_inputs).items() if n in symbols}
-        return cls(made, [*inputs.values(), *_learned_sizes(made, symbols - inputs.keys())])
+        return cls(plan, [*inputs.values(), *_learned_sizes(plan, symbols - inputs.keys())])
 
     @property
     def are_automatic(self) -> bool:
         """Whether the sizes are dynamic only because Dynamo, which is compiling, has seen others before."""
-        asked = not torch_compat.dynamo_config.assume_static_by_default
-        return not asked and all(s.place and not s.marked for s in self.planned.values())
+        is_requested = not torch_compat.dynamo_config.assume_static_by_default
+        return not is_requested and all(s.place and not s.marked for s in self.planned.values())
 
     def read(self, arguments: Sequence[Any], step: Any) -> dict[str, int]:
         """Return the sizes of a finished run; a size that cannot be read has its planned value."""

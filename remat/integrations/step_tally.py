@@ -40,14 +40,14 @@ class _Parameters:
     @property
     def freed(self) -> bool:
         """Whether the memory of a parameter that still exists is freed, as FSDP does after each use."""
-        found = [value for ref in self.refs if (value := ref()) is not None]
-        return any(not value.untyped_storage().nbytes() for value in found)
+        values = [value for ref in self.refs if (value := ref()) is not None]
+        return any(not value.untyped_storage().nbytes() for value in values)
 
     def shard(self) -> None:
         """Replace the bytes of whole parameters and gradients by those of one rank's shards."""
         distributed = torch.distributed
-        there = distributed.is_available() and distributed.is_initialized()
-        ranks = distributed.get_world_size() if there else 1
+        has_ranks = distributed.is_available() and distributed.is_initialized()
+        ranks = distributed.get_world_size() if has_ranks else 1
         self.fleeting_bytes = sum(self.sizes.values())
         self.gradients = {key: -(-nbytes // ranks) for key, nbytes in self.gradients.items()}
         # A shard has its own storage, whose id is unknown. A negative id stands for it: real ids are positive.
@@ -155,9 +155,9 @@ class StepTally:
         """
         places = {*graph.parameters, *graph.read}.intersection(range(len(inputs)))
         given = [inputs[k] for k in places if isinstance(inputs[k], torch.Tensor)]
-        there = dict(map(storage_of, (*graph.own, *given)))
+        sizes = dict(map(storage_of, (*graph.own, *given)))
         with self._lock:
-            new = sum(nbytes for key, nbytes in there.items() if key not in self._values)
+            new = sum(nbytes for key, nbytes in sizes.items() if key not in self._values)
             self._compiled[graph] = graph.held_bytes + new
 
     def in_turn(self, graph: Key, compiled: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
@@ -202,8 +202,8 @@ class StepTally:
             for k in graph.values:
                 value = arguments[k]
                 # An input without autograd history belongs to the user, who keeps it alive.
-                kept = k in graph.read or value.grad_fn is None
-                self._hold(*storage_of(value), keys if kept else passing)
+                is_kept = k in graph.read or value.grad_fn is None
+                self._hold(*storage_of(value), keys if is_kept else passing)
             if self._waiting:  # otherwise the graph runs alone, and its plan meets the budget
                 taken = int(graph.forward_bytes * factor) + parameters.fleeting_bytes
                 self._note(taken, run, self._held, self._waiting)
@@ -226,11 +226,11 @@ class StepTally:
         given = [arguments[k] for k in graph.parameters]
         key = (id(graph), *map(id, given))
         self._ran.add(key)
-        found = self._parameters.get(key)
-        if found is None:
-            found = _Parameters((*graph.own, *given))
-            self._count(key, found)
-        return found
+        parameters = self._parameters.get(key)
+        if parameters is None:
+            parameters = _Parameters((*graph.own, *given))
+            self._count(key, parameters)
+        return parameters
 
     def _count(self, key: tuple[int, ...], parameters: _Parameters) -> None:
         """Add the bytes of a group of parameters to the count; `_forget` removes them."""
@@ -278,7 +278,7 @@ class StepTally:
         if self._peak <= self.limit:
             self.together.end()
             return
-        sharded = any(found.fleeting_bytes for found in self._parameters.values())
+        sharded = any(parameters.fleeting_bytes for parameters in self._parameters.values())
         planned = not run.retained and self.together.plan(
             self._graphs, self._runs, self._peak, sharded=sharded
         )
@@ -304,30 +304,30 @@ class StepTally:
         """Increment the reference count of a storage; the first reference adds its bytes to the sum."""
         if keys is not None:
             keys.append(key)
-        found = self._values.get(key)
-        if found is None:
+        entry = self._values.get(key)
+        if entry is None:
             self._values[key] = [nbytes, 1]
             self._bytes += nbytes
         else:
-            found[1] += 1
+            entry[1] += 1
 
     def _drop(self, key: int) -> None:
         """Decrement the reference count of a storage; at 0, subtract its bytes from the sum."""
-        found = self._values[key]
-        found[1] -= 1
-        if not found[1]:
-            self._bytes -= found[0]
+        entry = self._values[key]
+        entry[1] -= 1
+        if not entry[1]:
+            self._bytes -= entry[0]
             del self._values[key]
 
     def _alive(self, own: set[int] | None = None) -> int:
         """Return the bytes of live outputs of graphs, without storages that ``_values`` counts."""
-        found = 0
+        total = 0
         for key, (value, nbytes) in list(self._outputs.items()):
             if value() is None:
                 del self._outputs[key]
             elif key not in self._values and (own is None or key not in own):
-                found += nbytes
-        return found
+                total += nbytes
+        return total
 
     def _note(self, running: int, run: _Run, held: int, others: int) -> None:
         """Record the bytes alive while a graph runs, and warn if they exceed the budget."""

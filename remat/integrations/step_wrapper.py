@@ -24,7 +24,7 @@ from remat.planning.plan import Plan
 
 def wrap_step(
     compiled: Callable[..., Any],
-    made: Plan,
+    plan: Plan,
     *,
     by_inductor: bool,
     count: CountRun | None,
@@ -38,7 +38,7 @@ def wrap_step(
 
     Args:
         compiled: the compiled step, which returns a flat list of values.
-        made: the plan of the step.
+        plan: the plan of the step.
         by_inductor: whether Inductor compiled the step.
         count: called after each run that has a backward, with the run's arguments, the run's
             outputs, and the node of autograd's graph that runs backward. None: nothing is called.
@@ -49,9 +49,9 @@ def wrap_step(
         The wrapped step.
     """
     # The wrapped step must not keep the plan's modules alive, so it has no reference to the plan.
-    places, name = made.reread_outputs, made.graph
+    places, name = plan.reread_outputs, plan.graph
     advice = "Write to a clone of it"
-    if made.reread_inputs:
+    if plan.reread_inputs:
         advice += ", or say reread_inputs=False: then backward reads neither inputs nor outputs again, and keeps more"
     met: list[type] = []
 

@@ -75,10 +75,10 @@ def _in_bytes(
     # sums with the inputs, so large inputs cause a large rounding error. The nodes have the exact sizes.
     sizes = [torch_compat.size_of(n) for n in nodes]
     # ``span`` is the total bytes. The largest candidate gives it with the smallest relative rounding error.
-    whole = max(zip(sizes, memory, strict=False), default=(0, 0.0))
-    if len(sizes) != len(memory) or not (whole[1] > 0 and 0 <= max_memory <= 1):
+    largest = max(zip(sizes, memory, strict=False), default=(0, 0.0))
+    if len(sizes) != len(memory) or not (largest[1] > 0 and 0 <= max_memory <= 1):
         return memory, max_memory
-    span = round(whole[0] / whole[1])
+    span = round(largest[0] / largest[1])
     if any(round(m * span) != size for m, size in zip(memory, sizes, strict=True)):
         return memory, max_memory
     return sizes, bytes_of_share(max_memory, span)

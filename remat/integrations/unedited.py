@@ -54,15 +54,17 @@ class Compilations:
         from remat.integrations.compile_progress import closing_line
         from remat.integrations.plan_log import plans
 
-        made = plans()
-        lines = [f"{counted(self.compiled, 'graph')} compiled, {counted(len(made), 'plan')} made"]
+        planned = plans()
+        lines = [
+            f"{counted(self.compiled, 'graph')} compiled, {counted(len(planned), 'plan')} made"
+        ]
         if self.compiled < self.graphs:
             lines[0] += f", {counted(self.graphs - self.compiled, 'graph')} refused by an error"
-        elif not made:
+        elif not planned:
             lines[0] += ", because no graph computes gradients"
-        lines += [closing_line(plan) for plan in made[:MOST_LINES]]
-        if len(made) > MOST_LINES:
-            lines.append(f"{len(made) - MOST_LINES} more: remat.plans() in the script lists all")
+        lines += [closing_line(plan) for plan in planned[:MOST_LINES]]
+        if len(planned) > MOST_LINES:
+            lines.append(f"{len(planned) - MOST_LINES} more: remat.plans() in the script lists all")
         if others:
             lines.append(f"the script's other backends keep their graphs: {', '.join(others)}")
         return lines

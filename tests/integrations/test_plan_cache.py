@@ -71,7 +71,7 @@ def step(
 
 def step_of(**options: Any) -> Arrived:
     """A step as the backend has it before it is planned."""
-    return Arrived(options=Partitioner(**options), known=frozenset(), watched=True)
+    return Arrived(options=Partitioner(**options), earlier=frozenset(), watched=True)
 
 
 def hits() -> int:

@@ -90,9 +90,9 @@ def check_joint_pipeline(passes: tuple[Pass, ...]) -> None:
     Raises:
         ProblemError: all passes belong to `Stage.SPLIT`, so the pipeline would do nothing.
     """
-    found = list(flat(passes))
-    if found and all(p.stage is Stage.SPLIT for p in found):
-        names = ", ".join(f"'{name}'" for name in dict.fromkeys(p.name for p in found))
+    late = list(flat(passes))
+    if late and all(p.stage is Stage.SPLIT for p in late):
+        names = ", ".join(f"'{name}'" for name in dict.fromkeys(p.name for p in late))
         raise ProblemError(
             f"this pipeline can do nothing: {names} work on forward and backward, and nothing here "
             "partitions the joint graph into them; put 'partition' before, or run it on the state of "

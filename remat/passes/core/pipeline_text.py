@@ -103,13 +103,13 @@ def read_pipeline(
     if not isinstance(text, str):
         raise ProblemError(f"a pipeline is text, got {type(text).__name__}: {text!r}")
     reader = _Reader(passes, {**_PLAIN, **readers}, text)
-    found = [reader.call()]
+    parsed = [reader.call()]
     while reader.next() == ",":
         reader.at += 1
-        found.append(reader.call())
+        parsed.append(reader.call())
     if following := reader.next():
         raise reader.fault(reader.at, f"expected ',' or the end, got '{following}'")
-    return tuple(found)
+    return tuple(parsed)
 
 
 class _Reader:
@@ -259,14 +259,14 @@ def _option_types(kind: Any) -> Mapping[str, list[type]]:
     except NameError:
         # An annotation that exists for type checkers only; the types of the defaults are used.
         hints = {}
-    found = {}
+    types = {}
     for f in fields(kind):
         hint = hints.get(f.name, type(f.default))
         union = typing.get_origin(hint) in (typing.Union, UnionType)
         members = typing.get_args(hint) if union else (hint,)
         members = tuple(typing.get_origin(m) or m for m in members)
-        found[f.name] = [m for m in members if isinstance(m, type)]
-    return found
+        types[f.name] = [m for m in members if isinstance(m, type)]
+    return types
 
 
 def _plain(expected: str, read: Callable[[str], T]) -> Callable[[str], T]:

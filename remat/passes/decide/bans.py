@@ -49,10 +49,10 @@ class Fusion:
         self.expensive, self.fusible = bytearray(n), bytearray(n)
         self._swallowed: dict[int, frozenset[int]] = {}
         self._nbytes: dict[fx.Node, int] = {}
-        for i, (node, found) in enumerate(
+        for i, (node, properties) in enumerate(
             zip(index.nodes, by_target(index.nodes, _looked_up), strict=True)
         ):
-            self.view[i], self.computes[i], cheap, self.expensive[i], swallows = found
+            self.view[i], self.computes[i], cheap, self.expensive[i], swallows = properties
             self.unlisted[i], self.fusible[i] = not cheap, cheap
             if not index.plain[i] and ops.is_random(node):
                 self.expensive[i] = self.fusible[i] = 1
@@ -72,10 +72,10 @@ class Fusion:
         return self._bytes(node) * 4 < read
 
     def _bytes(self, node: fx.Node) -> int:
-        found = self._nbytes.get(node)
-        if found is None:
-            found = self._nbytes[node] = tensor_bytes(node.meta.get("val"))
-        return found
+        nbytes = self._nbytes.get(node)
+        if nbytes is None:
+            nbytes = self._nbytes[node] = tensor_bytes(node.meta.get("val"))
+        return nbytes
 
     def is_materialized(self, i: int) -> bool:
         """Return whether the value at position ``i`` is written to memory even if it is not saved.
@@ -187,7 +187,7 @@ def _used_far_apart(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
     """Return fusible users that forward runs long after other users of the same value."""
     index, roles = state.index, state.roles
     order = roles.forward_order
-    found: list[int] = []
+    late_users: list[int] = []
     for i in range(len(index)):
         if not roles.required_forward[i]:
             continue
@@ -198,8 +198,10 @@ def _used_far_apart(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
         # A compiler is unlikely to fuse a user that runs later with the early users, so recomputing both saves
         # nothing.
         first_unfusible = _first_unfusible(index.users, order, fusion, users, last)
-        found += [u for u in users if order[u] > first_unfusible and fusion(i, u) and not ban[u]]
-    return found
+        late_users += [
+            u for u in users if order[u] > first_unfusible and fusion(i, u) and not ban[u]
+        ]
+    return late_users
 
 
 def _first_unfusible(
@@ -232,7 +234,7 @@ def _long_chains(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
     index, roles = state.index, state.roles
     order = roles.forward_order
     visited = bytearray(len(index))
-    found: list[int] = []
+    ends: list[int] = []
     for start in range(len(index)):
         if not roles.required_forward[start] or visited[start]:
             continue
@@ -244,12 +246,12 @@ def _long_chains(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
             visited[i] = 1
             # With an empty heap, no other branch of the chain is still open.
             if at > order[start] + LONG_CHAIN and not heap:
-                found.append(i)
+                ends.append(i)
                 break
             for u in index.users[i]:
                 if roles.required_forward[u] and fusion(i, u) and not ban[u]:
                     heapq.heappush(heap, (order[u], u))
-    return found
+    return ends
 
 
 def cut_weights(state: State, fusion: Fusion) -> tuple[int, ...]:

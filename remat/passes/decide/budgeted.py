@@ -56,12 +56,12 @@ class Budgeted(Pass):
     def run(self, state: State) -> PassResult:
         refuse_peak_in_pass(self.budget, self.name)
         limits = self.limits(state)
-        found, provenance = self.decide(state, limits)
-        decision = state.lowered(self.cost).decision(found.saved)
+        solution, provenance = self.decide(state, limits)
+        decision = state.lowered(self.cost).decision(solution.saved)
         return PassResult(
             state=replace(state, decision=decision, limits=limits, provenance=provenance),
             modified=True,
-            detail=f"{found.saved_bytes} of {limits.capacity} bytes saved, by {provenance.solver}",
+            detail=f"{solution.saved_bytes} of {limits.capacity} bytes saved, by {provenance.solver}",
         )
 
     @paused_collection()
@@ -114,19 +114,19 @@ class Budgeted(Pass):
         )
         problem = problem.knowing(cuts)
         hull = None if by_items else Hull.of(problem)  # the reference keeps the hull in its cache
-        found = [self.solved(problem)]
+        solutions = [self.solved(problem)]
         if not isinstance(solver, CutSolver):
             if hull is not None:
-                found += self._lower_rungs(problem, hull, found[0], limits)
+                solutions += self._lower_rungs(problem, hull, solutions[0], limits)
             if is_auto(solver):  # a solver that the user named decides without the cuts
-                found += self._cut_solutions(problem, found[0])
-        best = min(found, key=lambda s: (s.cost, s.saved_bytes))
+                solutions += self._cut_solutions(problem, solutions[0])
+        best = min(solutions, key=lambda s: (s.cost, s.saved_bytes))
         return best, Provenance(
             solver=best.solver,
             items=len(problem),
-            elapsed_s=sum(f.elapsed_s for f in found),
-            deterministic=all(f.deterministic for f in found),
-            recompute_bound=min(best.cost, found[0].bound),
+            elapsed_s=sum(f.elapsed_s for f in solutions),
+            deterministic=all(f.deterministic for f in solutions),
+            recompute_bound=min(best.cost, solutions[0].bound),
         )
 
     def solved(self, problem: GraphProblem) -> GraphSolution:
@@ -156,17 +156,17 @@ class Budgeted(Pass):
         )
 
     def _lower_rungs(
-        self, problem: GraphProblem, hull: Hull, found: GraphSolution, limits: SavedLimits
+        self, problem: GraphProblem, hull: Hull, solution: GraphSolution, limits: SavedLimits
     ) -> Iterator[GraphSolution]:
         """Yield solutions at lower budgets that may be cheaper than the solution at the given budget."""
         # A solver that stops within a tolerance of the optimum may find a cheaper decision for a smaller budget.
         # Lower budgets are fixed fractions of all bytes, so that a larger budget tries all that smaller ones try,
         # and never costs more.
-        best, full = found.cost, limits.full_bytes or 0
-        if found.status is Status.OPTIMAL or self.time_limit or not full:
+        best, full = solution.cost, limits.full_bytes or 0
+        if solution.status is Status.OPTIMAL or self.time_limit or not full:
             return
         capacity, least = limits.capacity or 0, limits.least_bytes or 0
-        bound = max(found.bound, hull.edge(capacity).bound(capacity))
+        bound = max(solution.bound, hull.edge(capacity).bound(capacity))
         # So far above the bound, the solver did not come near the optimum at any budget.
         if best - bound > CLOSE * best:
             return
@@ -183,9 +183,9 @@ class Budgeted(Pass):
                     return
 
     @staticmethod
-    def _cut_solutions(problem: GraphProblem, found: GraphSolution) -> Iterator[GraphSolution]:
+    def _cut_solutions(problem: GraphProblem, solution: GraphSolution) -> Iterator[GraphSolution]:
         """Yield the minimum cuts in ``problem.known`` that fit the budget, as solutions."""
-        for saved in problem.known if found.status is not Status.OPTIMAL else ():
+        for saved in problem.known if solution.status is not Status.OPTIMAL else ():
             done = evaluate(problem, saved)
             if done.saved_bytes <= (problem.capacity or 0):
                 yield GraphSolution(

@@ -28,11 +28,11 @@ def least_causes(state: State, least: Sequence[int]) -> tuple[str, str]:
         empty if there is no remedy.
     """
     lowered = state.lowered()
-    found = list(_roots(lowered, least))
+    causes = list(_roots(lowered, least))
     tagged = _tagged(state)
     undeclared: Counter[str] = Counter()
     reasons: dict[str, str] = {}  # maps each reason to its remedy; empty text if there is none
-    for i in found:
+    for i in causes:
         at = lowered.position[i]
         maker = maker_of(state.index.nodes[at])
         if lowered.kind[i] is SavedKind.GENERATOR_STATE:

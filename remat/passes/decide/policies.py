@@ -139,10 +139,12 @@ def _tags(
 
 def _can_run(problem: GraphProblem) -> bytearray:
     """Return a bytearray with 1 at each node of the problem that can run again."""
-    found = bytearray(len(problem))
+    can_run = bytearray(len(problem))
     for k, reads in enumerate(problem.inputs):
-        found[k] = problem.recomputable[k] and all(problem.savable[j] or found[j] for j in reads)
-    return found
+        can_run[k] = problem.recomputable[k] and all(
+            problem.savable[j] or can_run[j] for j in reads
+        )
+    return can_run
 
 
 def tag_budgets(
@@ -163,24 +165,27 @@ def tag_budgets(
             budget of ``deciding``.
     """
     budgets = _budgets(state, policies)
-    known: list[set[int]] = []
+    earlier: list[set[int]] = []
     if budgets and not at_budget:
         hull = Hull.of(state.lowered(deciding.cost).problem)
-        known += [set(hull.reduction.invert(hull.ends[1].saved)), {*state.get(RuntimeOptimalCut())}]
+        earlier += [
+            set(hull.reduction.invert(hull.ends[1].saved)),
+            {*state.get(RuntimeOptimalCut())},
+        ]
     while budgets:
         lowered = state.lowered(deciding.cost)
         over = budgets
         if at_budget:
             # Tags in one module move saved bytes to other modules, so decide again after each round.
-            found, _ = deciding.decide(state, deciding.limits(state))
+            solution, _ = deciding.decide(state, deciding.limits(state))
             over = {
                 part: inside
                 for part, inside in budgets.items()
-                if _bytes(lowered.problem, inside, found.saved) > part.policy.saved_bytes
+                if _bytes(lowered.problem, inside, solution.saved) > part.policy.saved_bytes
             }
         tags: dict[int, tuple[Part, CheckpointPolicy]] = {}
         for part, inside in over.items():
-            for at in _left_out(lowered, part, inside, deciding, known):
+            for at in _left_out(lowered, part, inside, deciding, earlier):
                 # An element of a tuple is recomputed by the operator that returns the tuple.
                 for again in (at, state.index.position[maker_of(state.index.nodes[at])]):
                     tags[again] = part, CheckpointPolicy.MUST_RECOMPUTE
@@ -199,14 +204,14 @@ def _left_out(
     part: Part,
     inside: Sequence[int],
     deciding: Budgeted,
-    known: Iterable[set[int]],
+    earlier: Iterable[set[int]],
 ) -> list[int]:
     """Return the positions of a module's values that must be recomputed to meet the module's budget."""
     problem, room = lowered.problem, part.policy.saved_bytes
     allowed: set[int] = set()
     # Values that earlier decisions save stay savable while they fit. A solver decides on the others, as if values
     # outside of the module took no bytes.
-    for saved in known:
+    for saved in earlier:
         more = allowed | saved.intersection(inside)
         allowed = more if _bytes(problem, inside, more) <= room else allowed
     counted = {*inside} - allowed
@@ -229,16 +234,16 @@ def _budgets(state: State, policies: Policies) -> dict[Part, list[int]]:
     if all(p.treatment is not Treatment.BUDGET for p in policies.given):
         return {}
     parts = policies.parts(state.index.nodes)
-    found: dict[Part, list[int]] = {
+    limited: dict[Part, list[int]] = {
         part: [] for part in parts if part is not None and part.policy.treatment is Treatment.BUDGET
     }
-    lowered, of_module = state.lowered(), {part.name: part for part in found}
+    lowered, of_module = state.lowered(), {part.name: part for part in limited}
     for k, (kind, at) in enumerate(zip(lowered.kind, lowered.position, strict=True)):
         if kind is SavedKind.VALUE and lowered.problem.size[k]:
             for name in enclosing_modules(module_path(state.index.nodes[at])):
                 if name in of_module:
-                    found[of_module[name]].append(k)
-    return found
+                    limited[of_module[name]].append(k)
+    return limited
 
 
 def check_budgets(state: State, policies: Policies) -> None:
@@ -259,8 +264,8 @@ def check_budgets(state: State, policies: Policies) -> None:
     problem, saved = state.lowered().problem, set(state.decision.saved)
     away = {value.name for value in state.decision.offloads}
     for part, inside in budgets.items():
-        kept = [k for k in inside if problem.names[k] in saved - away]
-        nbytes = sum(problem.size[k] for k in kept)
+        counted = [k for k in inside if problem.names[k] in saved - away]
+        nbytes = sum(problem.size[k] for k in counted)
         if nbytes > part.policy.saved_bytes:
             raise BudgetError(
                 f"{part.policy} does not hold for '{part.name}': this plan saves {format_bytes(nbytes)} ({nbytes} "
@@ -271,14 +276,14 @@ def check_budgets(state: State, policies: Policies) -> None:
 def _results(state: State, parts: Sequence[Part | None]) -> set[int]:
     """Return the results of modules and regions with a policy: the values that forward reads outside."""
     index, owner = state.index, state.storages.owner
-    found: set[int] = set()
+    results: set[int] = set()
     for i, part in enumerate(parts):
         if part is None:
             continue
         for u in index.users[i]:
             if state.roles.required_forward[u] and not _is_inside(index.nodes[u], parts[u], part):
-                found.add(owner[i])
-    return found
+                results.add(owner[i])
+    return results
 
 
 def _is_inside(node: fx.Node, own: Part | None, part: Part) -> bool:

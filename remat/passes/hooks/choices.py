@@ -78,16 +78,18 @@ def chosen_by(graph: fx.Graph, *, signs: bool = True) -> set[fx.Node]:
         signs: whether to include graph inputs whose sign alone is read by the comparison or step
             function. If False, a graph input that is only compared with 0 is left out, for example.
     """
-    found: set[fx.Node] = set()
+    chosen: set[fx.Node] = set()
     for node in reversed(graph.nodes):  # users before their inputs
         if node.op != "call_function" or ops.ignores_content(node):
             continue
-        if node in found:
-            found.update(node.all_input_nodes)
+        if node in chosen:
+            chosen.update(node.all_input_nodes)
         else:
-            kept = not signs and asks_for_signs(node)
-            found.update(n for n in compared_by(node) if not kept or root_of(n).op != "placeholder")
-    return found
+            is_about_signs = not signs and asks_for_signs(node)
+            chosen.update(
+                n for n in compared_by(node) if not is_about_signs or root_of(n).op != "placeholder"
+            )
+    return chosen
 
 
 def asks_for_signs(node: fx.Node) -> bool:

@@ -146,9 +146,9 @@ class Inlining:
         """Return backward's placeholder for a value from forward; create the placeholder if missing."""
         if packed is saved:
             return taken
-        known = self._taken.get(packed.name)
-        if known is not None:
-            return known
+        placeholder = self._taken.get(packed.name)
+        if placeholder is not None:
+            return placeholder
         graph = self._backward.graph
         if _symbol(packed) is None:
             place = graph.inserting_before(taken)

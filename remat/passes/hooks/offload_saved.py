@@ -108,14 +108,14 @@ def wait_for_copies(
     Raises:
         PlanError: an offload names a node that the graph does not have.
     """
-    sent = {str(n.meta.get("packed_from")): n for n in forward.graph.nodes if n.target is OFFLOAD}
+    copies = {str(n.meta.get("packed_from")): n for n in forward.graph.nodes if n.target is OFFLOAD}
     fetched = {n.args[0].name: n for n in backward.graph.nodes if n.target is RELOAD}
     named = {n.name: n for n in forward.graph.nodes}, {n.name: n for n in backward.graph.nodes}
     rank, late = ({n: i for i, n in enumerate(gm.graph.nodes)} for gm in (forward, backward))
     out = output_node(forward.graph)
     tail: dict[fx.Node, fx.Node] = {}
     for value in offloads:
-        copy, name = sent[value.name], sent[value.name].name
+        copy, name = copies[value.name], copies[value.name].name
         anchor = _node(named[0], value.freed_after, copy)
         # A copy cannot be waited for before it begins.
         anchor = max(anchor, copy, key=rank.__getitem__)
@@ -133,9 +133,9 @@ def wait_for_copies(
         before = _node(named[1], value.fetched_before, back)
         torch_compat.rename(back, f"{back.name}_begun")
         with backward.graph.inserting_before(first):
-            there = backward.graph.call_function(WAIT_COPIED, (back, back.args[0]))
-        there.meta = dict(back.meta)
-        back.replace_all_uses_with(there, delete_user_cb=lambda user, own=there: user is not own)
+            wait = backward.graph.call_function(WAIT_COPIED, (back, back.args[0]))
+        wait.meta = dict(back.meta)
+        back.replace_all_uses_with(wait, delete_user_cb=lambda user, own=wait: user is not own)
         if before is not back:
             before.prepend(back)
 

@@ -167,11 +167,11 @@ class Handed:
         why = next((why for why, leave in rules if leave(self, node)), "")
         if why:
             return why
-        found = self._traces.of(node.meta["val"])
-        if found.unpack is None:
+        trace = self._traces.of(node.meta["val"])
+        if trace.unpack is None:
             return "declined"
-        grows = found.packed_bytes >= tensor_bytes(node.meta["val"])
-        return "would not get smaller" if grows and (self.hooks.lossy or found.eager) else found
+        grows = trace.packed_bytes >= tensor_bytes(node.meta["val"])
+        return "would not get smaller" if grows and (self.hooks.lossy or trace.eager) else trace
 
 
 def _is_random_state(node: fx.Node) -> bool:

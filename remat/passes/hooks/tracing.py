@@ -172,9 +172,9 @@ def _graph(
     mode: Any,
 ) -> fx.GraphModule:
     """Trace a hook and return an FX module in which no operator writes in place."""
-    made = _Made()
-    traced = _traced(function, inputs, lower, mode, made)
-    _refuse_kept(which, traced, made)
+    recorder = _Made()
+    traced = _traced(function, inputs, lower, mode, recorder)
+    _refuse_kept(which, traced, recorder)
     if any(map(ops.is_mutating, traced.graph.nodes)):
         without_writes = torch.func.functionalize(function, remove="mutations")
         traced = _traced(without_writes, inputs, lower, mode)
@@ -203,15 +203,15 @@ def _traced(
     inputs: Sequence[Any],
     lower: str,
     mode: Any,
-    made: _Made | None = None,
+    recorder: _Made | None = None,
 ) -> fx.GraphModule:
     """Trace a function with ``make_fx`` and return the FX module."""
     table = torch_compat.select_decomp_table() if lower == "inductor" else None
     trace_it = make_fx(function, table, _disable_torch_fn_metadata_mode=True)
     inputs = [_own(v) for v in inputs]
-    with _tracing(mode), made or contextlib.nullcontext():
-        if made is not None:
-            made.note(inputs)
+    with _tracing(mode), recorder or contextlib.nullcontext():
+        if recorder is not None:
+            recorder.note(inputs)
         try:
             return trace_it(*inputs)
         except RematError:
@@ -257,14 +257,14 @@ class _Made(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         return [tensor for ref in self._noted if (tensor := ref()) is not None]
 
 
-def _refuse_kept(which: str, traced: fx.GraphModule, made: _Made) -> None:
+def _refuse_kept(which: str, traced: fx.GraphModule, recorder: _Made) -> None:
     """Refuse a hook that keeps a reference to a tensor which exists only during the trace."""
     constants = [getattr(traced, str(n.target)) for n in traced.graph.nodes if n.op == "get_attr"]
-    known = {id(c) for c in constants}
-    kept = [v for v in made.alive() if id(v) not in known]
-    kept += [c for c in constants if isinstance(c, torch_compat.FakeTensor)]
-    if kept:
-        kind = format_kind(kept[0].shape, kept[0].dtype, kept[0].device)
+    constant_ids = {id(c) for c in constants}
+    retained = [v for v in recorder.alive() if id(v) not in constant_ids]
+    retained += [c for c in constants if isinstance(c, torch_compat.FakeTensor)]
+    if retained:
+        kind = format_kind(retained[0].shape, retained[0].dtype, retained[0].device)
         raise UntraceableError(
             f"{which} kept a tensor that was only traced ({kind}), beside what it returned"
         )

@@ -123,8 +123,8 @@ def write_reproducer(folder: Path, failure: Failure) -> Path:
     Raises:
         OSError: the folder cannot be written.
     """
-    what = failure.path[-1] if failure.path else "plan"
-    target = folder / f"remat-repro-{re.sub(r'[^A-Za-z0-9._-]', '_', what)}-{_digest(failure)}"
+    subject = failure.path[-1] if failure.path else "plan"
+    target = folder / f"remat-repro-{re.sub(r'[^A-Za-z0-9._-]', '_', subject)}-{_digest(failure)}"
     if target.exists():
         return target
     folder.mkdir(parents=True, exist_ok=True)

@@ -144,10 +144,10 @@ class _Before:
     def untold(self, result: PassResult) -> str | None:
         """Return a message about a change that a pass did not report or made outside `State.edit`, or None."""
         state = result.state
-        mine = {id(module) for module in _modules(state)}
+        own = {id(module) for module in _modules(state)}
         for module, stamp in self.graphs:
             difference = stamp.difference(Stamp.of(module.graph))
-            if difference is None or id(module) not in mine:  # a replaced graph no longer matters
+            if difference is None or id(module) not in own:  # a replaced graph no longer matters
                 continue
             if not result.modified:
                 return f"it says modified=False, but changed the graph: {difference}"
@@ -157,7 +157,7 @@ class _Before:
                     f"it changed the graph outside of `with state.edit()`: {difference}; analyses "
                     "that are known may be stale"
                 )
-        if not result.modified and not mine <= {id(module) for module, _ in self.graphs}:
+        if not result.modified and not own <= {id(module) for module, _ in self.graphs}:
             return "it says modified=False, but returns another graph"
         return None
 
@@ -182,25 +182,25 @@ def _modules(state: State) -> list[fx.GraphModule]:
     return [module for module in modules if module is not None]
 
 
-def same_result(one: Any, other: Any) -> bool:
+def same_result(result: Any, other: Any) -> bool:
     """Return whether two results of an analysis are equal, as far as a comparison is possible.
 
     Dataclasses are compared field by field, even if they do not define equality. Tensors, and
     objects that only compare by identity, count as equal.
     """
-    return alike(one, other, _same_value)
+    return alike(result, other, _same_value)
 
 
-def _same_value(one: Any, other: Any) -> bool:
-    if dataclasses.is_dataclass(one) and not isinstance(one, type):
+def _same_value(value: Any, other: Any) -> bool:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return all(
-            same_result(getattr(one, f.name), getattr(other, f.name))
-            for f in dataclasses.fields(one)
+            same_result(getattr(value, f.name), getattr(other, f.name))
+            for f in dataclasses.fields(value)
             if f.compare
         )
-    if isinstance(one, torch.Tensor) or type(one).__eq__ is _BY_IDENTITY:
+    if isinstance(value, torch.Tensor) or type(value).__eq__ is _BY_IDENTITY:
         return True
-    return bool(one == other)
+    return bool(value == other)
 
 
 def _run(trial: Trial, state: State) -> Mapping[str, Any]:

@@ -73,19 +73,19 @@ class ChunkLoss(Pass):
                 Split(region, self.chunks, in_forward=self.in_forward).run()
                 done += 1
             graph.lint()
-            made = edit.result(f"{done} losses in {self.chunks} chunks", losses=done)
+            result = edit.result(f"{done} losses in {self.chunks} chunks", losses=done)
         # A plan records the number of chunks even if it is the default, because the default may change.
         chunk = f"{self.name}(chunks={self.chunks}{'' if self.in_forward else ',in-forward=false'})"
-        return replace(made, state=replace(made.state, chunk=chunk))
+        return replace(result, state=replace(result.state, chunk=chunk))
 
 
 def read_chunk(text: str) -> ChunkLoss | None:
     """Return the `ChunkLoss` pass that a plan has recorded as text; None for empty text."""
     if not text:
         return None
-    (made,) = pipeline_text.read_pipeline(text, passes={ChunkLoss.name: ChunkLoss}, readers={})
-    assert isinstance(made, ChunkLoss)
-    return made
+    (parsed,) = pipeline_text.read_pipeline(text, passes={ChunkLoss.name: ChunkLoss}, readers={})
+    assert isinstance(parsed, ChunkLoss)
+    return parsed
 
 
 def _split_nll(graph: fx.Graph) -> None:
@@ -99,10 +99,10 @@ def _split_nll(graph: fx.Graph) -> None:
         value = base.meta["val"]
 
         def call(name: str, *args: Any, **kwargs: Any) -> fx.Node:
-            made: fx.Node = graph.call_function(operators(name)[0], args, kwargs)
-            made.meta = {k: v for k, v in node.meta.items() if k not in NOT_OF_SLICES}  # noqa: B023
-            refresh(made, fake_mode_of(value))  # noqa: B023
-            return made
+            inserted: fx.Node = graph.call_function(operators(name)[0], args, kwargs)
+            inserted.meta = {k: v for k, v in node.meta.items() if k not in NOT_OF_SLICES}  # noqa: B023
+            refresh(inserted, fake_mode_of(value))  # noqa: B023
+            return inserted
 
         with graph.inserting_before(node):
             zeros = [

@@ -47,11 +47,13 @@ def refused(reason: str) -> PlanError:
 
 def _tangent_closure(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     """Return backward's inputs, such as tangents, and all nodes that depend on these inputs."""
-    found: set[fx.Node] = set()
+    closure: set[fx.Node] = set()
     for n in nodes:
-        if (n.op == "placeholder" and role_of(n).in_backward) or not found.isdisjoint(inputs_of(n)):
-            found.add(n)
-    return found
+        if (n.op == "placeholder" and role_of(n).in_backward) or not closure.isdisjoint(
+            inputs_of(n)
+        ):
+            closure.add(n)
+    return closure
 
 
 def find_logits(graph: fx.Graph, least: int) -> fx.Node | None:
@@ -73,7 +75,7 @@ def find_logits(graph: fx.Graph, least: int) -> fx.Node | None:
     # Large values that are not split again: the chunks of an earlier loss read them, or another such value is
     # computed from them.
     sliced: set[fx.Node] = set()
-    found: list[fx.Node] = []
+    products: list[fx.Node] = []
     for n in reversed([n for n in graph.nodes if n not in late and n.op != "output"]):
         is_last = leads.isdisjoint(n.users)
         if not is_last or n.target in _ALL_PRODUCTS:
@@ -83,11 +85,11 @@ def find_logits(graph: fx.Graph, least: int) -> fx.Node | None:
             sliced.add(n)
             continue
         if is_last and n.target in tokens.PRODUCTS and n.users and tokens.CHUNK not in n.meta:
-            found.append(n)
-    found = [n for n in found if math.prod(shape_of(n)) >= max(1, least)]
-    if not found and not least:
+            products.append(n)
+    products = [n for n in products if math.prod(shape_of(n)) >= max(1, least)]
+    if not products and not least:
         raise refused("the step has no final linear layer whose result the loss reads")
-    return max(found, key=lambda n: math.prod(shape_of(n)), default=None)
+    return max(products, key=lambda n: math.prod(shape_of(n)), default=None)
 
 
 class Region:
@@ -127,12 +129,14 @@ class Region:
             count = len(self.rules)
             for node in self.nodes:
                 self._follow(node)
-        kept: set[fx.Node] = set()
+        needed: set[fx.Node] = set()
         for n in reversed([n for n in self.nodes if n in self.rules]):
             # Small values, such as the loss of each token, are computed whole unless a large value depends on them.
-            if not kept.isdisjoint(n.users) or any(map(self._is_large, (n, *self.rules[n].reads))):
-                kept.add(n)
-        self.rules = {n: self.rules[n] for n in self.nodes if n in kept}
+            if not needed.isdisjoint(n.users) or any(
+                map(self._is_large, (n, *self.rules[n].reads))
+            ):
+                needed.add(n)
+        self.rules = {n: self.rules[n] for n in self.nodes if n in needed}
         for n, rule in self.rules.items():
             for x in (x for x in n.all_input_nodes if x in self.rules):
                 # A reader that was added before its input may expect the input's tokens in other dimensions.
@@ -191,8 +195,8 @@ class Region:
         rule = None
         # A value with fewer entries than tokens stays whole, because several tokens share an entry. An example
         # is a value with one entry per position of a sequence.
-        whole = self._is_large(node) and math.prod(span.of(shape_of(node))) == self.tokens
-        if node not in self.rules and whole:
+        has_tokens = self._is_large(node) and math.prod(span.of(shape_of(node))) == self.tokens
+        if node not in self.rules and has_tokens:
             rule = rule_of(node, self._spans, span)
         if rule is not None and rule.span == span:
             self.rules[node], self._spans[node] = rule, span
@@ -225,13 +229,13 @@ class Region:
 
         The nodes are in graph order.
         """
-        found: set[fx.Node] = set()
+        carriers: set[fx.Node] = set()
         stack = list(self.rules)
         while stack:
             new = {x for x in inputs_of(stack.pop()) if x in self.late and x not in self.rules}
-            stack += new - found
-            found |= new
-        return [n for n in self.nodes if n in found]
+            stack += new - carriers
+            carriers |= new
+        return [n for n in self.nodes if n in carriers]
 
 
 def scalar_tangent(region: Region, carriers: Sequence[fx.Node]) -> fx.Node | None:

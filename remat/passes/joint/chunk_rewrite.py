@@ -112,19 +112,19 @@ class Split:
             self._sums[node] = self._call(_aten.addmm.default, before, *args)
             return
         is_same = target in tokens.VIEWS and list(shape_of(args[0])) == args[1]
-        made = args[0] if is_same else self._call(target, *args, **kwargs)
+        chunk = args[0] if is_same else self._call(target, *args, **kwargs)
         shape = shape_of(node)
         wanted = list(shape) if rule.span is None else rule.span.sliced(shape, stop - start)
-        if list(shape_of(made)) != wanted or made.meta["val"].dtype is not node.meta["val"].dtype:
+        if list(shape_of(chunk)) != wanted or chunk.meta["val"].dtype is not node.meta["val"].dtype:
             raise refused(
                 f"a chunk of '{node.name}' ({node.target}) has another shape than expected"
             )
         if rule.span is not None:
-            self._made.setdefault(node, []).append(made)
+            self._made.setdefault(node, []).append(chunk)
         elif before is not None:
-            self._sums[node] = self._call(_aten.add.Tensor, before, made)
+            self._sums[node] = self._call(_aten.add.Tensor, before, chunk)
         else:  # a sum over chunks in 16 bits would lose digits
-            self._sums[node] = self._converted(made, torch.float32) if low else made
+            self._sums[node] = self._converted(chunk, torch.float32) if low else chunk
 
     def _joined(self, node: fx.Node) -> fx.Node:
         """Return a node for the whole value of ``node``: its chunks concatenated, or the sum over the chunks."""
@@ -162,15 +162,15 @@ class Split:
                 *sizes,
                 *shape_of(node)[span.stop :],
             ]
-            whole = node
+            view = node
             if full != list(shape_of(node)):
-                whole = self._call(_aten.expand.default, node, full)
+                view = self._call(_aten.expand.default, node, full)
             flat = span.moved(lacks).sliced(full, self.region.tokens)
-            self._whole[node, span] = self._viewed(whole, flat)
+            self._whole[node, span] = self._viewed(view, flat)
         if (node, span, k) not in self._whole:
             bounds = self._bounds[k]
-            whole = self._whole[node, span]
-            self._whole[node, span, k] = self._call(_aten.slice.Tensor, whole, dim, *bounds)
+            view = self._whole[node, span]
+            self._whole[node, span, k] = self._call(_aten.slice.Tensor, view, dim, *bounds)
         return self._whole[node, span, k]
 
     def _call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:

@@ -44,19 +44,19 @@ class CleanupRecomputeTags(Pass):
     summary: ClassVar[str] = "keep the boundaries between checkpointed regions"
 
     def run(self, state: State) -> PassResult:
-        found: dict[fx.Node, CheckpointPolicy | None] = dict.fromkeys(_read_outside(state))
-        found |= dict.fromkeys(_boundaries(state.joint.graph), CheckpointPolicy.MUST_SAVE)
+        marked: dict[fx.Node, CheckpointPolicy | None] = dict.fromkeys(_read_outside(state))
+        marked |= dict.fromkeys(_boundaries(state.joint.graph), CheckpointPolicy.MUST_SAVE)
         # A tag changes what may be recomputed, but no node, role, storage or cost.
         with state.edit(preserves=(Positions, Classification, Distances, Memory, Costs)) as edit:
-            for node, tag in found.items():
+            for node, tag in marked.items():
                 node.meta["recompute"] = tag
                 node.meta.pop(TAGGED_BY, None)
-            return edit.result(f"{len(found)} nodes retagged", retagged=len(found))
+            return edit.result(f"{len(marked)} nodes retagged", retagged=len(marked))
 
 
 def _boundaries(graph: fx.Graph) -> list[fx.Node]:
     """Return the nodes that `CleanupRecomputeTags` tags as MUST_SAVE."""
-    found: list[fx.Node] = []
+    boundaries: list[fx.Node] = []
     mutated_in_backward: set[fx.Node] = set()
     sources: list[tuple[fx.Node, fx.Node]] = []
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
@@ -71,14 +71,14 @@ def _boundaries(graph: fx.Graph) -> list[fx.Node]:
         if _feeds_later_region(node) or (
             node.meta.get("has_backward_hook", False) and not any(map(must_recompute, node.users))
         ):
-            found.append(node)
+            boundaries.append(node)
     # As `force_save_bw_mutation_src` in PyTorch: a recomputed source would apply the mutation twice.
-    found += [
+    boundaries += [
         source
         for target, source in sources
         if target in mutated_in_backward and source.op == "call_function"
     ]
-    return found
+    return boundaries
 
 
 def _feeds_later_region(node: fx.Node) -> bool:

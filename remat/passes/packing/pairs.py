@@ -122,9 +122,9 @@ class SavedTensorHooks:
         ``fx.GraphModule``, it covers the operators and each wrapped leaf function's
         ``user_cache_hash``.
         """
-        known = PAIRS.get(self.name)
+        key = PAIRS.get(self.name)
         # A user's pair may have the name of a ready-made one.
-        ready_made = known is not None and (known.pack, known.unpack) == (self.pack, self.unpack)
+        ready_made = key is not None and (key.pack, key.unpack) == (self.pack, self.unpack)
         keys = [self.name] if ready_made else [_key_of(self.pack), _key_of(self.unpack)]
         if not all(keys):
             return None

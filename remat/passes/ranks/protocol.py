@@ -156,10 +156,10 @@ class Ranks:
         If `settle` was not called since the last `largest`, or the store fails, the result is
         ``number``.
         """
-        settled, self._settled = self._settled, None
-        if settled is None:
+        agreed, self._settled = self._settled, None
+        if agreed is None:
             return number
-        place, key = settled
+        place, key = agreed
         claim = f"{key}/largest"
         try:
             if not self._has(claim):
@@ -333,7 +333,7 @@ def tell(kind: str, text: str) -> None:
     """Log a message; warn too if it is the first message of its ``kind`` in this process."""
     _LOG.info(text)
     with _LOCK:
-        known = kind in _REPORTED
+        is_reported = kind in _REPORTED
         _REPORTED.add(kind)
-    if not known:
+    if not is_reported:
         warn(text, RankWarning)

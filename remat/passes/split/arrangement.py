@@ -79,7 +79,7 @@ def arrange(state: State, decision: Decision) -> Arrangement:
     )
 
 
-def with_views(state: State, found: Arrangement, offloads: frozenset[int]) -> Arrangement:
+def with_views(state: State, arranged: Arrangement, offloads: frozenset[int]) -> Arrangement:
     """Let forward hand over a view of a saved value, if backward reads the value through this view only.
 
     The view is one that forward computes, and that a kernel of its own reads there, such as a convolution. A view takes
@@ -88,11 +88,11 @@ def with_views(state: State, found: Arrangement, offloads: frozenset[int]) -> Ar
 
     Args:
         state: the state with the joint graph.
-        found: the orders of both graphs, with owners of storages handed over.
+        arranged: the orders of both graphs, with owners of storages handed over.
         offloads: positions of the values that are offloaded, which stay as they are.
     """
     index, storages, fusion = state.index, state.storages, state.get(Fusibility())
-    backward = set(found.backward)
+    backward = set(arranged.backward)
     gradients = {index.position[o] for o in split_outputs(state.joint)[1] if isinstance(o, fx.Node)}
 
     def next_view(i: int) -> int | None:
@@ -104,11 +104,11 @@ def with_views(state: State, found: Arrangement, offloads: frozenset[int]) -> Ar
         alike = is_whole and HandedKind.of(view) is HandedKind.of(base)
         return readers[0] if alike and aliased_argument(view) is base else None
 
-    read = set(found.read)
+    read = set(arranged.read)
     gone: set[int] = set()
-    for i in sorted(found.read - offloads - backward):
+    for i in sorted(arranged.read - offloads - backward):
         owner = storages.owner[i]
-        fixed = storages.alive[owner] or owner in storages.mutated or found.forward.count(i) > 1
+        fixed = storages.alive[owner] or owner in storages.mutated or arranged.forward.count(i) > 1
         if fixed or index.nodes[i].op != "call_function":
             continue
         chain = [i]
@@ -118,8 +118,8 @@ def with_views(state: State, found: Arrangement, offloads: frozenset[int]) -> Ar
             chain.pop()
         read = read - {i} | {chain[-1]}
         gone.update(chain[1:])
-    kept = tuple(i for i in found.backward if i not in gone)
-    return replace(found, backward=kept, read=frozenset(read))
+    retained = tuple(i for i in arranged.backward if i not in gone)
+    return replace(arranged, backward=retained, read=frozenset(read))
 
 
 def position_of(index: GraphIndex, name: str, verb: str = "runs") -> int:

@@ -128,8 +128,8 @@ def _hand_over(
         for node in later:
             if node.graph is saved.graph:
                 _replay(node, saved)
-        if there := [node for node in later if node.graph is not saved.graph]:
-            states.append((saved, there))
+        if in_backward := [node for node in later if node.graph is not saved.graph]:
+            states.append((saved, in_backward))
     out = output_node(forward)
     values = list(out.args[0])  # type: ignore[arg-type]
     handed = enumerate(values[own:], start=own)
@@ -199,5 +199,5 @@ def _sample_state(node: fx.Node) -> torch.Tensor:
 
 def _provenance(node: fx.Node) -> dict[str, Any]:
     """Return the metadata that says where a node came from, without the node's fake value."""
-    kept = (RUN_OF, "stack_trace", "seq_nr", "nn_module_stack", "partitioner_tag", "ac_graph_id")
-    return {k: node.meta[k] for k in kept if k in node.meta}
+    keys = (RUN_OF, "stack_trace", "seq_nr", "nn_module_stack", "partitioner_tag", "ac_graph_id")
+    return {k: node.meta[k] for k in keys if k in node.meta}

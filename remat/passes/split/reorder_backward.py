@@ -107,7 +107,7 @@ def _ordered_by_memory(nodes: list[fx.Node], plain: Sequence[bool]) -> dict[fx.N
         return {}
     key = Memories().key
     touched = {key(d.meta.get("val")) for ds in written.values() for d in ds}
-    found: dict[fx.Node, list[fx.Node]] = {}
+    must_follow: dict[fx.Node, list[fx.Node]] = {}
     users: dict[int | None, list[fx.Node]] = {k: [] for k in touched}
     writers: dict[int | None, list[fx.Node]] = {k: [] for k in touched}
     for node in nodes:
@@ -117,9 +117,9 @@ def _ordered_by_memory(nodes: list[fx.Node], plain: Sequence[bool]) -> dict[fx.N
         earlier = [n for k in memories for n in users[k]]
         earlier += [n for k in read for n in writers[k]]
         if earlier:
-            found[node] = list(dict.fromkeys(earlier))
+            must_follow[node] = list(dict.fromkeys(earlier))
         for k in read:
             users[k].append(node)
         for k in memories:
             writers[k].append(node)
-    return found
+    return must_follow

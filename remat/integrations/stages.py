@@ -458,8 +458,8 @@ class Planned:
         """Return a function that runs a graph with the plan that each run of a step takes.
 
         Args:
-            compile_again: compiles the graph with the next of its plans.
-            run: the graph as it is compiled with the first of them.
+            compile_again: compiles the graph with its next plan.
+            run: the graph, compiled with its first plan.
         """
         tally, code = self.arrived.tally, torch_compat.traced_code()
         key = self.plan.fingerprint, id(code)

@@ -1,9 +1,9 @@
 """Plan the graphs of a step together, once a step has shown which graphs it runs.
 
 Blocks that are compiled one by one, and graphs between graph breaks, are planned one after the other. The first graph is
-compiled before anybody knows that others follow. After a step, all its graphs and their runs are known. If the step
+compiled before it is known that others follow. After a step, all its graphs and their runs are known. If the step
 exceeds its budget, its graphs are planned together, and their code is compiled again at its next call. The runs of one
-graph, such as equal blocks, may get different plans, with each of which the graph is compiled.
+graph, such as equal blocks, may get different plans. The graph is then compiled once for each of these plans.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from remat.planning.request import PlanRequest
 from remat.planning.search.effort import DEFAULT
 from remat.units import Budget, format_bytes
 
-#: What tells a graph from others of the step: its digest, and the id of its code.
+#: Key of a graph among all graphs of a step: its fingerprint, and the id of its code.
 Key = tuple[str, int]
 
 
@@ -38,11 +38,11 @@ class Member:
 
     Attributes:
         joint: the joint graph; None if the compiled graph came from a cache, or has dynamic sizes.
-        fingerprint: its digest.
+        fingerprint: fingerprint of the joint graph.
         code: the code that Dynamo compiled. Equal blocks that share their code share a few plans.
-        decision: the decision that it was compiled with.
-        options: the options of its compilation.
-        backend: the backend, which has these options.
+        decision: the decision that the graph was compiled with.
+        options: the options that the graph was compiled with.
+        backend: the backend that has these options.
     """
 
     joint: JointGraph | None
@@ -54,7 +54,7 @@ class Member:
 
     @property
     def key(self) -> Key:
-        """What tells the graph from others of the step."""
+        """Key of the graph among all graphs of the step."""
         return self.fingerprint, id(self.code)
 
 
@@ -142,7 +142,7 @@ class StepTogether:
             sharded: whether these bytes have shards instead of whole parameters, as under FSDP.
 
         Returns:
-            Whether they have a plan now.
+            Whether the graphs have plans now.
         """
         graphs = [*graphs]
         if runs < 2 or not self.can_plan(graphs):

@@ -95,7 +95,7 @@ COMPILATIONS = Compilations()
 
 
 class PlannedInductor(torch_compat.CompileWithInductor):
-    """What ``torch.compile`` makes for the backend Inductor: remat plans each graph, then Inductor compiles it.
+    """Backend that ``torch.compile`` creates for Inductor: remat plans each graph, then Inductor compiles it.
 
     PyTorch's class checks ``mode`` and ``options``, and merges them into the settings ``config``.
     """
@@ -123,7 +123,7 @@ class PlannedInductor(torch_compat.CompileWithInductor):
 
 
 class CountedBackend(torch_compat.CompileWithBackend):
-    """What ``torch.compile`` makes for any other backend, which compiles its graphs as without remat."""
+    """Wrapper that ``torch.compile`` creates for any other backend, which compiles its graphs as without remat."""
 
     def __call__(self, model_: fx.GraphModule, inputs_: Sequence[Any]) -> Callable[..., Any]:
         COMPILATIONS.others[self.compiler_name] += 1

@@ -10,11 +10,9 @@ from remat.passes.core.control import Fixpoint
 
 
 def flat(passes: Iterable[Pass]) -> Iterator[Pass]:
-    """Yield all passes in an order in which they can run, with inner passes instead of each `Fixpoint`.
-
-    The inner passes of a `Fixpoint` are yielded twice if its ``limit`` allows several rounds. The
-    last inner pass of one round then runs before the first inner pass of the next round.
-    """
+    """Yield all passes in an order in which they can run, with inner passes instead of each `Fixpoint`."""
+    # The inner passes of a `Fixpoint` are yielded twice if its ``limit`` allows several rounds. The last inner pass
+    # of one round then runs before the first inner pass of the next round.
     for p in passes:
         if not isinstance(p, Fixpoint):
             yield p

@@ -107,10 +107,8 @@ class AnalysisCache:
         return cast(T, self._results[key])
 
     def keep_only(self, preserves: Sequence[type[Analysis[Any]]]) -> None:
-        """Drop the cached results of all analyses except ``preserves``; called after an edit.
-
-        The result of a preserved analysis is dropped too if it was computed from a dropped result.
-        """
+        """Drop the cached results of all analyses except ``preserves``; called after an edit."""
+        # The result of a preserved analysis is dropped too if it was computed from a dropped result.
         preserved = {k: v for k, v in self._results.items() if isinstance(k, tuple(preserves))}
         while lost := [k for k in preserved if not self._asked[k] <= preserved.keys()]:
             for key in lost:

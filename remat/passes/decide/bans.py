@@ -78,11 +78,8 @@ class Fusion:
         return nbytes
 
     def is_materialized(self, i: int) -> bool:
-        """Return whether the value at position ``i`` is written to memory even if it is not saved.
-
-        True for an input of the graph, and for a value with at least one user that does not fuse
-        with it.
-        """
+        """Return whether the value at position ``i`` is written to memory even if it is not saved."""
+        # True for an input of the graph, and for a value with at least one user that does not fuse with it.
         if self._index.nodes[i].op == "placeholder":
             return True
         return not all(self(i, u) for u in self._index.users[i])

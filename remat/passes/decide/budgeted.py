@@ -241,10 +241,8 @@ class RegionBudget(Analysis[float | None]):
 
 
 def full_and_least(state: State) -> tuple[int, int]:
-    """Return the bytes that the runtime-optimal cut saves, and the fewest bytes that a decision can save.
-
-    The first number is never below the second.
-    """
+    """Return the bytes that the runtime-optimal cut saves, and the fewest bytes that a decision can save."""
+    # The first number is never below the second.
     size = state.lowered().problem.size
     least = sum(size[i] for i in state.get(LeastDecision()))
     return max(least, sum(size[i] for i in state.get(RuntimeOptimalCut(state.cut_rules)))), least

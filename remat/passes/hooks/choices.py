@@ -93,10 +93,8 @@ def chosen_by(graph: fx.Graph, *, signs: bool = True) -> set[fx.Node]:
 
 
 def asks_for_signs(node: fx.Node) -> bool:
-    """Return whether ``node`` is an operator that reads only the sign of its argument.
-
-    Examples are comparisons with 0 and the derivatives of ReLU functions.
-    """
+    """Return whether ``node`` is an operator that reads only the sign of its argument."""
+    # Examples are comparisons with 0 and the derivatives of ReLU functions.
     name = ops.name_of(node.target)
     if name in _ASK_FOR_SIGNS:
         return True
@@ -106,13 +104,11 @@ def asks_for_signs(node: fx.Node) -> bool:
 
 
 def compared_by(node: fx.Node) -> list[fx.Node]:
-    """Return the floating-point inputs that a comparison, index or step function in ``node`` reads.
-
-    These are inputs from which the node computes booleans or integers, and inputs of step
-    functions. If the node calls a graph with such an operator, all floating-point inputs are
-    returned. If the node is the derivative of a function with a kink, such as
-    ``threshold_backward``, the incoming gradient is left out. The node only scales the gradient.
-    """
+    """Return the floating-point inputs that a comparison, index or step function in ``node`` reads."""
+    # These are inputs from which the node computes booleans or integers, and inputs of step functions. If the node
+    # calls a graph with such an operator, all floating-point inputs are returned. If the node is the derivative of a
+    # function with a kink, such as ``threshold_backward``, the incoming gradient is left out. The node only scales
+    # the gradient.
     name = ops.name_of(node.target)
     given = _floats(node.all_input_nodes)
     if name in _KINKS:

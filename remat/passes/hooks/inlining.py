@@ -190,11 +190,9 @@ class Inlining:
             self._backward.graph.erase_node(taken)
 
     def finish(self) -> None:
-        """Make forward return the packed values, and recompute outdated fake values in backward.
-
-        The fake value (``meta["val"]``) of a view of an unpacked tensor is outdated: it still refers
-        to the storage of the saved tensor that was replaced.
-        """
+        """Make forward return the packed values, and recompute outdated fake values in backward."""
+        # The fake value (``meta["val"]``) of a view of an unpacked tensor is outdated: it still refers to the storage
+        # of the saved tensor that was replaced.
         out = output_node(self._forward.graph)
         handed = self._outputs[self._own :]
         values = [p for v in handed for p in self._packed.get(v, [v])] + self._new_sizes

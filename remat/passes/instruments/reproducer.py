@@ -104,10 +104,8 @@ class Recorded:
     note: str
 
     def is_same(self, error: BaseException) -> bool:
-        """Return whether ``error`` has the same class and message as the recorded error.
-
-        Memory addresses, and the list of passes that ran before, are ignored in the messages.
-        """
+        """Return whether ``error`` has the same class and message as the recorded error."""
+        # Memory addresses, and the list of passes that ran before, are ignored in the messages.
         return type(error).__name__ == self.type and _plain(str(error)) == _plain(self.message)
 
 
@@ -296,11 +294,9 @@ def instance_of(error: Exception, state: State, cost: str, unit: str = "") -> In
 
 
 def is_unexpected(error: BaseException) -> bool:
-    """Return whether a failure is a fault of a pass or a solver rather than of the user's input.
-
-    Examples of user errors are a budget that cannot be met, invalid options, conflicting tags and a
-    missing solver. Such errors need no reproducer.
-    """
+    """Return whether a failure is a fault of a pass or a solver rather than of the user's input."""
+    # Examples of user errors are a budget that cannot be met, invalid options, conflicting tags and a missing solver.
+    # Such errors need no reproducer.
     if isinstance(error, SolverError):
         return error.problem is not None
     if isinstance(error, RematError):

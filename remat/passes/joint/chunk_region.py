@@ -225,10 +225,8 @@ class Region:
         return level
 
     def carriers(self) -> list[fx.Node]:
-        """Return the tangents on which the region depends, and the nodes between these tangents and the region.
-
-        The nodes are in graph order.
-        """
+        """Return the tangents on which the region depends, and the nodes between these tangents and the region."""
+        # The nodes are in graph order.
         carriers: set[fx.Node] = set()
         stack = list(self.rules)
         while stack:
@@ -239,14 +237,12 @@ class Region:
 
 
 def scalar_tangent(region: Region, carriers: Sequence[fx.Node]) -> fx.Node | None:
-    """Return the region's tangent if forward can compute the region's gradients for a tangent of 1; else None.
-
-    The conditions are:
-
-    - The region depends on exactly one of backward's inputs, a tangent, and the tangent is a scalar.
-    - All nodes between the tangent and the region, and all nodes of the region in backward, are linear in the tangent.
-    - None of these nodes is in float16.
-    """
+    """Return the region's tangent if forward can compute the region's gradients for a tangent of 1; else None."""
+    # The conditions are:
+    # - The region depends on exactly one of backward's inputs, a tangent, and the tangent is a scalar.
+    # - All nodes between the tangent and the region, and all nodes of the region in backward, are linear in the
+    #   tangent.
+    # - None of these nodes is in float16.
     roots = [n for n in carriers if n.op == "placeholder"]
     if len(roots) != 1 or role_of(roots[0]) is not Role.TANGENT or shape_of(roots[0]):
         return None

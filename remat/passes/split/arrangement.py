@@ -80,17 +80,11 @@ def arrange(state: State, decision: Decision) -> Arrangement:
 
 
 def with_views(state: State, arranged: Arrangement, offloads: frozenset[int]) -> Arrangement:
-    """Let forward hand over a view of a saved value, if backward reads the value through this view only.
-
-    The view is one that forward computes, and that a kernel of its own reads there, such as a convolution. A view takes
-    no bytes. Inductor chooses the memory layout of a value that forward hands over by the value's shape. If a
-    convolution reads an NHWC value as NCHW, the layout for the NHWC shape fits no reader, and both graphs copy the value.
-
-    Args:
-        state: the state with the joint graph.
-        arranged: the orders of both graphs, with owners of storages handed over.
-        offloads: positions of the values that are offloaded, which stay as they are.
-    """
+    """Let forward hand over a view of a saved value, if backward reads the value through this view only."""
+    # The view is one that forward computes, and that a kernel of its own reads there, such as a convolution. A view
+    # takes no bytes. Inductor chooses the memory layout of a value that forward hands over by the value's shape. If a
+    # convolution reads an NHWC value as NCHW, the layout for the NHWC shape fits no reader, and both graphs copy the
+    # value.
     index, storages, fusion = state.index, state.storages, state.get(Fusibility())
     backward = set(arranged.backward)
     gradients = {index.position[o] for o in split_outputs(state.joint)[1] if isinstance(o, fx.Node)}

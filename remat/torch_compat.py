@@ -238,17 +238,19 @@ def check_version() -> None:
 
 def _minor(release: str) -> tuple[int, ...]:
     """Return major and minor version as numbers: ``(2, 13)`` for ``"2.13.0+cpu"``."""
-    return tuple(int(n) for n in re.findall(r"\d+", release)[:2])
+    return _numbers(release)[:2]
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    """Return major, minor and patch version as numbers."""
+    return tuple(int(n) for n in re.findall(r"\d+", release)[:3])
 
 
 def is_before(release: str) -> bool:
     """Return whether the installed PyTorch is older than a release, such as ``"2.14.1"``."""
     import torch
 
-    def numbers(version: str) -> tuple[int, ...]:
-        return tuple(int(n) for n in re.findall(r"\d+", version)[:3])
-
-    return numbers(torch.__version__) < numbers(release)
+    return _numbers(torch.__version__) < _numbers(release)
 
 
 @functools.cache

@@ -186,7 +186,7 @@ class Backend:
 
 def _checkpoints_of_step(arrived: Arrived, gm: fx.GraphModule) -> dict[str, bool]:
     """Return settings of AOTAutograd that leave the checkpoint tags of a step that is one graph to its plan."""
-    # PyTorch's own pass refuses random operators in a checkpointed region, and fixes what is computed again.
+    # PyTorch's own pass refuses random operators in a checkpointed region, and fixes which values are recomputed.
     name = "remat_using_tags_for_fwd_loss_bwd_graph"
     is_planned = arrived.runs_backward and not calls_regions(gm)
     return {name: False} if is_planned and hasattr(torch_compat.functorch_config, name) else {}

@@ -114,7 +114,7 @@ def _plan_standalone(joint: JointGraph, request: PlanRequest, *, agree: Pass | N
     reread = planner.reread_outputs(decided)
     copied = tuple(k for k in places if k in reread)
     if copied:
-        # The copies go to the user. They change what counts as saved bytes, so the graph is planned again.
+        # The user gets copies of these outputs, which changes the saved bytes, so the graph is planned again.
         context = planner.context
         state = with_copies(context.state, copied)
         again = GraphContext(state, context.request, fingerprint=context.fingerprint)

@@ -405,7 +405,7 @@ class Planned:
             PlanError: a saved plan exceeds its budget in bytes at the traced sizes.
         """
         arrived, look = self.arrived, None
-        # `StepTally` warns if other graphs run in the same step. Outputs that the user still holds are no such graphs.
+        # `StepTally` warns if other graphs run in the same step. Outputs that the user still holds do not count as other graphs.
         if not self.over or not arrived.runs_beside:
             budget = arrived.options.request.budget if self.over else self.plan.asked
             said = arrived.options.graphs.said[self.identity]

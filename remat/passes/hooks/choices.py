@@ -134,12 +134,12 @@ def _comes_out_the_same(node: fx.Node) -> bool:
 def _floats(nodes: list[fx.Node]) -> list[fx.Node]:
     """Return the nodes whose value is or contains a floating-point or complex tensor."""
 
-    def is_one(value: Any) -> bool:
+    def has_float(value: Any) -> bool:
         if isinstance(value, (tuple, list)):
-            return any(map(is_one, value))
+            return any(map(has_float, value))
         return isinstance(value, torch.Tensor) and not _is_exact(value)
 
-    return [n for n in nodes if is_one(n.meta.get("val"))]
+    return [n for n in nodes if has_float(n.meta.get("val"))]
 
 
 def _is_exact(value: Any) -> bool:

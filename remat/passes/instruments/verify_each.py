@@ -120,7 +120,7 @@ class VerifyEach(Instrument):
             return (
                 f"the graph that it left does not run on random inputs any more: {_describe(error)}"
             )
-        # Results after such a pass are the new reference.
+        # The results after a pass that may change numbers are the new reference.
         if not p.keeps_numbers:
             self._reference = results
         difference = first_difference(self._reference, results)

@@ -158,7 +158,7 @@ class _GraphBuilder:
         hands_over: bool,
         copied: frozenset[int] = frozenset(),
     ) -> None:
-        # Positions: of all nodes that the decision runs, and of what this graph has so far.
+        # Positions of all nodes that the decision runs, and of the values that this graph has so far.
         self._index, self._runs, self._hands_over = state.index, runs, hands_over
         self._owner = state.storages.owner
         self._copied = copied

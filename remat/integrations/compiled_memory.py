@@ -106,22 +106,18 @@ def compiled_timeline(
         own = outputs[: forward.own]
         step.mark(own, StorageKind.OUTPUT)
         step.mark(outputs, StorageKind.SAVED, forward.returned)
-        backward_inputs = dict(zip(forward.returned, outputs, strict=True))
+        handed = dict(zip(forward.returned, outputs, strict=True))
         arguments = [
-            backward_inputs[name]
-            if name in backward_inputs
-            else step.given(name, like, StorageKind.TANGENT)
+            handed[name] if name in handed else step.given(name, like, StorageKind.TANGENT)
             for name, like in backward.given
         ]
         held = [
-            x
-            for x, (name, _) in zip(arguments, backward.given, strict=True)
-            if name not in backward_inputs
+            x for x, (name, _) in zip(arguments, backward.given, strict=True) if name not in handed
         ]
         if not torch_compat.holds_tangents():
             held = []
         # Otherwise these references would keep all saved activations alive until backward ends.
-        del outputs, backward_inputs
+        del outputs, handed
         gradients = step.run(backward, arguments)
         step.mark(gradients, StorageKind.GRADIENT)
         done = step.timeline()
@@ -348,11 +344,7 @@ def _call_of(
     if not graph.code or "CppWrapper" in graph.code:
         raise NotImplementedError("the wrapper is not written in Python")
     code = ast.parse(graph.code)
-    body = [
-        rewritten
-        for statement in code.body
-        if (rewritten := _without_kernels(statement)) is not None
-    ]
+    body = [new for statement in code.body if (new := _without_kernels(statement)) is not None]
     code.body = [_Ticking().visit(s) if _runs_kernels(s) else s for s in body]
     namespace: dict[str, Any] = {**graph.constants, "__ran__": ran, "__kernel__": _Kernel()}
     exec(compile(ast.fix_missing_locations(code), "<compiled graph>", "exec"), namespace)

@@ -251,12 +251,8 @@ class Arrived:
 
     def _warn_of_uncounted(self, joint: JointGraph) -> None:
         """Warn if a budget on the peak in bytes does not cover workspaces of operators on a CPU."""
-        request = self.options.request
-        if (
-            not request.decides
-            or self.options.lower != "eager"
-            or request.budget.peak_bytes is None
-        ):
+        request, lower = self.options.request, self.options.lower
+        if not request.decides or lower != "eager" or request.budget.peak_bytes is None:
             return
         # Peaks include the memory that operators allocate inside only if the cost model is for CPUs.
         if device_type_of(joint) == "cpu" and not is_for_cpu(request.cost.on(joint)):
@@ -357,9 +353,9 @@ class Planned:
         """Record the graph as planned. Warn if several graphs each get the whole budget in bytes."""
         options = self.arrived.options
         planned, budget = options.graphs.planned, options.request.budget
-        is_counted = self.identity in planned or self.arrived.is_alone
+        counted = self.identity in planned or self.arrived.is_alone
         planned.add(self.identity)
-        if not is_counted and len(planned) == 2 and budget.in_bytes and self.arrived.tally is None:
+        if not counted and len(planned) == 2 and budget.in_bytes and self.arrived.tally is None:
             warn(
                 f"a second graph is compiled under the budget {budget}: each graph gets it by "
                 "itself, so together they may keep more. For one budget over all graphs of a model, "

@@ -184,7 +184,7 @@ def _used_far_apart(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
     """Return fusible users that forward runs long after other users of the same value."""
     index, roles = state.index, state.roles
     order = roles.forward_order
-    late_users: list[int] = []
+    late: list[int] = []
     for i in range(len(index)):
         if not roles.required_forward[i]:
             continue
@@ -195,10 +195,8 @@ def _used_far_apart(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
         # A compiler is unlikely to fuse a user that runs later with the early users, so recomputing both saves
         # nothing.
         first_unfusible = _first_unfusible(index.users, order, fusion, users, last)
-        late_users += [
-            u for u in users if order[u] > first_unfusible and fusion(i, u) and not ban[u]
-        ]
-    return late_users
+        late += [u for u in users if order[u] > first_unfusible and fusion(i, u) and not ban[u]]
+    return late
 
 
 def _first_unfusible(

@@ -139,12 +139,10 @@ def _tags(
 
 def _can_run(problem: GraphProblem) -> bytearray:
     """Return a bytearray with 1 at each node of the problem that can run again."""
-    can_run = bytearray(len(problem))
+    again = bytearray(len(problem))
     for k, reads in enumerate(problem.inputs):
-        can_run[k] = problem.recomputable[k] and all(
-            problem.savable[j] or can_run[j] for j in reads
-        )
-    return can_run
+        again[k] = problem.recomputable[k] and all(problem.savable[j] or again[j] for j in reads)
+    return again
 
 
 def tag_budgets(
@@ -165,13 +163,10 @@ def tag_budgets(
             budget of ``deciding``.
     """
     budgets = _budgets(state, policies)
-    earlier: list[set[int]] = []
+    cuts: list[set[int]] = []
     if budgets and not at_budget:
         hull = Hull.of(state.lowered(deciding.cost).problem)
-        earlier += [
-            set(hull.reduction.invert(hull.ends[1].saved)),
-            {*state.get(RuntimeOptimalCut())},
-        ]
+        cuts += [set(hull.reduction.invert(hull.ends[1].saved)), {*state.get(RuntimeOptimalCut())}]
     while budgets:
         lowered = state.lowered(deciding.cost)
         over = budgets
@@ -185,7 +180,7 @@ def tag_budgets(
             }
         tags: dict[int, tuple[Part, CheckpointPolicy]] = {}
         for part, inside in over.items():
-            for at in _left_out(lowered, part, inside, deciding, earlier):
+            for at in _left_out(lowered, part, inside, deciding, cuts):
                 # An element of a tuple is recomputed by the operator that returns the tuple.
                 for again in (at, state.index.position[maker_of(state.index.nodes[at])]):
                     tags[again] = part, CheckpointPolicy.MUST_RECOMPUTE
@@ -204,14 +199,14 @@ def _left_out(
     part: Part,
     inside: Sequence[int],
     deciding: Budgeted,
-    earlier: Iterable[set[int]],
+    cuts: Iterable[set[int]],
 ) -> list[int]:
     """Return the positions of a module's values that must be recomputed to meet the module's budget."""
     problem, room = lowered.problem, part.policy.saved_bytes
     allowed: set[int] = set()
     # Values that earlier decisions save stay savable while they fit. A solver decides on the others, as if values
     # outside of the module took no bytes.
-    for saved in earlier:
+    for saved in cuts:
         more = allowed | saved.intersection(inside)
         allowed = more if _bytes(problem, inside, more) <= room else allowed
     counted = {*inside} - allowed

@@ -47,13 +47,11 @@ def refused(reason: str) -> PlanError:
 
 def _tangent_closure(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     """Return backward's inputs, such as tangents, and all nodes that depend on these inputs."""
-    closure: set[fx.Node] = set()
+    late: set[fx.Node] = set()
     for n in nodes:
-        if (n.op == "placeholder" and role_of(n).in_backward) or not closure.isdisjoint(
-            inputs_of(n)
-        ):
-            closure.add(n)
-    return closure
+        if (n.op == "placeholder" and role_of(n).in_backward) or not late.isdisjoint(inputs_of(n)):
+            late.add(n)
+    return late
 
 
 def find_logits(graph: fx.Graph, least: int) -> fx.Node | None:
@@ -129,14 +127,12 @@ class Region:
             count = len(self.rules)
             for node in self.nodes:
                 self._follow(node)
-        needed: set[fx.Node] = set()
+        used: set[fx.Node] = set()
         for n in reversed([n for n in self.nodes if n in self.rules]):
             # Small values, such as the loss of each token, are computed whole unless a large value depends on them.
-            if not needed.isdisjoint(n.users) or any(
-                map(self._is_large, (n, *self.rules[n].reads))
-            ):
-                needed.add(n)
-        self.rules = {n: self.rules[n] for n in self.nodes if n in needed}
+            if not used.isdisjoint(n.users) or any(map(self._is_large, (n, *self.rules[n].reads))):
+                used.add(n)
+        self.rules = {n: self.rules[n] for n in self.nodes if n in used}
         for n, rule in self.rules.items():
             for x in (x for x in n.all_input_nodes if x in self.rules):
                 # A reader that was added before its input may expect the input's tokens in other dimensions.

@@ -326,13 +326,13 @@ def autograd_function(node: Any) -> Any:
     return getattr(node, "_forward_cls", None)
 
 
-def handed_numbers(step: Any) -> tuple[Any, ...]:
+def handed_numbers(node: Any) -> tuple[Any, ...]:
     """Return the numbers that a compiled forward saved for its backward, such as values of symbolic sizes.
 
     Args:
-        step: the node of autograd's graph that runs the compiled backward.
+        node: the node of autograd's graph that runs the compiled backward.
     """
-    return tuple(getattr(step, "symints", None) or ())
+    return tuple(getattr(node, "symints", None) or ())
 
 
 def storage_id(storage: Any) -> int:

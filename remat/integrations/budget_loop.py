@@ -157,7 +157,7 @@ def restore(arrived: Arrived, gm: fx.GraphModule, record: CachedPlan) -> Planned
     request = arrived.options.request
     plan = record.read(request, name_of(gm))
     planned = Planned.of(arrived, plan, arrived.of_step(request), code_of(record.parameters))
-    arrived.options.graphs.met[plan.fingerprint] += 1
+    arrived.options.graphs.partitioned[plan.fingerprint] += 1
     return planned
 
 

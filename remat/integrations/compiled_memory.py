@@ -90,25 +90,25 @@ def compiled_timeline(
         Exception: the generated code is of an unknown kind, or needs the value of a tensor.
     """
     sizes = _Sizes.of(forward, backward) if symbolic else None
-    step = _Step(sizes)
+    simulation = _Simulation(sizes)
     guards: Any = contextlib.nullcontext() if sizes is None else sizes.fakes.without_guards()
     plain = torch_compat.FakeTensorMode(allow_non_fake_inputs=True)
     with plain if sizes is None else sizes.fakes.mode, torch.no_grad(), guards:
-        given = [step.given(name, like, StorageKind.INPUT) for name, like in forward.given]
+        given = [simulation.given(name, like, StorageKind.INPUT) for name, like in forward.given]
         # The code empties its list of arguments. It gets a copy of ``given``, since inputs live until the step's end.
-        outputs = step.run(forward, [*given])
+        outputs = simulation.run(forward, [*given])
         if sizes is not None:
-            sizes.learn(forward.values, outputs, step.nbytes)
+            sizes.learn(forward.values, outputs, simulation.nbytes)
         if backward is None:
-            step.mark(outputs, StorageKind.OUTPUT)
-            return step.timeline()
-        step.begin_backward()
+            simulation.mark(outputs, StorageKind.OUTPUT)
+            return simulation.timeline()
+        simulation.begin_backward()
         own = outputs[: forward.own]
-        step.mark(own, StorageKind.OUTPUT)
-        step.mark(outputs, StorageKind.SAVED, forward.returned)
+        simulation.mark(own, StorageKind.OUTPUT)
+        simulation.mark(outputs, StorageKind.SAVED, forward.returned)
         handed = dict(zip(forward.returned, outputs, strict=True))
         arguments = [
-            handed[name] if name in handed else step.given(name, like, StorageKind.TANGENT)
+            handed[name] if name in handed else simulation.given(name, like, StorageKind.TANGENT)
             for name, like in backward.given
         ]
         held = [
@@ -118,9 +118,9 @@ def compiled_timeline(
             held = []
         # Otherwise these references would keep all saved activations alive until backward ends.
         del outputs, handed
-        gradients = step.run(backward, arguments)
-        step.mark(gradients, StorageKind.GRADIENT)
-        done = step.timeline()
+        gradients = simulation.run(backward, arguments)
+        simulation.mark(gradients, StorageKind.GRADIENT)
+        done = simulation.timeline()
     del given, own, gradients, held
     return done
 
@@ -171,7 +171,7 @@ class _Sizes:
 
     def __init__(self, fakes: Fakes) -> None:
         self.fakes = fakes
-        self._there: dict[Any, Any] = {}  # from a symbol of the step to the size in the code
+        self._generated: dict[Any, Any] = {}  # from a symbol of the step to the size in the code
         self._learned: set[Any] = set()  # data-dependent symbols that the code of forward created
 
     @classmethod
@@ -197,7 +197,7 @@ class _Sizes:
             for size, generated in zip(_numbers(value), _numbers(output), strict=False):
                 expression = expression_of(size)
                 if expression is not None and expression.is_Symbol:
-                    self._there.setdefault(expression, size_of(generated))
+                    self._generated.setdefault(expression, size_of(generated))
         # In the generated code, data-dependent sizes such as those of ``nonzero`` have symbols of their own.
         sizes = [e for e in map(expression_of, nbytes) if e is not None]
         self._learned = {s for e in sizes for s in e.free_symbols} - {*self.fakes.symbols.values()}
@@ -207,7 +207,7 @@ class _Sizes:
         expression = expression_of(size)
         if expression is None:
             return size
-        return self.fakes.size(size_of(expression.xreplace(self._there)))
+        return self.fakes.size(size_of(expression.xreplace(self._generated)))
 
     def of_step(self, size: Any) -> Any:
         """Translate a size of the generated code into symbols of the step; None for a plain number."""
@@ -215,7 +215,7 @@ class _Sizes:
         if expression is None:
             return None
         own = {*self.fakes.symbols.values()}
-        back = {s: mine for mine, s in self._there.items() if s in self._learned}
+        back = {s: symbol for symbol, s in self._generated.items() if s in self._learned}
         # A data-dependent size that forward does not return has no symbol in the step, so it gets a new one.
         back |= {s: sympy.Symbol(f"{s.name}?", integer=True) for s in self._learned - back.keys()}
         # A data-dependent symbol that only the code of backward has stems from a recomputed operator. Forward's
@@ -232,7 +232,7 @@ def _numbers(value: Any) -> tuple[Any, ...]:
     )
 
 
-class _Step(StorageWatch):  # type: ignore[no-untyped-call]
+class _Simulation(StorageWatch):  # type: ignore[no-untyped-call]
     """Run the generated code of both graphs, and record when each storage is allocated and freed."""
 
     def __init__(self, sizes: _Sizes | None = None) -> None:

@@ -85,14 +85,14 @@ class GraphMemory:
             ),
         )
 
-    def scaled(self, arguments: Sequence[Any], step: Any) -> float:
+    def scaled(self, arguments: Sequence[Any], node: Any) -> float:
         """Return the ratio of a run's bytes, at the sizes of this run, to the planned bytes; at least 1.
 
         Both byte counts are those of the graph's peak without parameters and buffers.
         """
         if self.bytes_at is None or self.sizes is None:
             return 1.0
-        seen = self.sizes.read(arguments, step)
+        seen = self.sizes.read(arguments, node)
         if all(number <= self.sizes.planned[name].number for name, number in seen.items()):
             return 1.0
         key = tuple(seen.values())

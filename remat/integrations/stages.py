@@ -220,11 +220,11 @@ class Arrived:
 
     def _request_for(self, joint: JointGraph) -> PlanRequest:
         """Return the options for a joint graph: its saved plan if it has one, and its part of the budget."""
-        request, met = self.options.request, self.options.graphs.met
+        request, partitioned = self.options.request, self.options.graphs.partitioned
         if request.plan is not None:
             fingerprint = joint.fingerprint
-            request = request.for_graph(joint, fingerprint, nth=met[fingerprint])
-            met[fingerprint] += 1
+            request = request.for_graph(joint, fingerprint, nth=partitioned[fingerprint])
+            partitioned[fingerprint] += 1
         request = self.of_step(request)
         if request.policies and request.plan is None:
             self._match_policies(joint)

@@ -121,9 +121,9 @@ class _SizeCheck:
         self._shown = [n for n in sizes.planned if n in unbounded] or [*sizes.planned]
         self._held: Mapping[str, int] = dict.fromkeys(sizes.planned, -1)
 
-    def __call__(self, arguments: Sequence[Any], step: Any) -> None:
+    def __call__(self, arguments: Sequence[Any], node: Any) -> None:
         """Check the sizes of a finished run."""
-        seen = self._sizes.read(arguments, step)
+        seen = self._sizes.read(arguments, node)
         if all(number <= self._held[name] for name, number in seen.items()):
             return
         most = max(self._limit, self._said.quiet)

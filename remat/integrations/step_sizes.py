@@ -322,10 +322,10 @@ class RunSizes:
         is_requested = not torch_compat.dynamo_config.assume_static_by_default
         return not is_requested and all(s.place and not s.marked for s in self.planned.values())
 
-    def read(self, arguments: Sequence[Any], step: Any) -> dict[str, int]:
+    def read(self, arguments: Sequence[Any], node: Any) -> dict[str, int]:
         """Return the sizes of a finished run; a size that cannot be read has its planned value."""
         seen = {name: int(size.read(arguments)) for name, size in self.planned.items()}
-        numbers = torch_compat.handed_numbers(step)
+        numbers = torch_compat.handed_numbers(node)
         if len(numbers) == len(self._handed):
             seen |= {n: int(k) for n, k in zip(self._handed, numbers, strict=True) if n in seen}
         return seen

@@ -171,7 +171,7 @@ class StepTally:
         return run
 
     def forward(
-        self, graph: GraphMemory, arguments: Sequence[Any], outputs: Sequence[Any], step: Any
+        self, graph: GraphMemory, arguments: Sequence[Any], outputs: Sequence[Any], node: Any
     ) -> None:
         """Add the memory of one run of a forward graph to the count, until the run's backward begins.
 
@@ -179,7 +179,7 @@ class StepTally:
             graph: memory of the graph.
             arguments: arguments of the run.
             outputs: outputs of the run.
-            step: the node of autograd's graph that will run backward.
+            node: the node of autograd's graph that will run backward.
         """
         # DDP's graph splitting also runs each graph on fake tensors.
         if any(isinstance(value, torch_compat.FakeTensor) for value in outputs):
@@ -194,7 +194,7 @@ class StepTally:
             self._runs += 1
             self._graphs.add(graph)
             self.together.ran(graph, arguments, outputs)
-            factor = graph.scaled(arguments, step)
+            factor = graph.scaled(arguments, node)
             parameters = self._parameters_of(graph, arguments)
             run = _Run(self, graph, factor, parameters)
             keys: list[int] = []
@@ -219,7 +219,7 @@ class StepTally:
                         self._hold(key, nbytes, keys)
                     self._outputs[key] = (weakref.ref(value), nbytes)
             run.keys = keys
-        step.register_prehook(run.begin_backward)
+        node.register_prehook(run.begin_backward)
 
     def _parameters_of(self, graph: GraphMemory, arguments: Sequence[Any]) -> _Parameters:
         """Return the parameters of a run. At the first run with them, add their bytes to the count."""

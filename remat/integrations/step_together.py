@@ -175,12 +175,12 @@ class StepTogether:
         plans = self._by_kind(plans, [(m.key, part) for m, part in zip(ran, part_of, strict=True)])
         replans = 1 + max(m.options.graphs.replanned for m in members)
         # Equal graphs take their plans in turn, whichever backend compiles them.
-        met = Counter[str]()
+        partitioned = Counter[str]()
         for m in members:
             saved = m.options.request.plan
             plan = _with_others(plans, saved if isinstance(saved, PlanSet) else None)
             m.options.request = replace(request, plan=plan, plans_others=True)
-            m.options.graphs.met = met
+            m.options.graphs.partitioned = partitioned
             m.options.graphs.replanned = DEFAULT.compiling.replans if least else replans
         self._compile_again(members)
         warn(

@@ -53,31 +53,31 @@ def wrap_step(
     advice = "Write to a clone of it"
     if plan.reread_inputs:
         advice += ", or say reread_inputs=False: then backward reads neither inputs nor outputs again, and keeps more"
-    met: list[type] = []
+    kinds: list[type] = []
 
     def run(*arguments: Any) -> Any:
-        if met and not places and count is None and look is None:
+        if kinds and not places and count is None and look is None:
             return compiled(*arguments)
         # Collected before the run, because a step that writes to an argument replaces its node.
         earlier = {a.grad_fn for a in arguments if isinstance(a, torch.Tensor)}
         outputs = compiled(*arguments)
-        step = next(filter(None, (_step_of(value, earlier) for value in outputs)), None)
-        if step is not None:  # there is something to differentiate
-            if not met:
-                met.append(type(step))
-                allow_keeping_the_graph(step, by_inductor=by_inductor)
-            _watch(step, outputs, places, name, advice)
+        node = next(filter(None, (_backward_node(value, earlier) for value in outputs)), None)
+        if node is not None:  # there is something to differentiate
+            if not kinds:
+                kinds.append(type(node))
+                allow_keeping_the_graph(node, by_inductor=by_inductor)
+            _watch(node, outputs, places, name, advice)
             if count is not None:
-                count(arguments, outputs, step)
-            if look is not None and type(step) is met[0]:
-                look(arguments, step)
+                count(arguments, outputs, node)
+            if look is not None and type(node) is kinds[0]:
+                look(arguments, node)
         return outputs
 
     return run
 
 
 def _watch(
-    step: Any, outputs: Sequence[Any], places: Sequence[int], name: str, advice: str
+    node: Any, outputs: Sequence[Any], places: Sequence[int], name: str, advice: str
 ) -> None:
     """Record the versions of the outputs that backward reads, and compare them before backward."""
     marks = []
@@ -91,10 +91,10 @@ def _watch(
         shape = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
         marks.append((mark, torch_compat.version(mark), f"output {k} of '{name}', {shape},"))
     if marks:
-        step.register_prehook(partial(_check, marks, advice))
+        node.register_prehook(partial(_check, marks, advice))
 
 
-def _step_of(value: Any, earlier: Collection[Any]) -> Any:
+def _backward_node(value: Any, earlier: Collection[Any]) -> Any:
     """Return the node of autograd's graph that runs the backward of a compiled step."""
     todo = [getattr(value, "grad_fn", None)]
     # If an output is a view of a returned value, view nodes come before the step's node.

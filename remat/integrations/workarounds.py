@@ -356,12 +356,12 @@ WORKAROUNDS: tuple[Callable[[fx.Graph, bool], AbstractContextManager[None]], ...
 )
 
 
-def allow_keeping_the_graph(step: Any, *, by_inductor: bool) -> None:
+def allow_keeping_the_graph(node: Any, *, by_inductor: bool) -> None:
     """Make backward overwrite copies of saved values if the autograd graph is retained."""
     # Inductor's backward overwrites some saved values. Without remat, PyTorch compiles backward when backward first
     # runs, and allows overwriting only if that run does not retain the autograd graph. With remat, backward is
     # compiled before forward first runs, before it is known whether the autograd graph will be retained.
-    owner = torch_compat.autograd_function(step)
+    owner = torch_compat.autograd_function(node)
     overwritten = list(getattr(getattr(owner, "metadata", None), "bw_donated_idxs", None) or ())
     if owner is None or not overwritten:
         return

@@ -172,7 +172,7 @@ def _graph(
     mode: Any,
 ) -> fx.GraphModule:
     """Trace a hook and return an FX module in which no operator writes in place."""
-    recorder = _Made()
+    recorder = _TraceRecorder()
     traced = _traced(function, inputs, lower, mode, recorder)
     _refuse_kept(which, traced, recorder)
     if any(map(ops.is_mutating, traced.graph.nodes)):
@@ -203,7 +203,7 @@ def _traced(
     inputs: Sequence[Any],
     lower: str,
     mode: Any,
-    recorder: _Made | None = None,
+    recorder: _TraceRecorder | None = None,
 ) -> fx.GraphModule:
     """Trace a function with ``make_fx`` and return the FX module."""
     table = torch_compat.select_decomp_table() if lower == "inductor" else None
@@ -227,7 +227,7 @@ def _own(value: Any) -> Any:
     return torch_compat.fast_detach(value.fake_mode, value) if fake else value
 
 
-class _Made(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _TraceRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that records, by weak references, the tensors that a trace receives and creates."""
 
     # Otherwise PyTorch refuses to run higher-order operators under the mode.
@@ -257,7 +257,7 @@ class _Made(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         return [tensor for ref in self._noted if (tensor := ref()) is not None]
 
 
-def _refuse_kept(which: str, traced: fx.GraphModule, recorder: _Made) -> None:
+def _refuse_kept(which: str, traced: fx.GraphModule, recorder: _TraceRecorder) -> None:
     """Refuse a hook that keeps a reference to a tensor which exists only during the trace."""
     constants = [getattr(traced, str(n.target)) for n in traced.graph.nodes if n.op == "get_attr"]
     constant_ids = {id(c) for c in constants}

@@ -45,10 +45,10 @@ class Split:
         self._end = output_node(self.graph)
         #: For each call of the region, the results of its chunks so far. A call that sums over the tokens is in
         #: `_sums` instead, with the sum of these results.
-        self._made: dict[fx.Node, list[fx.Node]] = {}
+        self._results: dict[fx.Node, list[fx.Node]] = {}
         self._sums: dict[fx.Node, fx.Node] = {}
         #: Values from outside the region, viewed so that one dimension holds all tokens; and slices of these views.
-        self._whole: dict[tuple[Any, ...], fx.Node] = {}
+        self._views: dict[tuple[Any, ...], fx.Node] = {}
         #: For each node between the tangent and the region, its copy, which reads 1 in place of the tangent.
         self._copies: dict[fx.Node, fx.Node] = {}
         self._new: list[fx.Node] = []
@@ -120,7 +120,7 @@ class Split:
                 f"a chunk of '{node.name}' ({node.target}) has another shape than expected"
             )
         if rule.span is not None:
-            self._made.setdefault(node, []).append(chunk)
+            self._results.setdefault(node, []).append(chunk)
         elif before is not None:
             self._sums[node] = self._call(_aten.add.Tensor, before, chunk)
         else:  # a sum over chunks in 16 bits would lose digits
@@ -132,7 +132,7 @@ class Split:
         if span is None:
             return self._converted(self._sums[node], node.meta["val"].dtype)
         return self._viewed(
-            self._call(_aten.cat.default, self._made[node], span.stop - 1), [*shape_of(node)]
+            self._call(_aten.cat.default, self._results[node], span.stop - 1), [*shape_of(node)]
         )
 
     def _converted(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
@@ -152,11 +152,11 @@ class Split:
 
     def _take(self, node: fx.Node, span: Span, sizes: Sequence[int], k: int) -> fx.Node:
         """Return the slice of an argument for one chunk of tokens."""
-        if node in self._made:
-            return self._made[node][k]
+        if node in self._results:
+            return self._results[node][k]
         node, lacks = self._copies.get(node, node), -min(0, span.start)
         dim = span.stop + lacks - 1
-        if (node, span) not in self._whole:
+        if (node, span) not in self._views:
             full = [
                 *node.meta["val"].shape[: max(0, span.start)],
                 *sizes,
@@ -166,12 +166,12 @@ class Split:
             if full != list(shape_of(node)):
                 view = self._call(_aten.expand.default, node, full)
             flat = span.moved(lacks).sliced(full, self.region.tokens)
-            self._whole[node, span] = self._viewed(view, flat)
-        if (node, span, k) not in self._whole:
+            self._views[node, span] = self._viewed(view, flat)
+        if (node, span, k) not in self._views:
             bounds = self._bounds[k]
-            view = self._whole[node, span]
-            self._whole[node, span, k] = self._call(_aten.slice.Tensor, view, dim, *bounds)
-        return self._whole[node, span, k]
+            view = self._views[node, span]
+            self._views[node, span, k] = self._call(_aten.slice.Tensor, view, dim, *bounds)
+        return self._views[node, span, k]
 
     def _call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """Insert a call as one of the nodes that replace the region, and return its node."""

@@ -72,8 +72,8 @@ def arrange(state: State, decision: Decision) -> Arrangement:
     forward.need(index.position[o] for o in outputs if isinstance(o, fx.Node))
     forward.need(sorted(backward.handed))
     return Arrangement(
-        forward=tuple(forward.made),
-        backward=tuple(backward.made),
+        forward=tuple(forward.order),
+        backward=tuple(backward.order),
         read=frozenset(backward.handed),
         snapshots=frozenset(backward.snapshots),
     )
@@ -153,7 +153,7 @@ class _GraphBuilder:
         self,
         state: State,
         runs: set[int],
-        there: Iterable[int],
+        available: Iterable[int],
         *,
         hands_over: bool,
         copied: frozenset[int] = frozenset(),
@@ -162,22 +162,22 @@ class _GraphBuilder:
         self._index, self._runs, self._hands_over = state.index, runs, hands_over
         self._owner = state.storages.owner
         self._copied = copied
-        self._there = set(there)
+        self._available = set(available)
         self._ran: set[int] = set()
         # Positions: of the nodes in running order, of the values that forward must hand over, and of copied
         # inputs.
-        self.made: list[int] = []
+        self.order: list[int] = []
         self.handed: set[int] = set()
         self.snapshots: set[int] = set()
 
     def run(self, order: Iterable[int]) -> None:
-        """Append nodes to ``made`` in the given order."""
+        """Append nodes to ``order`` in the given order."""
         inputs = self._index.inputs
         for i in order:
             self.need(inputs[i], reader=i)
             self._forget_views(i)
-            self.made.append(i)
-            self._there.add(i)
+            self.order.append(i)
+            self._available.add(i)
             self._ran.add(i)
 
     def need(self, wanted: Iterable[int], reader: int = -1) -> None:
@@ -186,7 +186,7 @@ class _GraphBuilder:
         stack = list(wanted)[::-1]
         while stack:
             i = stack[-1]
-            if i in self._there:
+            if i in self._available:
                 stack.pop()
                 continue
             node = nodes[i]
@@ -195,18 +195,18 @@ class _GraphBuilder:
                 maker = self._index.position[maker_of(node)]
                 # Forward hands over the elements of a tuple, never the tuple itself.
                 handed = self._hands_over and maker in self._runs and maker not in self._ran
-            missing = [] if handed else [j for j in inputs[i] if j not in self._there]
+            missing = [] if handed else [j for j in inputs[i] if j not in self._available]
             if missing:
                 stack.extend(reversed(missing))
                 continue
             stack.pop()
-            self._there.add(i)
+            self._available.add(i)
             if not handed:
                 if node.op == "call_function" and self._owner[i] == i and not is_element(node):
                     raise PlanError(
                         f"the decision runs '{node.name}' neither in forward nor in backward, but something reads it"
                     )
-                self.made.append(i)
+                self.order.append(i)
             elif i in self._copied:
                 if reader >= 0 and is_destination(node, nodes[reader]):
                     raise PlanError(
@@ -227,6 +227,6 @@ class _GraphBuilder:
         stack = [i]
         while stack:
             for u in self._index.users[stack.pop()]:
-                if u in self._there and u not in self._runs:
-                    self._there.discard(u)
+                if u in self._available and u not in self._runs:
+                    self._available.discard(u)
                     stack.append(u)

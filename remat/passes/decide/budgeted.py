@@ -92,10 +92,6 @@ class Budgeted(Pass):
     def decide(self, state: State, limits: SavedLimits) -> tuple[GraphSolution, Provenance]:
         """Choose the values to save within ``limits.capacity`` bytes, at the least recompute cost.
 
-        A larger budget should never give a costlier plan. Some smaller budgets are therefore tried
-        too, if the conditions in `_lower_rungs` hold. A solution within a smaller budget is also
-        legal within the given one.
-
         Returns:
             The solution of least cost; and its provenance: the solver's name, the solver's time and
             the proven lower bound.
@@ -117,6 +113,8 @@ class Budgeted(Pass):
         solutions = [self.solved(problem)]
         if not isinstance(solver, CutSolver):
             if hull is not None:
+                # A larger budget should never give a costlier plan. A solution within a smaller budget is also legal
+                # within the given one, so some smaller budgets are tried too.
                 solutions += self._lower_rungs(problem, hull, solutions[0], limits)
             if is_auto(solver):  # a solver that the user named decides without the cuts
                 solutions += self._cut_solutions(problem, solutions[0])

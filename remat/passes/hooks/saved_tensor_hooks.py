@@ -50,9 +50,8 @@ class PackSaved(Pass):
     first use in backward. The peak memory therefore falls with the saved bytes.
 
     A saved tensor is not packed if it shares its storage with another saved tensor, or covers only a
-    part of its storage. Packing such a tensor would take memory for the packed copy without freeing
-    the storage. States of random generators, and tensors that backward writes to, are not packed
-    either.
+    part of its storage. States of random generators, and tensors that backward writes to, are not
+    packed either.
 
     Attributes:
         pair: the hooks, or the name of a ready-made pair.
@@ -221,6 +220,7 @@ RULES: tuple[_Rule, ...] = (
     ("without a strided memory", lambda h, n: storage_key(n.meta["val"]) is None),
     ("state of a random generator", lambda h, n: _is_random_state(n)),
     ("kept out by the filter", lambda h, n: storage_key(n.meta["val"]) in h.alive),
+    # The next two: packing would take memory for the packed copy without freeing the storage.
     ("shares its memory", lambda h, n: h.sharing[storage_key(n.meta["val"])] > 1),
     ("part of a memory", lambda h, n: _is_part(n)),
     ("written to by backward", lambda h, n: storage_key(n.meta["val"]) in h.written),

@@ -23,19 +23,8 @@ from remat.passes.core.state import Classification, Costs, Memory, PassResult, P
 class CleanupRecomputeTags(Pass):
     """Correct the tags of values at the boundaries of checkpointed regions, and of values copied into inputs.
 
-    MUST_SAVE is set on:
-
-    - a node tagged for recomputation that a later region reads. Without MUST_SAVE, consecutive
-      regions would be recomputed as one region;
-    - a result of a region that has a backward hook, as FSDP2 sets. Recomputing the result would wait
-      for the hook. The hook waits for a gradient that needs the recomputed result;
-    - a value that forward copies into an input, if backward writes to the same input. Recomputing the
-      value would apply the mutation twice.
-
-    The tag PREFER_RECOMPUTE, which plain checkpointing sets, is removed from a region's result under two conditions:
-    backward reads the result, and forward operators outside of all regions read it too. The result may then be saved,
-    as in eager PyTorch. Otherwise the region might have to run again long before the region's own backward. The
-    recomputed values of the region would then stay alive until that backward.
+    Results of regions that later regions read, results with a backward hook, and values that forward copies into
+    inputs get MUST_SAVE. A result of plain checkpointing that operators outside of all regions read loses its tag.
     """
 
     name: ClassVar[str] = "cleanup-recompute-tags"
@@ -68,6 +57,8 @@ def _boundaries(graph: fx.Graph) -> list[fx.Node]:
     for node in graph.nodes:
         if node.meta.get("recompute") is None or not must_recompute(node):
             continue
+        # Without MUST_SAVE, consecutive regions would be recomputed as one region. FSDP2 sets backward hooks:
+        # recomputing the result would wait for the hook, which waits for a gradient that needs the result.
         if _feeds_later_region(node) or (
             node.meta.get("has_backward_hook", False) and not any(map(must_recompute, node.users))
         ):
@@ -108,4 +99,6 @@ def _read_outside(state: State) -> set[fx.Node]:
                 backward |= read
             elif "ac_graph_id" not in node.meta:
                 outside |= read
+    # Without a tag, such a result may be saved, as in eager PyTorch. Otherwise the region might have to run again long
+    # before its own backward, and the recomputed values of the region would stay alive until that backward.
     return {index.nodes[i] for i in outside & backward}

@@ -30,10 +30,10 @@ class _Parameters:
     __slots__ = ("fleeting_bytes", "gradients", "refs", "sizes")
 
     def __init__(self, given: Sequence[torch.Tensor]) -> None:
-        # Bytes by storage id: of the parameters, of their gradients, and of parameters that are allocated only
-        # while the graph runs, as under FSDP. In that case the first two have the bytes of one rank's shards.
+        # Both dicts are keyed by storage ids. After `shard`, they have the bytes of one rank's shards.
         self.sizes = dict(map(storage_of, given))
         self.gradients = dict(storage_of(value) for value in given if value.requires_grad)
+        # Bytes of parameters that are allocated only while the graph runs, as under FSDP.
         self.fleeting_bytes = 0
         self.refs = [weakref.ref(value) for value in given]
 

@@ -207,7 +207,7 @@ def _first_unfusible(
     last: int,
 ) -> int:
     """Return the rank, in forward's order, of the first unfusible node on the paths from ``start``."""
-    # A node fuses with the node before it on its path; the first node of a path counts as fusible.
+    # Rank, position, and whether the node fuses with the node before it on the path. The first node counts as fusible.
     heap = [(order[s], s, True) for s in start]
     heapq.heapify(heap)
     seen = set(heap)

@@ -158,14 +158,13 @@ class Budgeted(Pass):
     ) -> Iterator[GraphSolution]:
         """Yield solutions at lower budgets that may be cheaper than the solution at the given budget."""
         # A solver that stops within a tolerance of the optimum may find a cheaper decision for a smaller budget.
-        # Lower budgets are fixed fractions of all bytes, so that a larger budget tries all that smaller ones try,
-        # and never costs more.
+        # Lower budgets are fixed fractions of all bytes, so the best solution costs no more than the plan at any of
+        # these budgets.
         best, full = solution.cost, limits.full_bytes or 0
         if solution.status is Status.OPTIMAL or self.time_limit or not full:
             return
         capacity, least = limits.capacity or 0, limits.least_bytes or 0
         bound = max(solution.bound, hull.edge(capacity).bound(capacity))
-        # So far above the bound, the solver did not come near the optimum at any budget.
         if best - bound > CLOSE * best:
             return
         parts = 1_000 if len(problem) <= FINE_UP_TO else 100

@@ -164,8 +164,8 @@ class _GraphBuilder:
         self._copied = copied
         self._available = set(available)
         self._ran: set[int] = set()
-        # Positions: of the nodes in running order, of the values that forward must hand over, and of copied
-        # inputs.
+        # Positions of the nodes in running order, of the values that forward must hand over, and of copied inputs
+        # that the graph reads.
         self.order: list[int] = []
         self.handed: set[int] = set()
         self.snapshots: set[int] = set()

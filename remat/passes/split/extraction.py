@@ -160,7 +160,7 @@ class Extraction:
                 places = dict(find_symbol_binding_fx_nodes(self._joint.graph))
             binding += [places[s] for s in sorted(new, key=lambda s: s.name) if s in places]
             bound |= new
-        # AOTAutograd reads sizes that define a symbol before sizes that are expressions of symbols.
+        # Sizes that define a symbol come before sizes that are expressions of symbols.
         self.sizes = list(dict.fromkeys([*binding, *derived]))
 
     def _placeholders(self, *roles: Role) -> list[fx.Node]:

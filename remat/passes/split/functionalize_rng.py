@@ -183,7 +183,7 @@ def _use_graphsafe(nodes: list[fx.Node]) -> bool:
         bool(config.graphsafe_rng_functionalization)
         and len(devices) == 1
         and (
-            # This setting asks for eager mode's numbers, which graph-safe generators do not draw.
+            # This option asks for eager mode's numbers. Only a test configuration of Inductor combines both.
             not inductor.fallback_random
             or inductor.test_configs.graphsafe_rng_func_ignores_fallback_random
         )

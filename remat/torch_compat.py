@@ -1,4 +1,4 @@
-"""All private names of PyTorch that remat uses, each imported on first use.
+"""All private names of current PyTorch versions that remat uses, each imported on first use.
 
 PyTorch moves and renames private names without notice. A new PyTorch version is supported by
 changing this file. A name that a version lacks raises an error only when that name is used, so
@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import re
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -134,18 +133,15 @@ if TYPE_CHECKING:
     from torch.xpu import _is_compiled as xpu_is_compiled
 
 #: Dict from a private name to its import paths in other PyTorch versions, as ``module:name``, newest version first. A
-#: comment beside each path names the versions that have it. A path in this file is a substitute for a name that these
-#: versions lack.
+#: comment beside each path names the versions that have it. A path in `remat.torch_older` is a substitute for
+#: a name that these versions lack.
 ELSEWHERE: dict[str, tuple[str, ...]] = {
     "CustomSchedulerPass": ("torch._inductor.custom_graph_pass:CustomGraphPass",),  # 2.11, 2.12
-    "REGION_BUDGET": ("remat.torch_compat:REGION_BUDGET_KEY",),  # 2.11, 2.12
-    "get_default_generator": ("remat.torch_compat:default_cuda_generator",),  # 2.11, 2.12
-    "optimization_hint": ("remat.torch_compat:size_within_bounds",),  # 2.11
-    "supports_graphsafe_rng": ("remat.torch_compat:is_on_cuda",),  # 2.11, 2.12
+    "REGION_BUDGET": ("remat.torch_older:REGION_BUDGET_KEY",),  # 2.11, 2.12
+    "get_default_generator": ("remat.torch_older:default_cuda_generator",),  # 2.11, 2.12
+    "optimization_hint": ("remat.torch_older:size_within_bounds",),  # 2.11
+    "supports_graphsafe_rng": ("remat.torch_older:is_on_cuda",),  # 2.11, 2.12
 }
-
-#: Key of region budgets in graphs that newer versions traced and an older version reads.
-REGION_BUDGET_KEY = "_region_activation_memory_budget"
 
 #: Inductor's settings for passes of its scheduler that run before fusion, and after it.
 PRE_FUSION_PASS = "_pre_fusion_custom_pass"
@@ -242,17 +238,19 @@ def check_version() -> None:
 
 def _minor(release: str) -> tuple[int, ...]:
     """Return major and minor version as numbers: ``(2, 13)`` for ``"2.13.0+cpu"``."""
-    return tuple(int(n) for n in re.findall(r"\d+", release)[:2])
+    return _numbers(release)[:2]
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    """Return major, minor and patch version as numbers."""
+    return tuple(int(n) for n in re.findall(r"\d+", release)[:3])
 
 
 def is_before(release: str) -> bool:
     """Return whether the installed PyTorch is older than a release, such as ``"2.14.1"``."""
     import torch
 
-    def numbers(version: str) -> tuple[int, ...]:
-        return tuple(int(n) for n in re.findall(r"\d+", version)[:3])
-
-    return numbers(torch.__version__) < numbers(release)
+    return _numbers(torch.__version__) < _numbers(release)
 
 
 @functools.cache
@@ -262,146 +260,6 @@ def holds_tangents() -> bool:
     From PyTorch 2.13 on, backward frees each of them after its last use.
     """
     return is_before("2.13")
-
-
-def is_on_cuda(device: torch.device) -> bool:
-    """Return whether a device is a CUDA device, the only kind with graph-safe generators before PyTorch 2.13."""
-    return device.type == "cuda"
-
-
-def default_cuda_generator(device: torch.device) -> Any:
-    """Return the default generator of a CUDA device."""
-    import torch
-
-    return torch.cuda.default_generators[device.index]
-
-
-def size_within_bounds(size: Any, fallback: int | None = None) -> int:
-    """Return a number for a symbolic size, as ``optimization_hint`` of PyTorch 2.12 does; for PyTorch 2.11.
-
-    Args:
-        size: the size.
-        fallback: number for each symbol that depends on data, if the symbol's bounds allow this number.
-    """
-    if type(size) is int:
-        return size
-    node: Any = size.node
-    if node.has_hint():
-        return int(node.hint)
-    env, numbers = node.shape_env, {}
-    for symbol in node.expr.free_symbols:
-        known, bounds = env.backed_var_to_val.get(symbol), env.bound_sympy(symbol)
-        within = max(fallback or 0, bounds.lower) if bounds.lower.is_finite else fallback
-        numbers[symbol] = known if known is not None else min(within, bounds.upper)
-    return int(node.expr.xreplace(numbers))
-
-
-def selective_contexts(policy: Any, *, allow_cache_entry_mutation: bool, traced: bool) -> Any:
-    """Return PyTorch's two context managers of a selectively checkpointed region.
-
-    Before PyTorch 2.13, recomputation asks the policy again. Eager code gets context managers as in 2.13.
-
-    Args:
-        policy: the policy of the region.
-        allow_cache_entry_mutation: whether saved tensors may be written to in place.
-        traced: whether a compiler traces the region.
-    """
-    from torch.utils import checkpoint
-
-    if traced or not is_before("2.13"):
-        make: Any = checkpoint.create_selective_checkpoint_contexts
-        return make(policy, allow_cache_entry_mutation=allow_cache_entry_mutation)
-    mode, saved = _region_mode(), defaultdict[Any, dict[int, Any]](dict)
-    return mode(policy, saved, True), mode(None, saved, allow_cache_entry_mutation)
-
-
-@functools.cache
-def _region_mode() -> type[Any]:
-    """Return a class of dispatch modes for forward and for recomputation of a checkpointed region."""
-    from torch.utils import checkpoint
-
-    from remat.torch_compat import TorchDispatchMode, pytree
-
-    theirs: Any = checkpoint
-    recomputed, used = object(), object()  # cache entries of results that are not saved
-
-    class RegionMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        """Save or recompute each operator's result, as PyTorch 2.13 does.
-
-        Args:
-            policy: decides in forward; None in recomputation.
-            storage: saved results, by operator and number of its call.
-            written: whether saved tensors may be written to in place.
-        """
-
-        def __init__(self, policy: Any, storage: Any, written: bool) -> None:
-            super().__init__()  # type: ignore[no-untyped-call]
-            self.policy, self.storage, self.written = policy, storage, written
-            self.calls: dict[Any, int] = defaultdict(int)
-
-        @classmethod
-        def ignore_compile_internals(cls) -> bool:
-            return True
-
-        def __enter__(self) -> Any:
-            self.calls.clear()
-            return super().__enter__()  # type: ignore[no-untyped-call]
-
-        def __torch_dispatch__(
-            self, op: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            kwargs = kwargs or {}
-            if op in theirs.SAC_IGNORED_OPS:
-                return op(*args, **kwargs)
-            entries, call = self.storage[op], self.calls[op]
-            self.calls[op] += 1
-            if self.policy is None:
-                return self.again(entries, call, op, args, kwargs)
-            out = op(*args, **kwargs)
-            ctx = theirs.SelectiveCheckpointContext(is_recompute=False)
-            ctx.op_output = out
-            saves = theirs.CheckpointPolicy.MUST_SAVE, theirs.CheckpointPolicy.PREFER_SAVE
-            entries[call] = recomputed
-            if self.policy(ctx, op, *args, **kwargs) in saves:
-                entries[call] = pytree.tree_map(
-                    lambda x: theirs._VersionWrapper(theirs._maybe_detach(x, True)), out
-                )
-            return out
-
-        def again(self, entries: Any, call: int, op: Any, args: Any, kwargs: Any) -> Any:
-            """Return the saved result of a call, or run the operator again."""
-            if call not in entries:
-                raise RuntimeError(f"{op} encountered during backward, but not found in storage")
-            entry = entries[call]
-            if entry is used:
-                raise RuntimeError(
-                    "Trying to backward an extra time. You are only allowed to backward once "
-                    "on any region computed under selective activation checkpoint."
-                )
-            if entry is recomputed:
-                return op(*args, **kwargs)
-            entries[call] = used
-            return pytree.tree_map(lambda x: x.get_val(self.written), entry)
-
-    return RegionMode
-
-
-def flop_formula(packet: Any) -> Callable[..., Any] | None:
-    """Return PyTorch's formula for the floating-point operations of an operator; None if there is none.
-
-    PyTorch 2.13 added formulas of flex attention. Older versions get them from here.
-    """
-    from torch.utils import flop_counter
-
-    theirs: Any = flop_counter
-    found: Any = theirs.flop_registry.get(packet)
-    if found is None and str(packet) == "flex_attention":
-        return lambda q, k, v, *_, **__: theirs.sdpa_flop_count(q.shape, k.shape, v.shape)
-    if found is None and str(packet) == "flex_attention_backward":
-        return lambda q, k, v, out, *_, **__: theirs.sdpa_backward_flop_count(
-            out.shape, q.shape, k.shape, v.shape
-        )
-    return found  # type: ignore[no-any-return]
 
 
 def replace_compilers(inductor: type[Any], other: type[Any]) -> None:
@@ -432,8 +290,8 @@ def registered_at(op: Any) -> str:
     """Return the source file that registered an operator overload; empty if unknown."""
     from torch import _C
 
-    found = schema(op)
-    name = found.name + (f".{found.overload_name}" if found.overload_name else "")
+    declared = schema(op)
+    name = declared.name + (f".{declared.overload_name}" if declared.overload_name else "")
     for line in _C._dispatch_dump(name).splitlines():
         if line.startswith("debug: registered at "):
             return line.removeprefix("debug: registered at ").rpartition(":")[0]
@@ -468,13 +326,13 @@ def autograd_function(node: Any) -> Any:
     return getattr(node, "_forward_cls", None)
 
 
-def handed_numbers(step: Any) -> tuple[Any, ...]:
+def handed_numbers(node: Any) -> tuple[Any, ...]:
     """Return the numbers that a compiled forward saved for its backward, such as values of symbolic sizes.
 
     Args:
-        step: the node of autograd's graph that runs the compiled backward.
+        node: the node of autograd's graph that runs the compiled backward.
     """
-    return tuple(getattr(step, "symints", None) or ())
+    return tuple(getattr(node, "symints", None) or ())
 
 
 def storage_id(storage: Any) -> int:
@@ -493,12 +351,7 @@ def has_symbolic_sizes(tensor: Any) -> bool:
 
 
 def mark_alike(tensor: Any, like: Any) -> None:
-    """Copy to a tensor the marks that ``torch._dynamo.mark_dynamic`` has set on another tensor.
-
-    Args:
-        tensor: the tensor to mark.
-        like: the tensor whose marks are copied.
-    """
+    """Copy to a tensor the marks that ``torch._dynamo.mark_dynamic`` has set on another tensor."""
     kinds = ("_indices", "_range", "_bounds", "_overrides", "_ids")
     for name, value in vars(like).items():
         marks = name.startswith("_dynamo_") and name.endswith(kinds)
@@ -561,8 +414,8 @@ def forget_sizes(code: CodeType) -> None:
     from remat.torch_compat import get_code_state
 
     place = code.co_filename, code.co_firstlineno, code.co_name
-    for known, state in get_code_state().items():
-        if (known.filename, known.firstlineno, known.name) == place:
+    for seen, state in get_code_state().items():
+        if (seen.filename, seen.firstlineno, seen.name) == place:
             state.automatic_dynamic.clear()
 
 
@@ -584,10 +437,6 @@ def quick_copier(graph: fx.Graph, source: fx.Graph) -> Callable[..., None]:
     ``copies`` is a dict from nodes to their copies, to which the function adds the new copies. If
     ``taken`` is True, the function appends a placeholder of the same name for each node instead of
     a copy.
-
-    Args:
-        graph: the graph that receives the copies.
-        source: the graph of the nodes to copy.
     """
     from torch import _C, fx
 
@@ -619,20 +468,20 @@ def quick_copier(graph: fx.Graph, source: fx.Graph) -> Callable[..., None]:
                 args = map_arg(args, find)
             if kwargs:
                 kwargs = map_arg(kwargs, find)
-            made = make(fx.Node)
+            copy = make(fx.Node)
             if name in used:
                 name = namespace.create_name(name, None)
-            initialise(made, graph, name, op, target, node.type)
-            made._update_args_kwargs(args, kwargs)
-            set_meta(made, node.meta.copy())
-            append(made)
+            initialise(copy, graph, name, op, target, node.type)
+            copy._update_args_kwargs(args, kwargs)
+            set_meta(copy, node.meta.copy())
+            append(copy)
             used.add(name)
-            names[made] = name
+            names[copy] = name
             row = calls.get(id(target)) if op == "call_function" else table[op, None]
             if row is None:
                 row = calls[id(target)] = table[op, target]
-            row[made] = None
+            row[copy] = None
             graph._len += 1
-            copies[node] = made
+            copies[node] = copy
 
     return run

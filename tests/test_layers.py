@@ -15,7 +15,7 @@ import remat
 ROOT = Path(remat.__file__).parent
 #: The rooms, each on those before it.
 IN_ORDER = """
-    version lazy errors files arguments units torch_compat solvers graph running report passes plugins
+    version lazy errors files arguments units torch_compat torch_older solvers graph running report passes plugins
     options record sac checkpointing planning experiments fitting reduction api integrations testing cli __main__
     """
 ROOMS = tuple(IN_ORDER.split())
@@ -26,7 +26,7 @@ INNER = {
 }  # fmt: skip
 #: Rooms that do without some of those below.
 WITHOUT = {
-    "solvers": {"torch_compat", "units"},
+    "solvers": {"torch_compat", "torch_older", "units"},
     "graph": {"passes"},
     "passes": {"report"},
     "cli": {"testing"},
@@ -36,6 +36,7 @@ NEVER = {room: {"torch"} for room in (*ROOMS[:6], "solvers")}
 #: Libraries that a room imports inside of functions only.
 LAZY = {
     "torch_compat": {"torch"},
+    "torch_older": {"torch"},
     "solvers": {"ortools", "scipy", "pulp", "highspy", "numpy"},
     "plugins": {"torch"},
     "testing": {"torch"},

@@ -21,7 +21,7 @@ from remat.errors import RematError, TorchVersionError
 from remat.torch_compat import TorchVersionWarning
 
 ROOT = Path(remat.__file__).parent
-FILES = sorted(p for p in ROOT.rglob("*.py") if p.name != "torch_compat.py")
+FILES = sorted(p for p in ROOT.rglob("*.py") if p.name not in ("torch_compat.py", "torch_older.py"))
 #: Private attributes that Python itself gives to what it makes.
 PYTHONS = {"_fields", "_asdict", "_replace"}
 _DOTTED = re.compile(r"torch(\.\w+)*\._\w+(\.\w+)*")

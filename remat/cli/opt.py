@@ -88,7 +88,7 @@ def opt(joint: str, overrides: tuple[str, ...], as_json: bool, **options: Any) -
     it, the forward and backward graphs. Everything else is printed to standard error.
     """
     from remat.passes.instruments import OptBisect, Statistics, Timing
-    from remat.passes.instruments.dumps import state_text
+    from remat.passes.instruments.printed import state_text
     from remat.planning import pipelines
 
     output = options.pop("output")
@@ -210,14 +210,14 @@ def _instruments(options: dict[str, Any]) -> Iterator[Instrument]:
     if options["verify_each"] is not None:
         yield made.VerifyEach(numbers=options["verify_each"] == "numbers")
     if options["dump_dir"] is not None:
-        yield made.Dumps(options["dump_dir"])
+        yield made.Printed(to=options["dump_dir"])
     before, after = options["print_before_all"], options["print_after_all"]
     if before or after:
-        yield made.Printed(write=_note, before=before, after=after)
+        yield made.Printed(to=_note, before=before, after=after)
     if options["print_after"] and not after:
-        yield made.Printed(write=_note, only=options["print_after"])
+        yield made.Printed(to=_note, only=options["print_after"])
     if options["print_changed"]:
-        yield made.PrintChanged(write=_note)
+        yield made.Printed(to=_note, changed=True)
     if options["statistics"]:
         yield made.Statistics()
     # Timing comes last, so that the time of a pass does not include the work of other instruments.

@@ -57,12 +57,12 @@ def plan_whole(
     # No other graph keeps values for the backward of this one.
     alone = replace(arrived, tally=None, runs_beside=0, bytes_beside=0, is_alone=True)
     may_exceed = not (arrived.runs_backward or arrived.options.strict)
-    kept = joint.copy() if may_exceed else joint
+    copied = joint.copy() if may_exceed else joint
     try:
         planned, modules = alone.partition(joint, inputs, plan_graph)
     except BudgetError as error:
         if not may_exceed:
             raise
-        joint = kept
+        joint = copied
         planned, modules = replace(alone, over=str(error)).partition(joint, inputs, plan_graph)
     return planned, joined(joint, *modules)

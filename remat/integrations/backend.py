@@ -28,7 +28,7 @@ from remat.integrations.budget_loop import compile_within_budget
 from remat.integrations.compile_progress import CompileProgress
 from remat.integrations.partitioner import Partitioner, PartitionerOptions
 from remat.integrations.stages import Arrived, Compiled, Planned, Run
-from remat.integrations.step_guards import at_declared_sizes
+from remat.integrations.step_sizes import at_declared_sizes
 from remat.integrations.step_wrapper import wrap_step
 from remat.integrations.traced_graph import code_of, joint_of, name_of
 from remat.options import CostOption, SolverOption
@@ -185,10 +185,8 @@ class Backend:
 
 
 def _checkpoints_of_step(arrived: Arrived, gm: fx.GraphModule) -> dict[str, bool]:
-    """Return settings of AOTAutograd that leave the checkpoint tags of a step that is one graph to its plan.
-
-    PyTorch's own pass refuses random operators in a checkpointed region, and fixes what is computed again.
-    """
+    """Return settings of AOTAutograd that leave the checkpoint tags of a step that is one graph to its plan."""
+    # PyTorch's own pass refuses random operators in a checkpointed region, and fixes which values are recomputed.
     name = "remat_using_tags_for_fwd_loss_bwd_graph"
     is_planned = arrived.runs_backward and not calls_regions(gm)
     return {name: False} if is_planned and hasattr(torch_compat.functorch_config, name) else {}
@@ -232,14 +230,14 @@ def compile_step(
                 'torch.compile(model, backend="remat", options={"budget": "40GiB"})'
             )
         with _LOCK:
-            known = None if options is None else _BACKENDS.get(id(options))
-            if known is None or not known.has(options or {}, mode):
-                known = Backend({} if options is None else options, mode)
+            cached = None if options is None else _BACKENDS.get(id(options))
+            if cached is None or not cached.has(options or {}, mode):
+                cached = Backend({} if options is None else options, mode)
             if options is not None:
-                _BACKENDS[id(options)] = known
+                _BACKENDS[id(options)] = cached
     except RematError as error:
         raise _for_dynamo(error) from None
-    return known(gm, example_inputs)
+    return cached(gm, example_inputs)
 
 
 @passes_on(_KEYWORDS, Partitioner.__init__, others=True)
@@ -279,14 +277,9 @@ def backend(
 
 
 def _for_dynamo(error: RematError) -> Exception:
-    """Convert an error so that Dynamo raises it unchanged, with its own class and message.
-
-    Dynamo raises a ``BackendCompilerFailed`` unchanged. It wraps every other exception of a
-    backend, and adds that PyTorch may have a bug.
-
-    Returns:
-        An error whose class derives from the class of ``error`` and ``BackendCompilerFailed``.
-    """
+    """Convert an error so that Dynamo raises it unchanged, with its own class and message."""
+    # Dynamo raises a `BackendCompilerFailed` unchanged. It wraps every other exception of a backend, and adds
+    # that PyTorch may have a bug.
     own = type(error)
 
     def message(self: Any) -> str:
@@ -304,12 +297,7 @@ def _for_dynamo(error: RematError) -> Exception:
 
 
 def _check_inductor(options: Mapping[str, Any]) -> None:
-    """Check the options that do not belong to remat.
-
-    Raises:
-        ProblemError: an option is not one of Inductor either, and the message suggests the nearest
-            known option. Or an option that is a bool has another value.
-    """
+    """Check the options that do not belong to remat."""
     if not options:
         return
     theirs = torch_compat.list_options()
@@ -357,14 +345,7 @@ def _compile_eager(arrived: Arrived, gm: fx.GraphModule, example_inputs: Sequenc
 
 
 def _warn_of_traced_backward(arrived: Arrived, gm: fx.GraphModule) -> None:
-    """Warn that a graph that runs backward itself has no plan, because it calls nested regions.
-
-    The warning is given once for each compiled function.
-
-    Args:
-        arrived: the stage of the compilation, with the record of the functions that a warning has named.
-        gm: the graph from Dynamo.
-    """
+    """Warn that a graph that runs backward itself has no plan, because it calls nested regions."""
     name, graphs = torch_compat.traced_frame()[0], arrived.options.graphs
     key = f"{name} {code_of('')}"
     if key in graphs.unplanned:
@@ -398,24 +379,14 @@ def boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
 def _inductor_options(
     partition: Partitioner, options: Mapping[str, Any], mode: str | None
 ) -> dict[str, Any]:
-    """Return the Inductor settings of a step: those of remat, of ``mode``, and of the user.
-
-    A setting of ``mode`` overrides a setting of remat, and a setting of the user overrides both. If
-    a saved-tensor hook has no cache key, Inductor's caches are always switched off.
-
-    Args:
-        partition: the partitioner.
-        options: Inductor options that the user gave.
-        mode: a mode of Inductor.
-
-    Raises:
-        ProblemError: Inductor has no such mode.
-    """
-    known = torch_compat.list_options()
-    patches: dict[str, Any] = {_KEPT_MEMORY: False} if _KEPT_MEMORY in known else {}
+    """Return the Inductor settings of a step: those of remat, of ``mode``, and of the user."""
+    names = torch_compat.list_options()
+    patches: dict[str, Any] = {_KEPT_MEMORY: False} if _KEPT_MEMORY in names else {}
     modes = torch_compat.list_mode_options()
     if mode is not None and mode not in [*modes]:
         raise ProblemError(f"mode is {mode!r}; expected one of {', '.join(map(repr, modes))}")
+    # Later settings override earlier ones: those of the mode override remat's, and those of the user override
+    # both.
     patches.update(modes[mode] if mode else {})
     patches.update({k.replace("-", "_"): v for k, v in options.items()})
     if not partition.cacheable:  # a cached graph could have been compiled with another hook

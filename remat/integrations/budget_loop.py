@@ -28,17 +28,12 @@ from remat.integrations.compiled_memory import (
     held_bytes,
     write_timeline,
 )
+from remat.integrations.masks import masks_from_bytes, masks_to_bytes
 from remat.integrations.plan_cache import CachedPlan
+from remat.integrations.replaced_methods import GeneratedCode, deferred_kernels
 from remat.integrations.stages import Arrived, Compiled, Planned
 from remat.integrations.traced_graph import code_of, joint_of, name_of
-from remat.integrations.workarounds import (
-    GeneratedCode,
-    compile_graph,
-    deferred_kernels,
-    masks_from_bytes,
-    masks_to_bytes,
-    rounded_as_in_eager,
-)
+from remat.integrations.workarounds import compile_graph, rounded_as_in_eager
 from remat.units import format_bytes
 
 _LOG = logging.getLogger(__name__)
@@ -53,43 +48,37 @@ def compile_within_budget(
     an error, and a budget on saved bytes causes a warning. If the budget is a ratio of the peak, the
     returned step is the one with the least compiled peak.
 
-    Args:
-        arrived: the graph to compile.
-        gm: the graph from Dynamo.
-        inputs: example inputs of the compilation.
-        patches: Inductor settings.
-
     Raises:
         RematError: planning failed, or no compiled step meets a budget that is a peak in bytes.
     """
     options = arrived.options
-    known = CompiledBudget(options.largest, together=options.with_others)
-    tried: list[tuple[int, Planned, Compiled]] = []
+    budget = CompiledBudget(options.largest, together=options.with_others)
+    attempts: list[tuple[int, Planned, Compiled]] = []
     again, over = True, ""
     try:
         while again:
-            compiled = compile_once(arrived, known, gm, inputs, patches)
+            compiled = compile_once(arrived, budget, gm, inputs, patches)
             planned = compiled.planned
             if planned is None:
                 break
-            again, over = plans_again(planned, known)
+            again, over = plans_again(planned, budget)
             # Every rank knows the largest excess of all ranks. Comparing by it makes all ranks pick the same plan.
-            taken = known.over if options.with_others else planned.plan.peak_bytes
-            tried.append((taken, planned, compiled))
+            taken = budget.over if options.with_others else planned.plan.peak_bytes
+            attempts.append((taken, planned, compiled))
             if again:
                 arrived = replace(arrived, over=over)
-                more = format_bytes(known.over)
+                more = format_bytes(budget.over)
                 arrived.stage(f"compiling again: the step takes {more} more than its budget")
     finally:
-        # The compiled step refers to ``known``, and candidates refer to traced graphs.
-        for each in known.rounds:
+        # The compiled step refers to ``budget``, and candidates refer to traced graphs.
+        for each in budget.rounds:
             each.search = None
-    if tried:
+    if attempts:
         is_near = options.request.budget.peak_share is not None
         if is_near or (over and not options.with_others):
             # A replanned step may have a higher peak than an earlier one.
-            tried = [min(tried, key=lambda one: one[0])]
-        _, planned, compiled = tried[-1]
+            attempts = [min(attempts, key=lambda attempt: attempt[0])]
+        _, planned, compiled = attempts[-1]
         compiled = replace(compiled, planned=replace(planned, over=over))
     if compiled.unloaded:
         arrived.stage("compiling kernels")
@@ -97,12 +86,12 @@ def compile_within_budget(
     return compiled
 
 
-def plans_again(planned: Planned, known: CompiledBudget) -> tuple[bool, str]:
+def plans_again(planned: Planned, budget: CompiledBudget) -> tuple[bool, str]:
     """Return whether to replan a step because the compiled step exceeds its budget, and `Planned.over`.
 
     Args:
         planned: the graph, with the figures of the compiled step.
-        known: measurements from this and earlier compilations of the step; it is updated.
+        budget: measurements from this and earlier compilations of the step; it is updated.
 
     Raises:
         BudgetError: the compiled step exceeds a peak in bytes, and no replan is left.
@@ -114,7 +103,7 @@ def plans_again(planned: Planned, known: CompiledBudget) -> tuple[bool, str]:
     if (over and not options.with_others) or options.check is not None:
         return False, over
     try:
-        return known.replans(planned.plan, planned.request, can_hold=not over), over
+        return budget.replans(planned.plan, planned.request, can_hold=not over), over
     except BudgetError as error:
         if not planned.arrived.runs_anyway(planned.kind):
             raise
@@ -123,7 +112,7 @@ def plans_again(planned: Planned, known: CompiledBudget) -> tuple[bool, str]:
 
 def compile_once(
     arrived: Arrived,
-    known: CompiledBudget,
+    budget: CompiledBudget,
     gm: fx.GraphModule,
     inputs: Sequence[Any],
     patches: dict[str, Any],
@@ -132,15 +121,15 @@ def compile_once(
 
     Args:
         arrived: the graph to compile.
-        known: measurements from earlier compilations of the step.
+        budget: measurements from earlier compilations of the step.
         gm: the graph from Dynamo.
         inputs: example inputs of the compilation.
         patches: Inductor settings.
     """
     # Inductor compiles each nested region as a separate graph, so the step then has more than two graphs.
-    whole = not calls_regions(gm)
-    if whole and arrived.options.keeps_steps:
-        attempt = Attempt(arrived, known, whole=True, traces=plan_cache.traces_of(gm, inputs))
+    has_two_graphs = not calls_regions(gm)
+    if has_two_graphs and arrived.options.keeps_steps:
+        attempt = Attempt(arrived, budget, whole=True, traces=plan_cache.traces_of(gm, inputs))
         compiled = attempt.compile(gm, inputs, patches)
         keys = () if attempt.is_new else plan_cache.graph_keys(compiled.run)
         record = plan_cache.find(keys) if keys else None
@@ -151,7 +140,7 @@ def compile_once(
             with contextlib.suppress(PlanError):  # the record holds no valid plan
                 return replace(compiled, planned=restore(arrived, gm, record))
     # The cached step has no usable plan: compile without AOTAutograd's cache, so that it is partitioned.
-    return Attempt(arrived, known, whole=whole).compile(gm, inputs, patches)
+    return Attempt(arrived, budget, whole=has_two_graphs).compile(gm, inputs, patches)
 
 
 def restore(arrived: Arrived, gm: fx.GraphModule, record: CachedPlan) -> Planned:
@@ -168,7 +157,7 @@ def restore(arrived: Arrived, gm: fx.GraphModule, record: CachedPlan) -> Planned
     request = arrived.options.request
     plan = record.read(request, name_of(gm))
     planned = Planned.of(arrived, plan, arrived.of_step(request), code_of(record.parameters))
-    arrived.options.graphs.met[plan.fingerprint] += 1
+    arrived.options.graphs.partitioned[plan.fingerprint] += 1
     return planned
 
 
@@ -178,7 +167,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
 
     Attributes:
         arrived: the graph to plan and to partition.
-        known: measurements from earlier compilations of the step.
+        budget: measurements from earlier compilations of the step.
         whole: whether the step has exactly one forward and one backward graph. If not, nested
             compile regions (``torch.compiler.nested_compile_region``) are compiled as further
             graphs.
@@ -193,7 +182,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
     """
 
     arrived: Arrived
-    known: CompiledBudget
+    budget: CompiledBudget
     whole: bool
     traces: str | None = None
     is_new: bool = False
@@ -209,7 +198,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
         return arrived.options.key(
             graphs_only=self.traces is None,
             traces=self.traces,
-            compiled=self.known.key,
+            compiled=self.budget.key,
             beside=(arrived.runs_beside, arrived.bytes_beside),
             over=arrived.over,
         )
@@ -230,11 +219,6 @@ class Attempt(torch_compat.CustomPartitionerFn):
 
         The plan of the result has the figures of the compiled code, if these are known. There is no plan if the
         whole step came from AOTAutograd's cache.
-
-        Args:
-            gm: the graph from Dynamo.
-            inputs: example inputs of the compilation.
-            patches: Inductor settings.
         """
         unloaded: list[GeneratedCode] = []
         settings: dict[str, Any] = {
@@ -285,30 +269,28 @@ class Attempt(torch_compat.CustomPartitionerFn):
         # The text of the graph is taken before planning changes the graph in place.
         record = None if self.traces is None else plan_cache.record_of(joint)
         with record_warnings() as warned:
-            planned, modules = self.arrived.partition(joint, joint_inputs, self.known.plan)
+            planned, modules = self.arrived.partition(joint, joint_inputs, self.budget.plan)
         self.planned = planned or self.planned
         if record is not None:
             self.record = replace(record, warnings=plan_cache.repeated(warned))
         return modules
 
     def _rounds_as_eager(self, joint: JointGraph) -> bool:
-        """Return whether Inductor rounds each 16-bit result of a graph, because the graph branches on one.
-
-        The joint graph alone decides, so that forward is the same at every budget.
-        """
+        """Return whether Inductor rounds each 16-bit result of a graph, because the graph branches on one."""
         if not self.arrived.options.exact_branches or not has_16_bits(joint.graph):
             return False
+        # The joint graph alone decides, never the plan, so that forward is the same at every budget.
         index = index_graph(joint.graph)
-        found = branches_on_16_bits(index, classify(joint, index))
-        if found:
+        branches = branches_on_16_bits(index, classify(joint, index))
+        if branches:
             _LOG.info(
                 "%d values of '%s' branch on numbers of 16 bits, first %s: each 16-bit result is rounded as in eager "
                 "PyTorch; options={'exact_branches': False} turns this off",
-                len(found),
+                len(branches),
                 joint.name,
-                located(index.nodes[found[0]]),
+                located(index.nodes[branches[0]]),
             )
-        return bool(found)
+        return bool(branches)
 
     def compile_graph(self, gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
         """Compile the forward or the backward graph with Inductor, and record its generated code.
@@ -349,38 +331,35 @@ class Attempt(torch_compat.CustomPartitionerFn):
             self._exact_branches |= self._rounds_as_eager(joint)
         self.record = plan_cache.record_of(joint)
         with record_warnings() as warned:
-            self.planned, gm = plan_whole(self.arrived, joint, inputs, self.known.plan)
+            self.planned, gm = plan_whole(self.arrived, joint, inputs, self.budget.plan)
         if self.record is not None:
             self.record = replace(self.record, warnings=plan_cache.repeated(warned))
         return gm
 
     def _as_compiled(self) -> Planned | None:
-        """Return the planned graph with the figures of the compiled code, and write its plan to the plan cache.
-
-        The figures come from simulating the generated code. If this code cannot be simulated, the
-        plan keeps its estimated figures.
-        """
+        """Return the planned graph with the figures of the compiled code, and write its plan to the plan cache."""
         planned, options = self.planned, self.arrived.options
         graphs = 1 if planned is not None and planned.arrived.is_alone else 2
         if not self.whole or len(self._graphs) != graphs or planned is None or options.check:
             return planned
-        made, timeline = planned.plan, None
-        symbolic = options.in_bytes and (made.symbolic or made.learns_sizes)
+        plan, timeline = planned.plan, None
+        symbolic = options.in_bytes and (plan.symbolic or plan.learns_sizes)
         for kind in (True, False) if symbolic else (False,):
             try:
+                # The plan keeps its estimated figures if the code cannot be simulated.
                 timeline = timeline or compiled_timeline(*self._graphs, symbolic=kind)
             except Exception:  # this generated code cannot be simulated, for example a C++ wrapper
-                _LOG.info("the memory of '%s' as compiled is not known", made.graph, exc_info=True)
+                _LOG.info("the memory of '%s' as compiled is not known", plan.graph, exc_info=True)
         if timeline is not None:
-            made = made.as_compiled(timeline, held_bytes(timeline))
+            plan = plan.as_compiled(timeline, held_bytes(timeline))
         keys = [graph.key for graph in self._graphs if graph.key is not None]
         # Without a record, a later process that finds the step in a cache plans the step again. That is necessary if
         # sizes are data-dependent, or if the step exceeds its budget in the cases of `CompiledBudget.is_open`.
-        record = None if len(keys) != graphs or made.learns_sizes else self.record
-        if record is not None and not self.known.is_open(made, planned.request):
+        record = None if len(keys) != graphs or plan.learns_sizes else self.record
+        if record is not None and not self.budget.is_open(plan, planned.request):
             timed = "" if timeline is None else write_timeline(timeline)
-            plan_cache.keep(keys, replace(record, plan=made.to_json(), timeline=timed))
-        return replace(planned, plan=made)
+            plan_cache.keep(keys, replace(record, plan=plan.to_json(), timeline=timed))
+        return replace(planned, plan=plan)
 
 
 def _on_cpu(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:

@@ -85,8 +85,8 @@ class CompileProgress:
 
 def closing_line(plan: Plan) -> str:
     """Return one line with a plan's peak, the peak without remat, and the change of the step time in percent."""
-    found = plan.before_after
-    peak, without = found.peak_bytes, found.without_peak_bytes
+    change = plan.before_after
+    peak, without = change.peak_bytes, change.without_peak_bytes
     about = ""
     if plan.planned_peak_bytes:
         # The peak of the code is known; the peak without remat is an estimate.
@@ -94,4 +94,4 @@ def closing_line(plan: Plan) -> str:
     line = f"'{plan.graph}': peak {format_bytes(peak)}"
     if without:
         line += f" instead of {about}{format_bytes(without)}"
-    return line if found.more is None else f"{line}, step {found.more:+.1%}"
+    return line if change.more is None else f"{line}, step {change.more:+.1%}"

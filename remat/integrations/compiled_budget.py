@@ -77,16 +77,16 @@ class CompiledBudget:
             return self._plan_within_peak(joint, request, agree)
         if not self.times:
             return plan_graph(joint, request, in_place=True, agree=agree)
-        asked, current = request.budget, self.rounds[-1]
+        budget, current = request.budget, self.rounds[-1]
         smaller = Budget(nbytes=max(0, current.limit - current.excess))
         try:
-            made = plan_graph(joint, replace(request, budget=smaller), in_place=True, agree=agree)
+            plan = plan_graph(joint, replace(request, budget=smaller), in_place=True, agree=agree)
         except BudgetError as error:
             raise BudgetError(
-                f"budget {asked.label}: the plan within it takes more as Inductor compiled it, and there "
+                f"budget {budget.label}: the plan within it takes more as Inductor compiled it, and there "
                 f"is none for what is left then: {error}"
             ) from None
-        return replace(made, budget=str(asked), capacity=current.limit, _asked=asked)
+        return replace(plan, budget=str(budget), capacity=current.limit, _asked=budget)
 
     def _plan_within_peak(
         self, joint: JointGraph, request: PlanRequest, agree: AgreeRanks | None
@@ -104,22 +104,22 @@ class CompiledBudget:
         # before must stay unchanged.
         planner = Planner.of(joint, within, in_place=not current.peaks)
         current.search = search = planner.estimated(current.search)
-        found = search.within(budget, current)
-        if budget.peak_bytes and found.decision in current.peaks:
+        candidate = search.within(budget, current)
+        if budget.peak_bytes and candidate.decision in current.peaks:
             self.rounds.append(CompiledRound())
             return self._plan_within_peak(joint, request, agree)
         limit = 0 if budget.peak_bytes else search.limit or 0
-        made = planner.finish(found, budget, agree, peak_limit=limit, measure="estimated")
-        self._chosen[made.decision] = found.decision
-        return made if is_first else replace(made, budget=str(asked), _asked=asked, peak_limit=0)
+        plan = planner.finish(candidate, budget, agree, peak_limit=limit, measure="estimated")
+        self._chosen[plan.decision] = candidate.decision
+        return plan if is_first else replace(plan, budget=str(asked), _asked=asked, peak_limit=0)
 
-    def replans(self, made: Plan, request: PlanRequest, *, can_hold: bool = True) -> bool:
+    def replans(self, plan: Plan, request: PlanRequest, *, can_hold: bool = True) -> bool:
         """Return whether to replan a step because the compiled step exceeds its budget.
 
         If the result is True, the next call of `plan` plans for fewer bytes.
 
         Args:
-            made: the plan, with the figures of the compiled step.
+            plan: the plan, with the figures of the compiled step.
             request: the options that the step was planned under.
             can_hold: whether a plan within the budget may exist. If not, this rank replans only
                 because other ranks do.
@@ -130,165 +130,134 @@ class CompiledBudget:
         """
         if not request.decides:
             return False
-        asked, current = request.budget, self.rounds[-1]
-        taken, limit = compiled_bytes(made, request)
+        budget, current = request.budget, self.rounds[-1]
+        taken, limit = compiled_bytes(plan, request)
         own = taken - limit if can_hold else 0
         self.over = self._largest(own)
         if max(own, self.over) <= 0:
             return False
-        limit = limit or asked.peak_bytes or made.peak_limit or made.capacity
+        limit = limit or budget.peak_bytes or plan.peak_limit or plan.capacity
         taken = max(taken, limit + self.over)
-        if asked.on_peak:
-            current.peaks[self._chosen.get(made.decision, made.decision)] = taken
-        if self.over <= 0 or self._is_last(asked, can_hold=can_hold):
+        if budget.on_peak:
+            current.peaks[self._chosen.get(plan.decision, plan.decision)] = taken
+        if self.over <= 0 or self._is_last(budget, can_hold=can_hold):
             if can_hold:
-                self._tell(made, request, taken, limit, elsewhere=own <= 0)
+                self._tell(plan, request, taken, limit, elsewhere=own <= 0)
             return False
-        if asked.peak_bytes and can_hold and len(self.rounds) == 1 and current.is_last(asked):
+        if budget.peak_bytes and can_hold and len(self.rounds) == 1 and current.is_last(budget):
             # The search starts anew: its plans do not depend on the refused budget, so another budget leads to them, too.
             self.rounds.append(CompiledRound())
-        elif asked.on_peak:
+        elif budget.on_peak:
             # The next plan's estimate may be off by more, so a quarter is added.
-            excess = (taken - (made.predicted_peak_bytes or limit)) * 5 // 4
+            excess = (taken - (plan.predicted_peak_bytes or limit)) * 5 // 4
             current.excess = max(excess, 2 * current.excess)
         else:
-            current.limit, current.excess = limit, taken - made.planned_saved_bytes
+            current.limit, current.excess = limit, taken - plan.planned_saved_bytes
         current.times += 1
         return True
 
-    def _is_last(self, asked: Budget, *, can_hold: bool) -> bool:
-        """Return whether no replan is left for a step that exceeds its budget.
-
-        Args:
-            asked: the requested budget.
-            can_hold: see `replans`.
-        """
+    def _is_last(self, budget: Budget, *, can_hold: bool) -> bool:
+        """Return whether no replan is left for a step that exceeds its budget."""
         current, effort = self.rounds[-1], DEFAULT.compiling
-        if asked.peak_bytes is None and (can_hold or not asked.on_peak):
-            return current.is_last(asked)
+        if budget.peak_bytes is None and (can_hold or not budget.on_peak):
+            return current.is_last(budget)
         # The replans within the budget, the first plan for the least peak, and its replans.
         most = effort.replans + 1 + effort.of_ratio
         is_least = current is not self.rounds[0] and current.is_last(LEAST)
         return self.times == most or (is_least and not self._together)
 
-    def is_open(self, made: Plan, request: PlanRequest) -> bool:
+    def is_open(self, plan: Plan, request: PlanRequest) -> bool:
         """Return whether a later process must plan this step itself instead of loading its plan.
 
         The result is True if the compiled step exceeds its budget, and the budget is a ratio of the
         peak or the step was also planned for its least peak. Only the process that planned the step
         knows how many bytes a ratio of the peak stands for.
-
-        Args:
-            made: the plan, with the figures of the compiled step.
-            request: the options that the step was planned under.
         """
-        taken, limit = compiled_bytes(made, request)
+        taken, limit = compiled_bytes(plan, request)
         seeks = len(self.rounds) > 1 or request.budget.peak_share is not None
         return seeks and taken > limit
 
     def _tell(
-        self, made: Plan, request: PlanRequest, taken: int, limit: int, *, elsewhere: bool
+        self, plan: Plan, request: PlanRequest, taken: int, limit: int, *, elsewhere: bool
     ) -> None:
-        """Raise an error or warn because a compiled step exceeds its budget.
-
-        A budget that is a peak in bytes raises an error. A budget on saved bytes causes a warning.
-        A ratio of the peak causes a warning only if the compiled peak exceeds the ratio's bytes by
-        more than `Compiling.warned`.
-
-        Args:
-            made: the plan.
-            request: the options that the step was planned under.
-            taken: compiled bytes of the step.
-            limit: bytes that the budget allows.
-            elsewhere: whether only other ranks exceed the budget, not this rank.
-
-        Raises:
-            BudgetError: the budget is a peak in bytes.
-        """
-        asked, where = request.budget, " on another rank" if elsewhere else ""
+        """Raise an error or warn because a compiled step exceeds its budget."""
+        budget, where = request.budget, " on another rank" if elsewhere else ""
         compiled = {d: peak for each in self.rounds for d, peak in each.peaks.items()}
         taken = min(compiled.values(), default=taken)
         more, most = format_apart(taken, limit)
-        if asked.peak_bytes is not None:
+        if budget.peak_bytes is not None:
             # Under a budget of `sure` bytes, the same plans for the least peak would be tried last. One of them has
             # this compiled peak, so that budget can be met.
             current = self.rounds[-1]
             sure = min(current.peaks.values())
             without, given = "", current.search.input_bytes if current.search else 0
-            if made.without_expected_bytes:
-                without = f", and about {format_bytes(made.without_expected_bytes)} without remat"
-            what = "that plan" if sure == taken else "one that is found again for sure"
+            if plan.without_expected_bytes:
+                without = f", and about {format_bytes(plan.without_expected_bytes)} without remat"
+            which = "that plan" if sure == taken else "one that is found again for sure"
             # If a model is compiled block by block, the memory of the other blocks is unknown here.
-            advice = request.how_to_run(sure, f"{what}, if the step has no other graph")
+            advice = request.how_to_run(sure, f"{which}, if the step has no other graph")
             raise BudgetError(
-                f"budget {asked.label} ({limit} bytes): '{made.graph}' has a peak of {more} ({taken} bytes) as "
+                f"budget {budget.label} ({limit} bytes): '{plan.graph}' has a peak of {more} ({taken} bytes) as "
                 f"Inductor compiled it{where}, the least of the plans that were compiled ({len(compiled)}){without}. "
                 f"It is proven only that none is below {given} bytes ({format_bytes(given)}), which "
                 f"parameters and inputs take. {_UNSHRUNK}. `remat plan MODEL --budget peak:0` estimates the least peak, without "
-                f"compiling. {advice[0].upper()}{advice[1:]}{learned_text(made.forward.graph.nodes)}"
+                f"compiling. {advice[0].upper()}{advice[1:]}{learned_text(plan.forward.graph.nodes)}"
             )
-        what = "has a peak of" if asked.on_peak else "keeps"
+        verb = "has a peak of" if budget.on_peak else "keeps"
         near = "A share is held as nearly as can be; a peak in bytes is held or refused"
-        instead = _UNSHRUNK if asked.peak_share is None else near
+        instead = _UNSHRUNK if budget.peak_share is None else near
         message = (
-            f"'{made.graph}' {what} {more} ({taken} bytes) as Inductor compiled it{where}, "
-            f"{f'the least of {self.times + 1} plans tried, ' if self.times and asked.on_peak else ''}"
+            f"'{plan.graph}' {verb} {more} ({taken} bytes) as Inductor compiled it{where}, "
+            f"{f'the least of {self.times + 1} plans tried, ' if self.times and budget.on_peak else ''}"
             f"above the {most} ({limit} bytes) of its budget, and was planned again {self.times} times. "
             f"{instead}"
         )
-        if asked.peak_share is None or taken > limit + limit // DEFAULT.compiling.warned:
+        if budget.peak_share is None or taken > limit + limit // DEFAULT.compiling.warned:
             warn(message, BudgetWarning)
 
 
-def warn_of_saved(made: Plan) -> None:
+def warn_of_saved(plan: Plan) -> None:
     """Warn if a compiled step that applies a saved plan exceeds the budget of that plan.
 
     A budget that is a ratio of the peak is not checked. A saved plan with symbolic sizes is checked
     by `step_guards.guard_sizes` instead.
     """
-    if not made.planned_peak_bytes or made.symbolic:
+    if not plan.planned_peak_bytes or plan.symbolic:
         return
-    asked = made.asked
-    if asked.on_peak:
-        what, taken, limit = "has a peak of", made.peak_bytes, asked.peak_bytes or 0
+    budget = plan.asked
+    if budget.on_peak:
+        verb, taken, limit = "has a peak of", plan.peak_bytes, budget.peak_bytes or 0
     else:
-        what, taken = "keeps", made.saved_bytes
-        limit = max(made.capacity, made.planned_saved_bytes)
+        verb, taken = "keeps", plan.saved_bytes
+        limit = max(plan.capacity, plan.planned_saved_bytes)
     if limit and taken > limit:
         more, most = format_apart(taken, limit)
         warn(
-            f"'{made.graph}' {what} {more} ({taken} bytes) as Inductor compiled it by a saved plan, above the "
+            f"'{plan.graph}' {verb} {more} ({taken} bytes) as Inductor compiled it by a saved plan, above the "
             f"{most} ({limit} bytes) of its budget. A saved plan is applied as it is: give the budget instead, and the "
             "step is planned again until it holds",
             BudgetWarning,
         )
 
 
-def compiled_bytes(made: Plan, request: PlanRequest) -> tuple[int, int]:
+def compiled_bytes(plan: Plan, request: PlanRequest) -> tuple[int, int]:
     """Return the compiled step's bytes, and the bytes that its budget allows.
 
     Under a budget on the peak, both numbers are bytes of the peak; otherwise they are saved bytes. A
     budget that is a ratio of the peak allows slightly more bytes than the ratio stands for; see
     `Compiling.nearly`. Both numbers are 0 if the compiled bytes are unknown or not limited.
-
-    Args:
-        made: the plan, with the figures of the compiled step.
-        request: the options that the step was planned under.
     """
-    asked = request.budget
-    if not made.planned_peak_bytes or not request.decides:
+    budget = request.budget
+    if not plan.planned_peak_bytes or not request.decides:
         return 0, 0
-    if not asked.on_peak:
-        taken, limit = made.saved_bytes, made.capacity
-        return (taken, limit) if limit and taken > made.planned_saved_bytes else (0, 0)
-    limit = asked.peak_bytes or made.peak_limit + made.peak_limit // DEFAULT.compiling.nearly
-    return (made.peak_bytes, limit) if limit and _by_peak(request) else (0, 0)
+    if not budget.on_peak:
+        taken, limit = plan.saved_bytes, plan.capacity
+        return (taken, limit) if limit and taken > plan.planned_saved_bytes else (0, 0)
+    limit = budget.peak_bytes or plan.peak_limit + plan.peak_limit // DEFAULT.compiling.nearly
+    return (plan.peak_bytes, limit) if limit and _by_peak(request) else (0, 0)
 
 
 def _by_peak(request: PlanRequest) -> bool:
-    """Return whether plans are chosen by an estimate of their compiled peak.
-
-    With saved-tensor hooks the result is False, because the sizes of packed values are unknown
-    before the step runs.
-    """
+    """Return whether plans are chosen by an estimate of their compiled peak."""
+    # With saved-tensor hooks, the sizes of packed values are unknown before the step runs.
     return request.decides and request.budget.on_peak and request.hooks is None

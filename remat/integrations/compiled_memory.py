@@ -63,12 +63,7 @@ class CompiledGraph:
 
     @classmethod
     def of(cls, module: fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
-        """Record the inputs and outputs of a graph before Inductor compiles it.
-
-        Args:
-            module: the graph.
-            inputs: example inputs of the graph.
-        """
+        """Record the inputs and outputs of a graph before Inductor compiles it."""
         # The record has only names and fake values, no nodes, since Inductor changes the graph.
         names = [n.name for n in module.graph.find_nodes(op="placeholder")]
         outputs = outputs_of(module.graph)
@@ -95,37 +90,37 @@ def compiled_timeline(
         Exception: the generated code is of an unknown kind, or needs the value of a tensor.
     """
     sizes = _Sizes.of(forward, backward) if symbolic else None
-    step = _Step(sizes)
+    simulation = _Simulation(sizes)
     guards: Any = contextlib.nullcontext() if sizes is None else sizes.fakes.without_guards()
     plain = torch_compat.FakeTensorMode(allow_non_fake_inputs=True)
     with plain if sizes is None else sizes.fakes.mode, torch.no_grad(), guards:
-        given = [step.given(name, like, StorageKind.INPUT) for name, like in forward.given]
+        given = [simulation.given(name, like, StorageKind.INPUT) for name, like in forward.given]
         # The code empties its list of arguments. It gets a copy of ``given``, since inputs live until the step's end.
-        outputs = step.run(forward, [*given])
+        outputs = simulation.run(forward, [*given])
         if sizes is not None:
-            sizes.learn(forward.values, outputs, step.nbytes)
+            sizes.learn(forward.values, outputs, simulation.nbytes)
         if backward is None:
-            step.mark(outputs, StorageKind.OUTPUT)
-            return step.timeline()
-        step.begin_backward()
+            simulation.mark(outputs, StorageKind.OUTPUT)
+            return simulation.timeline()
+        simulation.begin_backward()
         own = outputs[: forward.own]
-        step.mark(own, StorageKind.OUTPUT)
-        step.mark(outputs, StorageKind.SAVED, forward.returned)
-        there = dict(zip(forward.returned, outputs, strict=True))
+        simulation.mark(own, StorageKind.OUTPUT)
+        simulation.mark(outputs, StorageKind.SAVED, forward.returned)
+        handed = dict(zip(forward.returned, outputs, strict=True))
         arguments = [
-            there[name] if name in there else step.given(name, like, StorageKind.TANGENT)
+            handed[name] if name in handed else simulation.given(name, like, StorageKind.TANGENT)
             for name, like in backward.given
         ]
         held = [
-            x for x, (name, _) in zip(arguments, backward.given, strict=True) if name not in there
+            x for x, (name, _) in zip(arguments, backward.given, strict=True) if name not in handed
         ]
         if not torch_compat.holds_tangents():
             held = []
         # Otherwise these references would keep all saved activations alive until backward ends.
-        del outputs, there
-        gradients = step.run(backward, arguments)
-        step.mark(gradients, StorageKind.GRADIENT)
-        done = step.timeline()
+        del outputs, handed
+        gradients = simulation.run(backward, arguments)
+        simulation.mark(gradients, StorageKind.GRADIENT)
+        done = simulation.timeline()
     del given, own, gradients, held
     return done
 
@@ -172,56 +167,38 @@ def _text_of(size: Any) -> str:
 
 
 class _Sizes:
-    """Translate between the symbolic sizes of a traced step and those of its generated code.
-
-    In the generated code, data-dependent sizes such as those of ``nonzero`` get new symbols.
-
-    Args:
-        fakes: creates symbolic sizes for the run of the generated code.
-    """
+    """Translate between the symbolic sizes of a traced step and those of its generated code."""
 
     def __init__(self, fakes: Fakes) -> None:
         self.fakes = fakes
-        self._there: dict[Any, Any] = {}  # from a symbol of the step to the size in the code
+        self._generated: dict[Any, Any] = {}  # from a symbol of the step to the size in the code
         self._learned: set[Any] = set()  # data-dependent symbols that the code of forward created
 
     @classmethod
     def of(cls, forward: CompiledGraph, backward: CompiledGraph | None) -> _Sizes:
-        """Create the translation for the symbols in the inputs of both graphs.
-
-        Raises:
-            NotImplementedError: an input of forward has a data-dependent size. The symbol of this
-                size could not be distinguished from symbols that the generated code creates.
-        """
+        """Create the translation for the symbols in the inputs of both graphs."""
         graphs = filter(None, (forward, backward))
         sizes = [n for graph in graphs for _, v in graph.given for n in _numbers(v)]
         backed = [n for n in sizes if expression_of(n) is not None and n.node.has_hint()]
-        found = {s for n in backed for s in expression_of(n).free_symbols}
+        symbols = {s for n in backed for s in expression_of(n).free_symbols}
         unbacked = [
             n for _, v in forward.given for n in _numbers(v) if expression_of(n) is not None
         ]
         if any(not n.node.has_hint() for n in unbacked):
+            # The symbol of such a size could not be told from symbols that the generated code creates.
             raise NotImplementedError("an input has sizes without a hint")
         at = planned_sizes()
-        known = symbols_of(found, backed[0].node.shape_env if backed else None)
-        return cls(Fakes([replace(s, hint=at.get(s.name, s.hint)) for s in known]))
+        described = symbols_of(symbols, backed[0].node.shape_env if backed else None)
+        return cls(Fakes([replace(s, hint=at.get(s.name, s.hint)) for s in described]))
 
     def learn(self, values: Sequence[Any], outputs: Sequence[Any], nbytes: Sequence[Any]) -> None:
-        """Match symbols of the step with sizes of the generated code, using forward's outputs.
-
-        An output has the same sizes in the traced graph and in the generated code.
-
-        Args:
-            values: fake outputs of the traced graph.
-            outputs: outputs of the generated code.
-            nbytes: bytes of every storage allocated so far. Symbols that occur in these bytes but
-                not in the inputs are data-dependent sizes of the generated code.
-        """
+        """Match symbols of the step with sizes of the generated code, using forward's outputs."""
         for value, output in zip(values, outputs, strict=True):
-            for size, found in zip(_numbers(value), _numbers(output), strict=False):
+            for size, generated in zip(_numbers(value), _numbers(output), strict=False):
                 expression = expression_of(size)
                 if expression is not None and expression.is_Symbol:
-                    self._there.setdefault(expression, size_of(found))
+                    self._generated.setdefault(expression, size_of(generated))
+        # In the generated code, data-dependent sizes such as those of ``nonzero`` have symbols of their own.
         sizes = [e for e in map(expression_of, nbytes) if e is not None]
         self._learned = {s for e in sizes for s in e.free_symbols} - {*self.fakes.symbols.values()}
 
@@ -230,22 +207,19 @@ class _Sizes:
         expression = expression_of(size)
         if expression is None:
             return size
-        return self.fakes.size(size_of(expression.xreplace(self._there)))
+        return self.fakes.size(size_of(expression.xreplace(self._generated)))
 
     def of_step(self, size: Any) -> Any:
-        """Translate a size of the generated code into symbols of the step; None for a plain number.
-
-        A data-dependent symbol that only the code of backward has stems from a recomputed operator.
-        Such a symbol is replaced by the maximum of forward's data-dependent symbols. A
-        data-dependent size that forward does not return has no symbol in the step. Such a size gets
-        a new symbol, whose name ends with "?".
-        """
+        """Translate a size of the generated code into symbols of the step; None for a plain number."""
         expression = expression_of(size)
         if expression is None:
             return None
         own = {*self.fakes.symbols.values()}
-        back = {s: mine for mine, s in self._there.items() if s in self._learned}
+        back = {s: symbol for symbol, s in self._generated.items() if s in self._learned}
+        # A data-dependent size that forward does not return has no symbol in the step, so it gets a new one.
         back |= {s: sympy.Symbol(f"{s.name}?", integer=True) for s in self._learned - back.keys()}
+        # A data-dependent symbol that only the code of backward has stems from a recomputed operator. Forward's
+        # data-dependent symbols bound it.
         again = expression.free_symbols - own - back.keys()
         back |= dict.fromkeys(again, sympy.Max(*back.values()) if back else sympy.Symbol("u?"))
         return expression.xreplace(back)
@@ -258,15 +232,8 @@ def _numbers(value: Any) -> tuple[Any, ...]:
     )
 
 
-class _Step(StorageWatch):  # type: ignore[no-untyped-call]
-    """Run the generated code of both graphs, and record when each storage is allocated and freed.
-
-    An operator that saves the random generator's state returns the state with its result, and both
-    are recorded.
-
-    Args:
-        sizes: translates symbolic sizes; None to record sizes as numbers.
-    """
+class _Simulation(StorageWatch):  # type: ignore[no-untyped-call]
+    """Run the generated code of both graphs, and record when each storage is allocated and freed."""
 
     def __init__(self, sizes: _Sizes | None = None) -> None:
         super().__init__()
@@ -276,32 +243,18 @@ class _Step(StorageWatch):  # type: ignore[no-untyped-call]
         self._lives: list[Lifetime] = []
 
     def given(self, name: str, like: Any, kind: StorageKind) -> Any:
-        """Allocate an input of a graph with the size, stride, dtype and device of ``like``.
-
-        If ``like`` is not a tensor, its number is returned and nothing is allocated.
-
-        Args:
-            name: name of the input's node.
-            like: a fake tensor, a symbol or a number.
-            kind: kind of the new storage.
-        """
+        """Allocate an input of a graph with the size, stride, dtype and device of ``like``."""
         number = hint if self._sizes is None else self._sizes.at
         if not isinstance(like, torch.Tensor):
             return number(like) if isinstance(like, torch.SymInt) else like
         size, stride = (tuple(map(number, numbers)) for numbers in (like.size(), like.stride()))
-        made = torch.empty_strided(size, stride, dtype=like.dtype, device=like.device)
-        self.add(made, name)
-        self.mark([made], kind)
-        return made
+        tensor = torch.empty_strided(size, stride, dtype=like.dtype, device=like.device)
+        self.add(tensor, name)
+        self.mark([tensor], kind)
+        return tensor
 
     def run(self, graph: CompiledGraph, arguments: list[Any]) -> list[Any]:
-        """Run the generated code of a graph, and return the graph's outputs.
-
-        Args:
-            graph: the graph.
-            arguments: inputs of the graph. The code empties this list, so that inputs are freed
-                after their last use.
-        """
+        """Run the generated code of a graph, and return the graph's outputs."""
         call = _call_of(graph, self._moments.append)
         with self:
             return list(call(arguments))
@@ -319,19 +272,11 @@ class _Step(StorageWatch):  # type: ignore[no-untyped-call]
         self._boundary = len(self._moments)
 
     def mark(self, values: Sequence[Any], kind: StorageKind, names: Sequence[str] = ()) -> None:
-        """Set the kind of the storages of some tensors and, for saved values, their names.
-
-        Every storage has the kind ``TEMPORARY`` when it is allocated. A storage whose kind was set
-        before is not changed.
-
-        Args:
-            values: the tensors; other values are skipped.
-            kind: the kind to set.
-            names: name of each tensor, for saved values; empty if the values are not saved.
-        """
+        """Set the kind of the storages of some tensors and, for saved values, their names."""
         for value, name in zip_longest(values, names, fillvalue=""):
             if isinstance(value, torch.Tensor):
                 at = self._alive.get(torch_compat.storage_id(value.untyped_storage()))
+                # Every storage is temporary when it is allocated; a kind that was set before stays.
                 if at is not None and self._lives[at].kind is StorageKind.TEMPORARY:
                     self._lives[at] = replace(self._lives[at], kind=kind, saved_as=name)
 
@@ -340,7 +285,7 @@ class _Step(StorageWatch):  # type: ignore[no-untyped-call]
         if len(self._moments) == self._boundary:
             self._moments.append("")
         end = len(self._moments) - 1
-        found = [
+        lifetimes = [
             replace(
                 x,
                 first=min(x.first, end),
@@ -352,7 +297,7 @@ class _Step(StorageWatch):  # type: ignore[no-untyped-call]
         return Timeline(
             moments=tuple(self._moments),
             boundary=self._boundary,
-            lifetimes=tuple(sorted(found, key=lambda x: (x.first, x.last))),
+            lifetimes=tuple(sorted(lifetimes, key=lambda x: (x.first, x.last))),
         )
 
     def found(self, known: int | None, nbytes: Any, source: str) -> int:
@@ -362,13 +307,7 @@ class _Step(StorageWatch):  # type: ignore[no-untyped-call]
         return len(self._lives) - 1
 
     def _append(self, node: str, nbytes: Any, last: int) -> None:
-        """Append a lifetime that begins now.
-
-        Args:
-            node: name of the input or operator that allocates.
-            nbytes: bytes, as a number or a symbolic size.
-            last: the last program point of the lifetime.
-        """
+        """Append a lifetime that begins now."""
         life = Lifetime(
             node=node,
             nbytes=hint(nbytes),
@@ -401,29 +340,21 @@ class _Step(StorageWatch):  # type: ignore[no-untyped-call]
 def _call_of(
     graph: CompiledGraph, ran: Callable[[str], None]
 ) -> Callable[[list[Any]], Sequence[Any]]:
-    """Return a function that runs the generated code of a graph without its kernels.
-
-    Args:
-        graph: the compiled graph.
-        ran: called in place of each kernel, with the name of the kernel.
-
-    Raises:
-        NotImplementedError: the code is not Python.
-    """
+    """Return a function that runs the generated code of a graph without its kernels."""
     if not graph.code or "CppWrapper" in graph.code:
         raise NotImplementedError("the wrapper is not written in Python")
     code = ast.parse(graph.code)
-    body = [kept for statement in code.body if (kept := _without_kernels(statement)) is not None]
+    body = [new for statement in code.body if (new := _without_kernels(statement)) is not None]
     code.body = [_Ticking().visit(s) if _runs_kernels(s) else s for s in body]
-    known: dict[str, Any] = {**graph.constants, "__ran__": ran, "__kernel__": _Kernel()}
-    exec(compile(ast.fix_missing_locations(code), "<compiled graph>", "exec"), known)
-    for name in list(known):
+    namespace: dict[str, Any] = {**graph.constants, "__ran__": ran, "__kernel__": _Kernel()}
+    exec(compile(ast.fix_missing_locations(code), "<compiled graph>", "exec"), namespace)
+    for name in list(namespace):
         if name.startswith("empty_strided_"):
-            known[name] = partial(_empty, name.split("_")[2])
+            namespace[name] = partial(_empty, name.split("_")[2])
         elif name.startswith("assert_"):
-            known[name] = _Kernel()
-    known |= {"reinterpret_tensor": _reinterpreted, "extern_kernels": _Extern()}
-    return known["call"]  # type: ignore[no-any-return]
+            namespace[name] = _Kernel()
+    namespace |= {"reinterpret_tensor": _reinterpreted, "extern_kernels": _Extern()}
+    return namespace["call"]  # type: ignore[no-any-return]
 
 
 def _runs_kernels(statement: ast.stmt) -> bool:
@@ -431,14 +362,7 @@ def _runs_kernels(statement: ast.stmt) -> bool:
 
 
 def _without_kernels(statement: ast.stmt) -> ast.stmt | None:
-    """Rewrite a statement of the generated module so that no kernel is compiled or loaded.
-
-    If the statement assigns a compiled kernel to a name, the name gets a function that does nothing.
-
-    Returns:
-        The statement; None to remove a statement that only defines kernels or is not part of the
-        step.
-    """
+    """Rewrite a statement of the generated module so that no kernel is compiled or loaded."""
     if isinstance(statement, ast.If):  # ``if __name__ == "__main__"``
         return None
     if isinstance(statement, ast.FunctionDef) and statement.name in _BESIDE:
@@ -504,18 +428,14 @@ def _reinterpreted(value: torch.Tensor, size: Any, stride: Any, offset: int) -> 
 
 
 class _Extern:
-    """Give the generated code PyTorch operators in place of Inductor's extern kernels.
-
-    An extern kernel is an operator that Inductor calls instead of generating code for it. If a call
-    passes ``out``, its result is already allocated. The operator then runs only if it may allocate
-    a workspace.
-    """
+    """Give the generated code PyTorch operators in place of Inductor's extern kernels."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def call(*args: Any, out: Any = None, **kwargs: Any) -> Any:
             if out is None:
                 return getattr(torch, name)(*args, **kwargs)
             op = getattr(torch, name, None)
+            # The result is already allocated, so the operator runs only if it may allocate a workspace.
             if op is not None and may_allocate(f"aten.{name}.out", out.dtype):
                 op(*args, **kwargs, out=out)
             return out

@@ -26,12 +26,7 @@ from remat.torch_compat import (
 class KeptWaits(CustomSchedulerPass):
     """Pass of Inductor's scheduler that makes readers of an in-place write wait for that write.
 
-    Inductor may rebuild a kernel's loops to match those of another kernel. The kernel's dependency
-    on an in-place write is then lost, unless the kernel has a dependency that is only an order. This
-    pass adds such a dependency.
-
-    Args:
-        first: pass of the user's own, which runs first.
+    A pass of the user's own runs first.
     """
 
     def __init__(self, first: CustomSchedulerPass | None = None) -> None:
@@ -42,16 +37,13 @@ class KeptWaits(CustomSchedulerPass):
         return "remat.kept-waits", None if self._first is None else self._first.uuid()
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
-        """Add the dependencies to the nodes of a schedule, before fusion.
-
-        Args:
-            nodes: the nodes, each after its inputs.
-        """
+        """Add the dependencies to the nodes of a schedule, before fusion."""
         nodes = nodes if self._first is None else self._first(nodes)
         for node in nodes:
             # Groups of a ``_foreach`` operator have no such attribute, and their loops are not rebuilt.
             written = set(getattr(node, "mutation_renames", {}).values())
             for name in sorted({read.name for read in node.read_writes.reads} & written):
+                # If Inductor rebuilds the kernel's loops, it keeps only dependencies that are an order.
                 node.add_fake_dep(WeakDep(name, mutating_buf=name))
         return nodes
 
@@ -59,23 +51,19 @@ class KeptWaits(CustomSchedulerPass):
 class PlannedOrder(CustomSchedulerPass):
     """Pass of Inductor's scheduler that moves no operator ahead of its planned position.
 
-    Inductor runs a fused kernel at the position of its first node, after all operators that the
-    kernel depends on. This moves those operators ahead, and their results stay alive longer. In a
-    diffusion transformer that recomputes its layers, the peak of that order was 57 % higher. This
-    pass makes the kernel wait for its operators instead. Operators that draw random numbers keep
-    their order.
+    Operators that draw random numbers keep their order.
     """
+
+    # Inductor runs a fused kernel at the position of its first node, after all operators that the kernel depends on.
+    # This moves those operators ahead, and their results stay alive longer. In a diffusion transformer that recomputes
+    # its layers, the peak of that order was 57 % higher. Here the kernel waits for its operators instead.
 
     def uuid(self) -> str:
         """Return a text that identifies the pass in Inductor's cache keys."""
         return "remat.planned-order"
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
-        """Return the nodes of a schedule in the order of their first positions, each after its inputs.
-
-        Args:
-            nodes: the nodes after fusion, each after its inputs.
-        """
+        """Return the nodes of a schedule in the order of their first positions, each after its inputs."""
         makers = {name: k for k, node in enumerate(nodes) for name in node.get_buffer_names()}
         waits = [{makers[d.name] for d in n.unmet_dependencies if d.name in makers} for n in nodes]
         drawn = sorted((n.min_order, k) for k, n in enumerate(nodes) if _draws(n))
@@ -105,27 +93,7 @@ class NearFusions(InductorChoices):
 
     A fused kernel runs after all operators that its parts depend on, so the earlier part may have to
     wait. An extern operator is one for which Inductor generates no kernel, such as a matrix product.
-    Positions below are those in the schedule before the fusion.
-
-    Two kernels that read the same value are not fused if the later kernel depends on an extern
-    operator that runs after the earlier kernel. In a backward that recomputes layers, the earlier
-    kernel would wait for whole layers. With such fusions, a GPT-2 that recomputes its attention took
-    9 % more memory.
-
-    A reduction is not fused with a kernel that reads its result if this kernel must wait too long:
-    more than `NEAR_SUMS` extern operators run after the reduction, up to the last one that the
-    kernel depends on. The result of the reduction is small, but the fused kernel would keep the
-    reduction's large inputs alive until those operators have run. For example, the gradient of a
-    weight that several layers share is a sum of such reductions. With such fusions, a network that
-    uses two layers six times took 1.9 times as much memory.
-
-    Another kernel is not fused with a kernel that reads its result if an extern operator that reads
-    the result, too, would have to wait. In a Llama that recomputes its activations, the gradients of
-    weights waited for later products, and the peak was 5 % higher.
-
-    Kernels of different chunks of a loss are not fused, because the logits of all these chunks would
-    then be alive together. In a step that is one graph, kernels of forward and of backward are not fused. A node that
-    runs again reads what its first run reads, so both runs would become one kernel, whose result lives on to backward.
+    Positions are those in the schedule before the fusion.
     """
 
     def __init__(self) -> None:
@@ -143,45 +111,38 @@ class NearFusions(InductorChoices):
     def can_fuse_horizontal(  # type: ignore[override]  # a static method there, called on an instance
         self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int
     ) -> bool:
-        """Return whether to fuse two kernels that read the same value; Inductor calls this method.
-
-        The arguments are passed on to Inductor's own rule. If that rule allows the fusion, the
-        rules of `NearFusions` decide.
-        """
+        """Return whether to fuse two kernels that read the same value; Inductor calls this method."""
         if not InductorChoices.can_fuse_horizontal(scheduler, node1, node2, shared_data_score):
             return False
         if self._crosses(scheduler, node1, node2):
             return False
+        # In a backward that recomputes layers, the earlier kernel would wait for whole layers, until an extern
+        # operator that the later kernel depends on. A GPT-2 that recomputes its attention took 9 % more memory.
         stands, waits = self._places(scheduler, node1, node2)
         return waits <= stands
 
     def can_fuse_vertical(  # type: ignore[override]  # a static method there, too
         self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int
     ) -> bool:
-        """Return whether to fuse a kernel with a reader of its result; Inductor calls this method.
-
-        The arguments are passed on to Inductor's own rule. If that rule allows the fusion, kernels
-        of different loss chunks are refused. The rules of `NearFusions` for reductions and for other
-        kernels decide about the rest.
-        """
+        """Return whether to fuse a kernel with a reader of its result; Inductor calls this method."""
         if not InductorChoices.can_fuse_vertical(scheduler, node1, node2, shared_data_score):
             return False
         if self._crosses(scheduler, node1, node2):
             return False
         stands, waits = self._places(scheduler, node1, node2)
         if not node1.is_reduction():
+            # An extern operator that reads the result would wait, too. In a Llama that recomputes its activations, the
+            # gradients of weights waited for later products, and the peak was 5 % higher.
             return not _is_read_before(node1, waits)
+        # The result of a reduction is small, but the fused kernel would keep the reduction's large inputs alive until
+        # the extern operators in between have run, of which `NEAR_SUMS` are allowed. The gradient of a weight that
+        # several layers share is a sum of such reductions: a network that uses two layers six times took 1.9 times as
+        # much memory with these fusions.
         before, until = (bisect_right(self._operators, place) for place in (stands, waits))
         return until <= before + NEAR_SUMS
 
     def _places(self, scheduler: Any, node1: Any, node2: Any) -> tuple[int, int]:
-        """Return the two positions in the schedule that decide whether to fuse a pair of kernels.
-
-        Returns:
-            The position of the kernel that comes first in the schedule, and the position of the
-            last extern operator that the other kernel depends on. The second position is -1 if
-            there is no such operator.
-        """
+        """Return where the earlier kernel stands, and the last extern operator that the other one depends on."""
         self._look_at(scheduler)
         first, other = sorted((node1, node2), key=lambda n: n.min_order)
         waits = max((self._waits.get(n.get_name(), -1) for n in other.get_nodes()), default=-1)
@@ -189,6 +150,8 @@ class NearFusions(InductorChoices):
 
     def _crosses(self, scheduler: Any, node1: Any, node2: Any) -> bool:
         """Return whether two kernels compute different chunks of a loss, or belong to different sides of one graph."""
+        # The logits of both chunks would be alive together. In a step that is one graph, a node that runs again reads
+        # what its first run reads, so both runs would become one kernel, whose result lives on to backward.
         self._look_at(scheduler)
         nodes = (*node1.get_nodes(), *node2.get_nodes())
         return any(
@@ -198,10 +161,8 @@ class NearFusions(InductorChoices):
         )
 
     def _look_at(self, scheduler: Any) -> None:
-        """Compute the attributes that the fusion rules use, if the schedule is a new one.
-
-        They are computed once for each schedule, because Inductor asks about many pairs of kernels.
-        """
+        """Compute the attributes that the fusion rules use, if the schedule is a new one."""
+        # Computed once for each schedule, because Inductor asks about many pairs of kernels.
         if self._scheduler is scheduler:
             return
         placed = _placed(scheduler)
@@ -213,7 +174,7 @@ class NearFusions(InductorChoices):
 
 def _is_read_before(node: Any, place: int) -> bool:
     """Return whether an extern operator before a position of the schedule reads a result of ``node``."""
-    readers = (user.node for made in node.get_outputs() for user in made.users)
+    readers = (user.node for result in node.get_outputs() for user in result.users)
     return any(isinstance(r, ExternKernelSchedulerNode) and r.min_order < place for r in readers)
 
 
@@ -231,10 +192,7 @@ def _chunks(node: Any) -> set[int]:
 
 
 def _side(node: Any) -> set[int]:
-    """Return the side of a step in one graph that a node of a schedule belongs to; empty if unknown.
-
-    A kernel of backward may compute a value of forward again inside, so any node of backward decides.
-    """
+    """Return the side of a step in one graph that a node of a schedule belongs to; empty if unknown."""
     origins = node.node.get_origins() if getattr(node, "node", None) is not None else ()
     return {max(sides)} if (sides := [o.meta[SIDE] for o in origins if SIDE in o.meta]) else set()
 
@@ -246,13 +204,8 @@ def _placed(scheduler: Any) -> list[Any]:
 
 
 def _waits(scheduler: Any) -> dict[str, int]:
-    """Return the last extern operator that each node of a schedule depends on.
-
-    Returns:
-        Dict from the name of each node to the operator's position in the schedule; -1 if the node
-        depends on no extern operator.
-    """
-    found: dict[str, int] = {}
+    """Return the last extern operator that each node of a schedule depends on."""
+    places: dict[str, int] = {}
     for node in _placed(scheduler):
         last = -1
         for read in node.unmet_dependencies:
@@ -260,10 +213,10 @@ def _waits(scheduler: Any) -> dict[str, int]:
             maker = (
                 None if buffer is None else scheduler.name_to_node.get(buffer.defining_op_name())
             )
-            if maker is None or maker.get_name() not in found:
+            if maker is None or maker.get_name() not in places:
                 continue
-            last = max(last, found[maker.get_name()])
+            last = max(last, places[maker.get_name()])
             if isinstance(maker, ExternKernelSchedulerNode):
                 last = max(last, maker.min_order)
-        found[node.get_name()] = last
-    return found
+        places[node.get_name()] = last
+    return places

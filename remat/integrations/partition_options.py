@@ -39,7 +39,7 @@ class CompiledGraphs:
             its structure).
         latest: plan of the newest call of a `Partitioner`, whose modules live as long as this object. None for
             compilations by a backend, whose compiled steps hold their plans.
-        met: dict from a fingerprint to the number of graphs with this fingerprint that were
+        partitioned: dict from a fingerprint to the number of graphs with this fingerprint that were
             partitioned so far. Equal layers share a fingerprint, and each layer takes the next
             saved plan of this fingerprint.
         matched: patterns of the option ``policies`` that matched a module in any of the graphs.
@@ -54,7 +54,7 @@ class CompiledGraphs:
 
     planned: set[str] = field(default_factory=set)
     latest: Plan | None = None
-    met: Counter[str] = field(default_factory=Counter)
+    partitioned: Counter[str] = field(default_factory=Counter)
     matched: set[str] = field(default_factory=set)
     has_breaks: bool = False
     host_bytes: dict[str, int] = field(default_factory=dict)
@@ -174,11 +174,7 @@ class PartitionOptions:
         return ranks.largest(number, self.agree.wait_s)
 
     def _agreement(self, wait_s: float) -> AgreeRanks:
-        """Return the pass by which ranks with the same options agree on a decision.
-
-        Args:
-            wait_s: seconds that the other ranks wait for rank 0.
-        """
+        """Return the pass by which ranks with the same options agree on a decision."""
         request = self.request
         if request.pipeline is None:
             # Ranks share no plan that offloads values, and the rate of a measured link differs between them.
@@ -230,7 +226,7 @@ class PartitionOptions:
             plan = self.request.plan
             if isinstance(plan, PlanSet) and plan.has_equal_graphs:
                 # Each of several equal graphs takes the next plan, so the number of earlier graphs decides which plan.
-                decisive["met"] = self.graphs.met.total()
+                decisive["partitioned"] = self.graphs.partitioned.total()
         digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode())
         return f"remat-{__version__}-{digest.hexdigest()}"
 
@@ -242,11 +238,11 @@ class PartitionOptions:
         """
         given = {f.name: getattr(self.request, f.name) for f in fields(self.request)}
         given |= {name: value for name, value in vars(self).items() if name not in _DECIDES_NOTHING}
-        found = {name: described(value) for name, value in given.items()}
+        values = {name: described(value) for name, value in given.items()}
         if self.request.pipeline is not None:
-            found["pipeline"] = str(self.request.pipeline)
-        found["hooks"] = self.hooks_key
-        return found
+            values["pipeline"] = str(self.request.pipeline)
+        values["hooks"] = self.hooks_key
+        return values
 
     @property
     def keeps_steps(self) -> bool:

@@ -53,7 +53,7 @@ class Partitioner(PartitionOptions, torch_compat.CustomPartitionerFn):
         Returns:
             The forward graph and the backward graph.
         """
-        arrived = Arrived(options=self, known=frozenset(self.graphs.planned))
+        arrived = Arrived(options=self, earlier=frozenset(self.graphs.planned))
         joint = joint_of(gm, self.lower, **convention)
         planned, modules = arrived.partition(joint, joint_inputs, _plan_standalone)
         self.graphs.latest = None if planned is None else planned.plan
@@ -101,20 +101,9 @@ def partitioner(
 
 
 def _plan_standalone(joint: JointGraph, request: PlanRequest, *, agree: Pass | None) -> Plan:
-    """Plan in place for a user's own AOTAutograd call, without the backend's checks at run time.
-
-    Backward may read an output of the step. If the user's code writes to that output before
-    backward, gradients would be wrong. Autograd does not detect writes to some outputs, such as
-    views. If backward reads such an output under the first decision, the step returns a copy of the
-    output to the user instead. The graph is then planned again, because a value whose copy is
-    returned counts as saved bytes, while an output that backward reads does not. A saved plan is
-    applied unchanged.
-
-    Args:
-        joint: the joint graph; it is changed.
-        request: the options of planning.
-        agree: the pass by which ranks agree on a decision; None if this rank decides alone.
-    """
+    """Plan in place for a user's own AOTAutograd call, without the backend's checks at run time."""
+    # Autograd does not detect writes to some outputs, such as views. Backward must not read such an output after
+    # the user has written to it. A saved plan is applied unchanged.
     places = unversioned_outputs(joint) if request.plan is None else ()
     if not places:
         return plan_graph(joint, request, in_place=True, agree=agree)
@@ -125,6 +114,7 @@ def _plan_standalone(joint: JointGraph, request: PlanRequest, *, agree: Pass | N
     reread = planner.reread_outputs(decided)
     copied = tuple(k for k in places if k in reread)
     if copied:
+        # The user gets copies of these outputs, which changes the saved bytes, so the graph is planned again.
         context = planner.context
         state = with_copies(context.state, copied)
         again = GraphContext(state, context.request, fingerprint=context.fingerprint)
@@ -136,21 +126,13 @@ def _plan_standalone(joint: JointGraph, request: PlanRequest, *, agree: Pass | N
 def _by_pipeline(
     joint: JointGraph, request: PlanRequest, agree: Pass | None, places: tuple[int, ...]
 ) -> Plan:
-    """Plan with a pipeline, and make the step return copies of outputs that backward reads.
-
-    Only a trial run of the whole pipeline shows which outputs backward reads.
-
-    Args:
-        joint: the joint graph; it is changed.
-        request: the options of planning.
-        agree: the pass by which ranks agree on a decision; None if this rank decides alone.
-        places: positions of the outputs to which autograd may not detect writes.
-    """
+    """Plan with a pipeline, and make the step return copies of outputs that backward reads."""
+    # Only a trial run of the whole pipeline shows which outputs backward reads.
     trial = plan_graph(joint, request)
     copied = tuple(k for k in places if k in trial.reread_outputs)
     if not copied and agree is None:
         return trial
     fingerprint = joint.fingerprint
     copy_outputs(joint, copied)
-    made = plan_graph(joint, request, in_place=True, agree=agree)
-    return replace(made, fingerprint=fingerprint, copied_outputs=copied)
+    plan = plan_graph(joint, request, in_place=True, agree=agree)
+    return replace(plan, fingerprint=fingerprint, copied_outputs=copied)

@@ -68,10 +68,6 @@ class CachedPlan:
 
         The plan's modules are built on first access.
 
-        Args:
-            request: the options that the step was planned under.
-            graph: name of the graph in this process.
-
         Raises:
             PlanError: the record does not hold a valid plan.
         """
@@ -86,18 +82,11 @@ class CachedPlan:
 
 
 def _made_again(plan: Plan, joint: str, hooks: Any, reread_inputs: bool) -> Plan:
-    """Apply a cached plan to its joint graph, and return the plan with its graph modules.
-
-    Args:
-        plan: the cached plan, which has no modules.
-        joint: text of the joint graph.
-        hooks: the saved-tensor hooks that the step was planned with.
-        reread_inputs: whether the plan lets backward read the inputs of the step again.
-    """
-    # Without a version in ``remat``, the plan's figures are not checked, since nobody edits a plan in a cache.
+    """Apply a cached plan to its joint graph, and return the plan with its graph modules."""
+    # Without a version in ``remat``, the plan's figures are not checked, since users do not edit cached plans.
     # ``of_several`` skips the check of a peak budget, which may be one budget for several graphs.
-    asked = replace(plan, remat="")
-    request = PlanRequest.of(plan=asked, hooks=hooks, reread_inputs=reread_inputs)
+    unchecked = replace(plan, remat="")
+    request = PlanRequest.of(plan=unchecked, hooks=hooks, reread_inputs=reread_inputs)
     with sizes_at(plan.planned_for):
         return plan_graph(parse_joint(joint), replace(request, of_several=True), in_place=True)
 
@@ -159,7 +148,7 @@ def find(keys: Sequence[str]) -> CachedPlan | None:
         record = read_record(CachedPlan, _path(keys).read_text(encoding="utf-8"))
     except (OSError, ValueError):  # the file is missing or damaged
         return None
-    return record if all(_known_of(name) == known for name, known in record.operators) else None
+    return record if all(_known_of(name) == cached for name, cached in record.operators) else None
 
 
 def operators_of(joint: JointGraph) -> tuple[tuple[str, str], ...]:
@@ -170,21 +159,19 @@ def operators_of(joint: JointGraph) -> tuple[tuple[str, str], ...]:
     Returns:
         Pairs (name, properties as text), sorted by name.
     """
-    found = {
+    operators = {
         purity.name_of(node.target)
         for module in joint.graph_module.modules()
         if isinstance(module, fx.GraphModule)
         for node in module.graph.nodes
         if isinstance(node.target, torch_compat.OpOverload) and not purity.is_shipped(node.target)
     }
-    return tuple((name, _known_of(name)) for name in sorted(found))
+    return tuple((name, _known_of(name)) for name in sorted(operators))
 
 
 def _known_of(name: str) -> str:
-    """Return the schema, tags, effect and declaration of an operator as text; empty if unregistered.
-
-    These properties decide whether the operator may be recomputed.
-    """
+    """Return the schema, tags, effect and declaration of an operator as text; empty if unregistered."""
+    # These properties decide whether an operator may be recomputed, so a cached plan depends on them.
     try:
         op = purity.overload_named(name)
     except RematError:
@@ -217,10 +204,6 @@ def traces_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
 
     Plans use these details: source lines, module names, user annotations, and the values of
     symbolic sizes.
-
-    Args:
-        gm: the graph from Dynamo.
-        inputs: example inputs of the graph.
     """
     digest = hashlib.sha256()
     for module in gm.modules():

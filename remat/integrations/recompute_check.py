@@ -95,11 +95,6 @@ def add_checks(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_output
     """Make backward compare each value that it recomputes with forward's, in place.
 
     Values without a memory of their own, such as views, are left out.
-
-    Args:
-        forward: the forward module.
-        backward: the backward module of the same plan.
-        num_fwd_outputs: number of forward's own outputs.
     """
     values = outputs_of(forward.graph)
     own, saved = values[:num_fwd_outputs], values[num_fwd_outputs:]

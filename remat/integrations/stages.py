@@ -21,13 +21,15 @@ from remat.graph.policies import module_names, no_match
 from remat.graph.roles import has_tangents
 from remat.graph.verify import Split, verify
 from remat.integrations import plan_log
+from remat.integrations.graph_memory import GraphMemory
 from remat.integrations.partition_options import PartitionOptions
 from remat.integrations.recompute_check import add_checks
-from remat.integrations.step_guards import Look, at_declared_sizes, guard_sizes
-from remat.integrations.step_tally import CountRun, GraphMemory, StepTally, tally_of
+from remat.integrations.replaced_methods import GeneratedCode
+from remat.integrations.step_guards import Look, guard_sizes
+from remat.integrations.step_sizes import at_declared_sizes
+from remat.integrations.step_tally import CountRun, StepTally, tally_of
 from remat.integrations.step_together import Member
 from remat.integrations.traced_graph import code_of, parameters_of
-from remat.integrations.workarounds import GeneratedCode
 from remat.passes.decide.policies import check_matched
 from remat.passes.instruments.reproducer import report
 from remat.planning.pipelines import modules_of, prepare, split
@@ -50,7 +52,7 @@ class Arrived:
 
     Attributes:
         options: the options of the partitioner or backend.
-        known: identities of the graphs that were planned before this compilation; see
+        earlier: identities of the graphs that were planned before this compilation; see
             `CompiledGraphs.planned`.
         stage: called with the name of each stage of the compilation, such as ``"planning"``.
         watched: whether the backend checks each run of the step: its sizes, and whether the user
@@ -71,7 +73,7 @@ class Arrived:
     """
 
     options: PartitionOptions
-    known: frozenset[str]
+    earlier: frozenset[str]
     stage: Callable[[str], None] = lambda _: None
     watched: bool = False
     tally: StepTally | None = None
@@ -109,7 +111,7 @@ class Arrived:
             runs, held = tally.runs, tally.beside(gm, inputs)
         return cls(
             options=options,
-            known=frozenset(options.graphs.planned),
+            earlier=frozenset(options.graphs.planned),
             stage=stage,
             watched=True,
             tally=tally,
@@ -126,7 +128,7 @@ class Arrived:
         Args:
             kind: identity of the code and its parameters; see `code_of`.
         """
-        return kind != "" and kind in self.known
+        return kind != "" and kind in self.earlier
 
     def runs_anyway(self, kind: str) -> bool:
         """Return whether a graph runs even if its budget in bytes cannot be met.
@@ -138,19 +140,19 @@ class Arrived:
         Args:
             kind: identity of the graph's code and parameters; see `code_of`.
         """
-        options, asked = self.options, self.options.request
-        decides = asked.decides or options.graphs.replanned > 0
-        may_exceed = not options.strict and decides and asked.budget.in_bytes
+        options, request = self.options, self.options.request
+        decides = request.decides or options.graphs.replanned > 0
+        may_exceed = not options.strict and decides and request.budget.in_bytes
         return may_exceed and (self.runs_again(kind) or self.bytes_beside > 0)
 
-    def of_step(self, asked: PlanRequest) -> PlanRequest:
+    def of_step(self, request: PlanRequest) -> PlanRequest:
         """Return options for this graph of the step: the budget is what the other graphs leave."""
-        if asked.decides:
-            asked = replace(asked, of_several=self.is_part)
+        if request.decides:
+            request = replace(request, of_several=self.is_part)
         if self.bytes_beside:
-            left = max(1, (asked.budget.peak_bytes or 0) - self.bytes_beside)
-            asked = replace(asked, budget=Budget(peak_bytes=left))
-        return asked
+            left = max(1, (request.budget.peak_bytes or 0) - self.bytes_beside)
+            request = replace(request, budget=Budget(peak_bytes=left))
+        return request
 
     def partition(
         self, joint: JointGraph, joint_inputs: Sequence[object], plan_graph: PlanGraph
@@ -174,39 +176,39 @@ class Arrived:
                 static_lifetime_input_indices=joint.static_inputs,
             )
         primals = [node.meta.get("val") for node in primals_of(joint)]
-        asked, over = self.options.request, self.over
-        kept = joint.copy() if self.tally is not None else None
+        request, over = self.options.request, self.over
+        copied = joint.copy() if self.tally is not None else None
         self.stage("planning")
         try:
             with at_declared_sizes(primals, in_bytes=self.options.in_bytes):
                 if not joint.places and not has_tangents(joint):
                     return None, _split_unplanned(joint)
                 self._warn_of_uncounted(joint)
-                asked = self._request_for(joint)
+                request = self._request_for(joint)
                 kind = code_of(parameters_of(joint))  # before planning changes the graph
                 may_exceed = self.runs_anyway(kind)
                 if not over:
                     try:
                         trial = joint.copy() if may_exceed else joint
-                        plan = self._plan(trial, asked, plan_graph)
+                        plan = self._plan(trial, request, plan_graph)
                     except BudgetError as error:
                         if not may_exceed:
                             raise
                         over = str(error)
                 if over:
-                    least = Budget(peak_share=0.0) if asked.budget.on_peak else Budget(share=0.0)
-                    asked = replace(asked, budget=least)
-                    plan = self._plan(joint, asked, plan_graph)
-                planned = Planned.of(self, plan, asked, kind, over, kept)
+                    least = Budget(peak_share=0.0) if request.budget.on_peak else Budget(share=0.0)
+                    request = replace(request, budget=least)
+                    plan = self._plan(joint, request, plan_graph)
+                planned = Planned.of(self, plan, request, kind, over, copied)
                 # If watched, the backend calls `finish` after compilation, when the compiled bytes are known.
                 if not self.watched:
                     planned.finish(primals)
                 return planned, planned.modules(joint)
         except Exception as error:
-            report(error, joint, self.options.repro, lambda: _described(asked))
+            report(error, joint, self.options.repro, lambda: _described(request))
             raise
 
-    def _plan(self, joint: JointGraph, asked: PlanRequest, plan_graph: PlanGraph) -> Plan:
+    def _plan(self, joint: JointGraph, request: PlanRequest, plan_graph: PlanGraph) -> Plan:
         agree = self.options.agree
         if agree is not None and self.runs_beside:
             # Equal graphs at different places of a step have different budgets left, so ranks agree per place.
@@ -214,34 +216,28 @@ class Arrived:
                 agree, asked=f"{agree.asked}, after {self.runs_beside} graphs of the step"
             )
         with paused_collection():
-            return plan_graph(joint, asked, agree=agree)
+            return plan_graph(joint, request, agree=agree)
 
     def _request_for(self, joint: JointGraph) -> PlanRequest:
         """Return the options for a joint graph: its saved plan if it has one, and its part of the budget."""
-        asked, met = self.options.request, self.options.graphs.met
-        if asked.plan is not None:
+        request, partitioned = self.options.request, self.options.graphs.partitioned
+        if request.plan is not None:
             fingerprint = joint.fingerprint
-            asked = asked.for_graph(joint, fingerprint, nth=met[fingerprint])
-            met[fingerprint] += 1
-        asked = self.of_step(asked)
-        if asked.policies and asked.plan is None:
+            request = request.for_graph(joint, fingerprint, nth=partitioned[fingerprint])
+            partitioned[fingerprint] += 1
+        request = self.of_step(request)
+        if request.policies and request.plan is None:
             self._match_policies(joint)
-            asked = replace(asked, has_matched=True)
-        return asked
+            request = replace(request, has_matched=True)
+        return request
 
     def _match_policies(self, joint: JointGraph) -> None:
-        """Check that each pattern of the policies matches a module of the step.
-
-        In a step with graph breaks, a pattern that matches no module causes a warning instead of an
-        error.
-
-        Raises:
-            PlanError: a pattern matches no module, and the step has a single graph.
-        """
+        """Check that each pattern of the policies matches a module of the step."""
         policies, graphs = self.options.request.policies, self.options.graphs
         nodes = list(joint.graph.nodes)
         missing = policies.unmatched(nodes)
         graphs.matched.update(p.pattern for p in policies.given if p not in missing)
+        # In a step with graph breaks, the module may be in another graph.
         if not graphs.has_breaks:
             check_matched(policies, [joint.graph], joint.name)
         missing = [p for p in missing if p.pattern not in graphs.matched]
@@ -254,18 +250,15 @@ class Arrived:
             )
 
     def _warn_of_uncounted(self, joint: JointGraph) -> None:
-        """Warn if a budget on the peak in bytes does not cover workspaces of operators on a CPU.
-
-        A workspace is memory that an operator allocates internally. Peaks do not include workspaces
-        if the cost model is not for CPUs. There is no warning if Inductor compiles the graph.
-        """
-        asked = self.options.request
-        if not asked.decides or self.options.lower != "eager" or asked.budget.peak_bytes is None:
+        """Warn if a budget on the peak in bytes does not cover workspaces of operators on a CPU."""
+        request, lower = self.options.request, self.options.lower
+        if not request.decides or lower != "eager" or request.budget.peak_bytes is None:
             return
-        if device_type_of(joint) == "cpu" and not is_for_cpu(asked.cost.on(joint)):
+        # Peaks include the memory that operators allocate inside only if the cost model is for CPUs.
+        if device_type_of(joint) == "cpu" and not is_for_cpu(request.cost.on(joint)):
             warn(
-                f"budget {asked.budget.label} bounds the peak without what operators take beside their results: this "
-                f"step runs on a CPU, and cost model '{asked.cost}' is about none. Leave cost out, or give "
+                f"budget {request.budget.label} bounds the peak without what operators take beside their results: this "
+                f"step runs on a CPU, and cost model '{request.cost}' is about none. Leave cost out, or give "
                 "cost='roofline:epyc', and it is counted",
                 BudgetWarning,
             )
@@ -286,18 +279,13 @@ def _split_unplanned(joint: JointGraph) -> Modules:
     return forward, backward
 
 
-def _described(asked: PlanRequest) -> tuple[str, dict[str, Any], str]:
-    """Return the pipeline and the options of a planning, for a reproducer.
-
-    Returns:
-        A triple: the pipeline as text, the arguments of `remat.plan` by name, and a note. The pipeline
-        is empty if no single pipeline repeats the decision. The note may be empty.
-    """
-    is_saved = asked.plan is not None
+def _described(request: PlanRequest) -> tuple[str, dict[str, Any], str]:
+    """Return the pipeline and the options of a planning, for a reproducer."""
+    is_saved = request.plan is not None
     note = "It was split by a saved plan, whose decision is not in here." if is_saved else ""
     # Under a budget on the peak, planning compares many plans, which no single pipeline repeats.
-    searched = asked.budget.on_peak and not is_saved
-    return "" if searched else str(asked.as_pipeline()), asked.to_options(), note
+    searched = request.budget.on_peak and not is_saved
+    return "" if searched else str(request.as_pipeline()), request.to_options(), note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -333,16 +321,7 @@ class Planned:
         over: str = "",
         joint: JointGraph | None = None,
     ) -> Self:
-        """Return the stage of a graph with a new plan or a plan from a cache; log and count the plan.
-
-        Args:
-            arrived: the stage before.
-            plan: the plan.
-            request: the options that the graph was planned under.
-            kind: identity of the graph's code and parameters.
-            over: text that says why the budget cannot be met.
-            joint: a copy of the joint graph.
-        """
+        """Return the stage of a graph with a new plan or a plan from a cache; log and count the plan."""
         if arrived.is_part and not plan.of_step:
             plan = replace(plan, _of_step=_other_graphs(arrived))
         planned = cls(
@@ -371,15 +350,12 @@ class Planned:
         return self.request.plan if isinstance(self.request.plan, Plan) else None
 
     def _count(self) -> None:
-        """Record the graph as planned. Warn if several graphs each get the whole budget in bytes.
-
-        The warning is given once, at the second distinct graph.
-        """
+        """Record the graph as planned. Warn if several graphs each get the whole budget in bytes."""
         options = self.arrived.options
         planned, budget = options.graphs.planned, options.request.budget
-        known = self.identity in planned or self.arrived.is_alone
+        counted = self.identity in planned or self.arrived.is_alone
         planned.add(self.identity)
-        if not known and len(planned) == 2 and budget.in_bytes and self.arrived.tally is None:
+        if not counted and len(planned) == 2 and budget.in_bytes and self.arrived.tally is None:
             warn(
                 f"a second graph is compiled under the budget {budget}: each graph gets it by "
                 "itself, so together they may keep more. For one budget over all graphs of a model, "
@@ -390,11 +366,7 @@ class Planned:
             )
 
     def modules(self, joint: JointGraph) -> Modules:
-        """Return the forward and the backward graph to compile, with the checks of the option ``check``.
-
-        Args:
-            joint: the joint graph.
-        """
+        """Return the forward and the backward graph to compile, with the checks of the option ``check``."""
         # AOTAutograd may take the backward module apart later, so it gets a copy of the plan's module.
         forward, backward = self.plan.forward, copy_module(self.plan.backward)
         if self.arrived.options.check is None:
@@ -421,9 +393,6 @@ class Planned:
     def finish(self, inputs: Sequence[Any]) -> Look | None:
         """Check the bytes of the plan, and add the plan to `remat.plans`.
 
-        Args:
-            inputs: inputs that the graph was traced with.
-
         Returns:
             A callback that checks the sizes of each run; None if no check is needed, or if the runs
             are not watched.
@@ -432,7 +401,7 @@ class Planned:
             PlanError: a saved plan exceeds its budget in bytes at the traced sizes.
         """
         arrived, look = self.arrived, None
-        # `StepTally` warns if other graphs run in the same step. Outputs that the user still holds are no such graphs.
+        # `StepTally` warns if other graphs run in the same step. Outputs that the user still holds do not count as other graphs.
         if not self.over or not arrived.runs_beside:
             budget = arrived.options.request.budget if self.over else self.plan.asked
             said = arrived.options.graphs.said[self.identity]
@@ -446,11 +415,7 @@ class Planned:
         return look
 
     def _warn_of_excess(self, said: Said) -> None:
-        """Warn that a step runs although its budget cannot be met.
-
-        Args:
-            said: the bytes that warnings about this step have named; it is updated.
-        """
+        """Warn that a step runs although its budget cannot be met."""
         arrived, on_peak = self.arrived, self.arrived.options.request.budget.on_peak
         taken = self.plan.peak_bytes if on_peak else self.plan.saved_bytes
         if taken <= said.quiet:
@@ -489,8 +454,8 @@ class Planned:
         """Return a function that runs a graph with the plan that each run of a step takes.
 
         Args:
-            compile_again: compiles the graph with the next of its plans.
-            run: the graph as it is compiled with the first of them.
+            compile_again: compiles the graph with its next plan.
+            run: the graph, compiled with its first plan.
         """
         tally, code = self.arrived.tally, torch_compat.traced_code()
         key = self.plan.fingerprint, id(code)
@@ -505,11 +470,6 @@ class Planned:
         """Return the callback that counts runs of the compiled graph, for `step_wrapper.wrap_step`.
 
         The result is None if the budget is not a peak in bytes.
-
-        Args:
-            gm: the graph from Dynamo.
-            inputs: example inputs of the graph.
-            backend: the backend that compiled the graph.
         """
         tally = self.arrived.tally
         if tally is None:
@@ -548,11 +508,7 @@ class Compiled:
     unloaded: Sequence[GeneratedCode] = ()
 
     def load(self, patches: dict[str, Any]) -> None:
-        """Compile the kernels of the generated code.
-
-        Args:
-            patches: Inductor settings.
-        """
+        """Compile the kernels of the generated code."""
         with torch_compat.inductor_config.patch(patches):
             for code in self.unloaded:
                 code.load()

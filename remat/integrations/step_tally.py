@@ -12,168 +12,42 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
 from remat import torch_compat
-from remat.errors import BudgetWarning, RematError, Said, warn
-from remat.graph.joint import primal_place
-from remat.graph.memory.liveness import StorageKind, Timeline
-from remat.graph.memory.storages import hint
-from remat.integrations.step_guards import RunSizes, SizedBytes
+from remat.errors import BudgetWarning, Said, warn
+from remat.integrations.graph_memory import GraphMemory, storage_of
 from remat.integrations.step_together import Key, StepTogether
-from remat.planning.plan import Plan
 from remat.units import format_bytes
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True, weakref_slot=True)
-class GraphMemory:
-    """Memory of one compiled graph alone, without its inputs.
-
-    Attributes:
-        name: name of the graph, for messages.
-        forward_bytes: most bytes alive at one time in forward.
-        backward_bytes: most bytes alive at one time in backward, without forward's outputs.
-        retained_bytes: the same if the autograd graph is retained, so that backward frees no saved value.
-        held_bytes: bytes of the values saved for backward that are neither inputs nor outputs.
-        read: positions of the inputs that backward reads.
-        reread_outputs: positions of the outputs that backward reads.
-        own: parameters and buffers that are attributes of the graph's module instead of inputs.
-        parameters: positions of the inputs that are parameters.
-        values: positions of the inputs that are tensors but not parameters.
-        sizes: reader of the sizes of a run; None if ``bytes_at`` is None.
-        bytes_at: function from ranges of sizes to an upper bound of the graph's own peak in bytes.
-            None if that peak does not depend on sizes.
-        fixed_bytes: bytes of all parameters and buffers. This part of the peak does not depend on
-            sizes.
-    """
-
-    name: str
-    forward_bytes: int
-    backward_bytes: int
-    retained_bytes: int
-    held_bytes: int
-    read: frozenset[int]
-    reread_outputs: tuple[int, ...]
-    own: tuple[torch.Tensor, ...] = ()
-    parameters: tuple[int, ...] = ()
-    values: tuple[int, ...] = ()
-    sizes: RunSizes | None = None
-    bytes_at: SizedBytes | None = None
-    fixed_bytes: int = 0
-    _factors: dict[tuple[int, ...], float] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, made: Plan, gm: fx.GraphModule, inputs: Sequence[Any]) -> GraphMemory:
-        """Build the record of a graph that was compiled with a plan.
-
-        Args:
-            made: the plan, with the figures of the compiled code.
-            gm: the graph from Dynamo.
-            inputs: the example inputs of the compilation.
-        """
-        own = (
-            *(p for _, p in gm.named_parameters(remove_duplicate=False)),
-            *(b for _, b in gm.named_buffers(remove_duplicate=False)),
-        )
-        places = (primal_place(name) for name in made.saved)
-        forward, backward, retained = _highest(made)
-        tensors = [k for k, v in enumerate(inputs) if isinstance(v, torch.Tensor)]
-        parameters = [k for k in tensors if isinstance(inputs[k], torch.nn.Parameter)]
-        bytes_at = SizedBytes(made) if made.symbolic or made.learns_sizes else None
-        return cls(
-            name=made.graph,
-            forward_bytes=forward,
-            backward_bytes=backward,
-            retained_bytes=retained,
-            held_bytes=made.saved_bytes,
-            read=frozenset(k - len(own) for k in places if k is not None and k >= len(own)),
-            reread_outputs=made.reread_outputs,
-            own=own,
-            parameters=tuple(parameters),
-            values=tuple(k for k in tensors if k not in parameters),
-            sizes=None if bytes_at is None else RunSizes.of(made, inputs, bytes_at.symbols),
-            bytes_at=bytes_at,
-            fixed_bytes=sum(dict(map(_storage, (*own, *(inputs[k] for k in parameters)))).values()),
-        )
-
-    def scaled(self, arguments: Sequence[Any], step: Any) -> float:
-        """Return the ratio of a run's bytes, at the sizes of this run, to the planned bytes; at least 1.
-
-        Both byte counts are those of the graph's peak without parameters and buffers.
-
-        Args:
-            arguments: arguments of the run.
-            step: the node of autograd's graph that runs backward.
-        """
-        if self.bytes_at is None or self.sizes is None:
-            return 1.0
-        seen = self.sizes.read(arguments, step)
-        if all(number <= self.sizes.planned[name].number for name, number in seen.items()):
-            return 1.0
-        key = tuple(seen.values())
-        if key not in self._factors:
-            taken = self.bytes_at.taken - self.fixed_bytes
-            more = self.bytes_at({n: (k, k) for n, k in seen.items()}) - self.bytes_at.taken
-            self._factors.clear()  # sizes from data may differ in each step
-            self._factors[key] = 1 + max(0, more) / max(1, taken)
-        return self._factors[key]
-
-
-def _highest(made: Plan) -> tuple[int, int, int]:
-    """Return the most bytes alive at one time in forward, in backward, and in backward with a retained graph.
-
-    No number includes the step's inputs, and the numbers for backward do not include forward's
-    outputs. If the plan has no timeline, all numbers are the whole peak of the step.
-    """
-    try:
-        timeline: Timeline = made.timeline
-    except RematError:  # a plan from a cache without a timeline
-        return made.peak_bytes, made.peak_bytes, made.peak_bytes
-    kinds = [k for k in StorageKind if k is not StorageKind.INPUT]
-    forward = max(timeline.nbytes(*kinds)[: timeline.boundary], default=0)
-    kinds.remove(StorageKind.OUTPUT)
-    backward = max(timeline.nbytes(*kinds)[timeline.boundary :], default=0)
-    kinds.remove(StorageKind.SAVED)
-    retained = max(timeline.nbytes(*kinds)[timeline.boundary :], default=0) + made.saved_bytes
-    return forward, backward, retained
-
-
 class _Parameters:
-    """The parameters and buffers that a graph reads in one run; the next step has the same ones.
-
-    Attributes:
-        sizes: dict from the storage id of each parameter or buffer to its bytes.
-        gradients: dict from the storage id of each parameter that requires a gradient to the bytes
-            of the gradient.
-        fleeting_bytes: bytes of parameters that are allocated only while the graph runs, as under
-            FSDP; 0 otherwise. If not 0, ``sizes`` and ``gradients`` have the bytes of one rank's
-            shards.
-        refs: weak references to the parameters and buffers.
-    """
+    """The parameters and buffers that a graph reads in one run; the next step has the same ones."""
 
     __slots__ = ("fleeting_bytes", "gradients", "refs", "sizes")
 
     def __init__(self, given: Sequence[torch.Tensor]) -> None:
-        self.sizes = dict(map(_storage, given))
-        self.gradients = dict(_storage(value) for value in given if value.requires_grad)
+        # Both dicts are keyed by storage ids. After `shard`, they have the bytes of one rank's shards.
+        self.sizes = dict(map(storage_of, given))
+        self.gradients = dict(storage_of(value) for value in given if value.requires_grad)
+        # Bytes of parameters that are allocated only while the graph runs, as under FSDP.
         self.fleeting_bytes = 0
         self.refs = [weakref.ref(value) for value in given]
 
     @property
     def freed(self) -> bool:
         """Whether the memory of a parameter that still exists is freed, as FSDP does after each use."""
-        found = [value for ref in self.refs if (value := ref()) is not None]
-        return any(not value.untyped_storage().nbytes() for value in found)
+        values = [value for ref in self.refs if (value := ref()) is not None]
+        return any(not value.untyped_storage().nbytes() for value in values)
 
     def shard(self) -> None:
         """Replace the bytes of whole parameters and gradients by those of one rank's shards."""
         distributed = torch.distributed
-        there = distributed.is_available() and distributed.is_initialized()
-        ranks = distributed.get_world_size() if there else 1
+        has_ranks = distributed.is_available() and distributed.is_initialized()
+        ranks = distributed.get_world_size() if has_ranks else 1
         self.fleeting_bytes = sum(self.sizes.values())
         self.gradients = {key: -(-nbytes // ranks) for key, nbytes in self.gradients.items()}
         # A shard has its own storage, whose id is unknown. A negative id stands for it: real ids are positive.
@@ -181,14 +55,7 @@ class _Parameters:
 
 
 class _Run:
-    """One run of a forward graph, and the bytes that it keeps until its backward begins.
-
-    Args:
-        tally: the `StepTally` that counts the run.
-        graph: memory of the graph.
-        factor: ratio of this run's bytes to the planned bytes, from `GraphMemory.scaled`.
-        parameters: parameters of the run.
-    """
+    """One run of a forward graph, and the bytes that it keeps until its backward begins."""
 
     __slots__ = (
         "__weakref__",
@@ -271,17 +138,13 @@ class StepTally:
         """Return the bytes that other graphs of the step have alive when a new graph runs.
 
         Storages of the new graph's own parameters and inputs are left out.
-
-        Args:
-            gm: the new graph, which is about to be compiled.
-            inputs: example inputs of the new graph.
         """
         with self._lock:
             if not self._waiting:
                 self._begin()
             self._forget_others()
             tensors = (*gm.parameters(), *gm.buffers(), *inputs)
-            own = {_storage(v)[0] for v in tensors if isinstance(v, torch.Tensor)}
+            own = {storage_of(v)[0] for v in tensors if isinstance(v, torch.Tensor)}
             shared = sum(self._values[key][0] for key in own if key in self._values)
             return self._bytes - shared + self._alive(own) + sum(self._compiled.values())
 
@@ -289,25 +152,16 @@ class StepTally:
         """Count the bytes that a new compiled graph is expected to keep for backward.
 
         At the graph's first run, the bytes that it really keeps replace them.
-
-        Args:
-            graph: memory of the graph.
-            inputs: example inputs of the graph.
         """
         places = {*graph.parameters, *graph.read}.intersection(range(len(inputs)))
         given = [inputs[k] for k in places if isinstance(inputs[k], torch.Tensor)]
-        there = dict(map(_storage, (*graph.own, *given)))
+        sizes = dict(map(storage_of, (*graph.own, *given)))
         with self._lock:
-            new = sum(nbytes for key, nbytes in there.items() if key not in self._values)
+            new = sum(nbytes for key, nbytes in sizes.items() if key not in self._values)
             self._compiled[graph] = graph.held_bytes + new
 
     def in_turn(self, graph: Key, compiled: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
-        """Return a function that runs a graph with the plan that this run of the step takes.
-
-        Args:
-            graph: the graph.
-            compiled: the compiled graph, once for each plan.
-        """
+        """Return a function that runs a graph with the plan that this run of the step takes."""
 
         def run(*arguments: Any) -> Any:
             with self._lock:
@@ -317,7 +171,7 @@ class StepTally:
         return run
 
     def forward(
-        self, graph: GraphMemory, arguments: Sequence[Any], outputs: Sequence[Any], step: Any
+        self, graph: GraphMemory, arguments: Sequence[Any], outputs: Sequence[Any], node: Any
     ) -> None:
         """Add the memory of one run of a forward graph to the count, until the run's backward begins.
 
@@ -325,7 +179,7 @@ class StepTally:
             graph: memory of the graph.
             arguments: arguments of the run.
             outputs: outputs of the run.
-            step: the node of autograd's graph that will run backward.
+            node: the node of autograd's graph that will run backward.
         """
         # DDP's graph splitting also runs each graph on fake tensors.
         if any(isinstance(value, torch_compat.FakeTensor) for value in outputs):
@@ -340,7 +194,7 @@ class StepTally:
             self._runs += 1
             self._graphs.add(graph)
             self.together.ran(graph, arguments, outputs)
-            factor = graph.scaled(arguments, step)
+            factor = graph.scaled(arguments, node)
             parameters = self._parameters_of(graph, arguments)
             run = _Run(self, graph, factor, parameters)
             keys: list[int] = []
@@ -348,8 +202,8 @@ class StepTally:
             for k in graph.values:
                 value = arguments[k]
                 # An input without autograd history belongs to the user, who keeps it alive.
-                kept = k in graph.read or value.grad_fn is None
-                self._hold(*_storage(value), keys if kept else passing)
+                is_kept = k in graph.read or value.grad_fn is None
+                self._hold(*storage_of(value), keys if is_kept else passing)
             if self._waiting:  # otherwise the graph runs alone, and its plan meets the budget
                 taken = int(graph.forward_bytes * factor) + parameters.fleeting_bytes
                 self._note(taken, run, self._held, self._waiting)
@@ -360,41 +214,32 @@ class StepTally:
             self._bytes += run.held
             for k, value in enumerate(outputs):
                 if isinstance(value, torch.Tensor):
-                    key, nbytes = _storage(value)
+                    key, nbytes = storage_of(value)
                     if k in graph.reread_outputs:
                         self._hold(key, nbytes, keys)
                     self._outputs[key] = (weakref.ref(value), nbytes)
             run.keys = keys
-        step.register_prehook(run.begin_backward)
+        node.register_prehook(run.begin_backward)
 
     def _parameters_of(self, graph: GraphMemory, arguments: Sequence[Any]) -> _Parameters:
         """Return the parameters of a run. At the first run with them, add their bytes to the count."""
         given = [arguments[k] for k in graph.parameters]
         key = (id(graph), *map(id, given))
         self._ran.add(key)
-        found = self._parameters.get(key)
-        if found is None:
-            found = _Parameters((*graph.own, *given))
-            self._count(key, found)
-        return found
+        parameters = self._parameters.get(key)
+        if parameters is None:
+            parameters = _Parameters((*graph.own, *given))
+            self._count(key, parameters)
+        return parameters
 
     def _count(self, key: tuple[int, ...], parameters: _Parameters) -> None:
-        """Add the bytes of a group of parameters to the count; `_forget` removes them.
-
-        Args:
-            key: the key of the group in ``_parameters``.
-            parameters: the group.
-        """
+        """Add the bytes of a group of parameters to the count; `_forget` removes them."""
         self._parameters[key] = parameters
         for storage, nbytes in parameters.sizes.items():
             self._hold(storage, nbytes)
 
     def _forget(self, key: tuple[int, ...]) -> None:
-        """Remove the bytes of a group of parameters, and of their gradients, from the count.
-
-        Args:
-            key: the key of the group in ``_parameters``.
-        """
+        """Remove the bytes of a group of parameters, and of their gradients, from the count."""
         parameters = self._parameters.pop(key)
         for storage in parameters.sizes:
             self._drop(storage)
@@ -433,7 +278,7 @@ class StepTally:
         if self._peak <= self.limit:
             self.together.end()
             return
-        sharded = any(found.fleeting_bytes for found in self._parameters.values())
+        sharded = any(parameters.fleeting_bytes for parameters in self._parameters.values())
         planned = not run.retained and self.together.plan(
             self._graphs, self._runs, self._peak, sharded=sharded
         )
@@ -456,53 +301,36 @@ class StepTally:
                 self._drop(key)
 
     def _hold(self, key: int, nbytes: int, keys: list[int] | None = None) -> None:
-        """Increment the reference count of a storage; the first reference adds its bytes to the sum.
-
-        Args:
-            key: id of the storage.
-            nbytes: bytes of the storage.
-            keys: list to append the id to, for a later `_drop`.
-        """
+        """Increment the reference count of a storage; the first reference adds its bytes to the sum."""
         if keys is not None:
             keys.append(key)
-        found = self._values.get(key)
-        if found is None:
+        entry = self._values.get(key)
+        if entry is None:
             self._values[key] = [nbytes, 1]
             self._bytes += nbytes
         else:
-            found[1] += 1
+            entry[1] += 1
 
     def _drop(self, key: int) -> None:
         """Decrement the reference count of a storage; at 0, subtract its bytes from the sum."""
-        found = self._values[key]
-        found[1] -= 1
-        if not found[1]:
-            self._bytes -= found[0]
+        entry = self._values[key]
+        entry[1] -= 1
+        if not entry[1]:
+            self._bytes -= entry[0]
             del self._values[key]
 
     def _alive(self, own: set[int] | None = None) -> int:
-        """Return the bytes of live outputs of graphs, without storages that ``_values`` counts.
-
-        Args:
-            own: ids of further storages to leave out.
-        """
-        found = 0
+        """Return the bytes of live outputs of graphs, without storages that ``_values`` counts."""
+        total = 0
         for key, (value, nbytes) in list(self._outputs.items()):
             if value() is None:
                 del self._outputs[key]
             elif key not in self._values and (own is None or key not in own):
-                found += nbytes
-        return found
+                total += nbytes
+        return total
 
     def _note(self, running: int, run: _Run, held: int, others: int) -> None:
-        """Record the bytes alive while a graph runs, and warn if they exceed the budget.
-
-        Args:
-            running: bytes that the graph allocates while it runs.
-            run: the run of this graph.
-            held: bytes that other runs have saved for their backward.
-            others: number of these other runs.
-        """
+        """Record the bytes alive while a graph runs, and warn if they exceed the budget."""
         taken = self._bytes + self._alive() + running
         if taken > self.limit:
             # The count may include parameters that this step does not use, or that FSDP has freed.
@@ -518,29 +346,21 @@ class StepTally:
                 self._warn(run, done=False)
 
     def _forget_others(self) -> None:
-        """Stop counting parameters that no graph reads in this step; count freed parameters as shards.
-
-        If the memory of a parameter is freed after its graph ran, FSDP is assumed to shard it.
-        """
+        """Stop counting parameters that no graph reads in this step; count freed parameters as shards."""
         freed = {key[0] for key, found in self._parameters.items() if found.freed}
         for key, parameters in list(self._parameters.items()):
             if key not in self._ran:
                 self._forget(key)
+            # FSDP frees the whole parameters after each use of a graph, and keeps shards.
             elif not parameters.fleeting_bytes and key[0] in freed:
                 self._forget(key)
                 parameters.shard()
                 self._count(key, parameters)
 
     def _warn(self, run: _Run, *, done: bool) -> None:
-        """Warn that the peak of a step exceeds the budget.
-
-        The first warning is given as soon as the peak exceeds the budget. Another warning is given
-        at the end of the step if the peak has grown by more than a tenth since the last warning.
-
-        Args:
-            run: the newest run, which the message names.
-            done: whether the step has ended.
-        """
+        """Warn that the peak of a step exceeds the budget."""
+        # The first warning comes as soon as the peak exceeds the budget, another one at the end of a step whose
+        # peak has grown by more than a tenth.
         said = Said(max((self._said.get(graph, 0) for graph in self._graphs), default=0))
         if (said.nbytes and not done) or self._peak <= max(self.limit, said.quiet):
             return
@@ -570,15 +390,6 @@ class StepTally:
             f"on its peak, {format_bytes(self.limit)} ({self.limit} bytes). {advice}",
             BudgetWarning,
         )
-
-
-def _storage(value: torch.Tensor) -> tuple[int, int]:
-    """Return id and bytes of a tensor's storage; (0, 0) if it has no storage of its own."""
-    try:
-        storage = value.untyped_storage()
-        return torch_compat.storage_id(storage), hint(storage.nbytes())
-    except (NotImplementedError, RuntimeError):
-        return 0, 0
 
 
 #: Type of a callback that counts a run of a graph. The callback gets the arguments and the outputs of the run, and the

@@ -1,9 +1,9 @@
 """Plan the graphs of a step together, once a step has shown which graphs it runs.
 
 Blocks that are compiled one by one, and graphs between graph breaks, are planned one after the other. The first graph is
-compiled before anybody knows that others follow. After a step, all its graphs and their runs are known. If the step
+compiled before it is known that others follow. After a step, all its graphs and their runs are known. If the step
 exceeds its budget, its graphs are planned together, and their code is compiled again at its next call. The runs of one
-graph, such as equal blocks, may get different plans, with each of which the graph is compiled.
+graph, such as equal blocks, may get different plans. The graph is then compiled once for each of these plans.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from remat.planning.request import PlanRequest
 from remat.planning.search.effort import DEFAULT
 from remat.units import Budget, format_bytes
 
-#: What tells a graph from others of the step: its digest, and the id of its code.
+#: Key of a graph among all graphs of a step: its fingerprint, and the id of its code.
 Key = tuple[str, int]
 
 
@@ -38,11 +38,11 @@ class Member:
 
     Attributes:
         joint: the joint graph; None if the compiled graph came from a cache, or has dynamic sizes.
-        fingerprint: its digest.
+        fingerprint: fingerprint of the joint graph.
         code: the code that Dynamo compiled. Equal blocks that share their code share a few plans.
-        decision: the decision that it was compiled with.
-        options: the options of its compilation.
-        backend: the backend, which has these options.
+        decision: the decision that the graph was compiled with.
+        options: the options that the graph was compiled with.
+        backend: the backend that has these options.
     """
 
     joint: JointGraph | None
@@ -54,7 +54,7 @@ class Member:
 
     @property
     def key(self) -> Key:
-        """What tells the graph from others of the step."""
+        """Key of the graph among all graphs of the step."""
         return self.fingerprint, id(self.code)
 
 
@@ -120,9 +120,9 @@ class StepTogether:
         members = [m for m in found if m is not None]
         if not members or len(members) < len(found):
             return False
-        asked, most = _asked(members[0]), DEFAULT.compiling.replans
+        request, most = _asked(members[0]), DEFAULT.compiling.replans
         return all(
-            _asked(m) == asked and m.options.graphs.replanned < most and not _must_agree(m)
+            _asked(m) == request and m.options.graphs.replanned < most and not _must_agree(m)
             for m in members
         )
 
@@ -142,7 +142,7 @@ class StepTogether:
             sharded: whether these bytes have shards instead of whole parameters, as under FSDP.
 
         Returns:
-            Whether they have a plan now.
+            Whether the graphs have plans now.
         """
         graphs = [*graphs]
         if runs < 2 or not self.can_plan(graphs):
@@ -167,20 +167,20 @@ class StepTogether:
             warn(f"{why}. Its graphs {again}, to be planned together", BudgetWarning)
             return True
         try:
-            made, least, part_of = _planned(recorded, ran, request, peak_bytes, sharded=sharded)
+            plans, least, part_of = _planned(recorded, ran, request, peak_bytes, sharded=sharded)
         except Exception as error:  # training goes on with the plans that it has
             what = f"its graphs cannot be planned together: {type(error).__name__}: {error}"
             warn(f"{why}, and {what}", BudgetWarning)
             return False
-        made = self._by_kind(made, [(m.key, part) for m, part in zip(ran, part_of, strict=True)])
+        plans = self._by_kind(plans, [(m.key, part) for m, part in zip(ran, part_of, strict=True)])
         replans = 1 + max(m.options.graphs.replanned for m in members)
         # Equal graphs take their plans in turn, whichever backend compiles them.
-        met = Counter[str]()
+        partitioned = Counter[str]()
         for m in members:
-            known = m.options.request.plan
-            plan = _with_others(made, known if isinstance(known, PlanSet) else None)
+            saved = m.options.request.plan
+            plan = _with_others(plans, saved if isinstance(saved, PlanSet) else None)
             m.options.request = replace(request, plan=plan, plans_others=True)
-            m.options.graphs.met = met
+            m.options.graphs.partitioned = partitioned
             m.options.graphs.replanned = DEFAULT.compiling.replans if least else replans
         self._compile_again(members)
         warn(
@@ -189,24 +189,19 @@ class StepTogether:
         )
         return True
 
-    def _by_kind(self, made: PlanSet, ran: Sequence[tuple[Key, int]]) -> PlanSet:
-        """Return each distinct plan of each graph once, and remember which runs take which.
-
-        Args:
-            made: the plans of all parts of all graphs.
-            ran: graph and part of each run.
-        """
+    def _by_kind(self, planned: PlanSet, ran: Sequence[tuple[Key, int]]) -> PlanSet:
+        """Return each distinct plan of each graph once, and remember which runs take which."""
         kinds: dict[Key, dict[Decision, list[int]]] = {}
         for key, part in ran:
-            kinds.setdefault(key, {}).setdefault(made[part].decision, []).append(part)
+            kinds.setdefault(key, {}).setdefault(planned[part].decision, []).append(part)
         for key, found in kinds.items():
             order = [*found]
             self._kinds[key] = tuple(
-                order.index(made[part].decision) for graph, part in ran if graph == key
+                order.index(planned[part].decision) for graph, part in ran if graph == key
             )
         each = [parts for found in kinds.values() for parts in found.values()]
-        plans, runs = tuple(made[parts[0]] for parts in each), tuple(map(len, each))
-        return replace(made, plans=plans, runs=runs)
+        plans, runs = tuple(planned[parts[0]] for parts in each), tuple(map(len, each))
+        return replace(planned, plans=plans, runs=runs)
 
     def _compile_again(self, members: Sequence[Member]) -> None:
         """Drop the compiled code of graphs, so that their next calls compile them with the same backends."""
@@ -240,22 +235,7 @@ def _planned(
     *,
     sharded: bool,
 ) -> tuple[PlanSet, str, list[int]]:
-    """Plan the graphs of a step together, with few plans for the runs of each graph.
-
-    Args:
-        recorded: the runs of the step.
-        ran: the graph of each run.
-        request: the options.
-        peak_bytes: the bytes that the step takes now.
-        sharded: whether these bytes have shards instead of whole parameters.
-
-    Returns:
-        The plans; a text that says why they have the least peak, if none within the budget were found; and the plan of
-        each run.
-
-    Raises:
-        BudgetError: no plans have a lower peak than those that the graphs have now.
-    """
+    """Plan the graphs of a step together, with few plans for the runs of each graph."""
     keys, effort = [m.key for m in ran], DEFAULT.several
     # Consecutive runs of a graph are planned as one; up to `parts`, each run is planned by itself.
     runs, nth = Counter(keys), [keys[:k].count(key) for k, key in enumerate(keys)]
@@ -268,30 +248,24 @@ def _planned(
         part_of = [number[name] for name in names]
         parts = [ran[part_of.index(k)] for k in number.values()]
         joints = recorded.joints([m.joint for m in parts if m.joint is not None], (), part_of)
-        made, least = _planned_parts(joints, parts, request, peak_bytes, sharded=sharded)
+        plans, least = _planned_parts(joints, parts, request, peak_bytes, sharded=sharded)
         saved = dict[Key, dict[Decision, int]]()
         for (key, _), k in number.items():
-            saved.setdefault(key, {})[made[k].decision] = made[k].saved_bytes
+            saved.setdefault(key, {})[plans[k].decision] = plans[k].saved_bytes
         if max(map(len, saved.values())) <= effort.kinds:
-            return made, least, part_of
+            return plans, least, part_of
         # Decisions that save about as much become one.
-        levels = {key: [*found.values()] for key, found in saved.items()}
+        levels = {key: [*of_decision.values()] for key, of_decision in saved.items()}
         groups = [
-            _group(levels[key], made[k].saved_bytes, effort.kinds)
+            _group(levels[key], plans[k].saved_bytes, effort.kinds)
             for key, k in zip(keys, part_of, strict=True)
         ]
 
 
 def _group(levels: Iterable[int], level: int, most: int) -> int:
-    """Divide numbers into groups at their widest gaps; return the group of one of them.
-
-    Args:
-        levels: the numbers.
-        level: one of them.
-        most: the most groups.
-    """
-    known = sorted({*levels})
-    gaps = sorted(pairwise(known), key=lambda gap: gap[0] - gap[1])
+    """Divide numbers into groups at their widest gaps; return the group of one of them."""
+    distinct = sorted({*levels})
+    gaps = sorted(pairwise(distinct), key=lambda gap: gap[0] - gap[1])
     return sum(above <= level for _, above in gaps[: most - 1])
 
 
@@ -303,21 +277,7 @@ def _planned_parts(
     *,
     sharded: bool,
 ) -> tuple[PlanSet, str]:
-    """Plan graphs of a step together, with one plan for each.
-
-    Args:
-        joints: the graphs, or parts of their runs.
-        members: the same graphs, as they are compiled now.
-        request: the options.
-        peak_bytes: the bytes that the step takes now.
-        sharded: whether these bytes have shards instead of whole parameters.
-
-    Returns:
-        The plans; and a text that says why they have the least peak, if none within the budget were found.
-
-    Raises:
-        BudgetError: no plans have a lower peak than those that the graphs have now.
-    """
+    """Plan graphs of a step together, with one plan for each."""
     from remat.planning.plan_set import set_planner
 
     planner, limit = set_planner(joints, request), request.budget.peak_bytes or 0
@@ -329,25 +289,25 @@ def _planned_parts(
     try:
         return planner.within_peak(Budget(peak_bytes=max(1, room))), ""
     except BudgetError as error:
-        made = planner.within_peak(Budget(peak_share=0.0))
-        if made.peak_bytes >= now:
+        plans = planner.within_peak(Budget(peak_share=0.0))
+        if plans.peak_bytes >= now:
             raise
         return (
-            made,
+            plans,
             f". No plans within the budget were found, so those with the least peak run: {error}",
         )
 
 
-def _with_others(made: PlanSet, before: PlanSet | None) -> PlanSet:
+def _with_others(plans: PlanSet, before: PlanSet | None) -> PlanSet:
     """Return the plans of a step, and those of graphs of other steps that were planned before."""
     if before is None:
-        return made
-    mine = {plan.fingerprint for plan in made}
+        return plans
+    own = {plan.fingerprint for plan in plans}
     others = [
         (plan, runs)
         for plan, runs in zip(before, before.runs or (1,) * len(before), strict=True)
-        if plan.fingerprint not in mine
+        if plan.fingerprint not in own
     ]
-    runs = (*(made.runs or (1,) * len(made)), *(runs for _, runs in others))
+    runs = (*(plans.runs or (1,) * len(plans)), *(runs for _, runs in others))
     # The figures are those of one step, so they are not held to the budget.
-    return replace(made, plans=(*made, *(plan for plan, _ in others)), runs=runs, budget="")
+    return replace(plans, plans=(*plans, *(plan for plan, _ in others)), runs=runs, budget="")

@@ -24,7 +24,7 @@ from remat.planning.plan import Plan
 
 def wrap_step(
     compiled: Callable[..., Any],
-    made: Plan,
+    plan: Plan,
     *,
     by_inductor: bool,
     count: CountRun | None,
@@ -38,7 +38,7 @@ def wrap_step(
 
     Args:
         compiled: the compiled step, which returns a flat list of values.
-        made: the plan of the step.
+        plan: the plan of the step.
         by_inductor: whether Inductor compiled the step.
         count: called after each run that has a backward, with the run's arguments, the run's
             outputs, and the node of autograd's graph that runs backward. None: nothing is called.
@@ -49,45 +49,37 @@ def wrap_step(
         The wrapped step.
     """
     # The wrapped step must not keep the plan's modules alive, so it has no reference to the plan.
-    places, name = made.reread_outputs, made.graph
+    places, name = plan.reread_outputs, plan.graph
     advice = "Write to a clone of it"
-    if made.reread_inputs:
+    if plan.reread_inputs:
         advice += ", or say reread_inputs=False: then backward reads neither inputs nor outputs again, and keeps more"
-    met: list[type] = []
+    kinds: list[type] = []
 
     def run(*arguments: Any) -> Any:
-        if met and not places and count is None and look is None:
+        if kinds and not places and count is None and look is None:
             return compiled(*arguments)
         # Collected before the run, because a step that writes to an argument replaces its node.
         earlier = {a.grad_fn for a in arguments if isinstance(a, torch.Tensor)}
         outputs = compiled(*arguments)
-        step = next(filter(None, (_step_of(value, earlier) for value in outputs)), None)
-        if step is not None:  # there is something to differentiate
-            if not met:
-                met.append(type(step))
-                allow_keeping_the_graph(step, by_inductor=by_inductor)
-            _watch(step, outputs, places, name, advice)
+        node = next(filter(None, (_backward_node(value, earlier) for value in outputs)), None)
+        if node is not None:  # there is something to differentiate
+            if not kinds:
+                kinds.append(type(node))
+                allow_keeping_the_graph(node, by_inductor=by_inductor)
+            _watch(node, outputs, places, name, advice)
             if count is not None:
-                count(arguments, outputs, step)
-            if look is not None and type(step) is met[0]:
-                look(arguments, step)
+                count(arguments, outputs, node)
+            if look is not None and type(node) is kinds[0]:
+                look(arguments, node)
         return outputs
 
     return run
 
 
 def _watch(
-    step: Any, outputs: Sequence[Any], places: Sequence[int], name: str, advice: str
+    node: Any, outputs: Sequence[Any], places: Sequence[int], name: str, advice: str
 ) -> None:
-    """Record the versions of the outputs that backward reads, and compare them before backward.
-
-    Args:
-        step: the node of autograd's graph that runs backward.
-        outputs: outputs of the step.
-        places: positions of the outputs that backward reads.
-        name: name of the step in messages.
-        advice: end of the error message.
-    """
+    """Record the versions of the outputs that backward reads, and compare them before backward."""
     marks = []
     for k in places:
         value = outputs[k]
@@ -99,17 +91,11 @@ def _watch(
         shape = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
         marks.append((mark, torch_compat.version(mark), f"output {k} of '{name}', {shape},"))
     if marks:
-        step.register_prehook(partial(_check, marks, advice))
+        node.register_prehook(partial(_check, marks, advice))
 
 
-def _step_of(value: Any, earlier: Collection[Any]) -> Any:
-    """Return the node of autograd's graph that runs the backward of a compiled step.
-
-    Args:
-        value: an output of the step. If the output has no such node, the result is None.
-        earlier: nodes of the step's arguments. An output that is a view of an argument leads to
-            them, and to the nodes of other compiled steps behind them.
-    """
+def _backward_node(value: Any, earlier: Collection[Any]) -> Any:
+    """Return the node of autograd's graph that runs the backward of a compiled step."""
     todo = [getattr(value, "grad_fn", None)]
     # If an output is a view of a returned value, view nodes come before the step's node.
     for node in islice(iter(todo), 8):
@@ -122,17 +108,7 @@ def _step_of(value: Any, earlier: Collection[Any]) -> Any:
 
 
 def _check(marks: Sequence[tuple[torch.Tensor, int, str]], advice: str, _: Any) -> None:
-    """Raise an error if an output was written to since `_watch` recorded its version.
-
-    Args:
-        marks: a triple for each output: a tensor that shares the output's version counter, the
-            recorded version, and the output's name for messages.
-        advice: end of the error message.
-        _: the gradients that autograd passes to the hook; not used.
-
-    Raises:
-        RereadError: an output was written to.
-    """
+    """Raise an error if an output was written to since `_watch` recorded its version."""
     for mark, version, name in marks:
         if torch_compat.version(mark) != version:
             raise RereadError(

@@ -70,39 +70,24 @@ class TorchSolver(torch_compat.CustomKnapsackSolver):
 def _in_bytes(
     memory: list[float], max_memory: float, nodes: list[fx.Node]
 ) -> tuple[Sequence[float], float]:
-    """Convert PyTorch's relative sizes of candidates, and the capacity, to bytes if possible.
-
-    PyTorch divides each size by the total bytes of activations. It computes this total as the
-    difference of two sums that include the inputs, so large inputs cause a large rounding error. The
-    sizes before the division are known from the nodes. If these sizes do not match the relative
-    sizes, the arguments are returned unchanged.
-
-    Args:
-        memory: size of each candidate, relative to the total bytes of activations.
-        max_memory: capacity for the candidates, relative to the same total.
-        nodes: the candidates.
-
-    Returns:
-        Size of each candidate, and the capacity; both in bytes, or both unchanged.
-    """
+    """Convert PyTorch's relative sizes of candidates, and the capacity, to bytes if possible."""
+    # PyTorch divides each size by the total bytes of activations. It computes this total as the difference of two
+    # sums with the inputs, so large inputs cause a large rounding error. The nodes have the exact sizes.
     sizes = [torch_compat.size_of(n) for n in nodes]
     # ``span`` is the total bytes. The largest candidate gives it with the smallest relative rounding error.
-    whole = max(zip(sizes, memory, strict=False), default=(0, 0.0))
-    if len(sizes) != len(memory) or not (whole[1] > 0 and 0 <= max_memory <= 1):
+    largest = max(zip(sizes, memory, strict=False), default=(0, 0.0))
+    if len(sizes) != len(memory) or not (largest[1] > 0 and 0 <= max_memory <= 1):
         return memory, max_memory
-    span = round(whole[0] / whole[1])
+    span = round(largest[0] / largest[1])
     if any(round(m * span) != size for m, size in zip(memory, sizes, strict=True)):
         return memory, max_memory
     return sizes, bytes_of_share(max_memory, span)
 
 
 def _runtime(node: fx.Node) -> float:
-    """Return a candidate's runtime from the estimator that PyTorch is configured for.
-
-    PyTorch counts FLOPs by running the operator on uninitialised arguments, which fails for
-    operators that take indices. For the estimator "flops", formulas give the FLOPs without running
-    the operator.
-    """
+    """Return a candidate's runtime from the estimator that PyTorch is configured for."""
+    # PyTorch counts FLOPs by running the operator on uninitialised arguments, which fails for operators that take
+    # indices. Formulas do not run the operator.
     if torch_compat.functorch_config.activation_memory_budget_runtime_estimator == "flops":
         return float(max(1, count_flops(node)))  # at least 1, as PyTorch's estimator gives
     return float(torch_compat.estimate_runtime(node))

@@ -21,9 +21,6 @@ def code_of(parameters: str) -> str:
     A recompilation of the code, such as for other shapes, has the same text. The text consists of
     Dynamo's number of the code and of ``parameters``. Two layers of one class share their code, but
     may differ in the shapes of their parameters. The text is empty if Dynamo is not compiling.
-
-    Args:
-        parameters: the result of `parameters_of`.
     """
     where = torch_compat.CompileContext.current_compile_id()
     return "" if where is None or where.frame_id is None else f"{where.frame_id}: {parameters}"

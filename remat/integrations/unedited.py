@@ -54,15 +54,17 @@ class Compilations:
         from remat.integrations.compile_progress import closing_line
         from remat.integrations.plan_log import plans
 
-        made = plans()
-        lines = [f"{counted(self.compiled, 'graph')} compiled, {counted(len(made), 'plan')} made"]
+        planned = plans()
+        lines = [
+            f"{counted(self.compiled, 'graph')} compiled, {counted(len(planned), 'plan')} made"
+        ]
         if self.compiled < self.graphs:
             lines[0] += f", {counted(self.graphs - self.compiled, 'graph')} refused by an error"
-        elif not made:
+        elif not planned:
             lines[0] += ", because no graph computes gradients"
-        lines += [closing_line(plan) for plan in made[:MOST_LINES]]
-        if len(made) > MOST_LINES:
-            lines.append(f"{len(made) - MOST_LINES} more: remat.plans() in the script lists all")
+        lines += [closing_line(plan) for plan in planned[:MOST_LINES]]
+        if len(planned) > MOST_LINES:
+            lines.append(f"{len(planned) - MOST_LINES} more: remat.plans() in the script lists all")
         if others:
             lines.append(f"the script's other backends keep their graphs: {', '.join(others)}")
         return lines
@@ -93,7 +95,7 @@ COMPILATIONS = Compilations()
 
 
 class PlannedInductor(torch_compat.CompileWithInductor):
-    """What ``torch.compile`` makes for the backend Inductor: remat plans each graph, then Inductor compiles it.
+    """Backend that ``torch.compile`` creates for Inductor: remat plans each graph, then Inductor compiles it.
 
     PyTorch's class checks ``mode`` and ``options``, and merges them into the settings ``config``.
     """
@@ -121,7 +123,7 @@ class PlannedInductor(torch_compat.CompileWithInductor):
 
 
 class CountedBackend(torch_compat.CompileWithBackend):
-    """What ``torch.compile`` makes for any other backend, which compiles its graphs as without remat."""
+    """Wrapper that ``torch.compile`` creates for any other backend, which compiles its graphs as without remat."""
 
     def __call__(self, model_: fx.GraphModule, inputs_: Sequence[Any]) -> Callable[..., Any]:
         COMPILATIONS.others[self.compiler_name] += 1

@@ -1,8 +1,7 @@
 """Work around faults of PyTorch in compiled steps, with one function per fault.
 
 Most workarounds are context managers. `compile_graph` applies those that the installed PyTorch
-needs while Inductor compiles a graph. All code that replaces a PyTorch method, or writes to
-PyTorch's private state, is in this file. ``tests/upstream`` has a reproducer of each fault in plain
+needs while Inductor compiles a graph. ``tests/upstream`` has a reproducer of each fault in plain
 PyTorch. A reproducer's test fails once PyTorch no longer has the fault. That version of PyTorch is
 then entered in `FIXED_IN` by hand.
 """
@@ -10,9 +9,7 @@ then entered in `FIXED_IN` by hand.
 from __future__ import annotations
 
 import contextlib
-import functools
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -28,6 +25,7 @@ from remat.graph.joint import outputs_of
 from remat.graph.memory.host_copies import OFFLOAD, RELOAD
 from remat.graph.memory.storages import hint, storage_key, tensor_bytes
 from remat.graph.whole_graph import SIDE
+from remat.integrations.replaced_methods import for_thread
 
 #: Inductor's setting that vectorises the remainders of loops on a CPU; see `scalar_tails`.
 _MASKED_TAILS = "cpp.enable_loop_tail_vec"
@@ -74,17 +72,10 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: A
 
 @contextlib.contextmanager
 def planned_layouts_of_draws(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Make each operator that repeats a random draw get its inputs in the traced memory layout.
-
-    Such an operator draws again from a saved generator state (``torch/_prims/rng_prims.py``). If an
-    input has another layout than in the first draw, the same random numbers go to other elements.
-    Inductor keeps the layout of inputs of PyTorch's own random operators, but not of operators that
-    repeat a draw.
-
-    Args:
-        graph: the graph; it is changed.
-        is_backward: whether the graph is the backward graph.
-    """
+    """Make each operator that repeats a random draw get its inputs in the traced memory layout."""
+    # Such an operator draws again from a saved generator state (``torch/_prims/rng_prims.py``). If an input has
+    # another layout than in the first draw, the same random numbers go to other elements. Inductor keeps the layout
+    # of inputs of PyTorch's own random operators, but not of operators that repeat a draw.
     for node in list(graph.nodes):
         if not ops.is_drawn_from_state(node):
             continue
@@ -99,18 +90,11 @@ def planned_layouts_of_draws(graph: fx.Graph, is_backward: bool) -> Iterator[Non
 
 @contextlib.contextmanager
 def traced_layouts_of_strided(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Make ``as_strided`` read contiguous inputs, if they were contiguous when the step was traced.
-
-    ``as_strided`` reads its input's memory, whatever the order of the elements there. Inductor may
-    save a value for backward in another layout than the traced one. Results that backward computes
-    from this value then have that layout, too, and ``as_strided`` reads the wrong elements. Whether
-    this happens depends on the saved values, hence on the plan. The decomposition of a group norm
-    contains such operators.
-
-    Args:
-        graph: the graph; it is changed.
-        is_backward: whether the graph is the backward graph.
-    """
+    """Make ``as_strided`` read contiguous inputs, if they were contiguous when the step was traced."""
+    # ``as_strided`` reads its input's memory, whatever the order of the elements there. Inductor may save a value for
+    # backward in another layout than the traced one. Results that backward computes from this value then have that
+    # layout, too, and ``as_strided`` reads the wrong elements. Whether this happens depends on the saved values,
+    # hence on the plan. The decomposition of a group norm contains such operators.
     strided = torch.ops.aten.as_strided.default
     for node in list(graph.find_nodes(op="call_function", target=strided)):
         given = node.args[0]
@@ -135,16 +119,10 @@ def _read_as_traced(node: fx.Node, read: fx.Node) -> None:
 
 @contextlib.contextmanager
 def saved_inputs_themselves(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Make forward save its own inputs instead of copies of the inputs in another layout.
-
-    Inductor copies the inputs of a convolution to another layout, and would save these copies
-    although the inputs are in memory anyway. Inductor keeps the layout of graph outputs that are
-    marked as visible to the user. This function therefore marks the inputs that forward saves.
-
-    Args:
-        graph: the graph; the metadata of its output node is changed.
-        is_backward: whether the graph is the backward graph, which is not changed.
-    """
+    """Make forward save its own inputs instead of copies of the inputs in another layout."""
+    # Inductor copies the inputs of a convolution to another layout, and would save these copies although the inputs
+    # are in memory anyway. Inductor keeps the layout of graph outputs that are marked as visible to the user. This
+    # function therefore marks the inputs that forward saves.
     if not is_backward:
         meta, outputs = graph.output_node().meta, outputs_of(graph)
         saved = {k for k, v in enumerate(outputs) if getattr(v, "op", "") == "placeholder"}
@@ -155,13 +133,11 @@ def saved_inputs_themselves(graph: fx.Graph, is_backward: bool) -> Iterator[None
 
 @contextlib.contextmanager
 def planned_order(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Make Inductor run a graph's operators in the planned order, as far as fusion allows.
-
-    `near_fusions.PlannedOrder` orders the kernels, unless the user has set such a pass. Inductor's
-    scheduler may then choose another order to lower the peak, also of operators that draw random
-    numbers. That order depends on the rest of the graph, hence on the plan. This context manager
-    switches the choice off if several operators draw random numbers, or if some offload values.
-    """
+    """Make Inductor run a graph's operators in the planned order, as far as fusion allows."""
+    # `near_fusions.PlannedOrder` orders the kernels, unless the user has set such a pass. Inductor's scheduler may
+    # then choose another order to lower the peak, also of operators that draw random numbers. That order depends on
+    # the rest of the graph, hence on the plan. This context manager switches the choice off if several operators draw
+    # random numbers, or if some offload values.
     from remat.integrations.near_fusions import PlannedOrder
 
     config = torch_compat.inductor_config
@@ -178,21 +154,16 @@ def planned_order(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_unsound_reinplacing(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Forbid Inductor to let operators overwrite their input, if the result may be wrong.
-
-    If the step updates an input, a ``copy_`` at the end of the graph writes the new value into the
-    input. PyTorch 2.13 to 2.15 let another operator that reads the input write its result into the
-    input's memory, if only the ``copy_`` uses the input afterwards
-    (``torch/_inductor/fx_passes/reinplace.py``, ``can_inplace``). That is right if the ``copy_``
-    writes back this very result. If the ``copy_`` writes back another value, there are two faults:
-
-    - The result may be returned for backward, and the ``copy_`` then overwrites the result.
-    - The other value may be a roll or a transpose of the result. One loop then moves and writes back
-      elements, so that the loop reads elements that it has just written.
-
-    Only operators that are not pointwise, such as scatters and custom operators, can be affected,
-    because Inductor lets no others overwrite an input.
-    """
+    """Forbid Inductor to let operators overwrite their input, if the result may be wrong."""
+    # If the step updates an input, a ``copy_`` at the end of the graph writes the new value into the input. PyTorch
+    # 2.13 to 2.15 let another operator that reads the input write its result into the input's memory, if only the
+    # ``copy_`` uses the input afterwards (``torch/_inductor/fx_passes/reinplace.py``, ``can_inplace``). That is right
+    # if the ``copy_`` writes back this very result. If the ``copy_`` writes back another value, there are two faults:
+    # - The result may be returned for backward, and the ``copy_`` then overwrites the result.
+    # - The other value may be a roll or a transpose of the result. One loop then moves and writes back elements, so
+    #   that the loop reads elements that it has just written.
+    # Only operators that are not pointwise, such as scatters and custom operators, can be affected, because Inductor
+    # lets no others overwrite an input.
     unsound = any(
         node.op == "call_function"
         and node not in (copied, copied.args[1])
@@ -212,12 +183,10 @@ def no_unsound_reinplacing(graph: fx.Graph, is_backward: bool) -> Iterator[None]
 
 @contextlib.contextmanager
 def clones_of_written(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Make Inductor clone the tensors that a custom operator writes to, if reinplacing is off.
-
-    The reinplacing pass notes which tensors need no clone. Without the note, PyTorch 2.11 and 2.12 clone
-    none (``torch/_inductor/fx_passes/post_grad.py``, ``decompose_auto_functionalized``). The pass
-    replaces the notes made here. `no_unsound_reinplacing` may switch the pass off.
-    """
+    """Make Inductor clone the tensors that a custom operator writes to, if reinplacing is off."""
+    # The reinplacing pass notes which tensors need no clone. Without the note, PyTorch 2.11 and 2.12 clone none
+    # (``torch/_inductor/fx_passes/post_grad.py``, ``decompose_auto_functionalized``). The pass replaces the notes
+    # made here. `no_unsound_reinplacing` may switch the pass off.
     higher = torch.ops.higher_order
     for node in graph.find_nodes(op="call_function", target=higher.auto_functionalized_v2):
         node.meta["only_clone_these_tensors"] = list(range(len(node.kwargs["_all_bases"])))
@@ -228,13 +197,10 @@ def clones_of_written(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def scalar_tails(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Compile the remainders of vectorised loops to scalar code, if the graph has strided access.
-
-    The remainder of a loop is its last iterations, which do not fill a vector. Associative scans
-    have strided access. With vectorised remainders, PyTorch 2.13 once computed wrong gradients of a
-    Mamba model whose scan was recomputed. The fault appeared on one processor and was not
-    reproduced on others.
-    """
+    """Compile the remainders of vectorised loops to scalar code, if the graph has strided access."""
+    # The remainder of a loop is its last iterations, which do not fill a vector. Associative scans have strided
+    # access. With vectorised remainders, PyTorch 2.13 once computed wrong gradients of a Mamba model whose scan was
+    # recomputed. The fault appeared on one processor and was not reproduced on others.
     strided = any(
         n.target in _STEPS and len(n.args) > _STEPS[n.target] and n.args[_STEPS[n.target]] != 1
         for n in graph.nodes
@@ -245,13 +211,10 @@ def scalar_tails(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replays_on_fakes(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Let Inductor trace a graph that draws random numbers and repeats the same draw.
-
-    On fake tensors, PyTorch 2.13 to 2.15 record the generator's real state
-    (``torch/_prims/rng_prims.py``, ``run_and_save_rng_state``). The operator that repeats the draw
-    then gets a real state beside fake tensors, which is an error. Therefore this context manager
-    allows non-fake inputs during compilation.
-    """
+    """Let Inductor trace a graph that draws random numbers and repeats the same draw."""
+    # On fake tensors, PyTorch 2.13 to 2.15 record the generator's real state (``torch/_prims/rng_prims.py``,
+    # ``run_and_save_rng_state``). The operator that repeats the draw then gets a real state beside fake tensors,
+    # which is an error. Therefore this context manager allows non-fake inputs during compilation.
     mode: Any = torch_compat.TracingContext.get().fake_mode
     replayed = any(
         ops.is_drawn_from_state(n) and getattr(n.args[0], "op", "") == "call_function"
@@ -269,13 +232,11 @@ def replays_on_fakes(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def whole_tiles(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Make Inductor tile a kernel in one axis, if tiles in two axes would write past a row's end.
-
-    A kernel may be tiled in two axes and sum over the second axis. At the end of the first axis, it
-    may then have to write less than a whole vector. To decide whether it must, PyTorch 2.13 to 2.15
-    inspect the loop right after the first axis. If that loop is not the second axis, the decision
-    is wrong, and a whole vector is written (pytorch/pytorch issue 196681).
-    """
+    """Make Inductor tile a kernel in one axis, if tiles in two axes would write past a row's end."""
+    # A kernel may be tiled in two axes and sum over the second axis. At the end of the first axis, it may then have
+    # to write less than a whole vector. To decide whether it must, PyTorch 2.13 to 2.15 inspect the loop right after
+    # the first axis. If that loop is not the second axis, the decision is wrong, and a whole vector is written
+    # (pytorch/pytorch issue 196681).
 
     def select(theirs: Callable[..., Any], self: Any, functions: Any, sizes: Any) -> Any:
         factors, axes, stats = theirs(self, functions, sizes)
@@ -285,20 +246,17 @@ def whole_tiles(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
         return factors, axes, stats
 
     owner: Any = torch_compat.TilingSelect
-    with _for_thread(owner, "select_tiling").instead(select):
+    with for_thread(owner, "select_tiling").instead(select):
         yield
 
 
 @contextlib.contextmanager
 def waits_of_formed_loops(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Keep a kernel's dependency on an in-place write after Inductor has rebuilt its loops.
-
-    A kernel that reads a buffer must run after the operator, such as a scatter, that wrote to the
-    buffer in place. Inductor may rebuild a kernel's loops to match those of another kernel.
-    ``SchedulerNode.recompute_size_and_body`` then loses this dependency, and later passes may move
-    the kernel ahead of the write. `near_fusions.KeptWaits` keeps the dependency; a pass that the user
-    has set runs first.
-    """
+    """Keep a kernel's dependency on an in-place write after Inductor has rebuilt its loops."""
+    # A kernel that reads a buffer must run after the operator, such as a scatter, that wrote to the buffer in place.
+    # Inductor may rebuild a kernel's loops to match those of another kernel.
+    # ``SchedulerNode.recompute_size_and_body`` then loses this dependency, and later passes may move the kernel ahead
+    # of the write. `near_fusions.KeptWaits` keeps the dependency; a pass that the user has set runs first.
     from remat.integrations.near_fusions import KeptWaits
 
     config, name = torch_compat.inductor_config, torch_compat.PRE_FUSION_PASS
@@ -312,13 +270,11 @@ def waits_of_formed_loops(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def sound_donation(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Let a backward graph overwrite a saved value only if no other saved value is in its memory.
-
-    AOTAutograd names the saved values that backward may overwrite (donates), without comparing them with
-    each other. Inductor's code depends on these values, but the key of Inductor's cache lacks them (2.13
-    to 2.15). A cached backward of a step that returns only the loss would otherwise overwrite the logits
-    that another step returns beside the loss. So the values become a part of the key.
-    """
+    """Let a backward graph overwrite a saved value only if no other saved value is in its memory."""
+    # AOTAutograd names the saved values that backward may overwrite (donates), without comparing them with each
+    # other. Inductor's code depends on these values, but the key of Inductor's cache lacks them (2.13 to 2.15). A
+    # cached backward of a step that returns only the loss would otherwise overwrite the logits that another step
+    # returns beside the loss. So the values become a part of the key.
     if not is_backward:
         yield
         return
@@ -334,12 +290,10 @@ def sound_donation(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def near_fusions(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Make Inductor fuse kernels of backward, of chunks of a loss, and of steps in one graph by `near_fusions.NearFusions`.
-
-    Short reductions stay reductions, to which these rules apply. Inductor would compute a sum of fewer
-    than eight elements in each kernel that reads the sum, and keep the elements alive until then.
-    Nothing changes if the user has set fusion rules.
-    """
+    """Apply the fusion rules of `NearFusions` to backward, to chunks of a loss, and to steps in one graph."""
+    # Short reductions stay reductions, to which these rules apply. Inductor would compute a sum of fewer than eight
+    # elements in each kernel that reads the sum, and keep the elements alive until then. Nothing changes if the user
+    # has set fusion rules.
     theirs = torch_compat.INDUCTOR.choices
     chosen = torch_compat.inductor_config.inductor_choices_class is not None
     applies = is_backward or any(CHUNK in n.meta or SIDE in n.meta for n in graph.nodes)
@@ -360,13 +314,11 @@ def near_fusions(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def rounded_as_in_eager(graph: fx.Graph) -> Iterator[None]:
-    """Make Inductor round each 16-bit result, whatever the result is fused with.
-
-    By default, a kernel keeps a 16-bit result in 32 bits until the result is written to memory. What
-    is written depends on what is saved, so the numbers of forward would depend on the budget.
-    Tracing marks nodes for this setting, but only the traced graph shows whether it is needed.
-    From PyTorch 2.15 on, Inductor also rounds numbers in the code, which eager PyTorch does not.
-    """
+    """Make Inductor round each 16-bit result, whatever the result is fused with."""
+    # By default, a kernel keeps a 16-bit result in 32 bits until the result is written to memory. What is written
+    # depends on what is saved, so the numbers of forward would depend on the budget. Tracing marks nodes for this
+    # setting, but only the traced graph shows whether it is needed. From PyTorch 2.15 on, Inductor also rounds
+    # numbers in the code, which eager PyTorch does not.
     for node in graph.nodes:
         values = (n.meta.get("val") for n in (node, *node.all_input_nodes))
         if node.op == "call_function" and any(map(is_16_bits, values)):
@@ -379,13 +331,11 @@ def rounded_as_in_eager(graph: fx.Graph) -> Iterator[None]:
 
 
 def rounded_on_cpu() -> AbstractContextManager[None]:
-    """Make CPU kernels keep the rounding of ``emulate_precision_casts``.
-
-    PyTorch 2.11 and 2.12 cache the number before the rounding as the result of converting it back to 32
-    bits (``torch/_inductor/codegen/cpp.py``, ``cache_dtype_convert``).
-    """
+    """Make CPU kernels keep the rounding of ``emulate_precision_casts``."""
+    # PyTorch 2.11 and 2.12 cache the number before the rounding as the result of converting it back to 32 bits
+    # (``torch/_inductor/codegen/cpp.py``, ``cache_dtype_convert``).
     owner: Any = torch_compat.CppKernel
-    return _for_thread(owner, "cache_dtype_convert").instead(lambda *_: None)
+    return for_thread(owner, "cache_dtype_convert").instead(lambda *_: None)
 
 
 #: The workarounds that `compile_graph` applies. Those that change the graph come first, because the others inspect the
@@ -406,202 +356,12 @@ WORKAROUNDS: tuple[Callable[[fx.Graph, bool], AbstractContextManager[None]], ...
 )
 
 
-class GeneratedCode:
-    """Stand-in for the Python module that Inductor generated for a graph.
-
-    The module compiles its kernels when it is loaded. This object loads the module when `load` is
-    first called, or when an attribute of the module is first used.
-
-    Args:
-        load: loads the module.
-        path: path of the file with the code.
-
-    Attributes:
-        load: function that loads the module once, and returns it.
-    """
-
-    #: Attributes for CUDA graphs only. Inductor reads both immediately, and reading them must not load the module.
-    runner = recursively_apply_fns = None
-
-    def __init__(self, load: Callable[[], Any], path: str) -> None:
-        self.load, self.__file__ = functools.cache(load), path
-
-    def call(self, arguments: list[Any]) -> Any:
-        """Run the graph: call the function ``call`` of the generated module."""
-        return self.load().call(arguments)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # `copy` asks for these before `load` is set
-            raise AttributeError(name)
-        return getattr(self.load(), name)
-
-
-@contextlib.contextmanager
-def deferred_kernels(unloaded: list[GeneratedCode]) -> Iterator[None]:
-    """Make Inductor generate code without compiling its kernels.
-
-    The generated code alone shows the memory of a step. If the step exceeds its budget, it is planned
-    again, and the kernels of this code are never needed. On a CPU, compiling kernels takes most of
-    the compilation time.
-
-    Args:
-        unloaded: list to which a `GeneratedCode` is appended for each graph that is compiled, or
-            loaded from a cache.
-    """
-
-    def load(theirs: Callable[..., Any], key: str, path: str, *args: Any, **kwargs: Any) -> Any:
-        single = not args and "attrs" not in kwargs  # a single kernel
-        if single or torch_compat.inductor_config.cpp_wrapper:
-            return theirs(key, path, *args, **kwargs)
-        unloaded.append(GeneratedCode(functools.partial(theirs, key, path, *args, **kwargs), path))
-        return unloaded[-1]
-
-    owner: Any = torch_compat.PyCodeCache
-    with _for_thread(owner, "load_by_key_path").instead(load):
-        yield
-
-
-class _ForThread:
-    """Replace a PyTorch method for the calls of single threads.
-
-    While any thread replaces the method, the class has a patched method instead of the original. In
-    threads that do not replace the method, the patched method calls the original.
-
-    Args:
-        owner: the class with the method.
-        name: name of the method.
-    """
-
-    def __init__(self, owner: Any, name: str) -> None:
-        self._owner, self._name = owner, name
-        self._lock, self._inside = threading.Lock(), 0
-        self._own = threading.local()
-
-    @contextlib.contextmanager
-    def instead(self, replacement: Callable[..., Any]) -> Iterator[None]:
-        """Make this thread call ``replacement`` in place of the method within the block.
-
-        Args:
-            replacement: called with the original method, then the arguments of the method.
-        """
-        with self._lock:
-            if not self._inside:
-                self._theirs = vars(self._owner)[self._name]
-                theirs = getattr(self._owner, self._name)
-
-                def call(*args: Any, **kwargs: Any) -> Any:
-                    own = getattr(self._own, "called", None)
-                    return theirs(*args, **kwargs) if own is None else own(theirs, *args, **kwargs)
-
-                setattr(self._owner, self._name, call)
-            self._inside += 1
-        outer = getattr(self._own, "called", None)
-        self._own.called = replacement
-        try:
-            yield
-        finally:
-            self._own.called = outer
-            with self._lock:
-                self._inside -= 1
-                if not self._inside:
-                    setattr(self._owner, self._name, self._theirs)
-
-
-#: Returns the only `_ForThread` for a class and a method name, so that all threads share one patched method.
-_for_thread = functools.cache(_ForThread)
-
-
-def masks_to_bytes(graph: fx.Graph, own: int) -> frozenset[str]:
-    """Make forward return boolean masks as bytes of 0 and 1, which Inductor vectorises on a CPU.
-
-    PyTorch 2.13 to 2.15 do not vectorise reads and writes of booleans in memory. A relu of two
-    million elements that also wrote its mask took 20 ms instead of 0.5 ms. A mask that is converted
-    to ``uint8`` via ``float32`` has the same size, and adds no measurable time.
-
-    Args:
-        graph: the forward graph; it is changed.
-        own: number of outputs that the user gets. They come first, and stay unchanged.
-
-    Returns:
-        Names of the masks that are returned as bytes.
-    """
-    if not is_needed(masks_to_bytes):
-        return frozenset()
-    returned = outputs_of(graph)
-    kept = {v for v in returned[:own] if isinstance(v, fx.Node)}
-    masks = dict.fromkeys(
-        v for v in returned[own:] if isinstance(v, fx.Node) and v not in kept and _is_mask(v)
-    )
-    output = graph.output_node()
-    for mask in masks:
-        with graph.inserting_before(output):
-            packed = _converted(graph, _converted(graph, mask, torch.float32), torch.uint8)
-        output.replace_input_with(mask, packed)
-    return frozenset(m.name for m in masks)
-
-
-def masks_from_bytes(graph: fx.Graph, inputs: Sequence[Any], names: Iterable[str]) -> Sequence[Any]:
-    """Make backward read masks from the bytes that forward returns; see `masks_to_bytes`.
-
-    Args:
-        graph: the backward graph; it is changed.
-        inputs: example inputs of backward.
-        names: names of the masks, from `masks_to_bytes`.
-
-    Returns:
-        Example inputs of the changed graph.
-    """
-    wanted, given = frozenset(names), list(inputs)
-    placeholders = list(graph.find_nodes(op="placeholder"))
-    for k, node in enumerate(placeholders):
-        if node.name not in wanted:
-            continue
-        users = list(node.users)
-        node.meta["val"] = node.meta["val"].to(torch.uint8)
-        given[k] = given[k].to(torch.uint8)
-        with graph.inserting_after(placeholders[-1]):
-            real = _converted(graph, node, torch.float32)
-        with graph.inserting_after(real):
-            mask = graph.call_function(torch.ops.aten.ne.Scalar, (real, 0.0))
-        mask.meta = {**node.meta, "val": real.meta["val"].to(torch.bool)}
-        for user in users:
-            user.replace_input_with(node, mask)
-    return given
-
-
-def _is_mask(node: fx.Node) -> bool:
-    """Return whether a node computes a boolean CPU tensor by a pointwise operator."""
-    value = node.meta.get("val")
-    return (
-        node.op == "call_function"
-        and isinstance(value, torch.Tensor)
-        and value.dtype is torch.bool
-        and value.device.type == "cpu"
-        and ops.is_pointwise(node.target)
-    )
-
-
-def _converted(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> fx.Node:
-    """Insert a node that converts the value of ``node`` to another dtype, and return the new node."""
-    made: fx.Node = graph.call_function(torch.ops.prims.convert_element_type.default, (node, dtype))
-    made.meta = {**node.meta, "val": node.meta["val"].to(dtype)}
-    return made
-
-
-def allow_keeping_the_graph(step: Any, *, by_inductor: bool) -> None:
-    """Make backward overwrite copies of saved values if the autograd graph is retained.
-
-    Inductor's backward overwrites some saved values. Without remat, PyTorch compiles backward when
-    backward first runs, and allows overwriting only if that run does not retain the autograd graph.
-    With remat, backward is compiled before forward first runs, when nobody knows yet whether the
-    autograd graph will be retained.
-
-    Args:
-        step: the node of autograd's graph that runs backward.
-        by_inductor: whether Inductor compiled backward. Without Inductor, backward overwrites
-            nothing.
-    """
-    owner = torch_compat.autograd_function(step)
+def allow_keeping_the_graph(node: Any, *, by_inductor: bool) -> None:
+    """Make backward overwrite copies of saved values if the autograd graph is retained."""
+    # Inductor's backward overwrites some saved values. Without remat, PyTorch compiles backward when backward first
+    # runs, and allows overwriting only if that run does not retain the autograd graph. With remat, backward is
+    # compiled before forward first runs, before it is known whether the autograd graph will be retained.
+    owner = torch_compat.autograd_function(node)
     overwritten = list(getattr(getattr(owner, "metadata", None), "bw_donated_idxs", None) or ())
     if owner is None or not overwritten:
         return

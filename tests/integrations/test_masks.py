@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import remat
 from remat.integrations import workarounds
-from remat.integrations.workarounds import masks_from_bytes, masks_to_bytes
+from remat.integrations.masks import masks_from_bytes, masks_to_bytes
 
 T = torch.Tensor
 

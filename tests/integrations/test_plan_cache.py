@@ -25,8 +25,8 @@ from remat.integrations.budget_loop import Attempt, restore
 from remat.integrations.compiled_budget import CompiledBudget
 from remat.integrations.partitioner import Partitioner
 from remat.integrations.plan_cache import CachedPlan, traces_of
+from remat.integrations.replaced_methods import GeneratedCode
 from remat.integrations.stages import Arrived
-from remat.integrations.workarounds import GeneratedCode
 from remat.passes.packing.pairs import HooksWarning
 from remat.planning.search.compiled import CompiledSearch
 from remat.plugins import identity
@@ -71,7 +71,7 @@ def step(
 
 def step_of(**options: Any) -> Arrived:
     """A step as the backend has it before it is planned."""
-    return Arrived(options=Partitioner(**options), known=frozenset(), watched=True)
+    return Arrived(options=Partitioner(**options), earlier=frozenset(), watched=True)
 
 
 def hits() -> int:

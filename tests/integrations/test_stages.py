@@ -24,7 +24,7 @@ def plan() -> remat.Plan:
 
 
 def arrived(options: Partitioner) -> Arrived:
-    return Arrived(options=options, known=frozenset(options.graphs.planned), watched=True)
+    return Arrived(options=options, earlier=frozenset(options.graphs.planned), watched=True)
 
 
 def test_only_a_later_compilation_of_the_same_code_runs_above_its_budget(plan: remat.Plan) -> None:

@@ -30,7 +30,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 import remat
 from remat import torch_compat
 from remat.graph.capture import tangents
-from remat.integrations import workarounds
+from remat.integrations import masks, replaced_methods, workarounds
 from tests.hard.test_custom_operators import Shifted, Tallied
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -230,7 +230,7 @@ def near_fusions() -> bool:
     compile_step = remat.backend(
         budget=1.0, cost="roofline:h100", solver="lagrangian", fx_graph_cache=False
     )
-    begin = workarounds.GeneratedCode.__init__
+    begin = replaced_methods.GeneratedCode.__init__
 
     steps = []  # a plan has modules as long as its step exists
 
@@ -246,7 +246,7 @@ def near_fusions() -> bool:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(workarounds, "WORKAROUNDS", applied)
             patched.setattr(
-                workarounds.GeneratedCode,
+                replaced_methods.GeneratedCode,
                 "__init__",
                 lambda self, _, path: begin(self, lambda: None, path),
             )
@@ -342,6 +342,8 @@ FAULTS: tuple[Callable[[], bool], ...] = (
     layouts_of_tangents,
     sound_donation,
 )
+#: The files of workarounds.
+HOMES = (workarounds, masks, tangents)
 #: Wrong tails were seen once, on one processor, and not found again. Which operators are moved past one another depends
 #: on all of a graph, and no small one is known in which draws are.
 NOT_REPRODUCED = {"scalar_tails", "planned_order"}
@@ -350,7 +352,7 @@ NOT_REPRODUCED = {"scalar_tails", "planned_order"}
 def test_every_workaround_has_a_reproducer() -> None:
     known = {f.__name__ for f in FAULTS} | NOT_REPRODUCED
     assert known >= {f.__name__ for f in workarounds.WORKAROUNDS}
-    assert all(hasattr(workarounds, name) or hasattr(tangents, name) for name in known)
+    assert all(any(hasattr(home, name) for home in HOMES) for name in known)
     assert workarounds.FIXED_IN.keys() <= known
 
 
@@ -364,7 +366,7 @@ VECTORISED = (whole_tiles, masks_to_bytes)
     ids=lambda f: f.__name__,
 )
 def test_the_fault_is_there_while_it_is_worked_around(shows: Callable[[], bool]) -> None:
-    there = getattr(workarounds, shows.__name__, None) or getattr(tangents, shows.__name__)
+    there = next(f for home in HOMES if (f := getattr(home, shows.__name__, None)))
     assert shows() is workarounds.is_needed(there)
 
 

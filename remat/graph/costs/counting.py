@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from remat import torch_compat
+from remat import torch_older
 from remat.graph import ops
 from remat.graph.costs.base import CostModel
 from remat.graph.costs.formulas import FORMULAS
@@ -66,7 +66,7 @@ def count_flops(node: fx.Node) -> int:
     # Some formulas of PyTorch are wrong: the backward of a grouped convolution counts `1 + groups` times its
     # forward. PyTorch's registry has the formulas of `flex_attention` and of custom operators.
     own_formula = FORMULAS.get(str(packet))
-    torch_formula = None if own_formula else torch_compat.flop_formula(packet)
+    torch_formula = None if own_formula else torch_older.flop_formula(packet)
     if own_formula is None and torch_formula is None:
         return 0
     args, kwargs = pytree.tree_map(_shaped, (node.args, node.kwargs))

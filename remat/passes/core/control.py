@@ -80,12 +80,12 @@ class Fixpoint(Pass):
             runner: function that runs the inner passes once. A pipeline's runner also calls the
                 pipeline's instruments around each inner pass; `run_plainly` calls none.
         """
-        modified, rounds, settled = False, 0, False
-        while not settled and rounds < self.limit:
+        modified, rounds, is_unchanged = False, 0, False
+        while not is_unchanged and rounds < self.limit:
             result = runner(self.passes, state)
-            state, settled = result.state, not result.modified
+            state, is_unchanged = result.state, not result.modified
             modified, rounds = modified or result.modified, rounds + 1
         detail, statistics = f"{rounds} rounds", {"rounds": rounds}
-        if not settled:
+        if not is_unchanged:
             detail, statistics["unsettled"] = f"{detail}, not settled", 1
         return PassResult(state=state, modified=modified, detail=detail, statistics=statistics)

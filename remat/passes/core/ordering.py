@@ -10,11 +10,9 @@ from remat.passes.core.control import Fixpoint
 
 
 def flat(passes: Iterable[Pass]) -> Iterator[Pass]:
-    """Yield all passes in an order in which they can run, with inner passes instead of each `Fixpoint`.
-
-    The inner passes of a `Fixpoint` are yielded twice if its ``limit`` allows several rounds. The
-    last inner pass of one round then runs before the first inner pass of the next round.
-    """
+    """Yield all passes in an order in which they can run, with inner passes instead of each `Fixpoint`."""
+    # The inner passes of a `Fixpoint` are yielded twice if its ``limit`` allows several rounds. The last inner pass
+    # of one round then runs before the first inner pass of the next round.
     for p in passes:
         if not isinstance(p, Fixpoint):
             yield p
@@ -90,9 +88,9 @@ def check_joint_pipeline(passes: tuple[Pass, ...]) -> None:
     Raises:
         ProblemError: all passes belong to `Stage.SPLIT`, so the pipeline would do nothing.
     """
-    found = list(flat(passes))
-    if found and all(p.stage is Stage.SPLIT for p in found):
-        names = ", ".join(f"'{name}'" for name in dict.fromkeys(p.name for p in found))
+    late = list(flat(passes))
+    if late and all(p.stage is Stage.SPLIT for p in late):
+        names = ", ".join(f"'{name}'" for name in dict.fromkeys(p.name for p in late))
         raise ProblemError(
             f"this pipeline can do nothing: {names} work on forward and backward, and nothing here "
             "partitions the joint graph into them; put 'partition' before, or run it on the state of "

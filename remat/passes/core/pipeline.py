@@ -137,14 +137,7 @@ class Pipeline:
 
 @dataclass(slots=True)
 class _Runner:
-    """One run of a pipeline.
-
-    Attributes:
-        instruments: observers of the run.
-        verify: whether to check the structure of the graphs after each pass that reports a change.
-        done: names of the passes that have run so far.
-        statistics: sums of the statistics of these passes.
-    """
+    """One run of a pipeline."""
 
     instruments: tuple[Instrument, ...]
     verify: bool
@@ -154,13 +147,7 @@ class _Runner:
     def sequence(
         self, passes: Iterable[Pass], state: State, path: tuple[str, ...] = ()
     ) -> PassResult:
-        """Run passes in order, call the instruments around each pass, and return the combined result.
-
-        Args:
-            passes: the passes.
-            state: the state that the first pass gets.
-            path: names of the passes that enclose ``passes``, outermost first, such as ``("fixpoint",)``.
-        """
+        """Run passes in order, call the instruments around each pass, and return the combined result."""
         modified = False
         for p in passes:
             here = (*path, p.name)
@@ -187,13 +174,7 @@ class _Runner:
         return PassResult(state=state, modified=modified)
 
     def _one(self, p: Pass, state: State, path: tuple[str, ...]) -> PassResult:
-        """Run one pass; check the result's type and, if ``verify`` is True, the changed graphs.
-
-        Raises:
-            PassError: the pass raised an exception that is not a `RematError`, returned a wrong
-                type, or left an invalid graph.
-            RematError: the pass raised this error; a note on the error names the pass.
-        """
+        """Run one pass; check the result's type and, if ``verify`` is True, the changed graphs."""
         name = " > ".join(path)
         try:
             if isinstance(p, Fixpoint):

@@ -68,14 +68,10 @@ def write_option(value: Any) -> str:
 
 
 def _named(value: Any) -> str:
-    """Return the text for a value that is an object, such as a solver or a cost model.
-
-    The text is ``str(value)`` if the object has no attribute ``name``. The text is also
-    ``str(value)`` if it begins with that name, such as ``roofline:h100``. Otherwise, the text is
-    the name.
-    """
+    """Return the text for a value that is an object, such as a solver or a cost model."""
     shown = str(value)
     name = getattr(value, "name", None)
+    # A text such as ``roofline:h100`` begins with the name, and says more.
     return name if isinstance(name, str) and not shown.startswith(name) else shown
 
 
@@ -107,26 +103,17 @@ def read_pipeline(
     if not isinstance(text, str):
         raise ProblemError(f"a pipeline is text, got {type(text).__name__}: {text!r}")
     reader = _Reader(passes, {**_PLAIN, **readers}, text)
-    found = [reader.call()]
+    parsed = [reader.call()]
     while reader.next() == ",":
         reader.at += 1
-        found.append(reader.call())
+        parsed.append(reader.call())
     if following := reader.next():
         raise reader.fault(reader.at, f"expected ',' or the end, got '{following}'")
-    return tuple(found)
+    return tuple(parsed)
 
 
 class _Reader:
-    """Recursive-descent parser that creates passes from text.
-
-    Args:
-        known: pass classes by name.
-        readers: for each declared type of options, the function that parses an option's text.
-        text: the text.
-
-    Attributes:
-        at: index of the next character to read.
-    """
+    """Recursive-descent parser that creates passes from text."""
 
     def __init__(
         self,
@@ -155,12 +142,7 @@ class _Reader:
         return self._text[self.at : self.at + 1]
 
     def call(self) -> Any:
-        """Parse a pass with its arguments at the current position, and return the new pass.
-
-        Raises:
-            ProblemError: the text at the position is not the name of a known pass, a required
-                option is missing, or the class of the pass refuses the options.
-        """
+        """Parse a pass with its arguments at the current position, and return the new pass."""
         self.next()
         column, name = self.at, self._match(_WORD)
         if not name:
@@ -185,18 +167,7 @@ class _Reader:
             raise self.fault(column, str(error)) from None
 
     def _arguments(self, name: str, kind: Any) -> dict[str, Any]:
-        """Parse the parenthesised arguments after the name of a pass, if there are any.
-
-        Args:
-            name: name of the pass, for messages.
-            kind: class of the pass.
-
-        Returns:
-            The parsed values by field name.
-
-        Raises:
-            ProblemError: an argument is invalid, or a parenthesis is not closed.
-        """
+        """Parse the parenthesised arguments after the name of a pass, if there are any."""
         types = dict(_option_types(kind))
         values: dict[str, Any] = {}
         if types.pop(NESTED, None) is not None:
@@ -248,15 +219,7 @@ class _Reader:
         return values
 
     def _read(self, types: Sequence[type], raw: str) -> Any:
-        """Parse the text of an option's value and return the value.
-
-        The first declared type that has a reader decides which reader is used. If no declared type
-        has a reader, the text is returned. The text ``none`` gives None if None is a declared type.
-
-        Args:
-            types: the declared types of the option.
-            raw: the text, without quotes.
-        """
+        """Parse the text of an option's value and return the value."""
         if raw == "none" and type(None) in types:
             return None
         for declared in types:
@@ -266,11 +229,9 @@ class _Reader:
         return raw
 
     def _match(self, pattern: re.Pattern[str]) -> str:
-        """Consume and return the text at the current position that matches ``pattern``.
-
-        The pattern must be able to match an empty text, so that a match is always found.
-        """
+        """Consume and return the text at the current position that matches ``pattern``."""
         match = pattern.match(self._text, self.at)
+        # Each pattern also matches an empty text.
         assert match is not None
         self.at = match.end()
         return match.group()
@@ -292,36 +253,24 @@ _WORD = re.compile(r"[\w.-]*")
 
 @functools.lru_cache(maxsize=1000)  # resolving annotations takes most of the parsing time
 def _option_types(kind: Any) -> Mapping[str, list[type]]:
-    """Return the declared types of each field of a pass or an analysis class.
-
-    If an annotation cannot be resolved at run time, the types of the fields' defaults are used.
-
-    Returns:
-        For each field name, the classes in the field's annotation; a union has several classes.
-    """
+    """Return the declared types of each field of a pass or an analysis class."""
     try:
         hints = typing.get_type_hints(kind)
     except NameError:
+        # An annotation that exists for type checkers only; the types of the defaults are used.
         hints = {}
-    found = {}
+    types = {}
     for f in fields(kind):
         hint = hints.get(f.name, type(f.default))
         union = typing.get_origin(hint) in (typing.Union, UnionType)
         members = typing.get_args(hint) if union else (hint,)
         members = tuple(typing.get_origin(m) or m for m in members)
-        found[f.name] = [m for m in members if isinstance(m, type)]
-    return found
+        types[f.name] = [m for m in members if isinstance(m, type)]
+    return types
 
 
 def _plain(expected: str, read: Callable[[str], T]) -> Callable[[str], T]:
-    """Return a function that calls ``read``, and raises a clearer error for an invalid text.
-
-    The error is a ValueError that says what was expected, and shows the text.
-
-    Args:
-        expected: description of valid texts, for the message.
-        read: function that parses a text and raises ValueError or KeyError for an invalid one.
-    """
+    """Return a function that calls ``read``, and raises a clearer error for an invalid text."""
 
     def read_or_say(text: str) -> T:
         try:

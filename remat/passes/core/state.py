@@ -107,15 +107,13 @@ class AnalysisCache:
         return cast(T, self._results[key])
 
     def keep_only(self, preserves: Sequence[type[Analysis[Any]]]) -> None:
-        """Drop the cached results of all analyses except ``preserves``; called after an edit.
-
-        The result of a preserved analysis is dropped too if it was computed from a dropped result.
-        """
-        kept = {k: v for k, v in self._results.items() if isinstance(k, tuple(preserves))}
-        while lost := [k for k in kept if not self._asked[k] <= kept.keys()]:
+        """Drop the cached results of all analyses except ``preserves``; called after an edit."""
+        # The result of a preserved analysis is dropped too if it was computed from a dropped result.
+        preserved = {k: v for k, v in self._results.items() if isinstance(k, tuple(preserves))}
+        while lost := [k for k in preserved if not self._asked[k] <= preserved.keys()]:
             for key in lost:
-                del kept[key]
-        self._results = kept
+                del preserved[key]
+        self._results = preserved
 
     def results(self) -> tuple[tuple[Analysis[Any], Any], ...]:
         """Return pairs of a cached analysis and its result, in the order of computation."""
@@ -215,21 +213,21 @@ class State:
         Raises:
             ProblemError: another edit of the same joint graph is in progress.
         """
-        edit, known = Edit(state=self), self.cache
+        edit, cached = Edit(state=self), self.cache
         if self.forward is not None:  # analyses are of the joint graph, so none gets stale
             yield edit
             return
-        if known.is_edited:
+        if cached.is_edited:
             raise ProblemError("this graph is being edited already: `state.edit()` does not nest")
-        known.is_edited = True
+        cached.is_edited = True
         try:
             yield edit
         finally:
-            known.is_edited = False
+            cached.is_edited = False
             # `modified` is None if the block ended without `Edit.result`: a change is assumed.
             if edit.modified is not False:
-                known.edits += 1
-                known.keep_only(preserves)
+                cached.edits += 1
+                cached.keep_only(preserves)
 
     @property
     def modules(self) -> dict[str, fx.GraphModule]:

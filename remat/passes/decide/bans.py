@@ -32,9 +32,6 @@ class Fusion:
     A call ``fusion(a, b)`` tells whether the node at position ``a`` and its user at position ``b``
     fuse. Each attribute is a bytearray with one entry per position, 1 for True.
 
-    Args:
-        state: the state with the joint graph.
-
     Attributes:
         view: whether the node is a view.
         computes: whether the node calls an operator other than ``getitem``.
@@ -51,10 +48,10 @@ class Fusion:
         self.expensive, self.fusible = bytearray(n), bytearray(n)
         self._absorbed: dict[int, frozenset[int]] = {}
         self._nbytes: dict[fx.Node, int] = {}
-        for i, (node, found) in enumerate(
+        for i, (node, properties) in enumerate(
             zip(index.nodes, by_target(index.nodes, _looked_up), strict=True)
         ):
-            self.view[i], self.computes[i], cheap, self.expensive[i] = found
+            self.view[i], self.computes[i], cheap, self.expensive[i] = properties
             self.unlisted[i], self.fusible[i] = not cheap, cheap
             if not index.plain[i] and ops.is_random(node):
                 self.expensive[i] = self.fusible[i] = 1
@@ -74,29 +71,21 @@ class Fusion:
         return self._bytes(node) * 4 < read
 
     def _bytes(self, node: fx.Node) -> int:
-        found = self._nbytes.get(node)
-        if found is None:
-            found = self._nbytes[node] = tensor_bytes(node.meta.get("val"))
-        return found
+        nbytes = self._nbytes.get(node)
+        if nbytes is None:
+            nbytes = self._nbytes[node] = tensor_bytes(node.meta.get("val"))
+        return nbytes
 
     def is_materialized(self, i: int) -> bool:
-        """Return whether the value at position ``i`` is written to memory even if it is not saved.
-
-        True for an input of the graph, and for a value with at least one user that does not fuse
-        with it.
-        """
+        """Return whether the value at position ``i`` is written to memory even if it is not saved."""
+        # True for an input of the graph, and for a value with at least one user that does not fuse with it.
         if self._index.nodes[i].op == "placeholder":
             return True
         return not all(self(i, u) for u in self._index.users[i])
 
 
 def _looked_up(node: fx.Node) -> tuple[bool, ...]:
-    """Return the properties of an operator that `Fusion` needs.
-
-    Returns:
-        Four bools. They tell whether the operator is a view; is a call other than ``getitem``; is
-        cheap to recompute; is compute-intensive.
-    """
+    """Return the properties of an operator that `Fusion` needs."""
     taxonomy = ops.default_taxonomy()
     return (
         taxonomy.is_view(node),
@@ -149,15 +138,10 @@ def banned(state: State, rules: BanRules, fusion: Fusion) -> bytearray:
 
 
 def _materialized_in_backward(state: State, fusion: Fusion) -> bytearray:
-    """Find the values that a backward node reads, directly or through views, but cannot fuse with.
-
-    Recomputing such a value is not free, because backward writes the recomputed value to memory.
-
-    Returns:
-        A bytearray with 1 at the position of each such value.
-    """
+    """Find the values that a backward node reads, directly or through views, but cannot fuse with."""
     index, required = state.index, state.roles.required_forward
     view = fusion.view
+    # Backward writes a recomputed value to memory unless its reader fuses with it, so recomputing is not free.
     read = bytearray(len(index))
     for i in range(len(index) - 1, -1, -1):
         if not required[i] and not view[i]:
@@ -170,24 +154,10 @@ def _materialized_in_backward(state: State, fusion: Fusion) -> bytearray:
 
 
 def _used_far_apart(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
-    """Return fusible users that forward runs long after other users of the same value.
-
-    For each value with several users, `_first_unfusible` finds the first unfusible node on the paths
-    from these users. The users that run after this node and fuse with the value are returned. A
-    compiler is unlikely to fuse such a late user with an early user of the value, so there is no
-    point in recomputing both.
-
-    Args:
-        state: the state with the joint graph.
-        fusion: tells whether two nodes fuse.
-        ban: bytearray with 1 at each banned position; banned users are left out.
-
-    Returns:
-        Positions of the users; a position may occur several times.
-    """
+    """Return fusible users that forward runs long after other users of the same value."""
     index, roles = state.index, state.roles
     order = roles.forward_order
-    found: list[int] = []
+    late: list[int] = []
     for i in range(len(index)):
         if not roles.required_forward[i]:
             continue
@@ -195,9 +165,11 @@ def _used_far_apart(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
         if len(users) < 2:  # no user comes after the only user
             continue
         last = max(order[u] for u in users)
+        # A compiler is unlikely to fuse a user that runs later with the early users, so recomputing both saves
+        # nothing.
         first_unfusible = _first_unfusible(index.users, order, fusion, users, last)
-        found += [u for u in users if order[u] > first_unfusible and fusion(i, u) and not ban[u]]
-    return found
+        late += [u for u in users if order[u] > first_unfusible and fusion(i, u) and not ban[u]]
+    return late
 
 
 def _first_unfusible(
@@ -207,19 +179,8 @@ def _first_unfusible(
     start: list[int],
     last: int,
 ) -> int:
-    """Return the rank, in forward's order, of the first unfusible node on the paths from ``start``.
-
-    A node is unfusible if it does not fuse with the node before it on the path. The first node of a
-    path counts as fusible.
-
-    Args:
-        users: for each position, the positions of the node's users.
-        order: for each position, the node's rank in forward's order; -1 for nodes that forward does
-            not require.
-        fusion: tells whether two nodes fuse.
-        start: positions of the nodes at which the paths begin.
-        last: largest rank to visit. This rank is also the result if no unfusible node is found.
-    """
+    """Return the rank, in forward's order, of the first unfusible node on the paths from ``start``."""
+    # Rank, position, and whether the node fuses with the node before it on the path. The first node counts as fusible.
     heap = [(order[s], s, True) for s in start]
     heapq.heapify(heap)
     seen = set(heap)
@@ -237,16 +198,11 @@ def _first_unfusible(
 
 
 def _long_chains(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
-    """Return the positions at which a chain of fusible nodes becomes longer than `LONG_CHAIN`.
-
-    The length of a chain is the distance between the ranks of its two ends in forward's order. A
-    chain ends before a position at which ``ban`` is 1. If the chain has branches, the position is
-    the first one beyond the limit at which no other branch is still open.
-    """
+    """Return the positions at which a chain of fusible nodes becomes longer than `LONG_CHAIN`."""
     index, roles = state.index, state.roles
     order = roles.forward_order
     visited = bytearray(len(index))
-    found: list[int] = []
+    ends: list[int] = []
     for start in range(len(index)):
         if not roles.required_forward[start] or visited[start]:
             continue
@@ -256,13 +212,14 @@ def _long_chains(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
             if visited[i]:
                 continue
             visited[i] = 1
+            # With an empty heap, no other branch of the chain is still open.
             if at > order[start] + LONG_CHAIN and not heap:
-                found.append(i)
+                ends.append(i)
                 break
             for u in index.users[i]:
                 if roles.required_forward[u] and fusion(i, u) and not ban[u]:
                     heapq.heappush(heap, (order[u], u))
-    return found
+    return ends
 
 
 def cut_weights(state: State, fusion: Fusion) -> tuple[int, ...]:

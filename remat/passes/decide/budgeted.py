@@ -56,12 +56,12 @@ class Budgeted(Pass):
     def run(self, state: State) -> PassResult:
         refuse_peak_in_pass(self.budget, self.name)
         limits = self.limits(state)
-        found, provenance = self.decide(state, limits)
-        decision = state.lowered(self.cost).decision(found.saved)
+        solution, provenance = self.decide(state, limits)
+        decision = state.lowered(self.cost).decision(solution.saved)
         return PassResult(
             state=replace(state, decision=decision, limits=limits, provenance=provenance),
             modified=True,
-            detail=f"{found.saved_bytes} of {limits.capacity} bytes saved, by {provenance.solver}",
+            detail=f"{solution.saved_bytes} of {limits.capacity} bytes saved, by {provenance.solver}",
         )
 
     @paused_collection()
@@ -92,14 +92,6 @@ class Budgeted(Pass):
     def decide(self, state: State, limits: SavedLimits) -> tuple[GraphSolution, Provenance]:
         """Choose the values to save within ``limits.capacity`` bytes, at the least recompute cost.
 
-        A larger budget should never give a costlier plan. Some smaller budgets are therefore tried
-        too, if the conditions in `_lower_rungs` hold. A solution within a smaller budget is also
-        legal within the given one.
-
-        Args:
-            state: the state with the joint graph.
-            limits: the result of the method `limits`.
-
         Returns:
             The solution of least cost; and its provenance: the solver's name, the solver's time and
             the proven lower bound.
@@ -118,19 +110,21 @@ class Budgeted(Pass):
         )
         problem = problem.knowing(cuts)
         hull = None if by_items else Hull.of(problem)  # the reference keeps the hull in its cache
-        found = [self.solved(problem)]
+        solutions = [self.solved(problem)]
         if not isinstance(solver, CutSolver):
             if hull is not None:
-                found += self._lower_rungs(problem, hull, found[0], limits)
+                # A larger budget should never give a costlier plan. A solution within a smaller budget is also legal
+                # within the given one, so some smaller budgets are tried too.
+                solutions += self._lower_rungs(problem, hull, solutions[0], limits)
             if is_auto(solver):  # a solver that the user named decides without the cuts
-                found += self._cut_solutions(problem, found[0])
-        best = min(found, key=lambda s: (s.cost, s.saved_bytes))
+                solutions += self._cut_solutions(problem, solutions[0])
+        best = min(solutions, key=lambda s: (s.cost, s.saved_bytes))
         return best, Provenance(
             solver=best.solver,
             items=len(problem),
-            elapsed_s=sum(f.elapsed_s for f in found),
-            deterministic=all(f.deterministic for f in found),
-            recompute_bound=min(best.cost, found[0].bound),
+            elapsed_s=sum(f.elapsed_s for f in solutions),
+            deterministic=all(f.deterministic for f in solutions),
+            recompute_bound=min(best.cost, solutions[0].bound),
         )
 
     def solved(self, problem: GraphProblem) -> GraphSolution:
@@ -144,15 +138,7 @@ class Budgeted(Pass):
         return run(self.asked(), problem, time_limit=limit, knapsack=self.knapsack)
 
     def _cuts(self, state: State, *, every: bool, full: bool) -> tuple[tuple[int, ...], ...]:
-        """Return the saved nodes of minimum cuts under increasingly loose ban rules, strictest first.
-
-        Args:
-            state: the state with the joint graph.
-            every: whether the solver uses cuts under looser rules. If False, only the cut under the
-                strictest rules is returned.
-            full: whether the cut under the strictest rules fits the budget. If True, only this cut
-                is returned.
-        """
+        """Return the saved nodes of minimum cuts under increasingly loose ban rules, strictest first."""
         rules = state.cut_rules
         if full or not every:
             return (state.get(RuntimeOptimalCut(rules)),)
@@ -168,31 +154,17 @@ class Budgeted(Pass):
         )
 
     def _lower_rungs(
-        self, problem: GraphProblem, hull: Hull, found: GraphSolution, limits: SavedLimits
+        self, problem: GraphProblem, hull: Hull, solution: GraphSolution, limits: SavedLimits
     ) -> Iterator[GraphSolution]:
-        """Yield solutions at lower budgets that may be cheaper than the solution at the given budget.
-
-        A solver that stops within a tolerance of the optimum may find a cheaper decision for a
-        smaller budget. Lower budgets are therefore tried too, at fixed fractions of
-        ``limits.full_bytes``. The best of all solutions then costs no more than the plan at any of
-        these lower budgets.
-
-        Lower budgets are not tried if ``found`` is proven optimal, or if a time limit is set. They are
-        not tried either if the cost of ``found`` is far above its proven lower bound (`CLOSE`). The
-        budgets are tried in falling order, up to the first one whose lower bound on the cost reaches
-        the best cost so far.
-
-        Args:
-            problem: the graph problem at the given budget.
-            hull: the convex hull of the problem's Pareto frontier.
-            found: the solution at the given budget.
-            limits: the limits of the decision, from the method `limits`.
-        """
-        best, full = found.cost, limits.full_bytes or 0
-        if found.status is Status.OPTIMAL or self.time_limit or not full:
+        """Yield solutions at lower budgets that may be cheaper than the solution at the given budget."""
+        # A solver that stops within a tolerance of the optimum may find a cheaper decision for a smaller budget.
+        # Lower budgets are fixed fractions of all bytes, so the best solution costs no more than the plan at any of
+        # these budgets.
+        best, full = solution.cost, limits.full_bytes or 0
+        if solution.status is Status.OPTIMAL or self.time_limit or not full:
             return
         capacity, least = limits.capacity or 0, limits.least_bytes or 0
-        bound = max(found.bound, hull.edge(capacity).bound(capacity))
+        bound = max(solution.bound, hull.edge(capacity).bound(capacity))
         if best - bound > CLOSE * best:
             return
         parts = 1_000 if len(problem) <= FINE_UP_TO else 100
@@ -208,12 +180,9 @@ class Budgeted(Pass):
                     return
 
     @staticmethod
-    def _cut_solutions(problem: GraphProblem, found: GraphSolution) -> Iterator[GraphSolution]:
-        """Yield the minimum cuts in ``problem.known`` that fit the budget, as solutions.
-
-        If ``found`` is proven optimal, no solution is yielded.
-        """
-        for saved in problem.known if found.status is not Status.OPTIMAL else ():
+    def _cut_solutions(problem: GraphProblem, solution: GraphSolution) -> Iterator[GraphSolution]:
+        """Yield the minimum cuts in ``problem.known`` that fit the budget, as solutions."""
+        for saved in problem.known if solution.status is not Status.OPTIMAL else ():
             done = evaluate(problem, saved)
             if done.saved_bytes <= (problem.capacity or 0):
                 yield GraphSolution(
@@ -243,10 +212,6 @@ class Budgeted(Pass):
 def refuse_peak_in_pass(budget: Budget, name: str) -> None:
     """Refuse a budget on the peak in a pipeline, because passes bound saved bytes only.
 
-    Args:
-        budget: the budget of the pass.
-        name: name of the pass, for the message.
-
     Raises:
         BudgetError: the budget bounds the peak.
     """
@@ -273,10 +238,8 @@ class RegionBudget(Analysis[float | None]):
 
 
 def full_and_least(state: State) -> tuple[int, int]:
-    """Return the bytes that the runtime-optimal cut saves, and the fewest bytes that a decision can save.
-
-    The first number is never below the second.
-    """
+    """Return the bytes that the runtime-optimal cut saves, and the fewest bytes that a decision can save."""
+    # The first number is never below the second.
     size = state.lowered().problem.size
     least = sum(size[i] for i in state.get(LeastDecision()))
     return max(least, sum(size[i] for i in state.get(RuntimeOptimalCut(state.cut_rules)))), least

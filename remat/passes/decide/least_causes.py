@@ -28,11 +28,11 @@ def least_causes(state: State, least: Sequence[int]) -> tuple[str, str]:
         empty if there is no remedy.
     """
     lowered = state.lowered()
-    found = list(_roots(lowered, least))
+    causes = list(_roots(lowered, least))
     tagged = _tagged(state)
     undeclared: Counter[str] = Counter()
     reasons: dict[str, str] = {}  # maps each reason to its remedy; empty text if there is none
-    for i in found:
+    for i in causes:
         at = lowered.position[i]
         maker = maker_of(state.index.nodes[at])
         if lowered.kind[i] is SavedKind.GENERATOR_STATE:
@@ -71,14 +71,7 @@ def least_causes(state: State, least: Sequence[int]) -> tuple[str, str]:
 
 
 def _roots(lowered: Lowered, saved: Sequence[int]) -> Iterator[int]:
-    """Yield the nodes that cannot be recomputed and therefore make a decision save bytes.
-
-    Each yielded node is a saved node, or a node from which a saved node would be recomputed.
-
-    Args:
-        lowered: the graph problem.
-        saved: nodes of the problem that the decision saves.
-    """
+    """Yield the nodes that cannot be recomputed and therefore make a decision save bytes."""
     problem, chosen = lowered.problem, frozenset(saved)
     seen: set[int] = set()
     for start in saved:
@@ -95,9 +88,7 @@ def _roots(lowered: Lowered, saved: Sequence[int]) -> Iterator[int]:
 
 
 def _tagged(state: State) -> dict[int, str]:
-    """Return the tags of nodes that must be saved, by position in the joint graph.
-
-    The tag of a view is also given at the position of the value that owns the view's memory.
-    """
+    """Return the tags of nodes that must be saved, by position in the joint graph."""
     marked = [(i, tag_of(node)) for i, node in enumerate(state.index.nodes) if must_save(node)]
+    # The memory of a view is that of its owner, so the owner has the tag too.
     return {at: tag for i, tag in marked for at in (i, state.storages.owner[i])}

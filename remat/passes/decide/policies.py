@@ -47,22 +47,12 @@ _TAGS = {
 
 
 def has_policies(state: State, policies: Policies) -> bool:
-    """Return whether ``policies`` is not empty, or the code of the graph uses `remat.region`.
-
-    Args:
-        state: the state with the joint graph.
-        policies: the option ``policies`` of `remat.plan`.
-    """
+    """Return whether ``policies`` is not empty, or the code of the graph uses `remat.region`."""
     return bool(policies) or any(region_of(n) is not None for n in state.joint.graph.nodes)
 
 
 def check_matched(policies: Policies, graphs: Sequence[fx.Graph], name: str) -> None:
     """Check that the pattern of each policy matches a module in at least one graph of a step.
-
-    Args:
-        policies: the option ``policies`` of `remat.plan`.
-        graphs: the graphs of the step.
-        name: name of a graph, for the message.
 
     Raises:
         PlanError: a pattern matches no module. The message names the nearest modules.
@@ -114,16 +104,7 @@ def _set_tags(state: State, tags: Mapping[int, tuple[Part, CheckpointPolicy]]) -
 def _tags(
     state: State, parts: Sequence[Part | None]
 ) -> Iterator[tuple[int, tuple[Part, CheckpointPolicy]]]:
-    """Yield the nodes to tag for policies other than budgets.
-
-    Args:
-        state: the state with the joint graph.
-        parts: for each position, the module or region whose policy applies; None without a policy.
-
-    Yields:
-        Nested pairs ``(position, (part, tag))``: the node's position in the joint graph, the module
-        or region whose policy sets the tag, and the tag.
-    """
+    """Yield the nodes to tag for policies other than budgets."""
     index, storages, roles = state.index, state.storages, state.roles
     lowered = state.lowered()
     problem = lowered.problem
@@ -157,14 +138,11 @@ def _tags(
 
 
 def _can_run(problem: GraphProblem) -> bytearray:
-    """Return a bytearray with 1 at each node of the problem that can run again.
-
-    A node can run again if it is recomputable, and each of its inputs can be saved or run again.
-    """
-    found = bytearray(len(problem))
+    """Return a bytearray with 1 at each node of the problem that can run again."""
+    again = bytearray(len(problem))
     for k, reads in enumerate(problem.inputs):
-        found[k] = problem.recomputable[k] and all(problem.savable[j] or found[j] for j in reads)
-    return found
+        again[k] = problem.recomputable[k] and all(problem.savable[j] or again[j] for j in reads)
+    return again
 
 
 def tag_budgets(
@@ -185,24 +163,24 @@ def tag_budgets(
             budget of ``deciding``.
     """
     budgets = _budgets(state, policies)
-    known: list[set[int]] = []
+    cuts: list[set[int]] = []
     if budgets and not at_budget:
         hull = Hull.of(state.lowered(deciding.cost).problem)
-        known += [set(hull.reduction.invert(hull.ends[1].saved)), {*state.get(RuntimeOptimalCut())}]
+        cuts += [set(hull.reduction.invert(hull.ends[1].saved)), {*state.get(RuntimeOptimalCut())}]
     while budgets:
         lowered = state.lowered(deciding.cost)
         over = budgets
         if at_budget:
             # Tags in one module move saved bytes to other modules, so decide again after each round.
-            found, _ = deciding.decide(state, deciding.limits(state))
+            solution, _ = deciding.decide(state, deciding.limits(state))
             over = {
                 part: inside
                 for part, inside in budgets.items()
-                if _bytes(lowered.problem, inside, found.saved) > part.policy.saved_bytes
+                if _bytes(lowered.problem, inside, solution.saved) > part.policy.saved_bytes
             }
         tags: dict[int, tuple[Part, CheckpointPolicy]] = {}
         for part, inside in over.items():
-            for at in _left_out(lowered, part, inside, deciding, known):
+            for at in _left_out(lowered, part, inside, deciding, cuts):
                 # An element of a tuple is recomputed by the operator that returns the tuple.
                 for again in (at, state.index.position[maker_of(state.index.nodes[at])]):
                     tags[again] = part, CheckpointPolicy.MUST_RECOMPUTE
@@ -221,27 +199,14 @@ def _left_out(
     part: Part,
     inside: Sequence[int],
     deciding: Budgeted,
-    known: Iterable[set[int]],
+    cuts: Iterable[set[int]],
 ) -> list[int]:
-    """Return the positions of a module's values that must be recomputed to meet the module's budget.
-
-    First, the decisions in ``known`` are tried in order. The module's values that such a decision
-    saves stay savable, if they fit the module's budget together with the values chosen before. Then
-    a solver decides on the module's other values, as if values outside of the module took no bytes.
-
-    Args:
-        lowered: the graph problem.
-        part: the module with the budget.
-        inside: nodes of the graph problem that count against the budget.
-        deciding: the pass whose solver decides.
-        known: for each earlier decision to try, the set of nodes that it saves.
-
-    Raises:
-        BudgetError: the module must save more bytes than its budget.
-    """
+    """Return the positions of a module's values that must be recomputed to meet the module's budget."""
     problem, room = lowered.problem, part.policy.saved_bytes
     allowed: set[int] = set()
-    for saved in known:
+    # Values that earlier decisions save stay savable while they fit. A solver decides on the others, as if values
+    # outside of the module took no bytes.
+    for saved in cuts:
         more = allowed | saved.intersection(inside)
         allowed = more if _bytes(problem, inside, more) <= room else allowed
     counted = {*inside} - allowed
@@ -264,16 +229,16 @@ def _budgets(state: State, policies: Policies) -> dict[Part, list[int]]:
     if all(p.treatment is not Treatment.BUDGET for p in policies.given):
         return {}
     parts = policies.parts(state.index.nodes)
-    found: dict[Part, list[int]] = {
+    limited: dict[Part, list[int]] = {
         part: [] for part in parts if part is not None and part.policy.treatment is Treatment.BUDGET
     }
-    lowered, of_module = state.lowered(), {part.name: part for part in found}
+    lowered, of_module = state.lowered(), {part.name: part for part in limited}
     for k, (kind, at) in enumerate(zip(lowered.kind, lowered.position, strict=True)):
         if kind is SavedKind.VALUE and lowered.problem.size[k]:
             for name in enclosing_modules(module_path(state.index.nodes[at])):
                 if name in of_module:
-                    found[of_module[name]].append(k)
-    return found
+                    limited[of_module[name]].append(k)
+    return limited
 
 
 def check_budgets(state: State, policies: Policies) -> None:
@@ -294,8 +259,8 @@ def check_budgets(state: State, policies: Policies) -> None:
     problem, saved = state.lowered().problem, set(state.decision.saved)
     away = {value.name for value in state.decision.offloads}
     for part, inside in budgets.items():
-        kept = [k for k in inside if problem.names[k] in saved - away]
-        nbytes = sum(problem.size[k] for k in kept)
+        counted = [k for k in inside if problem.names[k] in saved - away]
+        nbytes = sum(problem.size[k] for k in counted)
         if nbytes > part.policy.saved_bytes:
             raise BudgetError(
                 f"{part.policy} does not hold for '{part.name}': this plan saves {format_bytes(nbytes)} ({nbytes} "
@@ -304,49 +269,27 @@ def check_budgets(state: State, policies: Policies) -> None:
 
 
 def _results(state: State, parts: Sequence[Part | None]) -> set[int]:
-    """Return the results of modules and regions with a policy: the values that forward reads outside.
-
-    Args:
-        state: the state with the joint graph.
-        parts: for each position, the module or region whose policy applies; None without a policy.
-
-    Returns:
-        The positions that own the values' memory.
-    """
+    """Return the results of modules and regions with a policy: the values that forward reads outside."""
     index, owner = state.index, state.storages.owner
-    found: set[int] = set()
+    results: set[int] = set()
     for i, part in enumerate(parts):
         if part is None:
             continue
         for u in index.users[i]:
             if state.roles.required_forward[u] and not _is_inside(index.nodes[u], parts[u], part):
-                found.add(owner[i])
-    return found
+                results.add(owner[i])
+    return results
 
 
 def _is_inside(node: fx.Node, own: Part | None, part: Part) -> bool:
-    """Return whether a node belongs to a module or region; a module includes all of its submodules.
-
-    Args:
-        node: the node.
-        own: the module or region whose policy applies to the node; None without a policy.
-        part: the module or region to look in.
-    """
+    """Return whether a node belongs to a module or region; a module includes all of its submodules."""
     if own == part or part.policy.in_code:
         return own == part
     return part.name in enclosing_modules(module_path(node))
 
 
 def _refuse_contradiction(node: fx.Node, part: Part) -> None:
-    """Check that the user's own tag on a node agrees with a policy.
-
-    Args:
-        node: the node; a node without a tag is accepted.
-        part: the module or region whose policy applies to the node.
-
-    Raises:
-        PlanError: the tag contradicts the policy.
-    """
+    """Check that the user's own tag on a node agrees with a policy."""
     tag = node.meta.get("recompute")
     if tag is None:
         return

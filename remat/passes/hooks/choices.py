@@ -78,23 +78,23 @@ def chosen_by(graph: fx.Graph, *, signs: bool = True) -> set[fx.Node]:
         signs: whether to include graph inputs whose sign alone is read by the comparison or step
             function. If False, a graph input that is only compared with 0 is left out, for example.
     """
-    found: set[fx.Node] = set()
+    chosen: set[fx.Node] = set()
     for node in reversed(graph.nodes):  # users before their inputs
         if node.op != "call_function" or ops.ignores_content(node):
             continue
-        if node in found:
-            found.update(node.all_input_nodes)
+        if node in chosen:
+            chosen.update(node.all_input_nodes)
         else:
-            kept = not signs and asks_for_signs(node)
-            found.update(n for n in compared_by(node) if not kept or root_of(n).op != "placeholder")
-    return found
+            is_about_signs = not signs and asks_for_signs(node)
+            chosen.update(
+                n for n in compared_by(node) if not is_about_signs or root_of(n).op != "placeholder"
+            )
+    return chosen
 
 
 def asks_for_signs(node: fx.Node) -> bool:
-    """Return whether ``node`` is an operator that reads only the sign of its argument.
-
-    Examples are comparisons with 0 and the derivatives of ReLU functions.
-    """
+    """Return whether ``node`` is an operator that reads only the sign of its argument."""
+    # Examples are comparisons with 0 and the derivatives of ReLU functions.
     name = ops.name_of(node.target)
     if name in _ASK_FOR_SIGNS:
         return True
@@ -104,13 +104,11 @@ def asks_for_signs(node: fx.Node) -> bool:
 
 
 def compared_by(node: fx.Node) -> list[fx.Node]:
-    """Return the floating-point inputs that a comparison, index or step function in ``node`` reads.
-
-    These are inputs from which the node computes booleans or integers, and inputs of step
-    functions. If the node calls a graph with such an operator, all floating-point inputs are
-    returned. If the node is the derivative of a function with a kink, such as
-    ``threshold_backward``, the incoming gradient is left out. The node only scales the gradient.
-    """
+    """Return the floating-point inputs that a comparison, index or step function in ``node`` reads."""
+    # These are inputs from which the node computes booleans or integers, and inputs of step functions. If the node
+    # calls a graph with such an operator, all floating-point inputs are returned. If the node is the derivative of a
+    # function with a kink, such as ``threshold_backward``, the incoming gradient is left out. The node only scales
+    # the gradient.
     name = ops.name_of(node.target)
     given = _floats(node.all_input_nodes)
     if name in _KINKS:
@@ -122,12 +120,9 @@ def compared_by(node: fx.Node) -> list[fx.Node]:
 
 
 def _comes_out_the_same(node: fx.Node) -> bool:
-    """Return whether a boolean or integer result of ``node`` stays the same if hooks pack the node's inputs.
-
-    True for a result that is drawn at random. True also for a test for infinities or NaN, because
-    all ready-made pairs of hooks restore infinities and NaN exactly.
-    """
+    """Return whether a boolean or integer result of ``node`` stays the same if hooks pack the node's inputs."""
     name = ops.name_of(node.target)
+    # All ready-made pairs of hooks restore infinities and NaN exactly.
     if name in _ASK_FOR_INFINITY:
         return True
     if name in ("eq", "ne") and isinstance(node.args[1], float):
@@ -139,12 +134,12 @@ def _comes_out_the_same(node: fx.Node) -> bool:
 def _floats(nodes: list[fx.Node]) -> list[fx.Node]:
     """Return the nodes whose value is or contains a floating-point or complex tensor."""
 
-    def is_one(value: Any) -> bool:
+    def has_float(value: Any) -> bool:
         if isinstance(value, (tuple, list)):
-            return any(map(is_one, value))
+            return any(map(has_float, value))
         return isinstance(value, torch.Tensor) and not _is_exact(value)
 
-    return [n for n in nodes if is_one(n.meta.get("val"))]
+    return [n for n in nodes if has_float(n.meta.get("val"))]
 
 
 def _is_exact(value: Any) -> bool:

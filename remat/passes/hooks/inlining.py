@@ -57,11 +57,7 @@ class Inlining:
         self._old_memory: set[int] = set()
 
     def _find_last_uses(self) -> dict[int, fx.Node]:
-        """Find, for each storage, the last node of forward that creates, reads or views the storage.
-
-        Returns:
-            The nodes, by key of the storage.
-        """
+        """Find, for each storage, the last node of forward that creates, reads or views the storage."""
         last: dict[int, fx.Node] = {}
         for node in self._forward.graph.nodes:
             if node.op != "output":
@@ -88,15 +84,7 @@ class Inlining:
         self._old_memory.update(self._memory.keys(saved))
 
     def _inline_pack(self, saved: fx.Node, traced: Traced) -> list[fx.Node]:
-        """Insert the operators of the pack hook after the last use of the tensor's memory in forward.
-
-        Args:
-            saved: the saved tensor in forward.
-            traced: the traced hooks.
-
-        Returns:
-            The nodes to hand over to backward, one for each result of pack.
-        """
+        """Insert the operators of the pack hook after the last use of the tensor's memory in forward."""
         (key,) = self._memory.keys(saved)
         anchor = self._last_use[key]
         last = self._tail.get(anchor, anchor)
@@ -126,20 +114,12 @@ class Inlining:
         return handed
 
     def _name(self, results: Sequence[fx.Node], saved: fx.Node) -> list[fx.Node]:
-        """Rename the nodes of pack's results, so that neither graph has used the new names before.
-
-        Args:
-            results: the nodes of pack's results, in forward.
-            saved: the saved tensor in forward.
-
-        Returns:
-            The nodes to hand over to backward, one for each result of pack. If a result is a size
-            that forward already hands over, the node is the one that forward already hands over.
-        """
+        """Rename the nodes of pack's results, so that neither graph has used the new names before."""
         handed: list[fx.Node] = []
         for k, node in enumerate(results):
             symbol = _symbol(node)
             if symbol is not None and symbol in self._size_of:
+                # Forward hands over this size already.
                 handed.append(self._size_of[symbol])
                 continue
             if node is not saved and node not in handed:
@@ -163,18 +143,12 @@ class Inlining:
         return candidate
 
     def _take(self, packed: fx.Node, saved: fx.Node, taken: fx.Node) -> fx.Node:
-        """Return backward's placeholder for a value from forward; create the placeholder if missing.
-
-        Args:
-            packed: the node of the value in forward.
-            saved: the saved tensor in forward.
-            taken: the saved tensor's placeholder in backward.
-        """
+        """Return backward's placeholder for a value from forward; create the placeholder if missing."""
         if packed is saved:
             return taken
-        known = self._taken.get(packed.name)
-        if known is not None:
-            return known
+        placeholder = self._taken.get(packed.name)
+        if placeholder is not None:
+            return placeholder
         graph = self._backward.graph
         if _symbol(packed) is None:
             place = graph.inserting_before(taken)
@@ -195,13 +169,7 @@ class Inlining:
     def _inline_unpack(
         self, taken: fx.Node, given: Sequence[fx.Node], unpack: fx.GraphModule
     ) -> None:
-        """Insert unpack before the first use of a saved tensor, and make all users read unpack's result.
-
-        Args:
-            taken: the saved tensor's placeholder in backward.
-            given: placeholders of the packed values.
-            unpack: the traced unpack function.
-        """
+        """Insert unpack before the first use of a saved tensor, and make all users read unpack's result."""
         # `_rank` lacks the nodes of unpack functions that were inserted for earlier tensors.
         first = min((u for u in taken.users if u in self._rank), key=self._rank.__getitem__)
         users = set(taken.users)
@@ -222,11 +190,9 @@ class Inlining:
             self._backward.graph.erase_node(taken)
 
     def finish(self) -> None:
-        """Make forward return the packed values, and recompute outdated fake values in backward.
-
-        The fake value (``meta["val"]``) of a view of an unpacked tensor is outdated: it still refers
-        to the storage of the saved tensor that was replaced.
-        """
+        """Make forward return the packed values, and recompute outdated fake values in backward."""
+        # The fake value (``meta["val"]``) of a view of an unpacked tensor is outdated: it still refers to the storage
+        # of the saved tensor that was replaced.
         out = output_node(self._forward.graph)
         handed = self._outputs[self._own :]
         values = [p for v in handed for p in self._packed.get(v, [v])] + self._new_sizes
@@ -246,20 +212,7 @@ def _inline(
     meta: dict[str, Any],
     mode: Any,
 ) -> list[fx.Node]:
-    """Copy the nodes of a traced function into a graph, and compute the copies' fake values.
-
-    Args:
-        graph_module: the module whose graph is extended.
-        body: the traced function.
-        given: the nodes that replace the function's placeholders, in order.
-        before: the node before which the copies are inserted.
-        prefix: prefix of the copies' names.
-        meta: metadata for each copy.
-        mode: the fake tensor mode in which fake values are computed; None: no mode.
-
-    Returns:
-        The nodes of the function's results.
-    """
+    """Copy the nodes of a traced function into a graph, and compute the copies' fake values."""
     env: dict[fx.Node, fx.Node] = {}
     inputs = iter(given)
     for node in body.graph.nodes:

@@ -68,10 +68,6 @@ def traced_offloads(
 ) -> tuple[list[tuple[fx.Node, Traced]], dict[str, str]]:
     """Trace the copies to and from the host for the values to offload.
 
-    Args:
-        state: the partitioned state.
-        offloads: the values to offload.
-
     Returns:
         A list and a dict. The list has pairs of a saved value's node in forward and the value's
         traced copies (``pack``: to the host; ``unpack``: to the device). The dict maps the name of
@@ -112,14 +108,14 @@ def wait_for_copies(
     Raises:
         PlanError: an offload names a node that the graph does not have.
     """
-    sent = {str(n.meta.get("packed_from")): n for n in forward.graph.nodes if n.target is OFFLOAD}
+    copies = {str(n.meta.get("packed_from")): n for n in forward.graph.nodes if n.target is OFFLOAD}
     fetched = {n.args[0].name: n for n in backward.graph.nodes if n.target is RELOAD}
     named = {n.name: n for n in forward.graph.nodes}, {n.name: n for n in backward.graph.nodes}
     rank, late = ({n: i for i, n in enumerate(gm.graph.nodes)} for gm in (forward, backward))
     out = output_node(forward.graph)
     tail: dict[fx.Node, fx.Node] = {}
     for value in offloads:
-        copy, name = sent[value.name], sent[value.name].name
+        copy, name = copies[value.name], copies[value.name].name
         anchor = _node(named[0], value.freed_after, copy)
         # A copy cannot be waited for before it begins.
         anchor = max(anchor, copy, key=rank.__getitem__)
@@ -137,24 +133,15 @@ def wait_for_copies(
         before = _node(named[1], value.fetched_before, back)
         torch_compat.rename(back, f"{back.name}_begun")
         with backward.graph.inserting_before(first):
-            there = backward.graph.call_function(WAIT_COPIED, (back, back.args[0]))
-        there.meta = dict(back.meta)
-        back.replace_all_uses_with(there, delete_user_cb=lambda user, own=there: user is not own)
+            wait = backward.graph.call_function(WAIT_COPIED, (back, back.args[0]))
+        wait.meta = dict(back.meta)
+        back.replace_all_uses_with(wait, delete_user_cb=lambda user, own=wait: user is not own)
         if before is not back:
             before.prepend(back)
 
 
 def _node(named: dict[str, fx.Node], name: str, otherwise: fx.Node) -> fx.Node:
-    """Return the node called ``name``, or ``otherwise`` if ``name`` is empty.
-
-    Args:
-        named: nodes of a graph, by name.
-        name: the name, or an empty string.
-        otherwise: the node to return for an empty name.
-
-    Raises:
-        PlanError: ``named`` has no node of that name.
-    """
+    """Return the node called ``name``, or ``otherwise`` if ``name`` is empty."""
     if not name:
         return otherwise
     if name not in named:

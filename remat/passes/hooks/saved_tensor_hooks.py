@@ -50,9 +50,8 @@ class PackSaved(Pass):
     first use in backward. The peak memory therefore falls with the saved bytes.
 
     A saved tensor is not packed if it shares its storage with another saved tensor, or covers only a
-    part of its storage. Packing such a tensor would take memory for the packed copy without freeing
-    the storage. States of random generators, and tensors that backward writes to, are not packed
-    either.
+    part of its storage. States of random generators, and tensors that backward writes to, are not
+    packed either.
 
     Attributes:
         pair: the hooks, or the name of a ready-made pair.
@@ -125,12 +124,6 @@ class PackSaved(Pass):
 class Handed:
     """Tensors that forward hands to backward, and the facts that decide which of them are packed.
 
-    Args:
-        joint: the joint graph.
-        forward: the forward module.
-        backward: the backward module.
-        traces: cached traces of the hooks.
-
     Attributes:
         tensors: nodes of the saved tensors in forward.
         hooks: the hooks.
@@ -168,20 +161,16 @@ class Handed:
         self.choosing = {n.name for n in choosing}
 
     def traced(self, node: fx.Node) -> Traced | str:
-        """Return the traced hooks for a saved tensor, or the reason why the tensor is not packed.
-
-        Args:
-            node: the node of the tensor in forward.
-        """
+        """Return the traced hooks for a saved tensor, or the reason why the tensor is not packed."""
         rules = (*RULES, *LOSSY_RULES) if self.hooks.lossy else RULES
         why = next((why for why, leave in rules if leave(self, node)), "")
         if why:
             return why
-        found = self._traces.of(node.meta["val"])
-        if found.unpack is None:
+        trace = self._traces.of(node.meta["val"])
+        if trace.unpack is None:
             return "declined"
-        grows = found.packed_bytes >= tensor_bytes(node.meta["val"])
-        return "would not get smaller" if grows and (self.hooks.lossy or found.eager) else found
+        grows = trace.packed_bytes >= tensor_bytes(node.meta["val"])
+        return "would not get smaller" if grows and (self.hooks.lossy or trace.eager) else trace
 
 
 def _is_random_state(node: fx.Node) -> bool:
@@ -204,23 +193,19 @@ def _is_part(node: fx.Node) -> bool:
 
 
 def _is_vector(node: fx.Node) -> bool:
-    """Return whether a tensor has at most one dimension larger than 1, or a last dimension of 1.
-
-    Examples are biases and the means of rows.
-    """
+    """Return whether a tensor has at most one dimension larger than 1, or a last dimension of 1."""
     shape = [hint(s) for s in node.meta["val"].shape]
+    # Such as a bias, or the means of rows.
     return sum(s > 1 for s in shape) < 2 or shape[-1] == 1
 
 
 def _is_statistic(node: fx.Node) -> bool:
-    """Return whether a tensor is a smaller, secondary result of an operator with several results.
-
-    An example is the logsumexp of attention, which the operator's backward needs at full precision.
-    """
+    """Return whether a tensor is a smaller, secondary result of an operator with several results."""
     node = root_of(node)
     source = node.args[0] if node.args else None
     if not is_element(node) or not isinstance(source, fx.Node) or node.args[1] == 0:
         return False
+    # Such as the logsumexp of attention, which the operator's backward needs at full precision.
     values: Any = source.meta.get("val")
     first = values[0] if isinstance(values, (tuple, list)) and values else None
     return isinstance(first, torch.Tensor) and hint(node.meta["val"].numel()) < hint(first.numel())
@@ -235,6 +220,7 @@ RULES: tuple[_Rule, ...] = (
     ("without a strided memory", lambda h, n: storage_key(n.meta["val"]) is None),
     ("state of a random generator", lambda h, n: _is_random_state(n)),
     ("kept out by the filter", lambda h, n: storage_key(n.meta["val"]) in h.alive),
+    # The next two: packing would take memory for the packed copy without freeing the storage.
     ("shares its memory", lambda h, n: h.sharing[storage_key(n.meta["val"])] > 1),
     ("part of a memory", lambda h, n: _is_part(n)),
     ("written to by backward", lambda h, n: storage_key(n.meta["val"]) in h.written),
@@ -253,14 +239,7 @@ LOSSY_RULES: tuple[_Rule, ...] = (
 
 
 def _warn(hooks: SavedTensorHooks, graph: str, chosen: list[Traced], left: Counter[str]) -> None:
-    """Warn if hooks run outside the compiled graph, or if pack declined every tensor that it got.
-
-    Args:
-        hooks: the hooks.
-        graph: name of the graph.
-        chosen: the traces of the packed tensors.
-        left: number of tensors that are not packed, by reason.
-    """
+    """Warn if hooks run outside the compiled graph, or if pack declined every tensor that it got."""
     eager = list(dict.fromkeys(t.eager for t in chosen if t.eager))
     if eager:
         warn(
@@ -278,11 +257,7 @@ def _warn(hooks: SavedTensorHooks, graph: str, chosen: list[Traced], left: Count
 
 
 def _check_budget(state: State, hooks: SavedTensorHooks) -> None:
-    """Check that forward saves no more bytes, after packing, than the budget allows.
-
-    Raises:
-        BudgetError: the packed tensors exceed the budget.
-    """
+    """Check that forward saves no more bytes, after packing, than the budget allows."""
     capacity = None if state.limits is None else state.limits.capacity
     if capacity is None or state.forward is None:
         return

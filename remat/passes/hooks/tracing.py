@@ -82,13 +82,11 @@ class Traces:
         return self._known[kind]
 
     def _trace(self, value: torch.Tensor) -> Traced:
-        """Trace the hooks as FX graphs for tensors like ``value``.
-
-        If the hooks cannot be traced, the graphs contain custom operators that call the hooks.
-        """
+        """Trace the hooks as FX graphs for tensors like ``value``."""
         try:
             return trace(self.hooks, value, self.lower)
         except UntraceableError as error:
+            # Custom operators call the hooks outside the graph, on real tensors.
             return replace(trace(_eager(self.hooks), value, self.lower), eager=str(error))
 
 
@@ -173,24 +171,10 @@ def _graph(
     lower: str,
     mode: Any,
 ) -> fx.GraphModule:
-    """Trace a hook and return an FX module in which no operator writes in place.
-
-    Args:
-        function: the hook, as a function of a flat list of inputs.
-        inputs: fake tensors and sizes to trace with.
-        which: ``"pack"`` or ``"unpack"``, for messages.
-        hooks: the hooks, for messages.
-        lower: as in `Traces`.
-        mode: the fake tensor mode of the inputs.
-
-    Raises:
-        UntraceableError: the hook keeps a traced tensor, calls a higher-order operator, draws
-            random numbers under Inductor, or cannot be traced.
-        PlanError: the hook writes to its argument.
-    """
-    made = _Made()
-    traced = _traced(function, inputs, lower, mode, made)
-    _refuse_kept(which, traced, made)
+    """Trace a hook and return an FX module in which no operator writes in place."""
+    recorder = _TraceRecorder()
+    traced = _traced(function, inputs, lower, mode, recorder)
+    _refuse_kept(which, traced, recorder)
     if any(map(ops.is_mutating, traced.graph.nodes)):
         without_writes = torch.func.functionalize(function, remove="mutations")
         traced = _traced(without_writes, inputs, lower, mode)
@@ -219,26 +203,15 @@ def _traced(
     inputs: Sequence[Any],
     lower: str,
     mode: Any,
-    made: _Made | None = None,
+    recorder: _TraceRecorder | None = None,
 ) -> fx.GraphModule:
-    """Trace a function with ``make_fx`` and return the FX module.
-
-    Args:
-        function: the function.
-        inputs: fake tensors and sizes to trace with.
-        lower: ``"inductor"`` decomposes operators by Inductor's table.
-        mode: the fake tensor mode of the inputs.
-        made: recorder of the tensors that exist during the trace; None: record nothing.
-
-    Raises:
-        UntraceableError: the function raised, or cannot be traced.
-    """
+    """Trace a function with ``make_fx`` and return the FX module."""
     table = torch_compat.select_decomp_table() if lower == "inductor" else None
     trace_it = make_fx(function, table, _disable_torch_fn_metadata_mode=True)
     inputs = [_own(v) for v in inputs]
-    with _tracing(mode), made or contextlib.nullcontext():
-        if made is not None:
-            made.note(inputs)
+    with _tracing(mode), recorder or contextlib.nullcontext():
+        if recorder is not None:
+            recorder.note(inputs)
         try:
             return trace_it(*inputs)
         except RematError:
@@ -248,16 +221,13 @@ def _traced(
 
 
 def _own(value: Any) -> Any:
-    """Return a new fake tensor, detached from the fake tensor ``value``; return any other value unchanged.
-
-    Only the traced function can hold a reference to the new tensor. `_refuse_kept` can therefore
-    detect that the function has kept the tensor.
-    """
+    """Return a new fake tensor, detached from the fake tensor ``value``; return any other value unchanged."""
+    # Only the traced function can refer to the new tensor, so `_refuse_kept` detects that it keeps the tensor.
     fake = isinstance(value, torch_compat.FakeTensor)
     return torch_compat.fast_detach(value.fake_mode, value) if fake else value
 
 
-class _Made(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _TraceRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that records, by weak references, the tensors that a trace receives and creates."""
 
     # Otherwise PyTorch refuses to run higher-order operators under the mode.
@@ -287,26 +257,14 @@ class _Made(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         return [tensor for ref in self._noted if (tensor := ref()) is not None]
 
 
-def _refuse_kept(which: str, traced: fx.GraphModule, made: _Made) -> None:
-    """Refuse a hook that keeps a reference to a tensor which exists only during the trace.
-
-    `Traces` catches the error and runs the hook outside the graph, where the hook gets real tensors.
-
-    Args:
-        which: ``"pack"`` or ``"unpack"``, for the message.
-        traced: the traced hook.
-        made: recorder of the tensors that the trace received and created.
-
-    Raises:
-        UntraceableError: a traced tensor is still referenced, or a fake tensor is a constant of the
-            graph.
-    """
+def _refuse_kept(which: str, traced: fx.GraphModule, recorder: _TraceRecorder) -> None:
+    """Refuse a hook that keeps a reference to a tensor which exists only during the trace."""
     constants = [getattr(traced, str(n.target)) for n in traced.graph.nodes if n.op == "get_attr"]
-    known = {id(c) for c in constants}
-    kept = [v for v in made.alive() if id(v) not in known]
-    kept += [c for c in constants if isinstance(c, torch_compat.FakeTensor)]
-    if kept:
-        kind = format_kind(kept[0].shape, kept[0].dtype, kept[0].device)
+    constant_ids = {id(c) for c in constants}
+    retained = [v for v in recorder.alive() if id(v) not in constant_ids]
+    retained += [c for c in constants if isinstance(c, torch_compat.FakeTensor)]
+    if retained:
+        kind = format_kind(retained[0].shape, retained[0].dtype, retained[0].device)
         raise UntraceableError(
             f"{which} kept a tensor that was only traced ({kind}), beside what it returned"
         )
@@ -314,18 +272,13 @@ def _refuse_kept(which: str, traced: fx.GraphModule, made: _Made) -> None:
 
 @contextlib.contextmanager
 def _tracing(mode: Any) -> Iterator[None]:
-    """Set up the tracing of hooks on fake tensors inside the ``with`` block.
-
-    Real tensors that the hooks close over become constants of the graph.
-
-    Args:
-        mode: the fake tensor mode of the inputs; None without fake inputs.
-    """
+    """Set up the tracing of hooks on fake tensors inside the ``with`` block."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch_compat.DisableAutocast())
         if mode is not None:
             before = mode.allow_non_fake_inputs
+            # Real tensors that the hooks close over become constants of the graph.
             mode.allow_non_fake_inputs = True
             stack.callback(setattr, mode, "allow_non_fake_inputs", before)
             stack.enter_context(mode)

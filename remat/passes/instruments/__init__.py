@@ -3,9 +3,7 @@
 from remat.passes.instruments.bisection import BadPass as BadPass
 from remat.passes.instruments.bisection import OptBisect as OptBisect
 from remat.passes.instruments.bisection import bisect as bisect
-from remat.passes.instruments.dumps import Dumps as Dumps
-from remat.passes.instruments.dumps import PrintChanged as PrintChanged
-from remat.passes.instruments.dumps import Printed as Printed
+from remat.passes.instruments.printed import Printed as Printed
 from remat.passes.instruments.reproducer import Reproducer as Reproducer
 from remat.passes.instruments.statistics import Statistics as Statistics
 from remat.passes.instruments.timing import Timing as Timing

@@ -125,7 +125,7 @@ def bisect(
             return True, limited
         return bool(is_bad(result)), limited
 
-    bad, whole = run(-1)
+    bad, complete = run(-1)
     if not bad:
         return None
     # The search assumes a good result if only the passes with ``optional=False`` run.
@@ -135,8 +135,8 @@ def bisect(
             "the result is bad even where every pass is left out that can be; suspect "
             f"{', '.join(dict.fromkeys(needed)) or 'the graph itself'}"
         )
-    good, bad_at = 0, whole.count
-    seen = whole.paths
+    good, bad_at = 0, complete.count
+    seen = complete.paths
     while bad_at - good > 1:
         middle = (good + bad_at) // 2
         bad, limited = run(middle)
@@ -144,4 +144,4 @@ def bisect(
             bad_at, seen = max(good + 1, min(middle, limited.count)), limited.paths
         else:
             good = middle
-    return BadPass(number=bad_at, path=seen[bad_at - 1], count=whole.count, tried=tried)
+    return BadPass(number=bad_at, path=seen[bad_at - 1], count=complete.count, tried=tried)

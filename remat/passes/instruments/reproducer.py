@@ -104,10 +104,8 @@ class Recorded:
     note: str
 
     def is_same(self, error: BaseException) -> bool:
-        """Return whether ``error`` has the same class and message as the recorded error.
-
-        Memory addresses, and the list of passes that ran before, are ignored in the messages.
-        """
+        """Return whether ``error`` has the same class and message as the recorded error."""
+        # Memory addresses, and the list of passes that ran before, are ignored in the messages.
         return type(error).__name__ == self.type and _plain(str(error)) == _plain(self.message)
 
 
@@ -123,8 +121,8 @@ def write_reproducer(folder: Path, failure: Failure) -> Path:
     Raises:
         OSError: the folder cannot be written.
     """
-    what = failure.path[-1] if failure.path else "plan"
-    target = folder / f"remat-repro-{re.sub(r'[^A-Za-z0-9._-]', '_', what)}-{_digest(failure)}"
+    subject = failure.path[-1] if failure.path else "plan"
+    target = folder / f"remat-repro-{re.sub(r'[^A-Za-z0-9._-]', '_', subject)}-{_digest(failure)}"
     if target.exists():
         return target
     folder.mkdir(parents=True, exist_ok=True)
@@ -296,11 +294,9 @@ def instance_of(error: Exception, state: State, cost: str, unit: str = "") -> In
 
 
 def is_unexpected(error: BaseException) -> bool:
-    """Return whether a failure is a fault of a pass or a solver rather than of the user's input.
-
-    Examples of user errors are a budget that cannot be met, invalid options, conflicting tags and a
-    missing solver. Such errors need no reproducer.
-    """
+    """Return whether a failure is a fault of a pass or a solver rather than of the user's input."""
+    # Examples of user errors are a budget that cannot be met, invalid options, conflicting tags and a missing solver.
+    # Such errors need no reproducer.
     if isinstance(error, SolverError):
         return error.problem is not None
     if isinstance(error, RematError):
@@ -380,10 +376,7 @@ _NOTE = (
 
 
 def _path(error: Exception) -> tuple[str, ...]:
-    """Return the names of the enclosing passes and of the failed pass; empty if none is known.
-
-    If a solver failed, the failed pass is the pass that called the solver.
-    """
+    """Return the names of the enclosing passes and of the failed pass; empty if none is known."""
     if isinstance(error, PassError):
         return tuple(error.pass_name.split(" > "))
     if isinstance(error, SolverError):
@@ -485,9 +478,6 @@ def _digest(failure: Failure) -> str:
 
 
 def _plain(message: str) -> str:
-    """Return a message without the parts that differ from run to run.
-
-    These parts are memory addresses and the list of passes that ran before the failed pass.
-    """
+    """Return a message without the parts that differ from run to run."""
     without = re.sub(r" \(passes completed before it: [^)]*\)", "", message)
     return re.sub(r"0x[0-9a-fA-F]+", "0x…", without)

@@ -50,9 +50,6 @@ class Timed:
     def walk(self, depth: int = 0) -> Iterator[tuple[int, Timed]]:
         """Yield this node and all nodes below it, parents before children.
 
-        Args:
-            depth: depth of this node.
-
         Yields:
             Pairs of depth and node.
         """
@@ -144,11 +141,9 @@ class Timing(Instrument):
         self._open.append((span, time.perf_counter(), resident_bytes()))
 
     def _end(self, depth: int) -> None:
-        """Close the open measurements at ``depth`` and deeper.
-
-        A failure may leave measurements open at deeper levels.
-        """
+        """Close the open measurements at ``depth`` and deeper."""
         now, resident = time.perf_counter(), resident_bytes()
+        # A failure may leave measurements open at deeper levels.
         while len(self._open) > depth:
             span, began, before = self._open.pop()
             span.runs += 1

@@ -109,20 +109,7 @@ class VerifyEach(Instrument):
             )
 
     def _other_numbers(self, trial: Trial, state: State, p: Pass, name: str) -> str | None:
-        """Run the graphs and return how the results differ from the reference results.
-
-        The results after a pass with ``keeps_numbers=False`` become the new reference.
-
-        Args:
-            trial: the random inputs.
-            state: the state after the pass.
-            p: the pass.
-            name: names of the enclosing passes and of the pass as text, for the message of `finish`.
-
-        Returns:
-            The difference as text; None if there is no difference. None also if a repeated run of a
-            random operator draws anew, because the graphs are then not run.
-        """
+        """Run the graphs and return how the results differ from the reference results."""
         drawn = _drawn_twice(state)
         self._draws_twice = () if drawn is None else (name, drawn)
         if drawn is not None:  # results would differ, because no pass has added the replays yet
@@ -133,6 +120,7 @@ class VerifyEach(Instrument):
             return (
                 f"the graph that it left does not run on random inputs any more: {_describe(error)}"
             )
+        # The results after a pass that may change numbers are the new reference.
         if not p.keeps_numbers:
             self._reference = results
         difference = first_difference(self._reference, results)
@@ -141,13 +129,7 @@ class VerifyEach(Instrument):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Before:
-    """Snapshot of a state before a pass.
-
-    Attributes:
-        graphs: for each module of the state, the module and a `Stamp` of its nodes.
-        cache: the cache of the analyses.
-        edits: number of edits of the joint graph that the cache has counted.
-    """
+    """Snapshot of a state before a pass."""
 
     graphs: tuple[tuple[fx.GraphModule, Stamp], ...]
     cache: AnalysisCache
@@ -160,16 +142,12 @@ class _Before:
         return cls(graphs=graphs, cache=state.cache, edits=state.cache.edits)
 
     def untold(self, result: PassResult) -> str | None:
-        """Return a message about a change that a pass did not report or made outside `State.edit`, or None.
-
-        Args:
-            result: the result of the pass.
-        """
+        """Return a message about a change that a pass did not report or made outside `State.edit`, or None."""
         state = result.state
-        mine = {id(module) for module in _modules(state)}
+        own = {id(module) for module in _modules(state)}
         for module, stamp in self.graphs:
             difference = stamp.difference(Stamp.of(module.graph))
-            if difference is None or id(module) not in mine:  # a replaced graph no longer matters
+            if difference is None or id(module) not in own:  # a replaced graph no longer matters
                 continue
             if not result.modified:
                 return f"it says modified=False, but changed the graph: {difference}"
@@ -179,15 +157,12 @@ class _Before:
                     f"it changed the graph outside of `with state.edit()`: {difference}; analyses "
                     "that are known may be stale"
                 )
-        if not result.modified and not mine <= {id(module) for module, _ in self.graphs}:
+        if not result.modified and not own <= {id(module) for module, _ in self.graphs}:
             return "it says modified=False, but returns another graph"
         return None
 
     def stale(self, state: State) -> str | None:
-        """Return a message about the first preserved analysis that is stale in ``state``, or None.
-
-        An analysis is stale if recomputing it gives another result.
-        """
+        """Return a message about the first preserved analysis that is stale in ``state``, or None."""
         # If the pass did not edit this graph, every cached result is still right.
         if state.cache is not self.cache or state.cache.edits == self.edits:
             return None
@@ -207,25 +182,23 @@ def _modules(state: State) -> list[fx.GraphModule]:
     return [module for module in modules if module is not None]
 
 
-def same_result(one: Any, other: Any) -> bool:
-    """Return whether two results of an analysis are equal, as far as a comparison is possible.
-
-    Dataclasses are compared field by field, even if they do not define equality. Tensors, and
-    objects that only compare by identity, count as equal.
-    """
-    return alike(one, other, _same_value)
+def same_result(result: Any, other: Any) -> bool:
+    """Return whether two results of an analysis are equal, as far as a comparison is possible."""
+    # Dataclasses are compared field by field, even if they do not define equality. Tensors, and objects that only
+    # compare by identity, count as equal.
+    return alike(result, other, _same_value)
 
 
-def _same_value(one: Any, other: Any) -> bool:
-    if dataclasses.is_dataclass(one) and not isinstance(one, type):
+def _same_value(value: Any, other: Any) -> bool:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return all(
-            same_result(getattr(one, f.name), getattr(other, f.name))
-            for f in dataclasses.fields(one)
+            same_result(getattr(value, f.name), getattr(other, f.name))
+            for f in dataclasses.fields(value)
             if f.compare
         )
-    if isinstance(one, torch.Tensor) or type(one).__eq__ is _BY_IDENTITY:
+    if isinstance(value, torch.Tensor) or type(value).__eq__ is _BY_IDENTITY:
         return True
-    return bool(one == other)
+    return bool(value == other)
 
 
 def _run(trial: Trial, state: State) -> Mapping[str, Any]:
@@ -243,10 +216,8 @@ def _drawn_twice(state: State) -> str | None:
 
 
 def _describe(error: Exception) -> str:
-    """Return an error as one line, with the node at which it occurred.
-
-    `fx.Interpreter` appends the node in a line that begins with "While executing".
-    """
+    """Return an error as one line, with the node at which it occurred."""
+    # `fx.Interpreter` appends the node in a line that begins with "While executing".
     lines = map(str.strip, str(error).splitlines())
     at = next((line for line in lines if line.startswith("While executing")), "")
     return summary(error)[:220] + (f" ({at[:120]})" if at else "")

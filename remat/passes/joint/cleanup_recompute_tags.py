@@ -23,19 +23,8 @@ from remat.passes.core.state import Classification, Costs, Memory, PassResult, P
 class CleanupRecomputeTags(Pass):
     """Correct the tags of values at the boundaries of checkpointed regions, and of values copied into inputs.
 
-    MUST_SAVE is set on:
-
-    - a node tagged for recomputation that a later region reads. Without MUST_SAVE, consecutive
-      regions would be recomputed as one region;
-    - a result of a region that has a backward hook, as FSDP2 sets. Recomputing the result would wait
-      for the hook. The hook waits for a gradient that needs the recomputed result;
-    - a value that forward copies into an input, if backward writes to the same input. Recomputing the
-      value would apply the mutation twice.
-
-    The tag PREFER_RECOMPUTE, which plain checkpointing sets, is removed from a region's result under two conditions:
-    backward reads the result, and forward operators outside of all regions read it too. The result may then be saved,
-    as in eager PyTorch. Otherwise the region might have to run again long before the region's own backward. The
-    recomputed values of the region would then stay alive until that backward.
+    Results of regions that later regions read, results with a backward hook, and values that forward copies into
+    inputs get MUST_SAVE. A result of plain checkpointing that operators outside of all regions read loses its tag.
     """
 
     name: ClassVar[str] = "cleanup-recompute-tags"
@@ -44,19 +33,19 @@ class CleanupRecomputeTags(Pass):
     summary: ClassVar[str] = "keep the boundaries between checkpointed regions"
 
     def run(self, state: State) -> PassResult:
-        found: dict[fx.Node, CheckpointPolicy | None] = dict.fromkeys(_read_outside(state))
-        found |= dict.fromkeys(_boundaries(state.joint.graph), CheckpointPolicy.MUST_SAVE)
+        marked: dict[fx.Node, CheckpointPolicy | None] = dict.fromkeys(_read_outside(state))
+        marked |= dict.fromkeys(_boundaries(state.joint.graph), CheckpointPolicy.MUST_SAVE)
         # A tag changes what may be recomputed, but no node, role, storage or cost.
         with state.edit(preserves=(Positions, Classification, Distances, Memory, Costs)) as edit:
-            for node, tag in found.items():
+            for node, tag in marked.items():
                 node.meta["recompute"] = tag
                 node.meta.pop(TAGGED_BY, None)
-            return edit.result(f"{len(found)} nodes retagged", retagged=len(found))
+            return edit.result(f"{len(marked)} nodes retagged", retagged=len(marked))
 
 
 def _boundaries(graph: fx.Graph) -> list[fx.Node]:
     """Return the nodes that `CleanupRecomputeTags` tags as MUST_SAVE."""
-    found: list[fx.Node] = []
+    boundaries: list[fx.Node] = []
     mutated_in_backward: set[fx.Node] = set()
     sources: list[tuple[fx.Node, fx.Node]] = []
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
@@ -68,17 +57,19 @@ def _boundaries(graph: fx.Graph) -> list[fx.Node]:
     for node in graph.nodes:
         if node.meta.get("recompute") is None or not must_recompute(node):
             continue
+        # Without MUST_SAVE, consecutive regions would be recomputed as one region. FSDP2 sets backward hooks:
+        # recomputing the result would wait for the hook, which waits for a gradient that needs the result.
         if _feeds_later_region(node) or (
             node.meta.get("has_backward_hook", False) and not any(map(must_recompute, node.users))
         ):
-            found.append(node)
+            boundaries.append(node)
     # As `force_save_bw_mutation_src` in PyTorch: a recomputed source would apply the mutation twice.
-    found += [
+    boundaries += [
         source
         for target, source in sources
         if target in mutated_in_backward and source.op == "call_function"
     ]
-    return found
+    return boundaries
 
 
 def _feeds_later_region(node: fx.Node) -> bool:
@@ -91,10 +82,7 @@ def _feeds_later_region(node: fx.Node) -> bool:
 
 
 def _read_outside(state: State) -> set[fx.Node]:
-    """Return the nodes tagged PREFER_RECOMPUTE that backward reads, and that forward reads outside of all regions.
-
-    Reading a view counts as reading the node that owns the storage.
-    """
+    """Return the nodes tagged PREFER_RECOMPUTE that backward reads, and that forward reads outside of all regions."""
     index, owner, in_forward = state.index, state.storages.owner, state.roles.required_forward
     tagged = {
         i
@@ -105,9 +93,12 @@ def _read_outside(state: State) -> set[fx.Node]:
     backward: set[int] = set()
     for u, node in enumerate(index.nodes) if tagged else ():
         if node.op == "call_function":
+            # Reading a view reads the node that owns the storage.
             read = tagged.intersection(owner[j] for j in index.inputs[u])
             if not in_forward[u]:
                 backward |= read
             elif "ac_graph_id" not in node.meta:
                 outside |= read
+    # Without a tag, such a result may be saved, as in eager PyTorch. Otherwise the region might have to run again long
+    # before its own backward, and the recomputed values of the region would stay alive until that backward.
     return {index.nodes[i] for i in outside & backward}

@@ -142,15 +142,7 @@ _EXACT = frozenset((fx.Node, int, bool, str, type(None), torch.dtype, torch.devi
 
 
 def _key(node: fx.Node, mutations: int) -> Any:
-    """Return a key of a call; two calls may be merged only if their keys are equal.
-
-    Args:
-        node: the call.
-        mutations: number of mutating calls before ``node``.
-
-    Raises:
-        TypeError: an argument cannot be hashed.
-    """
+    """Return a key of a call; two calls may be merged only if their keys are equal."""
     meta = node.meta
     kwargs = _describe(node.kwargs) if node.kwargs else None
     tags = meta.get("recompute"), meta.get("ac_graph_id")

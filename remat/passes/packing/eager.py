@@ -38,16 +38,7 @@ def packed_count() -> int:
 
 
 def _called(hooks: SavedTensorHooks, which: str, given: Any) -> Any:
-    """Call a hook and return its result.
-
-    Args:
-        hooks: the pair.
-        which: ``"pack"`` or ``"unpack"``.
-        given: the argument of the hook.
-
-    Raises:
-        PlanError: the hook raised, or uses a fake tensor that the hook kept while it was traced.
-    """
+    """Call a hook and return its result."""
     named = f"hooks '{hooks.name}': {which}"
     try:
         with naming(named, PlanError):
@@ -64,12 +55,7 @@ def _called(hooks: SavedTensorHooks, which: str, given: Any) -> Any:
 # A CUDA graph would replay the kernels without calling the hooks, hence `cudagraph_unsafe`.
 @torch.library.custom_op("remat::pack_eagerly", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def pack_eagerly(x: torch.Tensor, key: str) -> torch.Tensor:
-    """Pack a tensor and return a ticket, by which `unpack_eagerly` finds the packed value.
-
-    Args:
-        x: the saved tensor.
-        key: key of the hooks, as returned by `register`.
-    """
+    """Pack a tensor and return a ticket, by which `unpack_eagerly` finds the packed value."""
     # A copy, because the compiled step reuses the memory of x, but pack may keep that memory, for example
     # as a NumPy array.
     packed = _called(find(key), "pack", x.clone())
@@ -96,14 +82,6 @@ def unpack_eagerly(
     device: torch.device,
 ) -> torch.Tensor:
     """Unpack the value of a ticket and return a tensor with the size and strides of the saved tensor.
-
-    Args:
-        ticket: the result of `pack_eagerly`.
-        key: key of the hooks, as returned by `register`.
-        size: size of the saved tensor.
-        stride: strides of the saved tensor.
-        dtype: dtype of the saved tensor.
-        device: device of the saved tensor.
 
     Raises:
         PlanError: the packed value is gone, unpack raised, or unpack returned no tensor of this

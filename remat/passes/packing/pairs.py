@@ -122,9 +122,9 @@ class SavedTensorHooks:
         ``fx.GraphModule``, it covers the operators and each wrapped leaf function's
         ``user_cache_hash``.
         """
-        known = PAIRS.get(self.name)
+        key = PAIRS.get(self.name)
         # A user's pair may have the name of a ready-made one.
-        ready_made = known is not None and (known.pack, known.unpack) == (self.pack, self.unpack)
+        ready_made = key is not None and (key.pack, key.unpack) == (self.pack, self.unpack)
         keys = [self.name] if ready_made else [_key_of(self.pack), _key_of(self.unpack)]
         if not all(keys):
             return None
@@ -132,10 +132,8 @@ class SavedTensorHooks:
         return hashlib.sha256(repr((keys, options)).encode()).hexdigest()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle hooks by their cache key if there is one, otherwise by value.
-
-        Inductor's cache pickles its options, which may hold hooks.
-        """
+        """Pickle hooks by their cache key if there is one, otherwise by value."""
+        # Inductor's cache pickles its options, which may hold hooks.
         if self.cache_key is None:
             return object.__reduce_ex__(self, protocol)
         return find, (register(self),)
@@ -151,12 +149,9 @@ _LOCK = threading.Lock()
 
 
 def register(hooks: SavedTensorHooks) -> str:
-    """Register hooks and return their key, for which `find` returns the hooks again.
-
-    Compiled code that calls the hooks contains the returned key. If ``hooks.cache_key`` is not None,
-    this cache key is returned, which is the same in all processes. Otherwise, the returned key is
-    valid in this process only.
-    """
+    """Register hooks and return their key, for which `find` returns the hooks again."""
+    # Compiled code that calls the hooks contains the returned key. If ``hooks.cache_key`` is not None, this cache key
+    # is returned, which is the same in all processes. Otherwise, the returned key is valid in this process only.
     with _LOCK:
         key = _KEYS.setdefault(hooks, hooks.cache_key or f"process-{uuid.uuid4().hex}")
         _HOOKS[key] = hooks
@@ -182,13 +177,6 @@ def check_unpacked(
     name: str, value: object, size: Sequence[Any], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     """Return the result of unpack if it fits the saved tensor.
-
-    Args:
-        name: name of the hooks, for messages.
-        value: the result of unpack.
-        size: size of the saved tensor.
-        dtype: dtype of the saved tensor.
-        device: device of the saved tensor.
 
     Raises:
         PlanError: the result is not a tensor of this size, dtype and device.
@@ -259,11 +247,9 @@ _INF = math.inf
 
 
 def pack_bf16(x: torch.Tensor) -> Packed:
-    """Return a float32 tensor as bfloat16, paired with its original dtype.
-
-    The relative error is at most 1/256. A tensor of another dtype is returned as it is. This includes
-    float64, because float64 has a wider range than bfloat16, and the pair stores no scale.
-    """
+    """Return a float32 tensor as bfloat16, paired with its original dtype."""
+    # The relative error is at most 1/256. A tensor of another dtype is returned as it is. This includes float64,
+    # because float64 has a wider range than bfloat16, and the pair stores no scale.
     if x.dtype is not torch.float32:
         return x
     most = torch.finfo(torch.bfloat16).max
@@ -284,14 +270,11 @@ _INFINITE8, _FINITE8 = 448.0, 416.0
 
 
 def pack_float8(x: torch.Tensor) -> Packed:
-    """Return a tensor as float8_e4m3fn, paired with one scale for the whole tensor.
-
-    A tensor that is not floating-point, or has one byte per number, is returned as it is.
-
-    Full precision of float8_e4m3fn is a relative error of at most 1/16, for magnitudes that differ by a factor of up to
-    about 2^15. One scale is therefore enough for the largest numbers of every row, even if the magnitudes of rows
-    differ by a factor of 1,000. For these numbers, a scale per row would take memory and gain no precision.
-    """
+    """Return a tensor as float8_e4m3fn, paired with one scale for the whole tensor."""
+    # A tensor that is not floating-point, or has one byte per number, is returned as it is.
+    # Full precision of float8_e4m3fn is a relative error of at most 1/16, for magnitudes that differ by a factor of
+    # up to about 2^15. One scale is therefore enough for the largest numbers of every row, even if the magnitudes of
+    # rows differ by a factor of 1,000. For these numbers, a scale per row would take memory and gain no precision.
     if not x.is_floating_point() or x.element_size() == 1:
         return x
     largest = torch.linalg.vector_norm(x.nan_to_num(0.0, 0.0, 0.0), float("inf"))
@@ -313,15 +296,11 @@ def unpack_float8(packed: Packed) -> torch.Tensor:
 
 
 def pack_int8(x: torch.Tensor) -> Packed:
-    """Return a tensor as int8, paired with one scale per row.
-
-    A row runs along the last dimension. The finite numbers of a row are rounded to 253 evenly spaced
-    values. A tensor that is not floating-point, has one byte per number, or has no dimension is
-    returned as it is.
-
-    The distance of two neighbouring values is at least the smallest normal number of the dtype. In
-    float16, this limits the precision of rows whose largest magnitude is below 0.008.
-    """
+    """Return a tensor as int8, paired with one scale per row."""
+    # A row runs along the last dimension. The finite numbers of a row are rounded to 253 evenly spaced values. A
+    # tensor that is not floating-point, has one byte per number, or has no dimension is returned as it is.
+    # The distance of two neighbouring values is at least the smallest normal number of the dtype. In float16, this
+    # limits the precision of rows whose largest magnitude is below 0.008.
     if not x.is_floating_point() or x.element_size() == 1 or x.dim() == 0:
         return x
     finite = x.nan_to_num(0.0, 0.0, 0.0)
@@ -344,10 +323,8 @@ def unpack_int8(packed: Packed) -> torch.Tensor:
 
 
 def pack_offload(x: torch.Tensor) -> Packed:
-    """Return a copy of ``x`` in host memory, paired with the device of ``x``.
-
-    A CPU tensor is returned as it is, which declines packing.
-    """
+    """Return a copy of ``x`` in host memory, paired with the device of ``x``."""
+    # A CPU tensor is returned as it is, which declines packing.
     return x if x.device.type == "cpu" else (WAIT_COPIED(offload(x), x), x.device)
 
 

@@ -77,19 +77,7 @@ class AgreeRanks(Pass):
     def _take_over(
         self, state: State, question: Question, own: Verdict, theirs: Verdict
     ) -> PassResult:
-        """Adopt another rank's decision if it fits this rank's graph and limit on saved bytes.
-
-        A message reports that the ranks disagree, whether or not the decision is adopted.
-
-        Args:
-            state: the state with this rank's decision.
-            question: the graph and options of the decision.
-            own: this rank's decision.
-            theirs: the other rank's decision, which differs from ``own``.
-
-        Returns:
-            The result of the pass: a state with the adopted decision, or the unchanged state.
-        """
+        """Adopt another rank's decision if it fits this rank's graph and limit on saved bytes."""
         names = question.outline.names
         limits, provenance = _how(state)
         whose = (
@@ -176,13 +164,7 @@ def _how(state: State) -> tuple[SavedLimits, Provenance]:
 
 
 def _refusal(state: State, decision: Decision, capacity: int | None) -> str | None:
-    """Return why another rank's decision does not fit this rank; None if it fits.
-
-    Args:
-        state: the state with this rank's joint graph.
-        decision: the other rank's decision.
-        capacity: bytes that the decision may save on this rank; None without a limit.
-    """
+    """Return why another rank's decision does not fit this rank; None if it fits."""
     lowered = state.lowered()
     try:
         nbytes = evaluate(lowered.problem, lowered.saved_of(decision)).saved_bytes

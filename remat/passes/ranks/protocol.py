@@ -108,10 +108,6 @@ class Verdict:
 class Ranks:
     """Access of this process to the other ranks of one process group, through the group's store.
 
-    Args:
-        store: the store of the process group.
-        rank: rank of this process.
-
     Attributes:
         rank: rank of this process.
         lost: whether the store failed; the store is not used again afterwards.
@@ -134,11 +130,6 @@ class Ranks:
         """Return the decision to use: the first one that any rank claimed for ``question``.
 
         If the store fails, the result is ``own``, and `lost` becomes True.
-
-        Args:
-            question: the graph and the planning options.
-            own: this rank's decision.
-            wait_s: seconds to wait for rank 0 to decide first.
         """
         place = self._next_place()
         self._settled = (place, question.key)
@@ -158,21 +149,14 @@ class Ranks:
             return own
 
     def largest(self, number: int, wait_s: float) -> int:
-        """Return the largest ``number`` among the ranks that use the decision of the last `settle`.
-
-        All ranks get the same result: the first rank that ends its wait stores the largest number seen so
-        far, and this number stays. A rank that calls later gets the stored number even if its own is larger.
-        If `settle` was not called since the last `largest`, or the store fails, the result is
-        ``number``.
-
-        Args:
-            number: this rank's number.
-            wait_s: seconds to wait for the numbers of other ranks.
-        """
-        settled, self._settled = self._settled, None
-        if settled is None:
+        """Return the largest ``number`` among the ranks that use the decision of the last `settle`."""
+        # All ranks get the same result: the first rank that ends its wait stores the largest number seen so far, and
+        # this number stays. A rank that calls later gets the stored number even if its own is larger. If `settle` was
+        # not called since the last `largest`, or the store fails, the result is ``number``.
+        agreed, self._settled = self._settled, None
+        if agreed is None:
             return number
-        place, key = settled
+        place, key = agreed
         claim = f"{key}/largest"
         try:
             if not self._has(claim):
@@ -187,16 +171,7 @@ class Ranks:
             return number
 
     def _await_numbers(self, place: str, key: str, wait_s: float) -> None:
-        """Wait until all ranks with the same decision have stored a number.
-
-        The wait also ends when a rank has claimed the largest number.
-
-        Args:
-            place: text that identifies the compilation, from `_next_place`.
-            key: key of the decision.
-            wait_s: longest wait in seconds. A warning names the ranks that are late. A later call waits
-                for such a rank only if the rank has begun the compilation of that call.
-        """
+        """Wait until all ranks with the same decision have stored a number."""
         pending = {*range(torch.distributed.get_world_size())} - {self.rank}
         for _ in _polls(wait_s):
             for rank in sorted(pending):
@@ -204,6 +179,7 @@ class Ranks:
                 if self._has(here):
                     self._absent.discard(rank)
                 elsewhere = self._has(here) and self._shared.get(here).decode() != key
+                # A rank that was late is waited for again only once it has begun this compilation.
                 if elsewhere or rank in self._absent or self._has(f"{key}/number/{rank}"):
                     pending.discard(rank)
             if not pending or self._has(f"{key}/largest"):
@@ -226,26 +202,16 @@ class Ranks:
         )
 
     def _next_place(self) -> str:
-        """Return a text that identifies the current compilation in the same way on every rank.
-
-        The text contains Dynamo's compile id and the number of the graph under this id. If only one rank
-        recompiles a function, the texts of later functions therefore still agree between ranks.
-        """
+        """Return a text that identifies the current compilation in the same way on every rank."""
         from remat.torch_compat import CompileContext
 
+        # If only one rank recompiles a function, the texts of later functions still agree between ranks.
         where = str(CompileContext.current_compile_id() or "-")
         self._compiled[where] += 1
         return f"{where}, graph {self._compiled[where]}"
 
     def _announce(self, at: str, question: Question) -> None:
-        """Put rank 0's graph and options into the store, for comparison by the other ranks.
-
-        Also warn if another rank has stored a message that its graph or options differ from rank 0's.
-
-        Args:
-            at: key to store under.
-            question: rank 0's graph and options.
-        """
+        """Put rank 0's graph and options into the store, for comparison by the other ranks."""
         # Rank 0 does not wait before it decides, so it reads such a message only at its next graph.
         if "difference" not in _REPORTED and self._has("difference"):
             tell("difference", self._get("difference")["text"])
@@ -253,17 +219,7 @@ class Ranks:
         self._shared.set(at, _packed({**data, "outline": asdict(question.outline)}))
 
     def _give_way(self, place: str, question: Question, wait_s: float) -> None:
-        """Wait until rank 0 has decided on the same graph, for at most ``wait_s`` seconds.
-
-        The wait ends early if rank 0 plans another graph in the compilation ``place``. If rank 0
-        does not begin this compilation in time, later calls return without waiting. A later call
-        waits again if rank 0 has begun the missed compilation, or the later call's own compilation.
-
-        Args:
-            place: text that identifies the compilation, from `_next_place`.
-            question: this rank's graph and options.
-            wait_s: longest wait in seconds.
-        """
+        """Wait until rank 0 has decided on the same graph, for at most ``wait_s`` seconds."""
         at = f"at/{place}"
         if self._missed and (self._has(self._missed) or self._has(at)):
             self._missed = None
@@ -284,13 +240,7 @@ class Ranks:
             tell("alone", self._alone(question, wait_s, seen))
 
     def _alone(self, question: Question, wait_s: float, seen: bool) -> str:
-        """Return the warning for a rank that decides without rank 0.
-
-        Args:
-            question: this rank's graph and options.
-            wait_s: seconds that this rank waited.
-            seen: whether rank 0 has begun to plan this graph.
-        """
+        """Return the warning for a rank that decides without rank 0."""
         late = "decided on it" if seen else "compiled anything here"
         return (
             f"rank {self.rank} goes on with its own plan for '{question.graph}': rank 0 has not {late} "
@@ -299,13 +249,7 @@ class Ranks:
         )
 
     def _tell_difference(self, place: str, question: Question, first: dict[str, Any]) -> None:
-        """Warn that this rank and rank 0 have different graphs or options; store the text for rank 0.
-
-        Args:
-            place: text that identifies the compilation, from `_next_place`.
-            question: this rank's graph and options.
-            first: rank 0's graph and options, as `_announce` stored them.
-        """
+        """Warn that this rank and rank 0 have different graphs or options; store the text for rank 0."""
         theirs = Outline(**first["outline"])
         who = (f"rank {self.rank}", "rank 0")
         parts = first_difference(question.outline, theirs, who)
@@ -356,11 +300,8 @@ def other_ranks() -> Ranks | None:
 
 
 def _polls(wait_s: float) -> Iterator[None]:
-    """Yield at once, and then at growing intervals of at most 0.25 s until ``wait_s`` seconds have passed.
-
-    The ranks poll the store. A blocking wait in the store would also block every other user of the
-    store in this process, such as PyTorch's watchdogs.
-    """
+    """Yield at once, and then at growing intervals of at most 0.25 s until ``wait_s`` seconds have passed."""
+    # A blocking wait would block every other user of the store in this process, such as PyTorch's watchdogs.
     deadline, pause = time.monotonic() + wait_s, 0.002
     yield
     while (left := deadline - time.monotonic()) > 0:
@@ -370,11 +311,7 @@ def _polls(wait_s: float) -> Iterator[None]:
 
 
 def _packed(data: dict[str, Any]) -> str:
-    """Return data as compressed text, which a store can hold and `_unpacked` reads.
-
-    Raises:
-        PlanError: the text is longer than `LONGEST`.
-    """
+    """Return data as compressed text, which a store can hold and `_unpacked` reads."""
     text = base64.b85encode(zlib.compress(json.dumps(data).encode())).decode()
     if len(text) > LONGEST:
         raise PlanError(
@@ -393,7 +330,7 @@ def tell(kind: str, text: str) -> None:
     """Log a message; warn too if it is the first message of its ``kind`` in this process."""
     _LOG.info(text)
     with _LOCK:
-        known = kind in _REPORTED
+        is_reported = kind in _REPORTED
         _REPORTED.add(kind)
-    if not known:
+    if not is_reported:
         warn(text, RankWarning)

@@ -72,27 +72,21 @@ def arrange(state: State, decision: Decision) -> Arrangement:
     forward.need(index.position[o] for o in outputs if isinstance(o, fx.Node))
     forward.need(sorted(backward.handed))
     return Arrangement(
-        forward=tuple(forward.made),
-        backward=tuple(backward.made),
+        forward=tuple(forward.order),
+        backward=tuple(backward.order),
         read=frozenset(backward.handed),
         snapshots=frozenset(backward.snapshots),
     )
 
 
-def with_views(state: State, found: Arrangement, offloads: frozenset[int]) -> Arrangement:
-    """Let forward hand over a view of a saved value, if backward reads the value through this view only.
-
-    The view is one that forward computes, and that a kernel of its own reads there, such as a convolution. A view takes
-    no bytes. Inductor chooses the memory layout of a value that forward hands over by the value's shape. If a
-    convolution reads an NHWC value as NCHW, the layout for the NHWC shape fits no reader, and both graphs copy the value.
-
-    Args:
-        state: the state with the joint graph.
-        found: the orders of both graphs, with owners of storages handed over.
-        offloads: positions of the values that are offloaded, which stay as they are.
-    """
+def with_views(state: State, arranged: Arrangement, offloads: frozenset[int]) -> Arrangement:
+    """Let forward hand over a view of a saved value, if backward reads the value through this view only."""
+    # The view is one that forward computes, and that a kernel of its own reads there, such as a convolution. A view
+    # takes no bytes. Inductor chooses the memory layout of a value that forward hands over by the value's shape. If a
+    # convolution reads an NHWC value as NCHW, the layout for the NHWC shape fits no reader, and both graphs copy the
+    # value.
     index, storages, fusion = state.index, state.storages, state.get(Fusibility())
-    backward = set(found.backward)
+    backward = set(arranged.backward)
     gradients = {index.position[o] for o in split_outputs(state.joint)[1] if isinstance(o, fx.Node)}
 
     def next_view(i: int) -> int | None:
@@ -104,11 +98,11 @@ def with_views(state: State, found: Arrangement, offloads: frozenset[int]) -> Ar
         alike = is_whole and HandedKind.of(view) is HandedKind.of(base)
         return readers[0] if alike and aliased_argument(view) is base else None
 
-    read = set(found.read)
+    read = set(arranged.read)
     gone: set[int] = set()
-    for i in sorted(found.read - offloads - backward):
+    for i in sorted(arranged.read - offloads - backward):
         owner = storages.owner[i]
-        fixed = storages.alive[owner] or owner in storages.mutated or found.forward.count(i) > 1
+        fixed = storages.alive[owner] or owner in storages.mutated or arranged.forward.count(i) > 1
         if fixed or index.nodes[i].op != "call_function":
             continue
         chain = [i]
@@ -118,8 +112,8 @@ def with_views(state: State, found: Arrangement, offloads: frozenset[int]) -> Ar
             chain.pop()
         read = read - {i} | {chain[-1]}
         gone.update(chain[1:])
-    kept = tuple(i for i in found.backward if i not in gone)
-    return replace(found, backward=kept, read=frozenset(read))
+    retained = tuple(i for i in arranged.backward if i not in gone)
+    return replace(arranged, backward=retained, read=frozenset(read))
 
 
 def position_of(index: GraphIndex, name: str, verb: str = "runs") -> int:
@@ -142,11 +136,7 @@ def position_of(index: GraphIndex, name: str, verb: str = "runs") -> int:
 
 
 def _run_at(index: GraphIndex, name: str) -> int:
-    """Return the position of the node called ``name``, which a decision's order names.
-
-    Raises:
-        PlanError: the graph has no such node, or the node is not a call.
-    """
+    """Return the position of the node called ``name``, which a decision's order names."""
     position = position_of(index, name)
     if index.nodes[position].op != "call_function":
         raise PlanError(
@@ -157,68 +147,46 @@ def _run_at(index: GraphIndex, name: str) -> int:
 
 
 class _GraphBuilder:
-    """Builder of the order of one graph, forward or backward.
-
-    Args:
-        state: the state with the joint graph.
-        runs: positions of all nodes in the decision's orders of forward and backward.
-        there: positions of the placeholders of this graph that are not handed over by forward.
-        hands_over: True for backward, which may read values that forward hands over.
-        copied: positions of the inputs of which the graph reads a copy. Forward takes the copies first.
-
-    Attributes:
-        made: positions of the nodes in the order in which they run.
-        handed: positions of the values that the graph reads and forward must hand over.
-        snapshots: positions of those ``copied`` inputs that the graph does read.
-    """
+    """Builder of the order of one graph, forward or backward."""
 
     def __init__(
         self,
         state: State,
         runs: set[int],
-        there: Iterable[int],
+        available: Iterable[int],
         *,
         hands_over: bool,
         copied: frozenset[int] = frozenset(),
     ) -> None:
+        # Positions of all nodes that the decision runs, and of the values that this graph has so far.
         self._index, self._runs, self._hands_over = state.index, runs, hands_over
         self._owner = state.storages.owner
         self._copied = copied
-        self._there = set(there)
+        self._available = set(available)
         self._ran: set[int] = set()
-        self.made: list[int] = []
+        # Positions of the nodes in running order, of the values that forward must hand over, and of copied inputs
+        # that the graph reads.
+        self.order: list[int] = []
         self.handed: set[int] = set()
         self.snapshots: set[int] = set()
 
     def run(self, order: Iterable[int]) -> None:
-        """Append nodes to ``made`` in the given order.
-
-        Before each node, append the missing views and elements that the node reads.
-        """
+        """Append nodes to ``order`` in the given order."""
         inputs = self._index.inputs
         for i in order:
             self.need(inputs[i], reader=i)
             self._forget_views(i)
-            self.made.append(i)
-            self._there.add(i)
+            self.order.append(i)
+            self._available.add(i)
             self._ran.add(i)
 
     def need(self, wanted: Iterable[int], reader: int = -1) -> None:
-        """Make values available in the graph: append views, and record values that forward hands over.
-
-        Args:
-            wanted: positions of the values.
-            reader: position of the node that reads the values; -1 for the graph's outputs.
-
-        Raises:
-            PlanError: a value is neither computed in the graph nor handed over, or the reader writes
-                to a copied input.
-        """
+        """Make values available in the graph: append views, and record values that forward hands over."""
         nodes, inputs = self._index.nodes, self._index.inputs
         stack = list(wanted)[::-1]
         while stack:
             i = stack[-1]
-            if i in self._there:
+            if i in self._available:
                 stack.pop()
                 continue
             node = nodes[i]
@@ -227,18 +195,18 @@ class _GraphBuilder:
                 maker = self._index.position[maker_of(node)]
                 # Forward hands over the elements of a tuple, never the tuple itself.
                 handed = self._hands_over and maker in self._runs and maker not in self._ran
-            missing = [] if handed else [j for j in inputs[i] if j not in self._there]
+            missing = [] if handed else [j for j in inputs[i] if j not in self._available]
             if missing:
                 stack.extend(reversed(missing))
                 continue
             stack.pop()
-            self._there.add(i)
+            self._available.add(i)
             if not handed:
                 if node.op == "call_function" and self._owner[i] == i and not is_element(node):
                     raise PlanError(
                         f"the decision runs '{node.name}' neither in forward nor in backward, but something reads it"
                     )
-                self.made.append(i)
+                self.order.append(i)
             elif i in self._copied:
                 if reader >= 0 and is_destination(node, nodes[reader]):
                     raise PlanError(
@@ -259,6 +227,6 @@ class _GraphBuilder:
         stack = [i]
         while stack:
             for u in self._index.users[stack.pop()]:
-                if u in self._there and u not in self._runs:
-                    self._there.discard(u)
+                if u in self._available and u not in self._runs:
+                    self._available.discard(u)
                     stack.append(u)

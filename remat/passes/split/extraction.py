@@ -75,15 +75,7 @@ class Extraction:
         self._bind_symbols()
 
     def _reach_backward(self, keep: set[int]) -> Arrangement:
-        """Find the nodes of backward, in the order of the joint graph, for a decision without orders.
-
-        Args:
-            keep: positions of the saved values.
-
-        Raises:
-            PlanError: backward needs an input as it was before a write by forward or the user, and
-                the decision keeps no snapshot of the input.
-        """
+        """Find the nodes of backward, in the order of the joint graph, for a decision without orders."""
         index, roles = self._index, self._roles
         _, outputs, _, _ = split_outputs(self._joint)
         stack = [index.position[o] for o in outputs if isinstance(o, fx.Node)]
@@ -133,22 +125,16 @@ class Extraction:
         )
 
     def _is_destination(self, i: int) -> bool:
-        """Return whether backward may take input ``i`` itself instead of a snapshot.
-
-        This holds if backward writes to the input, or if backward may read the value that the input
-        has after forward's last write.
-        """
+        """Return whether backward may take input ``i`` itself instead of a snapshot."""
         node = self._index.nodes[i]
+        # Backward writes to the input, or reads the value that it has after forward's last write.
         return i in self._state.storages.rewritten or any(
             self._roles.tangent_closure[u] and is_destination(node, self._index.nodes[u])
             for u in self._index.users[i]
         )
 
     def _bind_symbols(self) -> None:
-        """Complete ``sizes``, so that backward gets a size for every symbol in its inputs' shapes.
-
-        Sizes that define a symbol come before sizes that are expressions of symbols.
-        """
+        """Complete ``sizes``, so that backward gets a size for every symbol in its inputs' shapes."""
         bound: set[Any] = set()
         binding: list[fx.Node] = []
         derived: list[fx.Node] = []
@@ -174,6 +160,7 @@ class Extraction:
                 places = dict(find_symbol_binding_fx_nodes(self._joint.graph))
             binding += [places[s] for s in sorted(new, key=lambda s: s.name) if s in places]
             bound |= new
+        # Sizes that define a symbol come before sizes that are expressions of symbols.
         self.sizes = list(dict.fromkeys([*binding, *derived]))
 
     def _placeholders(self, *roles: Role) -> list[fx.Node]:
@@ -188,14 +175,7 @@ class Extraction:
         return make_module(source, forward), make_module(source, backward)
 
     def _reach_forward(self, outputs: Sequence[Any]) -> Sequence[int]:
-        """Return the positions of forward's nodes, in order, for a decision without node orders.
-
-        Args:
-            outputs: forward's own outputs.
-
-        Raises:
-            PlanError: an output of forward depends on a tangent.
-        """
+        """Return the positions of forward's nodes, in order, for a decision without node orders."""
         index, roles = self._index, self._roles
         handed = [*self.saved, *self.unchecked, *self.objects, *self.sizes]
         stack = [index.position[n] for n in (*outputs, *handed) if isinstance(n, fx.Node)]
@@ -217,11 +197,7 @@ class Extraction:
         return forward_sorted(running, index, roles, self._state.storages)
 
     def _forward(self) -> tuple[fx.Graph, dict[int, Any]]:
-        """Build the forward graph.
-
-        Returns:
-            The graph; and the fake value of each snapshot, by position of the copied input.
-        """
+        """Build the forward graph."""
         index = self._index
         outputs, _, descs, _ = split_outputs(self._joint)
         running = self._runs.forward if self._ordered else self._reach_forward(outputs)
@@ -251,11 +227,7 @@ class Extraction:
         return graph, copies
 
     def _backward(self, copies: dict[int, Any]) -> fx.Graph:
-        """Build the backward graph.
-
-        Args:
-            copies: the fake value of each snapshot, by position of the copied input.
-        """
+        """Build the backward graph."""
         index = self._index
         _, outputs, _, descs = split_outputs(self._joint)
         graph = fx.Graph()
@@ -294,18 +266,7 @@ def _slices_randperm(node: fx.Node) -> bool:
 def _copy_runs(
     copier: Copier, nodes: list[fx.Node], snapshot: Mapping[fx.Node, fx.Node] | None = None
 ) -> None:
-    """Append copies of nodes to a graph, in the given order.
-
-    If a node runs several times, its last run gets the node's name, unless a placeholder for a value
-    from forward has the name. A node that reads an input with a snapshot reads the snapshot instead.
-    A node that writes to such an input gets the input itself.
-
-    Args:
-        copier: copier into the new graph.
-        nodes: the nodes to run; a repeated node runs again.
-        snapshot: for each input with a snapshot, the placeholder of the snapshot; None without
-            snapshots.
-    """
+    """Append copies of nodes to a graph, in the given order."""
     if not snapshot and len({*nodes, *copier.copies}) == len(nodes) + len(copier.copies):
         copier.copy(nodes)
         return
@@ -317,6 +278,7 @@ def _copy_runs(
         def lookup(n: fx.Node, reader: fx.Node = node) -> fx.Node:
             return copied[n] if n in copied and not is_destination(n, reader) else copies[n]
 
+        # The last run gets the node's name, unless a placeholder for a value from forward has it.
         left[node] -= 1
         copier.copy([node], lookup, apart=left[node] > 0)
 

@@ -84,15 +84,7 @@ def drawn_again(forward: fx.Graph, backward: fx.Graph) -> list[tuple[fx.Node, li
 
 
 def _save_state(fwd: fx.Node) -> fx.Node:
-    """Make a random operator in forward also return the generator's state; return the state's node.
-
-    Args:
-        fwd: the operator's node. A new node runs the operator, and ``fwd`` becomes element 1 of the new
-            node's result.
-
-    Raises:
-        PlanError: the operator is a higher-order operator, whose draw cannot be replayed.
-    """
+    """Make a random operator in forward also return the generator's state; return the state's node."""
     if not isinstance(fwd.target, torch_compat.OpOverload):
         raise PlanError(
             f"'{fwd.name}' ({fwd.target}) draws random numbers inside a higher-order operator, which "
@@ -118,12 +110,7 @@ def _save_state(fwd: fx.Node) -> fx.Node:
 
 
 def _replay(node: fx.Node, state: fx.Node) -> None:
-    """Rewrite a random operator so that it draws from a saved generator state.
-
-    Args:
-        node: the operator's node, rewritten in place.
-        state: the node with the saved state, in the same graph as ``node``.
-    """
+    """Rewrite a random operator so that it draws from a saved generator state."""
     # `run_with_rng_state` keeps the generator's current state in host memory while the operator draws.
     # If the step runs on a CPU, this memory counts as memory of the step.
     if workspace_of(node) is not None:
@@ -135,24 +122,14 @@ def _replay(node: fx.Node, state: fx.Node) -> None:
 def _hand_over(
     forward: fx.Graph, backward: fx.Graph, own: int, drawn: list[tuple[fx.Node, list[fx.Node]]]
 ) -> None:
-    """Make later runs replay forward's draws, and hand the generator states from forward to backward.
-
-    The generator states are saved tensors whose version counters autograd checks. The states come
-    after all other saved tensors with checked version counters.
-
-    Args:
-        forward: the forward graph.
-        backward: the backward graph.
-        own: number of forward's own outputs, before the saved values.
-        drawn: pairs of a saved generator state in forward and the runs that replay from the state.
-    """
+    """Make later runs replay forward's draws, and hand the generator states from forward to backward."""
     states: list[tuple[fx.Node, list[fx.Node]]] = []
     for saved, later in drawn:
         for node in later:
             if node.graph is saved.graph:
                 _replay(node, saved)
-        if there := [node for node in later if node.graph is not saved.graph]:
-            states.append((saved, there))
+        if in_backward := [node for node in later if node.graph is not saved.graph]:
+            states.append((saved, in_backward))
     out = output_node(forward)
     values = list(out.args[0])  # type: ignore[arg-type]
     handed = enumerate(values[own:], start=own)
@@ -164,6 +141,7 @@ def _hand_over(
         ),
         len(values),
     )
+    # Autograd checks the version counters of the states, which come after all other checked tensors.
     values[at:at] = [s for s, _ in states]
     write_output(out, values, own_descriptors(out, own))
     # The same place among backward's inputs: after sizes and checked tensors.
@@ -183,20 +161,13 @@ def _hand_over(
 
 
 def _share_generator(fwd: fx.Node, bwd: fx.Node, count: int) -> None:
-    """Make the two runs of a random operator draw from two generators, one new input of each graph.
-
-    AOTAutograd keeps the two generators in lockstep, so both runs draw the same numbers.
-
-    Args:
-        fwd: the run in forward.
-        bwd: the only other run, in backward.
-        count: number at the end of the names of the two new inputs.
-    """
+    """Make the two runs of a random operator draw from two generators, one new input of each graph."""
     device = random_device(fwd)
     for node, prefix in ((fwd, "fwd"), (bwd, "bwd")):
         graph = node.graph
         last = [n for n in graph.nodes if n.op == "placeholder"][-1]
         with graph.inserting_after(last):
+            # AOTAutograd keeps both generators in lockstep, so both runs draw the same numbers.
             generator = graph.placeholder(f"{prefix}_rng_state_{count}")
             generator.meta["val"] = torch_compat.get_default_generator(device).clone_state()
         node.args = (node.target, *node.args)  # type: ignore[arg-type]
@@ -205,18 +176,14 @@ def _share_generator(fwd: fx.Node, bwd: fx.Node, count: int) -> None:
 
 
 def _use_graphsafe(nodes: list[fx.Node]) -> bool:
-    """Return whether graph-safe generators replace saved states for ``nodes``.
-
-    The operators must draw on exactly one device with graph-safe generators. PyTorch's option
-    ``graphsafe_rng_functionalization`` must be set. Inductor's option ``fallback_random``, which asks
-    for eager mode's numbers, must not be set, except in a test configuration of Inductor.
-    """
+    """Return whether graph-safe generators replace saved states for ``nodes``."""
     config, inductor = torch_compat.functorch_config, torch_compat.inductor_config
     devices = {d for d in map(random_device, nodes) if torch_compat.supports_graphsafe_rng(d)}
     return (
         bool(config.graphsafe_rng_functionalization)
         and len(devices) == 1
         and (
+            # This option asks for eager mode's numbers. Only a test configuration of Inductor combines both.
             not inductor.fallback_random
             or inductor.test_configs.graphsafe_rng_func_ignores_fallback_random
         )
@@ -224,10 +191,7 @@ def _use_graphsafe(nodes: list[fx.Node]) -> bool:
 
 
 def _sample_state(node: fx.Node) -> torch.Tensor:
-    """Return a CPU tensor with the size of a generator's state for the device of ``node``.
-
-    The tensor is fake if a value of the node or its inputs is fake.
-    """
+    """Return a CPU tensor with the size of a generator's state for the device of ``node``."""
     values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
     with fake_mode_of(values) or contextlib.nullcontext():
         return torch.empty(state_bytes(node), dtype=torch.uint8, device="cpu")
@@ -235,5 +199,5 @@ def _sample_state(node: fx.Node) -> torch.Tensor:
 
 def _provenance(node: fx.Node) -> dict[str, Any]:
     """Return the metadata that says where a node came from, without the node's fake value."""
-    kept = (RUN_OF, "stack_trace", "seq_nr", "nn_module_stack", "partitioner_tag", "ac_graph_id")
-    return {k: node.meta[k] for k in kept if k in node.meta}
+    keys = (RUN_OF, "stack_trace", "seq_nr", "nn_module_stack", "partitioner_tag", "ac_graph_id")
+    return {k: node.meta[k] for k in keys if k in node.meta}

@@ -101,32 +101,25 @@ def reorder(graph: fx.Graph) -> int:
 
 
 def _ordered_by_memory(nodes: list[fx.Node], plain: Sequence[bool]) -> dict[fx.Node, list[fx.Node]]:
-    """Return the earlier nodes that each node must follow because of shared memory.
-
-    A write follows the earlier reads and writes of the overwritten memory. A read follows the
-    earlier writes of the memory that is read. Nodes that need not follow any node are left out.
-
-    Args:
-        nodes: the nodes of the graph, in order.
-        plain: for each node, whether it is only a function of its arguments (`ops.is_plain`).
-    """
+    """Return the earlier nodes that each node must follow because of shared memory."""
     written = {n: written_by(n) for n, harmless in zip(nodes, plain, strict=True) if not harmless}
     if not any(written.values()):
         return {}
     key = Memories().key
     touched = {key(d.meta.get("val")) for ds in written.values() for d in ds}
-    found: dict[fx.Node, list[fx.Node]] = {}
+    must_follow: dict[fx.Node, list[fx.Node]] = {}
     users: dict[int | None, list[fx.Node]] = {k: [] for k in touched}
     writers: dict[int | None, list[fx.Node]] = {k: [] for k in touched}
     for node in nodes:
         read = {k: None for n in inputs_of(node) if (k := key(n.meta.get("val"))) in touched}
         memories = [key(d.meta.get("val")) for d in written.get(node, ())]
+        # A write follows earlier reads and writes of its memory, and a read follows earlier writes.
         earlier = [n for k in memories for n in users[k]]
         earlier += [n for k in read for n in writers[k]]
         if earlier:
-            found[node] = list(dict.fromkeys(earlier))
+            must_follow[node] = list(dict.fromkeys(earlier))
         for k in read:
             users[k].append(node)
         for k in memories:
             writers[k].append(node)
-    return found
+    return must_follow

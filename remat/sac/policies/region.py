@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
-from remat import torch_compat
+from remat import torch_compat, torch_older
 from remat.errors import PolicyError
 from remat.sac.policies.compose import (
     Policy,
@@ -70,7 +70,7 @@ def context_fn(
 
 def _contexts(run: _Run, allow_cache_entry_mutation: bool, *, traced: bool) -> tuple[Any, Any]:
     """Return PyTorch's two context managers for a region: for forward, and for recomputation."""
-    forward, recompute = torch_compat.selective_contexts(
+    forward, recompute = torch_older.selective_contexts(
         run, allow_cache_entry_mutation=allow_cache_entry_mutation, traced=traced
     )
     return forward, recompute

@@ -9,7 +9,7 @@ from expecttest import assert_expected_inline
 
 from remat.errors import RematError
 from remat.graph.text import parse_graph, parse_joint
-from remat.passes.instruments import Dumps, PrintChanged, Printed
+from remat.passes.instruments import Printed
 from remat.passes.joint.dce import DeadCode
 from tests.passes.instruments.passes import Raises, Wrong, run
 from tests.passes.instruments.sample import TEXT, WHOLE, step
@@ -17,7 +17,7 @@ from tests.passes.instruments.sample import TEXT, WHOLE, step
 
 def test_files_are_numbered_and_read_back(tmp_path: Path) -> None:
     folder = tmp_path / "made" / "here"
-    run(step(), "dce,fixpoint(cse,dce),min-cut,partition", Dumps(folder, before=True))
+    run(step(), "dce,fixpoint(cse,dce),min-cut,partition", Printed(to=folder, before=True))
     places = ["dce", *["fixpoint.cse", "fixpoint.dce"] * 2, "min-cut", "partition"]
     assert sorted(path.name for path in folder.iterdir()) == [
         f"{number:03}-{place}.{when}.txt"
@@ -34,7 +34,7 @@ def test_files_are_numbered_and_read_back(tmp_path: Path) -> None:
 
 
 def test_only_some_passes_are_dumped_under_the_same_numbers(tmp_path: Path) -> None:
-    run(step(), "dce,cse,classify,dce", Dumps(tmp_path, only=["dce"]))
+    run(step(), "dce,cse,classify,dce", Printed(to=tmp_path, only=["dce"]))
     assert [p.name for p in sorted(tmp_path.iterdir())] == [
         "001-dce.after.txt",
         "004-dce.after.txt",
@@ -43,7 +43,7 @@ def test_only_some_passes_are_dumped_under_the_same_numbers(tmp_path: Path) -> N
 
 def test_a_failed_pass_leaves_what_was_before_it(tmp_path: Path) -> None:
     with pytest.raises(RematError):
-        run(step(), [DeadCode(), Raises()], Dumps(tmp_path, before=True))
+        run(step(), [DeadCode(), Raises()], Printed(to=tmp_path, before=True))
     assert [p.name for p in sorted(tmp_path.iterdir())] == [
         "001-dce.after.txt",
         "001-dce.before.txt",
@@ -53,19 +53,19 @@ def test_a_failed_pass_leaves_what_was_before_it(tmp_path: Path) -> None:
 
 def test_a_pass_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(RematError, match=r"no pass 'cs' to show the graph at .* it has: cse, dce"):
-        run(step(), "dce,cse", Dumps(tmp_path, only=["cs"]))
+        run(step(), "dce,cse", Printed(to=tmp_path, only=["cs"]))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RematError, match=r"no dumps can be written to .*file'"):
-        run(step(), "dce", Dumps(tmp_path / "file"))
+        run(step(), "dce", Printed(to=tmp_path / "file"))
 
 
 def test_graphs_are_printed_with_the_pass_above_them() -> None:
     printed: list[str] = []
-    run(step(), "dce,fixpoint(cse)", Printed(write=printed.append, before=True, after=False))
+    run(step(), "dce,fixpoint(cse)", Printed(to=printed.append, before=True, after=False))
     assert [text.splitlines()[0] for text in printed] == [
         "# *** graph before pass 1, dce ***",
         "# *** graph before pass 2, fixpoint > cse ***",
@@ -83,17 +83,21 @@ def test_to_standard_error_by_default(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_what_changed_is_a_diff() -> None:
     printed: list[str] = []
-    run(step(), "dce,classify,dce", PrintChanged(write=printed.append, context=1))
+    run(step(), "dce,classify,dce", Printed(to=printed.append, changed=True))
     assert_expected_inline(
         "\n".join(printed),
         """\
 # *** dce: changed ***
 --- before dce
 +++ after dce
-@@ -9,3 +9,2 @@
+@@ -7,7 +7,6 @@
+ mm_1: f32[8, 8] = aten.mm.default(primals_1, primals_2)  # model.py:4 b = x @ w
+ sin: f32[8, 8] = aten.sin.default(mm)
  sin_1: f32[8, 8] = aten.sin.default(mm_1)
 -unread: f32[8, 8] = aten.exp.default(sin)
  mul: f32[8, 8] = aten.mul.Tensor(sin, sin_1)
+ sum_1: f32 = aten.sum.default(mul)
+ expand: f32[8, 8](0, 0) = aten.expand.default(tangents_1, [8, 8])
 # *** classify: unchanged ***
 # *** dce: unchanged ***""",
     )
@@ -101,17 +105,27 @@ def test_what_changed_is_a_diff() -> None:
 
 def test_the_diff_starts_from_the_pass_before() -> None:
     printed: list[str] = []
-    run(step(), [DeadCode(), Wrong()], PrintChanged(write=printed.append, context=0))
-    assert printed[1].splitlines()[3:] == [
-        "@@ -8 +8 @@",
+    run(step(), [DeadCode(), Wrong()], Printed(to=printed.append, changed=True))
+    assert [line for line in printed[1].splitlines()[3:] if not line.startswith(" ")] == [
+        "@@ -5,7 +5,7 @@",
         "-sin: f32[8, 8] = aten.sin.default(mm)",
         "+sin: f32[8, 8] = aten.cos.default(mm)",
     ]
 
 
+def test_changes_of_some_passes_go_to_files(tmp_path: Path) -> None:
+    run(step(), "dce,cse,classify", Printed(to=tmp_path, changed=True, only=["cse", "classify"]))
+    changed, unchanged = sorted(tmp_path.iterdir())
+    assert (changed.name, unchanged.name) == ("002-cse.changed.txt", "003-classify.unchanged.txt")
+    text = changed.read_text()
+    assert text.startswith("--- before cse\n+++ after cse\n")
+    assert "unread" not in text
+    assert unchanged.read_text() == ""
+
+
 def test_a_split_is_shown_whole() -> None:
     printed: list[str] = []
-    run(step(), WHOLE, PrintChanged(write=printed.append))
+    run(step(), WHOLE, Printed(to=printed.append, changed=True))
     titles = [text.splitlines()[0].removesuffix(" ***").split(": ")[1] for text in printed]
     same = "unchanged"
     assert titles == ["changed", "changed", same, same, same, "split", same, "changed", same]
@@ -121,7 +135,7 @@ def test_a_split_is_shown_whole() -> None:
 
 def test_one_instrument_serves_many_runs() -> None:
     printed: list[str] = []
-    changed = PrintChanged(write=printed.append)
+    changed = Printed(to=printed.append, changed=True)
     run(step(), "dce", changed)
     run(step(), "dce", changed)
     assert printed[0] == printed[1]

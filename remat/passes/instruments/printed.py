@@ -1,0 +1,139 @@
+"""Show the graphs between passes: on a stream or in files, whole or as diffs."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from remat.errors import RematError
+from remat.files import write_file
+from remat.passes.core.pipeline import Instrument
+
+if TYPE_CHECKING:
+    from remat.passes.core.base import Pass
+    from remat.passes.core.pipeline import Pipeline
+    from remat.passes.core.state import PassResult, State
+
+
+def state_text(state: State) -> str:
+    """Return the joint graph as text or, after partitioning, the forward and backward graphs."""
+    from remat.graph.text import print_graph, print_joint
+
+    if state.forward is None:
+        return print_joint(state.joint)
+    return "\n".join(print_graph(module, name) for name, module in state.modules.items())
+
+
+def to_stderr(text: str) -> None:
+    """Write one or more lines to standard error."""
+    print(text, file=sys.stderr)
+
+
+class Printed(Instrument):
+    """Instrument that shows the graphs before or after each pass, or the change of each pass.
+
+    Passes are numbered from 1 in the order in which they run, including passes that ``only`` leaves
+    out. For a `Fixpoint`, the graphs before or after its inner passes are shown.
+
+    Args:
+        only: names of the passes at which the graphs are shown; None: all passes.
+        changed: whether a unified diff to the graphs before the pass replaces the graphs after it. A pass that
+            partitions the joint graph has no readable diff, so both new graphs are shown whole.
+        to: function that prints a text; or a folder, created if missing, for numbered files such as
+            ``003-cse.after.txt``. By default, texts are printed to standard error.
+        before: whether to show the graphs before each pass.
+        after: whether to show the graphs, or the change, after each pass.
+
+    Raises:
+        RematError: when a run starts, if ``only`` has a name that no pass of the pipeline has, or if the
+            folder cannot be created; during a run, if a file cannot be written.
+    """
+
+    only_inner: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        only: Iterable[str] | None = None,
+        changed: bool = False,
+        to: Callable[[str], None] | str | Path = to_stderr,
+        before: bool = False,
+        after: bool = True,
+    ) -> None:
+        self._only = None if only is None else tuple(only)
+        self._changed, self._to = changed, Path(to) if isinstance(to, str) else to
+        self._before, self._after = before, after
+        # `start` does not reset the number, so files of a second run do not replace earlier files.
+        self._number = 0
+        # For diffs. Printing a graph is slow, so the text after one pass serves as the text before the next.
+        self._text: str | None = None
+        self._was_joint = True
+
+    def start(self, pipeline: Pipeline, state: State) -> None:
+        self._text = None
+        names = {p.name for p in pipeline.flat()}
+        for name in self._only or ():
+            if name not in names:
+                raise RematError(
+                    f"no pass '{name}' to show the graph at in pipeline '{pipeline}'; it has: "
+                    f"{', '.join(sorted(names))}"
+                )
+        if isinstance(self._to, Path):
+            try:
+                self._to.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise RematError(
+                    f"no dumps can be written to '{self._to}': {error.strerror}; give a folder"
+                ) from error
+
+    def before(self, p: Pass, state: State, path: tuple[str, ...]) -> None:
+        # Counted even if `only` leaves the pass out, so that numbers do not depend on `only`.
+        self._number += 1
+        if not self._shows(p):
+            return
+        if self._changed:
+            self._text = self._text or state_text(state)
+            self._was_joint = state.forward is None
+        if self._before:
+            self._show(path, "before", state_text(state))
+
+    def after(self, p: Pass, result: PassResult, path: tuple[str, ...]) -> None:
+        before = self._text or ""
+        if result.modified:
+            self._text = None
+        if not self._shows(p) or not self._after:
+            return
+        if self._changed:
+            self._text = self._text or state_text(result.state)
+            self._show_change(path, before, self._text, result.state)
+        else:
+            self._show(path, "after", state_text(result.state))
+
+    def _shows(self, p: Pass) -> bool:
+        return self._only is None or p.name in self._only
+
+    def _show(self, path: tuple[str, ...], when: str, text: str, title: str = "") -> None:
+        name = " > ".join(path)
+        if isinstance(self._to, Path):
+            file = self._to / f"{self._number:03}-{'.'.join(path)}.{when}.txt"
+            write_file(file, text, "dump")
+        else:
+            title = title or f"graph {when} pass {self._number}, {name}"
+            self._to(f"# *** {title} ***\n{text}".rstrip())
+
+    def _show_change(self, path: tuple[str, ...], before: str, text: str, state: State) -> None:
+        name = " > ".join(path)
+        if before == text:
+            verb, text = "unchanged", ""
+        elif self._was_joint and state.forward is not None:
+            verb = "split"
+        else:
+            verb, names = "changed", (f"before {name}", f"after {name}")
+            lines = difflib.unified_diff(
+                before.splitlines(), text.splitlines(), *names, lineterm=""
+            )
+            text = "\n".join(lines)
+        self._show(path, verb, text, f"{name}: {verb}")

@@ -78,8 +78,7 @@ class Named:
     "--output",
     type=params.Checked("path", "remat.experiments.table:checked_path"),
     metavar="FILE",
-    help="write the table to FILE, .json, .csv or .parquet; rows that FILE or FILE.partial already has are not "
-    "planned again",
+    help="write the table to FILE, .jsonl, .json or .csv; rows of an earlier call are not planned again",
 )
 @json_option
 def sweep(
@@ -179,6 +178,10 @@ def _resumable(output: Path | None) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if output is not None:
+            from remat.experiments.journal import journal_of
+
             again = shlex.join(["remat", *sys.argv[1:]])
-            click.echo(f"what is known stands in {output}.partial; go on with: {again}", err=True)
+            click.echo(
+                f"finished rows stand in {journal_of(output)}; go on with: {again}", err=True
+            )
         raise

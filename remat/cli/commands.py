@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import logging
 import os
 import sys
@@ -21,14 +20,16 @@ import click
 
 from remat.arguments import documented
 from remat.cli import params
-from remat.cli.errors import (
+from remat.cli.output import (
+    JSON,
+    QUIET,
     asks_for_json,
     echo_error,
     interruptible,
     show_warning,
     tell_refused_plugins,
 )
-from remat.cli.progress import QUIET, Progress
+from remat.cli.progress import Progress
 from remat.errors import CaptureError, PeakWarning, PlanError, RematError
 from remat.options import PlanOptions, StepOptions
 from remat.version import __version__
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
 
 
-#: Key of ``click.Context.meta``; the value says whether ``--json`` was given.
-_AS_JSON = "remat.json"
 #: Limit in characters on summaries of commands. It is above their length, so that Click wraps and does not cut them.
 _WHOLE_SENTENCE = 1_000
 
@@ -134,7 +133,7 @@ class _Group(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # This is set before parsing, so that errors of parsing are printed as JSON, too.
-        ctx.meta[_AS_JSON] = asks_for_json(args)
+        ctx.meta[JSON] = asks_for_json(args)
         return super().parse_args(ctx, args)
 
     @interruptible()
@@ -150,7 +149,7 @@ class _Group(click.Group):
             try:
                 return super().invoke(ctx)
             except (RematError, click.ClickException) as error:
-                if ctx.meta[_AS_JSON]:
+                if ctx.meta[JSON]:
                     echo_error(error)
                 elif isinstance(error, click.ClickException):
                     raise
@@ -256,22 +255,20 @@ def _option(record: type, field: Field[Any], more: Mapping[str, Any]) -> Callabl
     return click.option(f"--{settings.pop('flag', name)}", field.name, help=sentence, **settings)
 
 
-def _note_quiet(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    ctx.meta[QUIET] = value
+def _output_flag(key: str, *names: str, text: str) -> Callable[..., Any]:
+    """Return a decorator that adds a flag whose value is stored in ``click.Context.meta``."""
+
+    def store(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+        ctx.meta[key] = value
+
+    flag = {"is_flag": True, "is_eager": True, "expose_value": False}
+    return click.option(*names, callback=store, help=text, **flag)  # type: ignore[arg-type]
 
 
 #: The options ``--json`` and ``--quiet``, which control what a command prints.
 json_option = options(
-    click.option("--json", "as_json", is_flag=True, help="print JSON, for machines; errors too"),
-    click.option(
-        "-q",
-        "--quiet",
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_note_quiet,
-        help="do not print progress on standard error",
-    ),
+    _output_flag(JSON, "--json", text="print JSON, for machines; errors too"),
+    _output_flag(QUIET, "-q", "--quiet", text="do not print progress on standard error"),
 )
 batch_option = click.option(
     "--batch",
@@ -425,9 +422,9 @@ def capture_model(
     from remat.graph.capture.step import capture
 
     with users_output():
-        progress.step(f"building {model}")
+        progress.stage(f"building {model}")
         example = load(model, overrides, **options)
-        progress.step(f"capturing {model}")
+        progress.stage(f"capturing {model}")
         start = time.perf_counter()
         # A dict, because the type checker selects an overload of `capture` by a literal `fullgraph`.
         given: dict[str, Any] = {"fullgraph": fullgraph, "run": run}
@@ -445,7 +442,3 @@ def capture_model(
             ) from error
     joints = found if isinstance(found, list) else [found]
     return Captured(example=example, joints=joints, seconds=time.perf_counter() - start)
-
-
-def echo_json(data: Any) -> None:
-    click.echo(json.dumps(data, indent=2))

@@ -312,17 +312,9 @@ def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
 
 
 def _record(kind: Any, data: Any, whole: Form, known: Mapping[str, Any]) -> Any:
-    """Build a dataclass from a JSON object.
-
-    Args:
-        kind: the dataclass.
-        data: the parsed JSON.
-        whole: form of the outermost dataclass, which messages name if ``kind`` has no form.
-        known: values of the fields that are not stored in ``data``, by field name.
-
-    Raises:
-        ValueError: the data does not match the dataclass. The message names the field.
-    """
+    """Build a dataclass from a JSON object; raise a ValueError that names a field which does not match."""
+    # Messages name the form `whole`, of the outermost dataclass, if `kind` has no form. `known` has the values of the
+    # fields that are not in the JSON.
     form: Form | None = getattr(kind, "form", None)
     what = f"saved {(form or whole).what}"
     data = dict(data) if isinstance(data, dict) else {}
@@ -347,19 +339,8 @@ def _record(kind: Any, data: Any, whole: Form, known: Mapping[str, Any]) -> Any:
 
 
 def _value(wanted: Any, value: Any, whole: Form, where: str) -> Any:
-    """Convert a JSON value to a declared type.
-
-    An int is accepted for a float; a bool is not accepted for an int.
-
-    Args:
-        wanted: the declared type.
-        value: the parsed JSON.
-        whole: form of the outermost dataclass, for error messages.
-        where: name of the field, for the error message.
-
-    Raises:
-        ValueError: the value has another type.
-    """
+    """Convert a JSON value to a declared type; raise a ValueError that names the field ``where``."""
+    # An int is accepted for a float; a bool is not accepted for an int.
     kinds = get_args(wanted)
     if is_dataclass(wanted):
         return _record(wanted, value, whole, {})

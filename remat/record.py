@@ -386,11 +386,7 @@ class PlanRecord(Record):
         )
 
     def _pair(self) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Return the forward and the backward module. A plan from a cache builds them at the first call.
-
-        Raises:
-            PlanError: the plan has no modules, because it was read from a file or its compiled step was deleted.
-        """
+        """Return the forward and the backward module, built at the first call if the plan comes from a cache."""
         if self._modules is None and self._again is not None:
             made = self._again()
             for name in _OF_MODULES:

@@ -83,10 +83,8 @@ class Peak:
         return f"Peak({self.nbytes})" if self.nbytes > 1 else f"Peak('{self.nbytes}B')"
 
     def __str__(self) -> str:
-        """Return the budget as short text.
-
-        Bytes are rounded down. If a user gives this text as a budget, it never allows more bytes.
-        """
+        """Return the budget as short text."""
+        # Rounded down, so that this text as a budget never allows more bytes.
         return str(self.share) if self.nbytes is None else _rounded_down(self.nbytes)
 
 
@@ -346,11 +344,7 @@ def format_bytes(n: float) -> str:
 
 
 def _rounded_down(nbytes: int) -> str:
-    """Format bytes as text that `parse_bytes` reads, such as ``1.49GiB``.
-
-    The number has three digits, or all digits of its whole part. It is rounded down, so the text
-    never stands for more than ``nbytes``.
-    """
+    """Format bytes as text that `parse_bytes` reads, such as ``1.49GiB``, rounded down to three digits."""
     for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= size:
             digits = max(0, 3 - len(str(nbytes // size)))

@@ -147,14 +147,7 @@ def _literal(text: str) -> Any:
 
 
 def _model(kind: str, auto: Any, config: Any, device: str) -> Any:
-    """Build the model on a device.
-
-    Some constructors read tensor values and therefore fail on the meta device. In this case, the
-    model is built with fake tensors.
-
-    Raises:
-        CaptureError: `transformers` fails to build the model.
-    """
+    """Build the model on a device; raise a CaptureError if `transformers` fails."""
     import torch
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -177,11 +170,8 @@ def _model(kind: str, auto: Any, config: Any, device: str) -> Any:
 
 
 def _trainable(model: Any) -> Any:
-    """Return a model in train mode, with the loss ``ForCausalLM`` if `transformers` has none for its class.
-
-    If the loss were not set, `transformers` would choose ``ForCausalLM`` when the model runs, and
-    log a warning, which Dynamo cannot trace.
-    """
+    """Return a model in train mode, with the loss ``ForCausalLM`` if `transformers` has none for its class."""
+    # Otherwise `transformers` would choose this loss when the model runs, and log a warning, which Dynamo cannot trace.
     from transformers.loss.loss_utils import LOSS_MAPPING
 
     if getattr(model, "loss_type", None) not in LOSS_MAPPING:

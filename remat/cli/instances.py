@@ -140,11 +140,7 @@ def solve(file: Path, solver: str, budget: str | None, time_limit: float | None)
 def _solve(
     instance: Instance, solver: Solver, budget: Budget | None, time_limit: float | None
 ) -> dict[str, Any]:
-    """Solve an instance within a budget, or within its own capacity; return the figures of the checked answer.
-
-    The figure ``cost`` of a step problem is the cost of all runs. The figure ``recompute_cost`` of other problems is
-    the cost of the recomputed values.
-    """
+    """Solve an instance within a budget, or within its own capacity; return the figures of the checked answer."""
     from remat.solvers.graph.problem import GraphProblem
     from remat.solvers.problem import KnapsackProblem
     from remat.solvers.run import run

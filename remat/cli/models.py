@@ -244,10 +244,7 @@ def users_code(spec: str) -> Iterator[None]:
 
 
 def _place(error: BaseException) -> str:
-    """Return file and line of the innermost traceback frame outside of remat and of installed packages.
-
-    If all frames are in installed packages, the innermost of these frames is returned.
-    """
+    """Return file and line of the innermost traceback frame, if possible outside of remat and of installed packages."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     here = str(Path(__file__).parents[1])
@@ -262,11 +259,7 @@ def _place(error: BaseException) -> str:
 
 
 def _checked(returned: Any, spec: str) -> Example:
-    """Check the result of the user's function, and convert it to an `Example`.
-
-    Raises:
-        CaptureError: the result is not (model, args) or (model, args, kwargs).
-    """
+    """Convert the result of the user's function to an `Example`; raise a CaptureError for any other result."""
     expected = (
         "expected (model, args) or (model, args, kwargs): a module or function, a tuple of "
         "positional arguments, a dict of keyword arguments"

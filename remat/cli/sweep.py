@@ -43,11 +43,7 @@ class Named:
         return self.spec  # the table's column `of` has this text
 
     def __call__(self) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]]:
-        """Build the model, and return it with its positional and keyword arguments.
-
-        Raises:
-            RematError: MODEL does not exist, or the user's code raised.
-        """
+        """Build the model, and return it with its positional and keyword arguments."""
         from remat.cli.models import load
 
         try:

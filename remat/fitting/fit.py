@@ -232,11 +232,7 @@ def fit_calls(
 
 
 def _check(request: PlanRequest, training: Training) -> None:
-    """Check number of ranks, micro-batches, rate of the link between ranks, and cost model, before the model is built.
-
-    Raises:
-        ProblemError: one of these arguments is invalid, or two conflict.
-    """
+    """Raise a ProblemError if options of training are invalid or conflict, before the model is built."""
     ranks, accumulate = training.ranks, training.accumulate
     if type(ranks) is not int or ranks < 1:
         raise ProblemError(f"ranks is {ranks!r}; expected a whole number of 1 or more")
@@ -388,11 +384,9 @@ def _answer(job: _Job, on_step: Callable[[str], None] = lambda _: None) -> Answe
 
 
 def _by_speed(answer: Answer) -> tuple[float, bool, int]:
-    """Return a sort key for the answers of one batch; the best answer has the least key.
-
-    First come answers with a plan that fits, fastest first. Then come answers without such a plan, lowest peak first:
-    those without a proof that no plan fits before those with a proof.
-    """
+    """Return a sort key for the answers of one batch; the best answer has the least key."""
+    # Plans that fit come first, fastest first. Answers without one follow, lowest peak first: those without a proof
+    # that no plan fits before those with a proof.
     row, _ = answer
     return -(row.samples_per_s or 0.0), row.proven, row.peak_bytes
 
@@ -474,17 +468,7 @@ def read_batches(batches: object) -> tuple[int, ...]:
 
 
 def read_args(args: Any, kwargs: Mapping[str, Any] | None) -> Callable[[int], Arguments]:
-    """Return a function that takes a batch size and returns the positional and keyword arguments of a call.
-
-    Args:
-        args: positional arguments; or a callable that takes a batch size and returns a tuple of positional
-            arguments, a dict of keyword arguments, a pair of both, or one tensor.
-        kwargs: keyword arguments, if ``args`` is not a callable.
-
-    Raises:
-        ProblemError: keyword arguments are given beside a callable, or tensors differ in their first dimension.
-        CaptureError: the arguments are neither a sequence nor a dict that a call can take.
-    """
+    """Return a function that takes a batch size and returns the positional and keyword arguments of a call."""
     if not callable(args):
         return varied(*read_call(args, kwargs))
     if kwargs is not None:

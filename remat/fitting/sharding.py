@@ -136,12 +136,7 @@ def _blocks(model: Any) -> list[list[torch.Tensor]]:
 def _bytes_of(
     tensors: Iterable[torch.Tensor], counts: Callable[[int], bool] = lambda _: True
 ) -> int:
-    """Return the summed bytes of the distinct storages of tensors.
-
-    Args:
-        tensors: the tensors; a storage that several of them share counts once.
-        counts: function that takes the key of a storage and returns whether the storage counts.
-    """
+    """Return the summed bytes of the distinct storages of tensors whose keys count."""
     tensors = list(tensors)  # the key of a storage is valid only as long as a tensor holds it
     found = {storage_key(t): storage_bytes(t) for t in tensors}
     return sum(b for k, b in found.items() if k is not None and counts(k))

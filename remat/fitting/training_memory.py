@@ -290,10 +290,8 @@ class StepFit:
 
     @property
     def _eager(self) -> bool:
-        """Whether the step runs its graph unfused. Proven bounds on the simulated peak then hold for the step.
-
-        For fused code, peaks are only estimated, and no bound is proven.
-        """
+        """Whether the step runs its graph unfused, so that proven bounds on the simulated peak hold for the step."""
+        # Peaks of fused code are only estimated, and no bound on them is proven.
         return self.planner.context.is_eager
 
     @cached_property
@@ -323,11 +321,7 @@ class StepFit:
         return self._peak_of(self._memory(decided))
 
     def _peak_of(self, memory: StepMemory) -> int:
-        """Return the most bytes alive on a rank while forward and backward run.
-
-        Args:
-            memory: the memory of the step's graph under a decision.
-        """
+        """Return the most bytes alive on a rank while forward and backward run, from the memory of the step's graph."""
         s = self.rank.sharding
         always = s.parameter_bytes + self.other_bytes + self.rank.use.state_bytes + s.bucket_bytes
         if self.rank.accumulate > 1:  # the gradients of earlier micro-batches are on the rank, too
@@ -346,15 +340,9 @@ class StepFit:
         return self._peak(decided) <= self.rank.memory_bytes
 
     def _within_peak(self, others: Sequence[Decision]) -> tuple[Candidate, Budget] | None:
-        """Return the cheapest decision found whose peak fits, with the budget to set for it; None if none fits.
-
-        Candidates are the decisions at the ratios `FitEffort.few_ratios`, and the result of `_aimed`. If `_aimed` finds no
-        decision, those of other batch sizes that are valid for this step are candidates instead. If none is valid,
-        the decisions of `_searched` are.
-
-        Args:
-            others: decisions of other batch sizes.
-        """
+        """Return the cheapest candidate found whose peak fits, with the budget to set for it; None if none fits."""
+        # A search takes long, so candidates of other batches are tried only if no search at the rank's memory succeeds.
+        # The searches without that limit come last.
         limits = Limits(peak_bytes=self.rank.memory_bytes, measure=self._peak)
         pool = CandidatePool(self._aimed())
         for more in (self._taken_over(others), self._searched()):
@@ -372,11 +360,9 @@ class StepFit:
         return best, Budget(peak_bytes=bound)
 
     def _aimed(self) -> Iterator[Candidate]:
-        """Yield decisions with peaks on the rank that approach its memory.
-
-        Each search has a limit on the simulated peak, which differs from the peak on the rank by similar bytes for
-        similar plans.
-        """
+        """Yield candidates with peaks on the rank that approach its memory."""
+        # A search limits the simulated peak. For similar plans, this peak differs from the peak on the rank by similar
+        # bytes.
         planner, memory_bytes = self.planner, self.rank.memory_bytes
 
         def ask(peak_bytes: int) -> Candidate | None:
@@ -391,10 +377,7 @@ class StepFit:
         return aim(ask, self._peak, memory_bytes, start=start, rounds=DEFAULT.fitting.searches)
 
     def _searched(self) -> Iterator[Candidate]:
-        """Yield decisions that do not depend on the bytes of the rank's memory, so that other batches can try them.
-
-        The first decision has the least peak found. The others were searched within evenly spaced higher peaks.
-        """
+        """Yield candidates that do not depend on the rank's memory, so that other batches can try their decisions."""
         search = self.planner.search
         with_tagged, full = search.offloads.with_tagged, search.decisions.full
         # A new search does not start from decisions that `_aimed` found, which depend on the memory.
@@ -408,11 +391,7 @@ class StepFit:
                 yield with_tagged(found)
 
     def _taken_over(self, others: Iterable[Decision]) -> Iterator[Candidate]:
-        """Yield the decisions of other batch sizes that are valid for this step, with this step's bytes and costs.
-
-        Args:
-            others: decisions of other batch sizes.
-        """
+        """Yield the decisions of other batch sizes that are valid for this step, with this step's bytes and costs."""
         context = self.planner.context
         state, lowered = context.state, context.lowered
         costs = state.get(Costs(context.request.cost))
@@ -455,10 +434,7 @@ class StepFit:
         return search.offloads.with_tagged(search.decisions.at(nbytes))
 
     def _step_s(self, decided: Candidate) -> float:
-        """Return the modelled seconds of a step: the longer of computing and sending, plus the optimizer's step.
-
-        DDP sends the gradients once in a step. FSDP2 sends parameters and gradients in every micro-batch.
-        """
+        """Return the modelled seconds of a step: the longer of computing and sending, plus the optimizer's step."""
         once = step_costs_of(
             self.planner.context.state, self.planner.context.request.cost, required=True
         )
@@ -515,16 +491,9 @@ def other_bytes(model: Any, arguments: Any, parameters: Sequence[torch.Tensor]) 
 def _without_gradient(
     model: Any, parameters: Sequence[torch.Tensor], joint: JointGraph | None
 ) -> frozenset[int]:
-    """Return positions of parameters that get no gradient: frozen ones, and those that the step does not use.
-
-    A captured graph does not tell which parameter an input stands for, so inputs with a gradient and parameters are
-    matched by shape and dtype.
-
-    Args:
-        model: a module or a function.
-        parameters: the parameters of ``model``.
-        joint: the captured step; None: only frozen parameters are returned.
-    """
+    """Return positions of parameters that get no gradient: frozen ones, and those that the step does not use."""
+    # A captured graph does not tell which parameter an input stands for. So inputs with a gradient and parameters are
+    # matched by shape and dtype.
     frozen = {i for i, p in enumerate(parameters) if not p.requires_grad}
     if joint is None:
         return frozenset(frozen)
@@ -539,12 +508,7 @@ def _without_gradient(
 
 
 def _gradients(joint: JointGraph, *, only_static: bool) -> Iterator[tuple[Any, torch.dtype]]:
-    """Yield shape and dtype of each input for which backward returns a gradient.
-
-    Args:
-        joint: the captured step.
-        only_static: whether to leave out inputs that are not parameters or buffers.
-    """
+    """Yield shape and dtype of each input, or each static input, for which backward returns a gradient."""
     returned = split_outputs(joint)[1]
     for i, (node, gradient) in enumerate(zip(primals_of(joint), returned, strict=False)):
         value = node.meta.get("val")

@@ -164,11 +164,8 @@ def grouped(
 
 
 def _most_shown(sizes: Sequence[int]) -> int:
-    """Return how many rows of a table to show; the caller sums all other rows in one row.
-
-    Args:
-        sizes: size of each row, largest first.
-    """
+    """Return how many rows of a table to show, from the size of each row, largest first."""
+    # The caller sums all other rows in one row, which takes the room of a row itself.
     large = sum(size >= sum(sizes) * _LEAST_ROW for size in sizes)
     return min(MOST_ROWS, len(sizes) if len(sizes) - large < 2 else large)
 

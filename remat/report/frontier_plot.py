@@ -98,14 +98,7 @@ def _check(curves: Sequence[FrontierView]) -> None:
 
 
 def _set_scales(axes: Axes, points: Sequence[Point], x: Scale, y: Scale) -> None:
-    """Make an axis logarithmic if a linear one would squeeze most points together near 0.
-
-    Args:
-        axes: the axes of the plot.
-        points: all points that are drawn.
-        x: unit of the horizontal axis.
-        y: unit of the vertical axis.
-    """
+    """Make an axis logarithmic if a linear one would squeeze most points together near 0."""
     for set_scale, axis, values, size in (
         (axes.set_xscale, axes.xaxis, [p[0] for p in points], x.size),
         (axes.set_yscale, axes.yaxis, [p[1] for p in points], y.size),
@@ -121,14 +114,7 @@ def _set_scales(axes: Axes, points: Sequence[Point], x: Scale, y: Scale) -> None
 
 
 def _bound(axes: Axes, bound: Sequence[Point], x: Scale, y: Scale) -> None:
-    """Shade the area that is proven to hold no plan: below the line of the bound, and left of its first vertex.
-
-    Args:
-        axes: the axes of the plot.
-        bound: vertices of the line, fewest bytes first.
-        x: unit of the horizontal axis.
-        y: unit of the vertical axis.
-    """
+    """Shade the area that is proven to hold no plan: below the line of the bound, and left of its first vertex."""
     right, top = axes.get_xlim()[1], axes.get_ylim()[1]
     line = [(b / x.size, c / y.size) for b, c in bound]
     line = [
@@ -143,18 +129,8 @@ def _bound(axes: Axes, bound: Sequence[Point], x: Scale, y: Scale) -> None:
 
 
 def _curve(axes: Axes, curve: FrontierView, number: int, count: int, x: Scale, y: Scale) -> None:
-    """Draw one frontier as a step function, with its knee.
-
-    Between the bytes of two points, the best known plan is that of the point with fewer bytes.
-
-    Args:
-        axes: the axes of the plot.
-        curve: the frontier.
-        number: position of the curve among all curves of the plot.
-        count: number of all curves.
-        x: unit of the horizontal axis.
-        y: unit of the vertical axis.
-    """
+    """Draw one frontier as a step function, with its knee."""
+    # Between the bytes of two points, the best known plan is that of the point with fewer bytes.
     color, marker = _STYLES[number % len(_STYLES)]
     label = shortened(curve.label, 34)
     if count <= _TWO_LINES:
@@ -216,10 +192,7 @@ def _chosen(axes: Axes, chosen: tuple[str, Point], x: Scale, y: Scale) -> None:
 
 
 def _shares(axes: Axes, curve: FrontierView, x: Scale) -> None:
-    """Add a second axis at the top that shows saved bytes as fractions of the curve's ``full_bytes``, from 0 to 1.
-
-    No axis is added if its ticks have no room, if ``full_bytes`` is 0, or if the axis of bytes is logarithmic.
-    """
+    """Add a second axis at the top that shows saved bytes as fractions of the curve's ``full_bytes``, if the axis has room."""
     if curve.by != "saved" or not curve.full_bytes or axes.get_xscale() != "linear":
         return
     full, right = curve.full_bytes / x.size, axes.get_xlim()[1]

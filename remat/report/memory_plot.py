@@ -117,11 +117,7 @@ def _nbytes(alive: Lifetime) -> int:
 
 
 def _module(paths: Sequence[str]) -> str:
-    """Return one shortened path for the paths of several modules, such as ``"layers.*.mlp"``.
-
-    If the paths differ in numbers only, ``*`` replaces every number. If the paths differ in more than
-    numbers, the result is empty.
-    """
+    """Return one shortened path for several modules, such as ``"layers.*.mlp"``; empty if more than numbers differ."""
     first = paths[0]
     if len(set(paths)) > 1:
         first = re.sub(r"\d+", "*", first)
@@ -234,15 +230,7 @@ def steps_figure(steps: Sequence[tuple[str, Timeline]], *, title: str) -> Figure
 
 
 def _stack(axes: Axes, step: Timeline, scale: Scale, highest: int, x: _Axis) -> None:
-    """Draw the bytes alive over the step, stacked by kind of storage, with forward and backward labelled.
-
-    Args:
-        axes: the axes of the plot.
-        step: memory of the step.
-        scale: unit of the vertical axis.
-        highest: most bytes that the vertical axis must show.
-        x: the horizontal axis.
-    """
+    """Draw the bytes alive over the step, stacked by kind of storage, with forward and backward labelled."""
     chosen = highest_moments(step.nbytes())
     end = len(step.moments)
     # The last height is repeated, since a step function needs a point at its end.
@@ -356,11 +344,8 @@ def _list(axes: Axes, step: Timeline) -> None:
 
 
 def _origin(filling: Filling) -> str:
-    """Return the module and source line of a filling as text, such as ``"layers.*.mlp · model.py:12 …"``.
-
-    If a filling has no source line, its ``source`` is its kind. The kind is left out here, because
-    `_heading` shows it.
-    """
+    """Return the module and source line of a filling as text, such as ``"layers.*.mlp · model.py:12 …"``."""
+    # The source of a filling without a source line is its kind, which `_heading` shows.
     return " · ".join(x for x in (filling.module, filling.source) if x and x != filling.kind)
 
 

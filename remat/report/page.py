@@ -171,13 +171,7 @@ def _figure(name: str, height: int, **options: Any) -> Any:
 
 
 def _hover(made: Any, renderer: Any, what: str) -> None:
-    """Make a figure call the page's script when the pointer is over a part of the plot.
-
-    Args:
-        made: the Bokeh figure.
-        renderer: the Bokeh renderer that draws this part of the plot.
-        what: name of the part, passed as first argument to the script's function ``window.rematHover``.
-    """
+    """Make a figure call ``window.rematHover`` of the page's script when the pointer is over a part of the plot."""
     from bokeh.models import CustomJS, HoverTool
 
     code = f"window.rematHover && window.rematHover('{what}', cb_data)"

@@ -179,15 +179,8 @@ def _stop(
     scales: tuple[Scale, Scale],
     time: Scale,
 ) -> dict[str, Any]:
-    """Return the data of one plan as a dict for JSON.
-
-    Args:
-        stop: the plan.
-        texts: the page's texts. The data refer to texts by number.
-        kinds: all kinds of storages. The data refer to kinds by position.
-        scales: units of the frontier's plot, for bytes and costs.
-        time: unit of the time axis.
-    """
+    """Return the data of one plan as a dict for JSON."""
+    # The data refer to texts by number, and to kinds of storages by position.
     view, step = stop.view, stop.view.timeline
     sums, running = step.nbytes(), view.operator_at
     chosen = highest_moments(sums, COLUMNS)
@@ -251,14 +244,7 @@ def _stop(
 
 
 def _named(view: StepView, kept: Sequence[Value]) -> list[Value]:
-    """Return the values that are drawn one by one: kept values, and other values that are large beside the peak.
-
-    Inputs are left out. `MOST_KEPT`, `MOST_OTHERS` and `_SMALL` limit the number of values.
-
-    Args:
-        view: the step.
-        kept: the kept values, largest first.
-    """
+    """Return the values that are drawn one by one: kept values, and other values that are large beside the peak."""
     least = view.timeline.peak.nbytes * _SMALL
     others = [
         v
@@ -298,15 +284,8 @@ def _kept_text(kept: Sequence[Value]) -> str:
 
 
 def _again(view: StepView, texts: Texts) -> dict[str, Any]:
-    """Return the columns of the table of recomputed operators (``again``), and the text above it (``againText``).
-
-    A row stands for one operator and source line. Runs that cost nothing, such as views, have no row and
-    are only counted in the text.
-
-    Args:
-        view: the step.
-        texts: the page's texts. The result refers to texts by number.
-    """
+    """Return the columns of the table of recomputed operators (``again``), and the text above it (``againText``)."""
+    # Runs without a cost, such as views, have no row. The text counts them.
     runs = [run for run in view.recomputed if run.cost]
     rows = grouped(runs, lambda run: (run.op, run.source), lambda run: run.cost or 0)
     shown, rest = rows[:MOST_AGAIN], rows[MOST_AGAIN:]
@@ -336,15 +315,7 @@ def _again(view: StepView, texts: Texts) -> dict[str, Any]:
 
 
 def _without(first: Stop, scale: Scale) -> dict[str, Any]:
-    """Return the curve of memory without remat as a dict for JSON.
-
-    The dict has the keys ``x`` (moments of the step without remat), ``nbytes`` (bytes alive at each moment)
-    and ``peak`` (peak in bytes). If the curve is known, the dict also has ``times``, at which the moments begin.
-
-    Args:
-        first: the plan shown first.
-        scale: unit of the time axis.
-    """
+    """Return the curve of memory without remat as a dict for JSON, with times if operators have costs."""
     curve, clock = first.view.without, first.view.clock
     if curve is None:
         return {"x": [], "nbytes": [], "peak": first.view.without_peak_bytes}

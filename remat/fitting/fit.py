@@ -346,14 +346,7 @@ class _Job:
 
 
 def _answer(job: _Job, on_step: Callable[[str], None] = lambda _: None) -> Answer:
-    """Plan one batch; return its row, and the decisions that were tried.
-
-    With ``chunk="auto"``, the batch is planned with each number of chunks, and the best result is returned.
-
-    Args:
-        job: the batch.
-        on_step: called with a line of text before each stage.
-    """
+    """Plan one batch with each allowed number of chunks; return the best row, and the decisions that were tried."""
     rank, request, batch, joint = job.rank, job.request, job.batch, job.joint
     if not isinstance(request, PlanRequest):
         request = PlanRequest.of(**request)

@@ -28,7 +28,7 @@ _COLORS = {
 
 
 def memory_viewer(view: StepView) -> bytes:
-    """Return a step as a pickled memory snapshot for PyTorch's memory viewer, as ``torch.cuda.memory._snapshot()`` has it."""
+    """Return a step as a pickled memory snapshot for PyTorch's memory viewer."""
     # No allocator and no times are modelled: every storage has an address of its own, and an event at the n-th moment
     # has time n microseconds. The segments are the storages alive at the end of the step.
     events: list[dict[str, Any]] = []
@@ -193,7 +193,7 @@ COLUMNS = ("name", "op", "bytes", "from", "to", "kind", "state", "recompute_cost
 
 
 def csv_of_values(view: StepView) -> bytes:
-    """Return the storages of a step as CSV; ``from`` and ``to`` are the first and last moment at which a storage is alive."""
+    """Return the storages of a step as CSV; ``from`` and ``to`` are the first and last moment of a lifetime."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)

@@ -192,7 +192,7 @@ def _chosen(axes: Axes, chosen: tuple[str, Point], x: Scale, y: Scale) -> None:
 
 
 def _shares(axes: Axes, curve: FrontierView, x: Scale) -> None:
-    """Add a second axis at the top that shows saved bytes as fractions of the curve's ``full_bytes``, if the axis has room."""
+    """Add an axis at the top that shows saved bytes as fractions of ``full_bytes``, if the axis has room."""
     if curve.by != "saved" or not curve.full_bytes or axes.get_xscale() != "linear":
         return
     full, right = curve.full_bytes / x.size, axes.get_xlim()[1]

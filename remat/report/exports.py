@@ -32,25 +32,25 @@ def memory_viewer(view: StepView) -> bytes:
     # No allocator and no times are modelled: every storage has an address of its own, and an event at the n-th moment
     # has time n microseconds. The segments are the storages alive at the end of the step.
     events: list[dict[str, Any]] = []
-    ends = len(view.timeline.moments) - 1
-    begun: dict[int, list[int]] = {}
-    over: dict[int, list[int]] = {}
+    final = len(view.timeline.moments) - 1
+    allocated: dict[int, list[int]] = {}
+    freed: dict[int, list[int]] = {}
     for i, value in enumerate(view.values):
-        begun.setdefault(value.first, []).append(i)
-        over.setdefault(value.last, []).append(i)
+        allocated.setdefault(value.first, []).append(i)
+        freed.setdefault(value.last, []).append(i)
     sizes = [-(-max(1, v.nbytes) // _ALIGNMENT) * _ALIGNMENT for v in view.values]
     addresses = list(accumulate(sizes, initial=2**32))
-    for moment in range(ends + 1):
+    for moment in range(final + 1):
         events += [
-            _event("alloc", view.values[i], addresses[i], moment) for i in begun.get(moment, ())
+            _event("alloc", view.values[i], addresses[i], moment) for i in allocated.get(moment, ())
         ]
         events += [
             _event(action, view.values[i], addresses[i], moment)
             # Storages alive at the last moment are not freed: they become the snapshot's segments.
-            for i in (over.get(moment, ()) if moment < ends else ())
+            for i in (freed.get(moment, ()) if moment < final else ())
             for action in ("free_requested", "free_completed")
         ]
-    segments = [_segment(view.values[i], addresses[i], sizes[i]) for i in over.get(ends, ())]
+    segments = [_segment(view.values[i], addresses[i], sizes[i]) for i in freed.get(final, ())]
     snapshot = {
         "segments": segments,
         "device_traces": [events],
@@ -100,10 +100,10 @@ def _segment(value: Value, address: int, size: int) -> dict[str, Any]:
 
 def _frames(value: Value) -> list[dict[str, Any]]:
     """Return a stack trace of one frame, which shows a storage's name and the source line that made the storage."""
-    found = re.fullmatch(r"(.+?):(\d+)(?: (.*))?", value.source, re.DOTALL)
-    name, line, code = found.groups() if found else (value.source, "0", "")
-    what = f"{value.name} ({value.kind})" + (f": {code}" if code else "")
-    return [{"name": what, "filename": name, "line": int(line)}]
+    match = re.fullmatch(r"(.+?):(\d+)(?: (.*))?", value.source, re.DOTALL)
+    file, line, code = match.groups() if match else (value.source, "0", "")
+    label = f"{value.name} ({value.kind})" + (f": {code}" if code else "")
+    return [{"name": label, "filename": file, "line": int(line)}]
 
 
 def chrome_trace(view: StepView) -> bytes:
@@ -174,8 +174,10 @@ def model_explorer(view: StepView) -> bytes:
     rows = [(k.name, k.nbytes, KEPT) for k in view.kept]
     rows += [(r.node, r.nbytes, RECOMPUTED) for r in view.recomputed]
     # Only storages of forward, because the copy back to the device in backward belongs to the same value.
-    away = [v for v in view.values if v.state == OFFLOADED and v.first < view.timeline.boundary]
-    rows += [(v.name, v.nbytes, OFFLOADED) for v in away]
+    offloaded = (
+        v for v in view.values if v.state == OFFLOADED and v.first < view.timeline.boundary
+    )
+    rows += [(v.name, v.nbytes, OFFLOADED) for v in offloaded]
     for name, nbytes, state in rows:
         background, text = _COLORS[state]
         results[name] = {"value": nbytes, "bgColor": background, "textColor": text}
@@ -240,12 +242,7 @@ def format_of(path: str | Path, named: str | None = None) -> str:
 
 
 def export(view: StepView, path: str | Path, named: str | None = None) -> None:
-    """Write a step to a file in a format of `FORMATS`, atomically.
-
-    Args:
-        view: the step.
-        path: the file to write.
-        named: name of the format; None: the format for the path's suffix.
+    """Write a step to a file atomically, in the named format or in the format for the path's suffix.
 
     Raises:
         ProblemError: the format is unknown, or no format belongs to the path's suffix.

@@ -175,7 +175,7 @@ def step_figure(
         clock: times at which operators run, for an axis of time; None: the axis counts operators.
     """
     figure, axes = figure_of((11.5, 5.2), (0.075, 0.24, 0.53, 0.62), title)
-    beside = figure.add_axes((0.63, 0.04, 0.36, 0.82))
+    list_axes = figure.add_axes((0.63, 0.04, 0.36, 0.82))
     highest = max(step.peak.nbytes, without.peak_bytes if without else without_peak_bytes)
     scale = Scale.of(highest, "B")
     x = _Axis(clock)
@@ -193,7 +193,7 @@ def step_figure(
         handlelength=1.6,
         columnspacing=1.0,
     )
-    _list(beside, step)
+    _list(list_axes, step)
     return figure
 
 
@@ -207,11 +207,11 @@ def steps_figure(steps: Sequence[tuple[str, Timeline]], *, title: str) -> Figure
         steps: (name, memory) of each graph, in the order in which the graphs run forward.
         title: title of the plot.
     """
-    kept = sorted(sorted(range(len(steps)), key=lambda k: -steps[k][1].peak.nbytes)[:_PANELS])
-    shown = [steps[k] for k in kept]
-    rest = f", the {len(shown)} highest of {len(steps)} graphs" if len(shown) < len(steps) else ""
+    highest_first = sorted(range(len(steps)), key=lambda k: -steps[k][1].peak.nbytes)
+    shown = [steps[k] for k in sorted(highest_first[:_PANELS])]
+    note = f", the {len(shown)} highest of {len(steps)} graphs" if len(shown) < len(steps) else ""
     width = min(20.0, 3.2 * len(shown) + 2.0)
-    figure, first = figure_of((width, 5.2), (0.9 / width, 0.2, 0.01, 0.66), title + rest)
+    figure, first = figure_of((width, 5.2), (0.9 / width, 0.2, 0.01, 0.66), title + note)
     highest = max(step.peak.nbytes for _, step in shown)
     scale = Scale.of(highest, "B")
     each = (1 - 1.2 / width) / len(shown)
@@ -265,12 +265,7 @@ def _stack(axes: Axes, step: Timeline, scale: Scale, highest: int, x: _Axis) -> 
 
 
 def highest_moments(sums: Sequence[int], columns: int = _COLUMNS) -> list[int]:
-    """Return the moments to draw: all, or the one with most bytes alive in each of ``columns`` equal ranges.
-
-    Args:
-        sums: bytes alive at each moment.
-        columns: largest number of moments to return.
-    """
+    """Return the moments to draw: all, or in each of ``columns`` equal ranges the moment with the most bytes alive."""
     n = len(sums)
     if n <= columns:
         return list(range(n))
@@ -281,7 +276,7 @@ def highest_moments(sums: Sequence[int], columns: int = _COLUMNS) -> list[int]:
 def _without(
     axes: Axes, scale: Scale, curve: MemoryCurve | None, peak_bytes: int, x: _Axis
 ) -> None:
-    """Draw the memory without remat in grey: as a curve, or as a line at its peak if only the peak is known."""
+    """Draw the memory of the step without remat in grey: as a curve, or as a line if only the peak is known."""
     label = f"without remat: peak {format_bytes(curve.peak_bytes if curve else peak_bytes)}"
     style: dict[str, Any] = {"color": GREY, "linewidth": 1.2, "label": label}
     if curve is None:
@@ -317,13 +312,13 @@ def _mark_peak(axes: Axes, step: Timeline, scale: Scale, x: _Axis) -> None:
 
 
 def _list(axes: Axes, step: Timeline) -> None:
-    """List the source lines whose storages fill the peak, most bytes first; a last entry sums up the rest."""
+    """List the source lines whose storages fill the peak, most bytes first; a last entry sums all other lines."""
     axes.set_axis_off()
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     color_of = {kind: color for _, color, kinds in LAYERS for kind in kinds}
-    found = fillings(step)
-    shown, rest = found[:_LINES], found[_LINES:]
+    lines = fillings(step)
+    shown, rest = lines[:_LINES], lines[_LINES:]
     entries = [(color_of[f.kind], f.nbytes, _heading(f), _origin(f)) for f in shown]
     if rest:
         count = sum(f.count for f in rest)

@@ -95,10 +95,7 @@ class Page:
 
     @property
     def bound(self) -> Sequence[Point]:
-        """The bound of the frontier; empty if it may be outside of the picture.
-
-        This is so if all vertices of the bound have fewer bytes than every point.
-        """
+        """The bound of the frontier; empty if all vertices have fewer bytes than every point, outside of the picture."""
         curve = self.curve
         return curve.bound if curve and curve.bound[-1][0] >= curve.points[0][0] else ()
 
@@ -132,7 +129,7 @@ def page_data(page: Page) -> dict[str, Any]:
         kind: color for color, (_, _, group) in zip(_COLORS, LAYERS, strict=True) for kind in group
     }
     clock = first.view.clock
-    # For the same reason, the plan shown first determines the unit of time for all plans.
+    # The plan shown first determines the unit of time for all plans, so that this axis does not change either.
     time = Scale.of(clock.starts[-1], clock.unit) if clock else Scale(size=1, unit="")
     drawn = [_stop(stop, texts, kinds, page.scales, time) for stop in page.stops]
     return {

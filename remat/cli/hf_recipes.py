@@ -57,17 +57,17 @@ def draw(inputs: Mapping[str, Any], config: Any, device: str) -> dict[str, Any]:
 
     if device == "meta":
         return dict(inputs)
-    drawn: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for name, like in inputs.items():
         if like.is_floating_point():
-            drawn[name] = torch.randn_like(like, device=device)
+            tensors[name] = torch.randn_like(like, device=device)
             continue
         is_class = like.dim() == 1  # labels of images have one dimension, token ids two
         # The first tokens of a vocabulary often mean padding or the end. Padding would require a mask.
         first = 0 if is_class else min(3, config.get_text_config().vocab_size - 1)
         end = config.num_labels if is_class else config.get_text_config().vocab_size
-        drawn[name] = torch.randint(first, end, like.shape, device=device)
-    return drawn
+        tensors[name] = torch.randint(first, end, like.shape, device=device)
+    return tensors
 
 
 def _tokens(batch: int, seq: int) -> Any:

@@ -259,18 +259,18 @@ def _solution_rows(solved: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("budget", limit)]
     if solved["kind"] == "schedule":
         once = max(1, solved["once"])
-        more, bound = solved["cost"] - solved["once"], solved["bound"] - solved["once"]
+        repeated, bound = solved["cost"] - solved["once"], solved["bound"] - solved["once"]
         peak = f"{format_bytes(solved['peak_bytes'])} of {format_bytes(solved['given_peak_bytes'])}"
-        again = f"{format_cost(more, unit)}, {more / once:.2%} of all once"
+        again = f"{format_cost(repeated, unit)}, {repeated / once:.2%} of all once"
         least = f"no schedule needs less than {bound / once:.2%}"
         rows += [("peak", f"{peak} in the given order"), ("run again", f"{again}; {least}")]
     else:
         saved = f"{len(solved['saved'])} values, {format_bytes(solved['saved_bytes'])}"
         again = format_cost(solved["recompute_cost"], unit)
-        least = f"no choice needs less than {format_cost(solved['recompute_bound'], unit)}"
+        least = f"no decision needs less than {format_cost(solved['recompute_bound'], unit)}"
         if solved["claimed_bound"] is not None:
             least += f"; claimed, not proven: {format_cost(solved['claimed_bound'], unit)}"
         rows += [("saved", saved), ("recomputed", f"{again}; {least}")]
-    over = "" if solved["deterministic"] else "; a clock ended it"
-    decided_by = f"{solved['solver']} in {solved['elapsed_s']:.3f} s{over}"
+    timed_out = "" if solved["deterministic"] else "; a clock ended it"
+    decided_by = f"{solved['solver']} in {solved['elapsed_s']:.3f} s{timed_out}"
     return [*rows, ("status", solved["status"]), ("decided by", decided_by)]

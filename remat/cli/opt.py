@@ -142,7 +142,7 @@ def read_graph(
         raise click.UsageError(f"'{overrides[0]}' is for hf:TYPE only: '{joint}' is graph text")
     if joint == "-":
         return _from_stdin()
-    params.check_there(
+    params.check_exists(
         path, "file", f"expected a file of graph text such as step{SUFFIX}, - or MODEL"
     )
     progress.stage(f"reading {joint}")

@@ -74,7 +74,7 @@ def reduce_(
     from remat.passes.instruments.reproducer import read_reproducer
     from remat.reduction import reduce
 
-    params.check_there(source, "file or folder")
+    params.check_exists(source, "file or folder")
     recorded = read_reproducer(source) if source.is_dir() else None
     if recorded is None and test is None:
         raise click.UsageError("a JOINT needs a --test that says whether it fails")

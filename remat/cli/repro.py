@@ -36,7 +36,7 @@ def repro(folder: Path, passes: PassManager | None) -> None:
     from remat.graph.text import read_joint
     from remat.passes.instruments.reproducer import read_reproducer
 
-    params.check_there(folder, "folder", "expected a folder that a Reproducer wrote")
+    params.check_exists(folder, "folder", "expected a folder that a Reproducer wrote")
     with Progress() as progress:
         progress.stage(f"reading {folder}")
         recorded = read_reproducer(folder)

@@ -178,7 +178,7 @@ def _show_measured(plan: SACPlan, checked: Checked) -> None:
     from remat.cli import tables
     from remat.units import format_bytes
 
-    more = checked.ms - checked.plain_ms
+    added_ms = checked.ms - checked.plain_ms
     modelled = " modelled" if plan.mode == MODES[0] else ""
     peaks = (
         ("peak, no checkpointing", plan.plain_peak_bytes, checked.plain_peak_bytes),
@@ -186,7 +186,7 @@ def _show_measured(plan: SACPlan, checked: Checked) -> None:
     )
     rows = [
         *((label, *map(format_bytes, sizes)) for label, *sizes in peaks),
-        ("time more for a step", f"{plan.recompute_ms:.4g} ms{modelled}", f"{more:.4g} ms"),
+        ("time more for a step", f"{plan.recompute_ms:.4g} ms{modelled}", f"{added_ms:.4g} ms"),
         ("step, no checkpointing", "", f"{checked.plain_ms:.4g} ms"),
     ]
     click.echo("")

@@ -101,6 +101,6 @@ def opened(table: Path | None) -> Iterator[Journal]:
                 # Closing tries again to write a row whose writing has failed.
                 file.close()
     finally:
-        # The lock file is deleted before the lock is released. Afterwards, it could be that of another sweep.
+        # The lock file is deleted before the lock is released: afterwards, another sweep could own the file.
         Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()

@@ -88,7 +88,7 @@ class ExperimentRow:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Identity of the row: model, cost model, budget, solver, and identity of the planned step (``of``)."""
+        """Identity of the row: model, cost model, budget, solver, and planned step (``of``)."""
         return self.model, self.cost, self.budget, self.solver, self.of
 
     @property
@@ -98,10 +98,7 @@ class ExperimentRow:
 
     @property
     def gap(self) -> float | None:
-        """Fraction of ``recompute_cost``, from 0 to 1, that an optimal plan could avoid at most, by the proven bound.
-
-        None if there is no plan, and under a budget on the peak.
-        """
+        """Fraction of ``recompute_cost`` above the proven bound; None without a plan, or under a budget on the peak."""
         # The text of every budget on the peak begins with "peak:".
         cost, bound = self.recompute_cost, self.recompute_bound
         if cost is None or bound is None or self.budget.startswith("peak:"):
@@ -140,12 +137,12 @@ _OF_STEP = COLUMNS[: COLUMNS.index("solver")]
 
 
 def mark_best(rows: Iterable[ExperimentRow]) -> Iterator[ExperimentRow]:
-    """Yield the rows, with ``best`` set for the best solver of each model, cost model and budget.
+    """Yield the rows, with ``best`` set for the best solvers of each model, cost model and budget.
 
-    The best solver has the least recompute cost and, at equal cost, the fewest saved bytes. If several rows are equal,
-    each of them is best. Rows of one step, budget and limit on saved bytes all get the highest of their lower bounds on
-    the cost. Each of these bounds holds for every plan within the limit.
+    The best solvers have the least recompute cost and, at equal cost, the fewest saved bytes.
     """
+    # Each lower bound on the cost holds for every plan within a limit on saved bytes. So all rows of one step, budget
+    # and limit get the highest of their bounds.
     rows = tuple(rows)
     least: dict[tuple[str, ...], tuple[int, int]] = {}
     bounds: dict[tuple[object, ...], int] = {}
@@ -154,8 +151,8 @@ def mark_best(rows: Iterable[ExperimentRow]) -> Iterator[ExperimentRow]:
             limit = (r.model, r.cost, r.budget, r.of, r.capacity)
             bounds[limit] = max(bounds.get(limit, 0), r.recompute_bound)
         if r.recompute_cost is not None and r.saved_bytes is not None:
-            at, figures = (r.model, r.cost, r.budget), (r.recompute_cost, r.saved_bytes)
-            least[at] = min(figures, least.get(at, figures))
+            group, figures = (r.model, r.cost, r.budget), (r.recompute_cost, r.saved_bytes)
+            least[group] = min(figures, least.get(group, figures))
     for r in rows:
         best = least.get((r.model, r.cost, r.budget))
         bound = bounds.get((r.model, r.cost, r.budget, r.of, r.capacity))
@@ -188,7 +185,7 @@ class Comparison:
 
     @property
     def without(self) -> str:
-        """One line of text with the peak and the cost of the step without remat; empty if one of them is unknown."""
+        """One line with the peak and the cost of the step without remat; empty if either is unknown."""
         if not self.without_peak_bytes or not self.step_cost:
             return ""
         step = format_cost(self.step_cost + self.without_recompute_cost, self.unit)

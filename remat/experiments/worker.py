@@ -83,12 +83,12 @@ class PreparedStep:
         Budgets on the peak are a ladder: each larger one chooses among the candidates of the smaller ones, too.
         """
         context, baseline = self.planner.context, self.planner.baseline
-        known = bool(context.step_cost and baseline.peak_bytes)
+        priced = bool(context.step_cost and baseline.peak_bytes)
         step_cost = context.step_cost + baseline.recompute_cost
         shared: dict[str, Any] = {
             "priced": str(context.request.cost),
-            "without_peak_bytes": baseline.peak_bytes if known else None,
-            "without_step_cost": step_cost if known else None,
+            "without_peak_bytes": baseline.peak_bytes if priced else None,
+            "without_step_cost": step_cost if priced else None,
         }
         budgets = {text: Budget.parse(text) for text in job.budgets}
         request = replace(self._request(job.solver), budget=budgets[job.budgets[0]])
@@ -178,7 +178,7 @@ def answer(job: Job) -> list[ExperimentRow]:
 
 
 def _prepared(job: Job) -> PreparedStep:
-    """Return the prepared step of a job, from this thread's cache if it has the step."""
+    """Return the prepared step of a job, from this thread's cache if that has the step."""
     step, cost = _NEWEST.step, str(job.options["cost"])
     if step is None or (step.table, step.model) != (job.table, job.model):
         cache_step(None)  # the cache stays empty if capturing fails

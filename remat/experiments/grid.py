@@ -202,7 +202,7 @@ def sweep(
             keys = {row.key for row in rows}
             others = (row for key, row in journal.rows.items() if key not in keys)
             table = Sweep(rows=(*rows, *others))  # rows of earlier calls stay in the file
-            for file in {journal_of(path), path}:
+            for file in dict.fromkeys((journal_of(path), path)):
                 table.save(file)
     return Sweep(rows=rows)
 

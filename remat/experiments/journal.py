@@ -86,8 +86,8 @@ def opened(table: Path | None) -> Iterator[Journal]:
         head, rows = read_rows(path) if path.exists() else (versions(), ())
         if head != versions():
             raise ProblemError(
-                f"'{path}' was written by other versions ({head}) than these ({versions()}): finish it there, or "
-                "delete it to begin anew"
+                f"'{path}' was written by other versions ({head}) than these ({versions()}): go on there, or name "
+                "another output"
             )
         # A crash may have left a damaged last line. The file is rewritten without it, so that the next row begins on a
         # line of its own.

@@ -6,7 +6,7 @@ import ast
 
 
 def names_for_types(file: str) -> dict[str, str]:
-    """Return a dict from each name that a file imports under its first ``if``, ``if TYPE_CHECKING``, to ``module:name``."""
+    """Return a dict from each name that a file imports in its block ``if TYPE_CHECKING`` to ``module:name``."""
     # Parsed from the source text, so that one list of imports serves type checkers and the imports on first use.
     with open(file, encoding="utf-8") as source:
         tree = ast.parse(source.read())

@@ -106,7 +106,7 @@ def costs() -> None:
 
 
 def _options(kind: Any) -> dict[str, str]:
-    """Return a dict from each option of a pass or analysis to its default as text; empty without an expressible default."""
+    """Return a dict from each option of a pass or analysis to its default as text; empty if no text expresses it."""
     from remat.passes.core.pipeline_text import NESTED, write_option
 
     options: dict[str, str] = {}

@@ -120,7 +120,7 @@ def plan(
 
 
 def _above(estimated: int, limit: int) -> str:
-    """Return the first line of the output if a plan is within its budget by simulation alone, from two peaks in bytes."""
+    """Return the first line of the output for a plan that is within its budget by simulation alone."""
     from remat.units import format_apart
 
     allowed, peak = format_apart(limit, estimated)

@@ -116,7 +116,7 @@ def reduce_(
 
 
 def _fails_alike(recorded: Recorded) -> Callable[[JointGraph], bool]:
-    """Return a function that replays the failure on a graph, and tests whether the kind of error is the recorded one."""
+    """Return a function that replays a failure on a graph, and tests whether the kind of error is the recorded one."""
     wanted = recorded.type, _kind(recorded.message)
 
     def fails(joint: JointGraph) -> bool:
@@ -137,7 +137,7 @@ def _kind(message: str) -> str:
 
 
 def _command(command: str, timeout_s: float | None, place: Path) -> Callable[[JointGraph], bool]:
-    """Return a function that tests whether a shell command fails on a graph, written to the file or folder ``place``."""
+    """Return a function that writes a graph to ``place``, and tests whether a shell command fails on it."""
     from remat.graph.text import write_joint
 
     line = command.replace("{}", shlex.quote(str(place)))

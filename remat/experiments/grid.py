@@ -268,7 +268,7 @@ def _check_solvers(names: Iterable[str | Solver]) -> None:
 
 
 def _of(model: Model, lower: str, time_limit: float | None) -> str:
-    """Return the text for the column ``of`` of a model's rows. A resumed sweep reuses a row only if its text is equal."""
+    """Return the text for the column ``of``. A resumed sweep reuses a row only if this text is equal."""
     if isinstance(model, JointGraph):
         identity = model.fingerprint[:16]
     else:

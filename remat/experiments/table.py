@@ -309,7 +309,8 @@ def read_rows(path: Path) -> tuple[dict[str, Any], tuple[ExperimentRow, ...]]:
     ]
     if None in rows[:-1]:
         raise ProblemError(
-            f"'{path}' cannot be read: line {rows.index(None) + 2} is damaged. Remove it, and the sweep plans its row again"
+            f"'{path}' cannot be read: line {rows.index(None) + 2} is damaged. Remove this line, and a "
+            "sweep plans its row again"
         )
     return head, tuple(ExperimentRow(**data) for data in rows if data is not None)
 

@@ -342,7 +342,7 @@ class StepFit:
     def _within_peak(self, others: Sequence[Decision]) -> tuple[Candidate, Budget] | None:
         """Return the cheapest candidate found whose peak fits, with the budget to set for it; None if none fits."""
         # Decisions of other batches are tried only if no search near the rank's memory succeeds. Searches at other peaks
-        # come last, because they take longest.
+        # follow only if none of these decisions fits.
         limits = Limits(peak_bytes=self.rank.memory_bytes, measure=self._peak)
         pool = CandidatePool(self._aimed())
         for candidates in (self._adapted(others), self._searched()):

@@ -56,7 +56,8 @@ def _not_offloaded(keeps: Iterable[KeptStorage]) -> list[str]:
         return []
     size = format_bytes(sum(k.nbytes for k in tagged))
     return [
-        f"  {size} tagged for the host's memory is saved: it has a symbolic size, is written to, shares memory with what else is",
+        f"  {size} tagged for the host's memory is saved: it has a symbolic size, is written to, shares memory with "
+        "what else is",
         "    kept, exceeds host_memory, or the cost model gives no times",
     ]
 

@@ -95,7 +95,7 @@ class Page:
 
     @property
     def bound(self) -> Sequence[Point]:
-        """The bound of the frontier; empty if all vertices have fewer bytes than every point, outside of the picture."""
+        """The bound of the frontier; empty if it lies left of every point, and may be outside of the picture."""
         curve = self.curve
         return curve.bound if curve and curve.bound[-1][0] >= curve.points[0][0] else ()
 

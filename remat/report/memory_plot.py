@@ -231,16 +231,16 @@ def steps_figure(steps: Sequence[tuple[str, Timeline]], *, title: str) -> Figure
 
 def _stack(axes: Axes, step: Timeline, scale: Scale, highest: int, x: _Axis) -> None:
     """Draw the bytes alive over the step, stacked by kind of storage, with forward and backward labelled."""
-    chosen = highest_moments(step.nbytes())
+    moments = highest_moments(step.nbytes())
     end = len(step.moments)
     # The last height is repeated, since a step function needs a point at its end.
     rows = [
-        [sums[i] / scale.size for i in (*chosen, chosen[-1])]
+        [sums[i] / scale.size for i in (*moments, moments[-1])]
         for sums in (step.nbytes(*kinds) for *_, kinds in LAYERS)
     ]
     # The first column begins at 0, even if its highest moment is a later one.
     axes.stackplot(
-        [x.at(0), *(x.at(i) for i in chosen[1:]), x.at(end)],
+        [x.at(0), *(x.at(i) for i in moments[1:]), x.at(end)],
         rows,
         labels=[label for label, *_ in LAYERS],
         colors=[color for _, color, _ in LAYERS],
@@ -283,9 +283,9 @@ def _without(
         if peak_bytes:
             axes.axhline(peak_bytes / scale.size, linestyle=":", **style)
         return
-    chosen = highest_moments(curve.nbytes)
-    at = [x.without(i) for i in (*chosen, len(curve.nbytes))]
-    heights = [curve.nbytes[i] / scale.size for i in (*chosen, chosen[-1])]
+    moments = highest_moments(curve.nbytes)
+    at = [x.without(i) for i in (*moments, len(curve.nbytes))]
+    heights = [curve.nbytes[i] / scale.size for i in (*moments, moments[-1])]
     axes.plot(at, heights, drawstyle="steps-post", **style)
     axes.set_xlim(0, max(axes.get_xlim()[1], at[-1]))
 

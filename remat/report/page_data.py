@@ -131,7 +131,7 @@ def page_data(page: Page) -> dict[str, Any]:
     clock = first.view.clock
     # The plan shown first determines the unit of time for all plans, so that this axis does not change either.
     time = Scale.of(clock.starts[-1], clock.unit) if clock else Scale(size=1, unit="")
-    drawn = [_stop(stop, texts, kinds, page.scales, time) for stop in page.stops]
+    stops = [_stop(stop, texts, kinds, page.scales, time) for stop in page.stops]
     return {
         "texts": list(texts),
         "scale": {"size": scale.size, "unit": scale.unit},
@@ -148,7 +148,7 @@ def page_data(page: Page) -> dict[str, Any]:
         ],
         "points": curve.texts if curve else (),
         "start": page.start,
-        "stops": drawn,
+        "stops": stops,
     }
 
 
@@ -180,7 +180,7 @@ def _stop(
     # The data refer to texts by number, and to kinds of storages by position.
     view, step = stop.view, stop.view.timeline
     sums, running = step.nbytes(), view.operator_at
-    chosen = highest_moments(sums, COLUMNS)
+    moments = highest_moments(sums, COLUMNS)
     kept = sorted((v for v in view.values if v.state == KEPT), key=lambda v: -v.nbytes)
     named = _named(view, kept)
     peak, one_by_one = step.peak, set(map(id, named))
@@ -211,12 +211,12 @@ def _stop(
             f"{'backward' if peak.in_backward else 'forward'} while {peak.node} runs.",
         },
         "columns": {
-            "x": [len(sums) * k // len(chosen) for k in range(len(chosen))],
-            "nbytes": [sums[m] for m in chosen],
-            "small": [small[m] for m in chosen],
-            "again": [again[m] for m in chosen],
-            "said": [texts[format_bytes(sums[m])] for m in chosen],
-            "op": [texts[" · ".join(filter(None, running[m]))] for m in chosen],
+            "x": [len(sums) * k // len(moments) for k in range(len(moments))],
+            "nbytes": [sums[m] for m in moments],
+            "small": [small[m] for m in moments],
+            "again": [again[m] for m in moments],
+            "said": [texts[format_bytes(sums[m])] for m in moments],
+            "op": [texts[" · ".join(filter(None, running[m]))] for m in moments],
         },
         "values": {
             "name": [texts[v.name] for v in named],
@@ -316,8 +316,8 @@ def _without(first: Stop, scale: Scale) -> dict[str, Any]:
     curve, clock = first.view.without, first.view.clock
     if curve is None:
         return {"x": [], "nbytes": [], "peak": first.view.without_peak_bytes}
-    chosen = highest_moments(curve.nbytes, COLUMNS)
-    x = [*chosen, len(curve.nbytes)]
-    nbytes = [curve.nbytes[i] for i in (*chosen, chosen[-1])]
+    moments = highest_moments(curve.nbytes, COLUMNS)
+    x = [*moments, len(curve.nbytes)]
+    nbytes = [curve.nbytes[i] for i in (*moments, moments[-1])]
     times = [clock.without[i] / scale.size for i in x] if clock else []
     return {"x": x, "times": times, "nbytes": nbytes, "peak": first.view.without_peak_bytes}

@@ -77,11 +77,7 @@ __all__ = sorted({*_HOMES, *_MODULES, "__version__"})
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use.
-
-    Raises:
-        AttributeError: remat has no public name ``name``.
-    """
+    """Import a public name on first use."""
     if name in _MODULES:
         return importlib.import_module(f"remat.{name}")
     if name not in _HOMES:

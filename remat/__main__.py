@@ -5,12 +5,9 @@ import sys
 
 
 def _drop_working_directory() -> None:
-    """Remove the working directory from the front of ``sys.path``, where ``python -m`` puts it.
-
-    Otherwise a file ``torch.py`` in the working directory would be imported instead of PyTorch. If
-    remat itself is imported from the working directory, the directory moves to the end of
-    ``sys.path``. Subprocesses then still find remat.
-    """
+    """Remove the working directory from the front of ``sys.path``, where ``python -m`` puts it."""
+    # Otherwise a file `torch.py` there would be imported instead of PyTorch. If remat itself lies there, the directory
+    # moves to the end, so that subprocesses still find remat.
     if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
         here = sys.path.pop(0)
         if os.path.dirname(os.path.dirname(os.path.abspath(__file__))) == here:

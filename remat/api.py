@@ -41,9 +41,9 @@ def solve(
     """Solve a knapsack, graph or step problem, and check the solver's answer.
 
     Args:
-        problem: a `remat.KnapsackProblem` (choose items to save), a `remat.GraphProblem` (choose
-            nodes to save) or a `remat.ScheduleProblem` (order all runs of a step; a step problem).
-            The field ``capacity`` of each is the memory limit in bytes.
+        problem: a `remat.KnapsackProblem` (which items to save), a `remat.GraphProblem` (which nodes
+            to save) or a `remat.ScheduleProblem` (the order of all runs of a step). Its field
+            ``capacity`` is the memory limit in bytes.
         solver: a registered name, ``"module:Class"``, or a `remat.Solver` instance.
         time_limit: seconds that the solver may take; None: no time limit.
         isolation: ``"process"``: run the solver in a separate process, with a hard deadline and a
@@ -85,9 +85,9 @@ def knapsack_fn(
     Raises:
         SolverError: the solver is unknown or unavailable.
     """
-    from remat.solvers.knapsack.float_bridge import knapsack_fn as bridge
+    from remat.solvers.knapsack.float_bridge import knapsack_fn as on_floats
 
-    return bridge(registry().solver(solver))
+    return on_floats(registry().solver(solver))
 
 
 @overload
@@ -224,9 +224,9 @@ def graph_pass(
         from remat.planning.planner import plan_graph
 
         joint = whole_graph(gm)
-        made = plan_graph(joint, request)
-        module = joined(joint, made.forward, made.backward)
-        module.meta["remat"] = made
+        plan = plan_graph(joint, request)
+        module = joined(joint, plan.forward, plan.backward)
+        module.meta["remat"] = plan
         return module
 
     return rewrite

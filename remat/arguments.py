@@ -31,7 +31,7 @@ COST = DefaultText("auto")
 
 @functools.cache
 def documented(by: Callable[..., Any]) -> dict[str, str]:
-    """Return the text on each argument or attribute that a docstring documents, by name, as the docstring has it."""
+    """Return the entries of a docstring's sections ``Args`` or ``Attributes``, by name of the argument or attribute."""
     return {m[1]: m[0] for m in _ENTRY.finditer(inspect.getdoc(by) or "")}
 
 
@@ -40,30 +40,30 @@ def passes_on(
 ) -> Callable[[F], F]:
     """Return a decorator for a function whose ``**options`` another callable declares and documents.
 
-    At run time, the function's signature and docstring show these options. A name that the function
-    does not take raises a `TypeError`, which suggests the nearest name.
+    The decorated function has these options in its signature and its docstring. An unknown name raises a `TypeError`,
+    which suggests the nearest name.
 
     Args:
         names: names of the options that the function takes.
-        to: the callable that declares them, such as the class `PlanOptions`.
-        others: whether the function takes further names as ``**options``, which it checks itself.
+        to: the callable that declares the options, such as the class `PlanOptions`.
+        others: whether the function takes further names as ``**options``, and checks these names itself.
     """
-    texts, known = documented(to), inspect.signature(to).parameters
-    declared = [known[name].replace(kind=inspect.Parameter.KEYWORD_ONLY) for name in names]
+    texts, parameters = documented(to), inspect.signature(to).parameters
+    declared = [parameters[name].replace(kind=inspect.Parameter.KEYWORD_ONLY) for name in names]
 
     def decorate(function: F) -> F:
         own = inspect.signature(function)
         *first, options = own.parameters.values()
         shown = [*first, *declared]
-        taken = [p.name for p in shown]
+        allowed = [p.name for p in shown]
 
         @functools.wraps(function)
         def checked(*args: Any, **given: Any) -> Any:
             for name in given:
-                if name not in taken and not others:
+                if name not in allowed and not others:
                     raise TypeError(
                         f"{function.__name__}() got an unexpected keyword argument {name!r}"
-                        f"{did_you_mean(name, taken)}; expected one of {', '.join(taken)}"
+                        f"{did_you_mean(name, allowed)}; expected one of {', '.join(allowed)}"
                     )
             return function(*args, **given)
 
@@ -79,19 +79,13 @@ def passes_on(
     return decorate
 
 
-def as_list(name: str, value: Any, one: tuple[type, ...]) -> list[Any]:
-    """Convert a list argument to a list; a single item becomes a list of one.
-
-    Args:
-        name: the argument's name, for the error message.
-        value: an iterable of items, or a single item.
-        one: the types of a single item. If ``str`` is one of these types, text counts as one item,
-            not as a list of letters.
+def as_list(name: str, value: Any, item_types: tuple[type, ...]) -> list[Any]:
+    """Convert an argument to a list; an item of the given types, which text may be, becomes a list of one item.
 
     Raises:
-        ProblemError: ``value`` is neither an item nor an iterable, or is empty.
+        ProblemError: the argument ``name`` is neither an item nor an iterable, or is empty.
     """
-    if isinstance(value, one):
+    if isinstance(value, item_types):
         return [value]
     if not isinstance(value, Iterable):
         raise ProblemError(f"{name} is {value!r}; expected a list, for example a tuple")

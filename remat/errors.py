@@ -138,10 +138,7 @@ class PeakWarning(UserWarning):
 
 @contextlib.contextmanager
 def about(option: str) -> Iterator[None]:
-    """Set the attribute ``option`` of each `RematError` that the ``with`` block raises.
-
-    Callers can then name the option that the error is about.
-    """
+    """Set the attribute ``option`` of each `RematError` that the ``with`` block raises."""
     try:
         yield
     except RematError as error:
@@ -165,24 +162,18 @@ def first_line(error: BaseException) -> str:
 
 
 def summary(error: BaseException) -> str:
-    """Return ``Class: message`` for an error, with the first line of its message.
-
-    If the message is empty, only the class name is returned.
-    """
+    """Return ``Class: message`` for an error, with the first line of its message; the class if there is no message."""
     kind, first = type(error).__name__, first_line(error).rstrip(".")
     return kind if first == kind else f"{kind}: {first}"
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return the text ``; did you mean 'adam'?``, which suggests a valid name for a misspelt one.
+    """Return the text ``; did you mean 'adam'?`` for a misspelt name; empty if no known name is similar.
 
     Args:
         name: the misspelt name.
         known: all valid names.
         prefix: text to put before the suggested name, such as ``"hf:"``.
-
-    Returns:
-        The text with the most similar known name; empty if no known name is similar.
     """
     near = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean '{prefix}{near[0]}'?" if near else ""
@@ -202,19 +193,12 @@ _SUPPRESSED: ContextVar[bool] = ContextVar("_SUPPRESSED", default=False)
 
 
 def warn(text: str, category: type[Warning]) -> None:
-    """Warn with `warnings.warn`, and append the warning to the lists that `record_warnings` yielded.
-
-    The warning names the innermost line of the user's code that led to it.
-
-    Args:
-        text: the message.
-        category: class of the warning.
-    """
+    """Warn at the innermost line of the user's code, and append the warning to the lists of `record_warnings`."""
     if _SUPPRESSED.get():
         return
-    # Recorded first: under the filter "error" `warnings.warn` raises.
-    for noted in _RECORDED.get():
-        noted.append((text, category))
+    # Before `warnings.warn`, which raises under the filter "error".
+    for recorded in _RECORDED.get():
+        recorded.append((text, category))
     warnings.warn(text, category, stacklevel=levels_to_user())
 
 
@@ -237,7 +221,7 @@ class Said:
 
 
 def levels_to_user() -> int:
-    """Return the ``stacklevel`` for `warnings.warn` in the caller that names the innermost line of the user's code."""
+    """Return the ``stacklevel`` with which the caller's `warnings.warn` names the innermost line of the user's code."""
     frame, level = inspect.currentframe(), 0
     while frame and str(frame.f_globals.get("__name__")).partition(".")[0] in _NOT_USERS:
         frame, level = frame.f_back, level + 1
@@ -251,10 +235,10 @@ def record_warnings() -> Iterator[list[Warned]]:
     Yields:
         A list to which `warn` appends text and class of each warning.
     """
-    noted: list[Warned] = []
-    token = _RECORDED.set((*_RECORDED.get(), noted))
+    recorded: list[Warned] = []
+    token = _RECORDED.set((*_RECORDED.get(), recorded))
     try:
-        yield noted
+        yield recorded
     finally:
         _RECORDED.reset(token)
 

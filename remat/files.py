@@ -23,11 +23,7 @@ MAX_RECORD_BYTES = 2**30
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write a file atomically: write a temporary file in the same folder, then rename it.
-
-    Args:
-        path: the file. What `is_stream` accepts is written to directly.
-        content: bytes, or text to encode as UTF-8.
+    """Write bytes, or text as UTF-8, to a file atomically; write to a pipe or a standard stream directly.
 
     Raises:
         OSError: the file cannot be written. The previous content is unchanged.
@@ -60,7 +56,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 
 def is_stream(path: Path) -> bool:
-    """Return whether a path names a pipe, a terminal, or this process's standard output or error."""
+    """Whether a path names a pipe, a terminal, or this process's standard output or error."""
     return (path.exists() and not path.is_file()) or _standard_stream(path) is not None
 
 
@@ -82,22 +78,19 @@ def writing(
     what: str = "",
     error: type[RematError] = ProblemError,
 ) -> Iterator[None]:
-    """Convert an OSError in the ``with`` block into a one-line error that names the file.
+    """Convert an OSError in the ``with`` block into an error with one line, of class ``error``.
 
     Args:
         path: the file that the block writes.
         hint: advice to append to the message.
         what: kind of content, such as ``"plan"``, put before the path.
         error: class of the error to raise.
-
-    Raises:
-        RematError: of class ``error``, if the block raised an OSError.
     """
     try:
         yield
-    except OSError as wrong:
+    except OSError as cause:
         subject = f"{what} '{os.fspath(path)}'".lstrip()
-        raise error(f"{subject} cannot be written: {wrong.strerror or wrong}{hint}") from wrong
+        raise error(f"{subject} cannot be written: {cause.strerror or cause}{hint}") from cause
 
 
 def write_file(
@@ -119,12 +112,12 @@ def resolved(path: Path) -> Path:
     """
     cycle = OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     try:
-        found = path.resolve()
+        target = path.resolve()
     except RuntimeError:  # Python before 3.13 raises this for a cycle
         raise cycle from None
-    if found.is_symlink():  # Python 3.13 returns a link of the cycle
+    if target.is_symlink():  # Python 3.13 returns a link of the cycle
         raise cycle
-    return found
+    return target
 
 
 def read_as(
@@ -135,9 +128,8 @@ def read_as(
     Args:
         what: kind of content, such as ``"plan"``, for the error message.
         path: the file.
-        parse: converts the text to the result. It raises a ``ValueError``, such as a
-            `ProblemError`, if the text is invalid.
-        max_bytes: the size limit in bytes; a larger file is refused.
+        parse: function that converts the text, and raises a ``ValueError`` if the text is invalid.
+        max_bytes: size in bytes above which the file is refused.
 
     Raises:
         ProblemError: the file is missing, unreadable, too large, not UTF-8, or has invalid content.
@@ -161,9 +153,7 @@ def read_as(
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Kind and version of the JSON that a dataclass is saved as.
-
-    Each such dataclass has a `Form` as its class attribute ``form``.
+    """Kind and version of the JSON that a dataclass is saved as; the dataclass has it as class attribute ``form``.
 
     Attributes:
         what: kind of the record, for messages, such as ``"plan"``.
@@ -186,13 +176,12 @@ def read_record(
 ) -> T:
     """Parse the JSON of `write_record` strictly, and return an instance of the dataclass.
 
-    The JSON must have the version of the dataclass's `Form`, and each field its declared type.
-    Unknown fields are refused. A field with a default may be missing, since older files lack newer
-    fields.
+    Each field must have its declared type, and unknown fields are refused. A field with a default may
+    be missing, since older files lack newer fields.
 
     Args:
-        kind: the dataclass. Its fields are bools, ints, floats, texts, tuples and mappings of
-            these, or dataclasses of such fields.
+        kind: the dataclass. Its fields are bools, ints, floats, texts, dataclasses with such fields,
+            and tuples and mappings of these.
         text: the JSON.
         error: class of the error to raise.
         known: values of the fields that are not stored in the JSON, by field name.
@@ -204,12 +193,12 @@ def read_record(
     form: Form = kind.form  # type: ignore[attr-defined]
     try:
         data = json.loads(text)
-    except (ValueError, TypeError, RecursionError) as wrong:
-        raise error(f"this is not a saved {form.what}: {wrong}") from None
+    except (ValueError, TypeError, RecursionError) as fault:
+        raise error(f"this is not a saved {form.what}: {fault}") from None
     try:
         return _record(kind, data, form, known)  # type: ignore[no-any-return]
-    except ValueError as wrong:  # includes a ProblemError that the dataclass raised
-        raise error(str(wrong)) from None
+    except ValueError as fault:  # includes a ProblemError that the dataclass raised
+        raise error(str(fault)) from None
 
 
 def save_record(record: Any, path: str | os.PathLike[str]) -> None:
@@ -259,20 +248,14 @@ class Record:
         what = cls.form.what
         try:
             return read_as(what, path, lambda text: read_record(cls, text), MAX_RECORD_BYTES)
-        except ProblemError as wrong:
-            raise PlanError(str(wrong)) from None
+        except ProblemError as error:
+            raise PlanError(str(error)) from None
 
 
 def check_figures(record: Any, names: Iterable[str], where: str = "", *, bits: int = 100) -> None:
-    """Raise a ProblemError if an attribute is negative, NaN, or 2**bits or more.
+    """Raise a ProblemError if a named attribute is negative, NaN, or 2**bits or more, as in a file edited by hand.
 
-    A file that was edited by hand may have such numbers.
-
-    Args:
-        record: the dataclass.
-        names: names of the attributes to check.
-        where: text to put before the attribute's name in the error message.
-        bits: logarithm of the limit to base 2.
+    The message has the text ``where`` before the attribute's name.
     """
     for name in names:
         value = getattr(record, name)
@@ -312,17 +295,9 @@ def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
 
 
 def _record(kind: Any, data: Any, whole: Form, known: Mapping[str, Any]) -> Any:
-    """Build a dataclass from a JSON object.
-
-    Args:
-        kind: the dataclass.
-        data: the parsed JSON.
-        whole: form of the outermost dataclass, which messages name if ``kind`` has no form.
-        known: values of the fields that are not stored in ``data``, by field name.
-
-    Raises:
-        ValueError: the data does not match the dataclass. The message names the field.
-    """
+    """Build a dataclass from a JSON object; raise a ValueError that names a field which does not match."""
+    # Messages name the form `whole`, of the outermost dataclass, if `kind` has no form. `known` has the values of the
+    # fields that are not in the JSON.
     form: Form | None = getattr(kind, "form", None)
     what = f"saved {(form or whole).what}"
     data = dict(data) if isinstance(data, dict) else {}
@@ -342,24 +317,13 @@ def _record(kind: Any, data: Any, whole: Form, known: Mapping[str, Any]) -> Any:
     values = {n: _value(wanted[n][0], v, whole, f"{what}: field '{n}'") for n, v in data.items()}
     try:
         return kind(**values, **known)
-    except ProblemError as wrong:
-        raise ValueError(f"{what}: {wrong}") from None
+    except ProblemError as error:
+        raise ValueError(f"{what}: {error}") from None
 
 
 def _value(wanted: Any, value: Any, whole: Form, where: str) -> Any:
-    """Convert a JSON value to a declared type.
-
-    An int is accepted for a float; a bool is not accepted for an int.
-
-    Args:
-        wanted: the declared type.
-        value: the parsed JSON.
-        whole: form of the outermost dataclass, for error messages.
-        where: name of the field, for the error message.
-
-    Raises:
-        ValueError: the value has another type.
-    """
+    """Convert a JSON value to a declared type; raise a ValueError that names the field ``where``."""
+    # An int is accepted for a float; a bool is not accepted for an int.
     kinds = get_args(wanted)
     if is_dataclass(wanted):
         return _record(wanted, value, whole, {})

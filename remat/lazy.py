@@ -6,14 +6,8 @@ import ast
 
 
 def names_for_types(file: str) -> dict[str, str]:
-    """Return a dict from each name that a file imports under ``if TYPE_CHECKING`` to ``module:name``.
-
-    The names are read from the source text. The import statements therefore serve type checkers,
-    and also tell the file where to import each name from on its first use.
-
-    Args:
-        file: path of the source file, whose first ``if`` is ``if TYPE_CHECKING``.
-    """
+    """Return a dict from each name that a file imports in its block ``if TYPE_CHECKING`` to ``module:name``."""
+    # Parsed from the source text, so that one list of imports serves type checkers and the imports on first use.
     with open(file, encoding="utf-8") as source:
         tree = ast.parse(source.read())
     block = next(node for node in tree.body if isinstance(node, ast.If))

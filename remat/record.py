@@ -1,7 +1,6 @@
-"""What is recorded of one graph's plan: the decision, the figures, and in memory the modules that they are of.
+"""Record of one graph's plan: the decision, the figures, and in memory the modules of forward and backward.
 
-A decision says which values forward saves for backward, which of them are offloaded to the host's memory, and
-optionally in which order nodes run. Figures are the bytes and costs of a plan. The fields are the format of saved plans.
+Figures are the bytes and costs of a plan. The public fields are the format of saved plans.
 """
 
 from __future__ import annotations
@@ -193,7 +192,7 @@ class PlanRecord(Record):
 
     def __post_init__(self) -> None:
         for name in () if self._later is None else LATER:
-            object.__delattr__(self, name)  # so that `__getattr__` is asked for the field
+            object.__delattr__(self, name)  # so that Python calls `__getattr__` for the field
         # Only a plan from a file can have false figures, or an invalid text. Such a plan has no `_asked`.
         if self._asked is not None:
             return
@@ -208,14 +207,14 @@ class PlanRecord(Record):
     if not TYPE_CHECKING:  # type checkers would take any attribute for one of a plan
 
         def __getattr__(self, name: str) -> Any:
-            """Compute the figures that nothing has needed yet; Python asks for a field without a value."""
+            """Compute the fields of `LATER` when one of them is read first."""
             if name not in LATER or self._later is None:
                 raise AttributeError(f"a plan has no attribute '{name}'", name=name, obj=self)
             with sizes_at(self._sizes):
-                made = {**self._later(), "_later": None}
-            for field_name, value in made.items():
+                computed = {**self._later(), "_later": None}
+            for field_name, value in computed.items():
                 object.__setattr__(self, field_name, value)  # plans are frozen
-            return made[name]
+            return computed[name]
 
     def _check_link(self) -> None:
         """Raise a ProblemError if the link has no rate."""
@@ -231,11 +230,7 @@ class PlanRecord(Record):
     def as_compiled(self, timeline: Timeline, saved_bytes: int) -> Self:
         """Return a copy of the plan with the peak, saved bytes and timeline of the compiled step.
 
-        The copy keeps the planned figures in ``planned_peak_bytes`` and ``planned_saved_bytes``.
-
-        Args:
-            timeline: lifetimes of storages in the compiled step.
-            saved_bytes: bytes that the compiled forward saves.
+        The copy has the planned figures in ``planned_peak_bytes`` and ``planned_saved_bytes``.
         """
         return replace(
             self,
@@ -253,7 +248,7 @@ class PlanRecord(Record):
 
     @property
     def of_step(self) -> str:
-        """Text that says that the step has other graphs; empty if none are known, and for a plan from a file."""
+        """Sentence on the other graphs of the step; empty if none are known, and for a plan from a file."""
         return self._of_step
 
     @property
@@ -342,7 +337,7 @@ class PlanRecord(Record):
 
     @property
     def known_figures(self) -> Self:
-        """The same copy, but figures that nothing has read yet are 0."""
+        """The copy `figures`, in which figures that nothing has read yet are 0 instead of computed."""
         unread: dict[str, Any] = dict.fromkeys(() if self._later is None else LATER, 0)
         return replace(self, _later=None, **unread).figures
 
@@ -386,15 +381,11 @@ class PlanRecord(Record):
         )
 
     def _pair(self) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Return the forward and the backward module. A plan from a cache builds them at the first call.
-
-        Raises:
-            PlanError: the plan has no modules, because it was read from a file or its compiled step was deleted.
-        """
+        """Return the forward and the backward module, built at the first call if the plan comes from a cache."""
         if self._modules is None and self._again is not None:
-            made = self._again()
+            rebuilt = self._again()
             for name in _OF_MODULES:
-                object.__setattr__(self, name, getattr(made, name))  # plans are frozen
+                object.__setattr__(self, name, getattr(rebuilt, name))  # plans are frozen
         if self._modules is None:
             raise PlanError(
                 "this plan has no modules: it was read from a file, or its compiled step is deleted; build them from the "

@@ -83,10 +83,8 @@ class Peak:
         return f"Peak({self.nbytes})" if self.nbytes > 1 else f"Peak('{self.nbytes}B')"
 
     def __str__(self) -> str:
-        """Return the budget as short text.
-
-        Bytes are rounded down. If a user gives this text as a budget, it never allows more bytes.
-        """
+        """Return the budget as short text."""
+        # Rounded down, so that this text as a budget never allows more bytes.
         return str(self.share) if self.nbytes is None else _rounded_down(self.nbytes)
 
 
@@ -256,8 +254,8 @@ class Budget:
         """
         if self.on_peak:
             return False
-        asked = bytes_of_share(self.share or 0.0, full) if self.nbytes is None else self.nbytes
-        return asked < least
+        nbytes = bytes_of_share(self.share or 0.0, full) if self.nbytes is None else self.nbytes
+        return nbytes < least
 
     @property
     def on_peak(self) -> bool:
@@ -290,11 +288,7 @@ _KINDS: dict[str, Callable[[str], Peak | Saved]] = {"peak": Peak, "saved": Saved
 
 
 def parse_bytes(text: str) -> int | None:
-    """Parse text such as ``"8GiB"`` or ``"8192"`` into bytes, rounded down.
-
-    Returns:
-        The bytes; None if ``text`` is not a number of bytes.
-    """
+    """Parse text such as ``"8GiB"`` or ``"8192"`` into bytes, rounded down; None if it is no number of bytes."""
     match = _NUMBER.fullmatch(text)
     if match is None:
         return None
@@ -315,14 +309,10 @@ def _format_ratio(ratio: float | None) -> str:
 
 
 def bytes_of_share(share: float, full: int) -> int:
-    """Return the most bytes ``b`` whose float quotient ``b / full`` is at most ``share``.
+    """Return the most bytes ``b`` whose float quotient ``b / full`` is at most the ratio ``share``.
 
     Float rounding of ``share`` therefore loses no byte: ``k / n`` of n equal tensors is k tensors,
     and 0.3 of 10 bytes is 3 bytes. The result never falls as ``share`` rises.
-
-    Args:
-        share: ratio from 0 to 1.
-        full: bytes that the ratio refers to. Below 2**53, different ``b`` have different quotients.
     """
     if full == 0:
         return 0
@@ -346,11 +336,7 @@ def format_bytes(n: float) -> str:
 
 
 def _rounded_down(nbytes: int) -> str:
-    """Format bytes as text that `parse_bytes` reads, such as ``1.49GiB``.
-
-    The number has three digits, or all digits of its whole part. It is rounded down, so the text
-    never stands for more than ``nbytes``.
-    """
+    """Format bytes as text that `parse_bytes` reads, such as ``1.49GiB``, rounded down to three digits."""
     for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= size:
             digits = max(0, 3 - len(str(nbytes // size)))
@@ -372,9 +358,9 @@ def format_apart(first: int, second: int) -> tuple[str, str]:
     return f"{first} B", f"{second} B"
 
 
-def counted(n: int, thing: str) -> str:
+def counted(n: int, noun: str) -> str:
     """Return a number with a noun, which gets an "s" unless the number is 1."""
-    return f"{n:,} {thing}" if n == 1 else f"{n:,} {thing}s"
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
 def format_cost(cost: float, unit: str) -> str:
@@ -386,13 +372,10 @@ def format_cost(cost: float, unit: str) -> str:
 
 
 def scales_of(unit: str) -> tuple[tuple[str, int], ...]:
-    """Return a unit and its multiples as pairs (name, number of units), largest first.
-
-    For the unit ``"B"``, the first pair is ``("TB", 10**12)`` and the last one is ``("B", 1)``. A
-    unit with a prefix, such as pJ, has no multiples, since MpJ is not a unit.
-    """
+    """Return a unit and its multiples as pairs (name, number of units), largest first, such as ``("TB", 10**12)``."""
     if unit == "ps":
         return _PS
+    # A unit with a prefix, such as pJ, has no multiples, since MpJ is not a unit.
     if _PREFIXED.fullmatch(unit):
         return ((unit, 1),)
     return tuple((f"{prefix}{unit}", size) for prefix, size in _COUNTS)
@@ -417,13 +400,11 @@ def some_of(texts: Sequence[str], most: int, separator: str = ", ") -> str:
 
 
 def columns(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> list[str]:
-    """Format rows of cells as lines of aligned columns, two blanks apart.
-
-    A column without any text is left out.
+    """Format rows of cells as lines of aligned columns, two blanks apart; a column without any text is left out.
 
     Args:
         rows: the header row, then the other rows. In a row with fewer cells than the header, the
-            last cell is not padded and extends over the remaining columns.
+            last cell extends over the remaining columns.
         left: indices of left-aligned columns; all others are right-aligned.
     """
     whole = [row for row in rows if len(row) == len(rows[0])]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import logging
 import os
 import sys
@@ -21,14 +20,16 @@ import click
 
 from remat.arguments import documented
 from remat.cli import params
-from remat.cli.errors import (
+from remat.cli.output import (
+    JSON,
+    QUIET,
     asks_for_json,
     echo_error,
     interruptible,
     show_warning,
     tell_refused_plugins,
 )
-from remat.cli.progress import QUIET, Progress
+from remat.cli.progress import Progress
 from remat.errors import CaptureError, PeakWarning, PlanError, RematError
 from remat.options import PlanOptions, StepOptions
 from remat.version import __version__
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
 
 
-#: Key of ``click.Context.meta``; the value says whether ``--json`` was given.
-_AS_JSON = "remat.json"
 #: Limit in characters on summaries of commands. It is above their length, so that Click wraps and does not cut them.
 _WHOLE_SENTENCE = 1_000
 
@@ -78,18 +77,15 @@ HELP: Mapping[str, Mapping[str, str]] = {
 
 
 class Command(click.Command):
-    """Command that reports a `RematError` about one of its options as wrong usage, with exit code 2.
-
-    A `PlanError` is no wrong usage and gives exit code 1, because it depends on the graph.
-    """
+    """Command that reports a `RematError` about one of its options as wrong usage, with exit code 2."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except RematError as error:
-            called = {param.name: param for param in self.params}
+            by_name = {param.name: param for param in self.params}
             # Some commands take a list: ``--budgets`` for ``budget``.
-            param = called.get(error.option) or called.get(f"{error.option}s")
+            param = by_name.get(error.option) or by_name.get(f"{error.option}s")
             # A `PlanError` means that a valid option does not fit the graph.
             if param is None or isinstance(error, PlanError):
                 raise
@@ -97,23 +93,19 @@ class Command(click.Command):
 
 
 class _Group(click.Group):
-    """Command group that prints errors of remat in one paragraph, without a traceback.
-
-    An error of remat gives exit code 1, and Ctrl-C gives 130. Under ``--json``, an error of remat
-    or wrong usage is printed as ``{"error": {"kind": …, "message": …}}`` on standard output.
-    """
+    """Command group that prints errors of remat in one paragraph or as JSON, without a traceback."""
 
     command_class = Command
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
-        """Add a command, and append the example from `HELP` to the help of the command."""
+        """Add a command, and append its example from `HELP` to its help."""
         super().add_command(cmd, name)
         for examples in HELP.values():
             if (name or cmd.name) in examples:
                 cmd.epilog = f"Example: {examples[name or cmd.name or '']}"
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands for the help: the sections of `HELP`, then a section of all other commands."""
+        """List the commands in the sections of `HELP`, and all others in a last section."""
         grouped = [name for group in HELP.values() for name in group]
         others = [name for name in self.list_commands(ctx) if name not in grouped]
         for title, names in (*HELP.items(), ("More", others)):
@@ -134,7 +126,7 @@ class _Group(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # This is set before parsing, so that errors of parsing are printed as JSON, too.
-        ctx.meta[_AS_JSON] = asks_for_json(args)
+        ctx.meta[JSON] = asks_for_json(args)
         return super().parse_args(ctx, args)
 
     @interruptible()
@@ -150,7 +142,7 @@ class _Group(click.Group):
             try:
                 return super().invoke(ctx)
             except (RematError, click.ClickException) as error:
-                if ctx.meta[_AS_JSON]:
+                if ctx.meta[JSON]:
                     echo_error(error)
                 elif isinstance(error, click.ClickException):
                     raise
@@ -173,10 +165,7 @@ def main() -> None:
 
 
 def options(*decorators: Callable[..., Any]) -> Callable[..., Any]:
-    """Combine argument and option decorators into one decorator.
-
-    The help of a command lists the options in the order of ``decorators``.
-    """
+    """Combine decorators of arguments and options into one; the help lists the options in the given order."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         # The decorator that is applied last comes first in click's help.
@@ -193,15 +182,7 @@ def list_option(
     item: params.ParamType = click.STRING,
     default: str | tuple[()] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator for an option with comma-separated values.
-
-    Args:
-        name: name of the option in the plural, without dashes.
-        text: help of the option.
-        item: type of one value.
-        default: values if the option is not given: comma-separated text, or an empty tuple. None: the
-            command gets None.
-    """
+    """Return a decorator for an option with comma-separated values; its name is in the plural, without dashes."""
     return click.option(
         f"--{name}",
         type=params.ListOf(item),
@@ -234,44 +215,43 @@ def record_options(record: type, settings: Mapping[str, Mapping[str, Any]]) -> C
 
     Args:
         record: the record, a dataclass.
-        settings: by name of each field to add, settings of click that differ from those of the field. ``flag`` is the
-            option's name without dashes.
+        settings: dict from each field to add to the settings of click that differ from the field's own. The setting
+            ``flag`` is the option's name without dashes.
     """
     declared = (field for field in fields(record) if field.name in settings)
     return options(*(_option(record, field, settings[field.name]) for field in declared))
 
 
-def _option(record: type, field: Field[Any], more: Mapping[str, Any]) -> Callable[..., Any]:
+def _option(record: type, field: Field[Any], overrides: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return a decorator for the option of a field: a Boolean flag, or text unless ``overrides`` sets a type."""
     name, default = field.name.replace("_", "-"), field.default
     settings: dict[str, Any] = {"default": default, "show_default": default is not None}
     if default is MISSING:
         settings = {"required": True}
     if isinstance(default, bool):
         name = f"{name}/--no-{name}"
-    elif "type" not in more:
+    elif "type" not in overrides:
         settings |= {"type": str, "metavar": name.upper()}
-    settings |= more
+    settings |= overrides
     text = " ".join(documented(record).get(field.name, "").replace("``", "").split())
     sentence = text.partition(": ")[2].partition(". ")[0].rstrip(".")
     return click.option(f"--{settings.pop('flag', name)}", field.name, help=sentence, **settings)
 
 
-def _note_quiet(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    ctx.meta[QUIET] = value
+def _output_flag(key: str, *names: str, text: str) -> Callable[..., Any]:
+    """Return a decorator that adds a flag whose value is stored in ``click.Context.meta``."""
+
+    def store(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+        ctx.meta[key] = value
+
+    flag = {"is_flag": True, "is_eager": True, "expose_value": False}
+    return click.option(*names, callback=store, help=text, **flag)  # type: ignore[arg-type]
 
 
 #: The options ``--json`` and ``--quiet``, which control what a command prints.
 json_option = options(
-    click.option("--json", "as_json", is_flag=True, help="print JSON, for machines; errors too"),
-    click.option(
-        "-q",
-        "--quiet",
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_note_quiet,
-        help="do not print progress on standard error",
-    ),
+    _output_flag(JSON, "--json", text="print JSON, for machines; errors too"),
+    _output_flag(QUIET, "-q", "--quiet", text="do not print progress on standard error"),
 )
 batch_option = click.option(
     "--batch",
@@ -308,13 +288,10 @@ PLANNING = ("cost", "time_limit", *StepOptions.__annotations__)
 
 
 def takes_request(*names: str) -> Callable[..., Any]:
-    """Return a decorator that adds options of planning to a command, and parses them to its argument ``request``.
+    """Return a decorator that adds the named options of planning to a command, and parses its argument ``request``.
 
-    If the command has no option ``budget``, or its value is None, the request has no budget
-    (`PlanRequest.without_budget`).
-
-    Args:
-        names: names of the options to add. An option of planning that the command declares itself is parsed too.
+    Options of planning that the command declares itself are parsed, too. Without a budget, the request is that of
+    `PlanRequest.without_budget`.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -342,12 +319,9 @@ def planning_options(options: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def users_output() -> Iterator[None]:
-    """Redirect standard output to standard error, and hide PyTorch's error logs, within the block.
-
-    The model's code may print, but standard output is for results. PyTorch's error logs would
-    repeat the message of remat's own error. If the environment variable ``TORCH_LOGS`` is set, the
-    logs are not hidden.
-    """
+    """Redirect standard output to standard error, and hide PyTorch's error logs, within the block."""
+    # The model's code may print, but standard output is for results. PyTorch's logs of errors would repeat the message
+    # of remat's own error; a user who sets TORCH_LOGS wants to see them.
     before = logging.root.manager.disable
     if "TORCH_LOGS" not in os.environ:
         logging.disable(logging.ERROR)
@@ -378,11 +352,7 @@ class Captured:
         return self.joints[0]
 
     def title(self, joint: JointGraph | None = None) -> str:
-        """Return a title for the output: the model, a graph's number of nodes, and the capture time.
-
-        Args:
-            joint: the graph whose nodes are counted; None: the first graph.
-        """
+        """Return a title for the output: the model, the number of nodes of a graph, and the capture time."""
         nodes = len((joint or self.joint).graph.nodes)
         return f"{self.example.title}: {nodes:,} nodes, captured in {self.seconds:.1f} s"
 
@@ -402,20 +372,7 @@ def capture_model(
     run: bool = False,
     **options: Any,
 ) -> Captured:
-    """Build MODEL and capture its training step.
-
-    Args:
-        progress: shows the stages of the command.
-        model: MODEL as typed.
-        overrides: ``key=value`` texts for the config of an ``hf`` model.
-        lower: ``"inductor"`` to apply Inductor's decompositions to the graphs, ``"eager"`` to apply
-            none.
-        device: the device to trace for; None: the device of the tensors.
-        fullgraph: whether a graph break is an error; if False, the step may have several joint graphs.
-        run: whether forward runs once on real tensors during the capture; used only if
-            ``fullgraph`` is False.
-        options: ``batch`` (batch size) and ``seq`` (sequence length), as in
-            `remat.cli.models.load`.
+    """Build MODEL and capture its training step, with arguments as in `remat.capture` and `remat.cli.models.load`.
 
     Raises:
         CaptureError: the step cannot be captured as requested. The advice names options of the
@@ -425,27 +382,23 @@ def capture_model(
     from remat.graph.capture.step import capture
 
     with users_output():
-        progress.step(f"building {model}")
+        progress.stage(f"building {model}")
         example = load(model, overrides, **options)
-        progress.step(f"capturing {model}")
+        progress.stage(f"capturing {model}")
         start = time.perf_counter()
         # A dict, because the type checker selects an overload of `capture` by a literal `fullgraph`.
-        given: dict[str, Any] = {"fullgraph": fullgraph, "run": run}
+        breaks: dict[str, Any] = {"fullgraph": fullgraph, "run": run}
         try:
-            found = capture(
-                example.model, example.args, example.kwargs, lower=lower, device=device, **given
+            captured = capture(
+                example.model, example.args, example.kwargs, lower=lower, device=device, **breaks
             )
         except CaptureError as error:
-            needed = [_IN_COMMAND[r] for r in error.remedies if r in _IN_COMMAND]
-            if not needed:
+            remedies = [_IN_COMMAND[r] for r in error.remedies if r in _IN_COMMAND]
+            if not remedies:
                 raise
             raise CaptureError(
                 f"{error.reason}. Change that line, or plan all graphs of the model together: "
-                f"remat plan {model} {' '.join(needed)}"
+                f"remat plan {model} {' '.join(remedies)}"
             ) from error
-    joints = found if isinstance(found, list) else [found]
+    joints = captured if isinstance(captured, list) else [captured]
     return Captured(example=example, joints=joints, seconds=time.perf_counter() - start)
-
-
-def echo_json(data: Any) -> None:
-    click.echo(json.dumps(data, indent=2))

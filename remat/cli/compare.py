@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,7 +17,7 @@ from remat.cli.commands import (
     plan_options,
     planning_options,
 )
-from remat.cli.errors import fail
+from remat.cli.output import echo_json
 from remat.cli.progress import Progress
 from remat.errors import RematError
 
@@ -47,7 +46,6 @@ def compare(
     solvers: tuple[str, ...] | None,
     budgets: tuple[str, ...],
     legend: bool,
-    as_json: bool,
     **options: Any,
 ) -> None:
     """Plan MODEL with several solvers at several budgets, and show the plans in one table.
@@ -58,19 +56,19 @@ def compare(
     """
     from remat import api
     from remat.cli import tables
-    from remat.experiments.grid import compare as run_all
+    from remat.experiments.grid import compare as compare_solvers
     from remat.planning.request import PlanRequest
     from remat.solvers.base import Solver
     from remat.solvers.brief import BRIEF
 
     common = planning_options(options)
-    asked = [PlanRequest.of(budget=budget, **common).budget for budget in budgets]
+    parsed = [PlanRequest.of(budget=budget, **common).budget for budget in budgets]
     names: list[str | Solver] = [*(api.solver_names() if solvers is None else solvers)]
     if solvers is None and common["time_limit"] is None:
         names = [BRIEF.get(str(name), name) for name in names]
     brief = tuple(solver.name for solver in names if isinstance(solver, Solver))
     with Progress() as progress:
-        step = capture_model(progress, model, overrides, **options)
+        captured = capture_model(progress, model, overrides, **options)
         total, done = len(names) * len(budgets), 0
 
         def count(row: ExperimentRow) -> None:
@@ -78,21 +76,20 @@ def compare(
             done += 1
             progress.detail(f"{done} of {total} plans, last {row.solver} at {row.budget}")
 
-        progress.step(f"comparing {total} plans")
-        comparison = run_all(step.joint, names, asked, on_row=count, **common)
+        progress.stage(f"comparing {total} plans")
+        comparison = compare_solvers(captured.joint, names, parsed, on_row=count, **common)
         comparison = dataclasses.replace(comparison, brief=brief)
-    failed = all(row.reason is not None for row in comparison.rows)
-    if as_json and not failed:
-        click.echo(comparison.to_json(), nl=False)
-    elif not as_json:
-        cost = tables.cost_text(comparison.cost, common["cost"])
-        title = f"{step.title()}; cost model {cost}"
-        width = tables.console().width
-        tables.show(tables.comparison_table(comparison, title, width=width))
-        for note in (*tables.comparison_notes(comparison), *(tables.LEGEND if legend else ())):
-            click.echo(note)
-    if failed:
-        error = RematError(
+    failure = None
+    if all(row.reason is not None for row in comparison.rows):
+        failure = RematError(
             "no solver found a plan at any of these budgets; the reasons stand above"
         )
-        fail(error, json.loads(comparison.to_json()) if as_json else None)
+    if echo_json(comparison.to_json(), failure):
+        return
+    cost = tables.cost_text(comparison.cost, common["cost"])
+    title = f"{captured.title()}; cost model {cost}"
+    tables.show(tables.comparison_table(comparison, title, width=tables.console().width))
+    for note in (*tables.comparison_notes(comparison), *(tables.LEGEND if legend else ())):
+        click.echo(note)
+    if failure is not None:
+        raise failure

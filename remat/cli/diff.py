@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from remat.cli import params
-from remat.cli.commands import echo_json, json_option, main
+from remat.cli.commands import json_option, main
+from remat.cli.output import echo_json
 from remat.errors import ProblemError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _FIELDS = (
 @click.argument("first", metavar="A.json", type=params.INPUT_FILE)
 @click.argument("second", metavar="B.json", type=params.INPUT_FILE)
 @json_option
-def diff(first: Path, second: Path, as_json: bool) -> None:
+def diff(first: Path, second: Path) -> None:
     """Compare two saved plans: show the values that only one plan saves, and the figures of both.
 
     A.json and B.json are files that `remat plan --save` wrote for one model.
@@ -36,26 +37,25 @@ def diff(first: Path, second: Path, as_json: bool) -> None:
     from remat.planning.saved_plans import read_plan
 
     read = [read_plan(path) for path in (first, second)]
-    sides = [tuple(p) if isinstance(p, PlanSet) else (p,) for p in read]
+    sides = [tuple(plan) if isinstance(plan, PlanSet) else (plan,) for plan in read]
     if len(sides[0]) != len(sides[1]):
         raise ProblemError(
             f"the first file holds plans for {len(sides[0])} graphs and the second for {len(sides[1])}; expected "
             "plans of one model, captured with the same options"
         )
     pairs = list(zip(*sides, strict=True))
-    if as_json:
-        graphs = [
-            {
-                "graph": a.graph,
-                "same_graph": a.fingerprint == b.fingerprint,
-                "only_first": _saved_only(a, b),
-                "only_second": _saved_only(b, a),
-                "first": _numbers(a),
-                "second": _numbers(b),
-            }
-            for a, b in pairs
-        ]
-        echo_json({"files": [str(first), str(second)], "graphs": graphs})
+    graphs = [
+        {
+            "graph": a.graph,
+            "same_graph": a.fingerprint == b.fingerprint,
+            "only_first": _saved_only(a, b),
+            "only_second": _saved_only(b, a),
+            "first": _numbers(a),
+            "second": _numbers(b),
+        }
+        for a, b in pairs
+    ]
+    if echo_json({"files": [str(first), str(second)], "graphs": graphs}):
         return
     for k, (a, b) in enumerate(pairs):
         if k:
@@ -67,13 +67,9 @@ def _show(a: Plan, b: Plan, first: str, second: str) -> None:
     from remat.cli import tables
     from remat.units import some_of
 
-    table = tables.new_table(a.graph)
-    for name in ("", first, second):
-        table.add_column(name, style=None if name else "bold", overflow="fold")
-    columns = [_figures(plan) for plan in (a, b)]
-    for name, text in columns[0].items():
-        table.add_row(name, text, columns[1][name])
-    tables.show(table)
+    figures = [_figures(plan) for plan in (a, b)]
+    rows = [(name, text, figures[1][name]) for name, text in figures[0].items()]
+    tables.show(tables.names_table(("", first, second), rows, a.graph))
     if a.fingerprint != b.fingerprint:
         click.echo(
             "the plans are for different graphs, so that equal names need not be equal values: the model, "
@@ -83,10 +79,10 @@ def _show(a: Plan, b: Plan, first: str, second: str) -> None:
         click.echo(f"kept in {file} only: {some_of(names, MOST_NAMES) or 'nothing'}")
 
 
-def _saved_only(one: Plan, other: Plan) -> list[str]:
-    """Return names of nodes that ``one`` saves and ``other`` does not, in the order of ``one``."""
-    there = {*other.saved, *other.snapshots}
-    return list(dict.fromkeys(n for n in (*one.saved, *one.snapshots) if n not in there))
+def _saved_only(plan: Plan, other: Plan) -> list[str]:
+    """Return the names of nodes that one plan saves and the other does not, in the order of the plan."""
+    in_other = {*other.saved, *other.snapshots}
+    return list(dict.fromkeys(n for n in (*plan.saved, *plan.snapshots) if n not in in_other))
 
 
 def _numbers(plan: Plan) -> dict[str, Any]:

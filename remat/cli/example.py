@@ -9,14 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One call of a model: the model and its arguments, as `remat.capture` takes them.
-
-    Attributes:
-        model: a module or a function.
-        args: positional arguments.
-        kwargs: keyword arguments.
-        title: a one-line description for human readers.
-    """
+    """One call of a model: the model and its arguments, as `remat.capture` takes them, and a title for readers."""
 
     model: Any
     args: tuple[Any, ...]

@@ -13,10 +13,10 @@ from remat.cli.commands import (
     PLANNING,
     capture_model,
     capture_options,
-    echo_json,
     main,
     takes_request,
 )
+from remat.cli.output import echo_json
 from remat.cli.progress import Progress
 from remat.errors import about
 
@@ -57,7 +57,6 @@ def explain(
     by: str | None,
     exports: tuple[Path, ...],
     export_format: str | None,
-    as_json: bool,
     **options: Any,
 ) -> None:
     """Explain one plan of MODEL: as text, as an HTML page, or as a file for another tool.
@@ -77,39 +76,38 @@ def explain(
         for path in exports:
             format_of(path, export_format)
     files = (*([html] if html else []), *exports)
-    written = [p.resolve() for p in files]
-    twice = [p for k, p in enumerate(written) if p in written[:k]]
-    if twice:
+    resolved = [path.resolve() for path in files]
+    repeated = [path for k, path in enumerate(resolved) if path in resolved[:k]]
+    if repeated:
         raise click.UsageError(
-            f"'{twice[0]}' is to be written twice; give each file a name of its own"
+            f"'{repeated[0]}' is to be written twice; give each file a name of its own"
         )
     if html is not None:
         require_bokeh()
     with Progress() as progress:
-        step = capture_model(progress, model, overrides, **options)
-        progress.step("planning")
+        captured = capture_model(progress, model, overrides, **options)
+        progress.stage("planning")
         is_only = html is None or by == "none"
-        planner = Planner.of(step.joint, request, on_step=progress.detail, at_budget=is_only)
+        planner = Planner.of(captured.joint, request, on_step=progress.detail, at_budget=is_only)
         plan = planner.finish(planner.decide(request.budget), request.budget)
         warn_of_peak(plan)
         figures: Mapping[str, Any] = {"plan": figures_of(plan), "frontier": None, "plans": []}
-        title = step.example.title
+        title = captured.example.title
         if html is not None and is_only:
-            progress.step("writing the page")
+            progress.stage("writing the page")
             figures = plan.explore(html, title=title)
         elif html is not None:
-            progress.step(f"planning at all budgets, by {by}")
+            progress.stage(f"planning at all budgets, by {by}")
             frontier = Frontier.of(planner, by)
-            progress.step("writing the page")
+            progress.stage("writing the page")
             figures = frontier.explore(html, plan, title=title, on_step=progress.detail)
         for path in exports:
-            progress.step(f"writing {path}")
+            progress.stage(f"writing {path}")
             plan.export(path, format=export_format)
-    if as_json:
-        echo_json(figures)
+    if echo_json(figures):
         return
     if not files:
-        click.echo(step.title())
+        click.echo(captured.title())
         click.echo(plan.explain())
     for path in files:
         click.echo(f"written: {path}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +19,8 @@ from remat.cli.commands import (
     takes_request,
     users_output,
 )
-from remat.cli.errors import fail
 from remat.cli.models import called, check_not_hf, function_of, is_hf, load, takes_batch
+from remat.cli.output import echo_json
 from remat.cli.progress import Progress
 from remat.errors import RematError
 from remat.options import Training, ValueOptions
@@ -85,7 +84,6 @@ def fit(
     overrides: tuple[str, ...],
     seq: int | None,
     request: PlanRequest,
-    as_json: bool,
     **options: Any,
 ) -> None:
     """Find which batch sizes of MODEL's training step fit in a given memory, and how fast they are.
@@ -100,53 +98,42 @@ def fit(
     from remat.fitting.fit import fit_calls
 
     with Progress() as progress, users_output():
-        progress.step(f"building {model}")
-        made = fit_calls(
+        progress.stage(f"building {model}")
+        table = fit_calls(
             _calls(model, overrides, seq),
             Training(**options),
             request,
             title="" if model.startswith("hf:") else model,
             on_step=_stages(progress),
         )
-    if made.largest is None:
-        if not as_json:
-            click.echo(str(made))
+    failure = None
+    if table.largest is None:
         failure = RematError("no batch fits; the reasons stand with the rows")
-        fail(failure, json.loads(made.to_json()) if as_json else None)
-    click.echo(made.to_json() if as_json else f"{made}\n", nl=False)
+    if echo_json(table.to_json(), failure):
+        return
+    click.echo(str(table))
+    if failure is not None:
+        raise failure
 
 
 def _stages(progress: Progress) -> Callable[[str], None]:
-    """Return a callback that shows the progress of the search, with one stage per batch size.
+    """Return a callback that shows texts such as ``stage: detail``, or a stage alone."""
+    current = ""
 
-    The callback takes a text such as ``stage: detail``, or the stage alone. Details are shown on a
-    terminal only.
-    """
-    shown = ""
-
-    def on_step(text: str) -> None:
-        nonlocal shown
+    def on_progress(text: str) -> None:
+        nonlocal current
         stage, colon, detail = text.partition(": ")
-        if stage != shown:
-            progress.step(stage)
-            shown = stage
+        if stage != current:
+            progress.stage(stage)
+            current = stage
         if colon:
             progress.detail(detail)
 
-    return on_step
+    return on_progress
 
 
 def _calls(model: str, overrides: tuple[str, ...], seq: int | None) -> Callable[[int], Any]:
-    """Return a function that takes a batch size and returns (model, positional arguments, keyword arguments).
-
-    The function returns the same model for every batch size, unless MODEL is a user's function that
-    takes the batch size.
-
-    Args:
-        model: MODEL as typed.
-        overrides: ``key=value`` texts for the config of an ``hf`` model.
-        seq: sequence length of an ``hf`` model; None: the default.
-    """
+    """Return a function that takes a batch size and returns (model, positional arguments, keyword arguments)."""
     if is_hf(model):
         models: list[Any] = []
 
@@ -170,5 +157,5 @@ def _calls(model: str, overrides: tuple[str, ...], seq: int | None) -> Callable[
     from remat.fitting.fit import varied
 
     example = called(function, model)
-    made = varied(example.args, example.kwargs)
-    return lambda batch: (example.model, *made(batch))
+    arguments = varied(example.args, example.kwargs)
+    return lambda batch: (example.model, *arguments(batch))

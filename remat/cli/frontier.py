@@ -15,17 +15,15 @@ from remat.cli.commands import (
     Captured,
     capture_model,
     capture_options,
-    echo_json,
     list_option,
     main,
     takes_request,
 )
-from remat.cli.errors import fail
+from remat.cli.output import echo_json
 from remat.cli.progress import Progress
 from remat.errors import RematError
 
 if TYPE_CHECKING:
-    from remat.graph.joint import JointGraph
     from remat.planning.frontier import Frontier
     from remat.planning.plan import Plan
     from remat.planning.request import PlanRequest
@@ -67,7 +65,6 @@ def frontier(
     by: str,
     request: PlanRequest,
     plot: Path | None,
-    as_json: bool,
     **options: Any,
 ) -> None:
     """Show the best plan of MODEL at every budget (the frontier), and the frontier's knee.
@@ -91,62 +88,57 @@ def frontier(
         # without offloading follow for comparison.
         requests = [dataclasses.replace(requests[0], offload=request.offload), *requests]
     with Progress() as progress:
-        step = capture_model(progress, model, overrides, **options)
-        made: list[Frontier] = []
-        failed: dict[str, str] = {}
+        captured = capture_model(progress, model, overrides, **options)
+        frontiers: list[Frontier] = []
+        reasons: dict[str, str] = {}
         for each in requests:
             link = each.offload
             name = each.solver.name + ("" if link is None else f", offload {link}")
-            progress.step(f"planning at all budgets with {name}")
+            progress.stage(f"planning at all budgets with {name}")
             try:
-                planner = Planner.of(step.joint, each, on_step=progress.detail)
-                made.append(Frontier.of(planner, by))
+                planner = Planner.of(captured.joint, each, on_step=progress.detail)
+                frontiers.append(Frontier.of(planner, by))
             except RematError as error:
                 if len(requests) == 1:
                     raise
-                failed[name] = params.one_line(error)
-        chosen = None
-        if is_marked and made:
-            progress.step(f"planning at {requests[0].budget.label}")
-            chosen = plan_graph(step.joint, requests[0])
-        if plot is not None and made:
-            progress.step("drawing")
-            made[0].plot(plot, chosen=chosen, others=made[1:])
-    if as_json and made:
-        echo_json(_json(step.joint, made, failed, chosen))
-    elif not as_json:
-        _show(step, made, chosen, str(request.cost))
-        for name, reason in failed.items():
-            click.echo(f"{name}: no frontier: {reason}")
-        if plot is not None and made:
-            click.echo(f"drawn: {plot}")
-    if not made:
+                reasons[name] = params.one_line(error)
+        plan = None
+        if is_marked and frontiers:
+            progress.stage(f"planning at {requests[0].budget.label}")
+            plan = plan_graph(captured.joint, requests[0])
+        if plot is not None and frontiers:
+            progress.stage("drawing")
+            frontiers[0].plot(plot, chosen=plan, others=frontiers[1:])
+    failure = None
+    if not frontiers:
         failure = RematError("no solver found a frontier; the reasons stand above")
-        fail(failure, _json(step.joint, made, failed, chosen) if as_json else None)
-
-
-def _json(
-    joint: JointGraph, made: list[Frontier], failed: dict[str, str], chosen: Plan | None
-) -> dict[str, Any]:
-    return {
-        "graph": joint.name,
+    data = {
+        "graph": captured.joint.name,
         "frontiers": [
-            json.loads(found.to_json()) | {"knee": dataclasses.asdict(found.knee())}
-            for found in made
+            json.loads(each.to_json()) | {"knee": dataclasses.asdict(each.knee())}
+            for each in frontiers
         ],
-        "failed": failed,
-        "plan": None if chosen is None else json.loads(chosen.to_json()),
+        "failed": reasons,
+        "plan": None if plan is None else json.loads(plan.to_json()),
     }
-
-
-def _show(step: Captured, made: list[Frontier], chosen: Plan | None, cost: str) -> None:
-    from remat.cli import tables
-    from remat.units import format_bytes, format_cost
-
-    if not made:
+    if echo_json(data, failure):
         return
-    first = made[0]
-    click.echo(f"{step.title()}; cost model {tables.cost_text(first.cost, cost)}")
+    if frontiers:
+        _show(captured, frontiers, plan, str(request.cost))
+    for name, reason in reasons.items():
+        click.echo(f"{name}: no frontier: {reason}")
+    if failure is not None:
+        raise failure
+    if plot is not None:
+        click.echo(f"drawn: {plot}")
+
+
+def _show(captured: Captured, frontiers: list[Frontier], plan: Plan | None, cost: str) -> None:
+    from remat.cli import tables
+    from remat.units import counted, format_bytes, format_cost
+
+    first = frontiers[0]
+    click.echo(f"{captured.title()}; cost model {tables.cost_text(first.cost, cost)}")
     if first.by == "peak":
         click.echo(f"every schedule has a peak of at least {format_bytes(first.bound[0][0])}")
     else:
@@ -154,16 +146,15 @@ def _show(step: Captured, made: list[Frontier], chosen: Plan | None, cost: str) 
             f"{format_bytes(first.least_bytes)} is the least that can be saved; the runtime-optimal "
             f"partition saves {format_bytes(first.full_bytes)}"
         )
-    for found in made:
-        table = tables.frontier_table(found, ROWS // len(made))
-        all_of = len(found.points)
-        some = f", {table.row_count} of them here" if table.row_count < all_of else ""
-        count = "1 point" if all_of == 1 else f"{all_of} points"
-        click.echo(f"\n{found.label}: {count}{some}")
+    for frontier in frontiers:
+        table = tables.frontier_table(frontier, ROWS // len(frontiers))
+        count = len(frontier.points)
+        shown = f", {table.row_count} of them here" if table.row_count < count else ""
+        click.echo(f"\n{frontier.label}: {counted(count, 'point')}{shown}")
         tables.show(table)
-    if chosen is not None:
+    if plan is not None:
         click.echo(
-            f"\nbudget {chosen.asked.label}: {format_bytes(chosen.saved_bytes)} saved, "
-            f"{format_cost(chosen.recompute_cost, chosen.unit)} recomputed, "
-            f"peak {format_bytes(chosen.peak_bytes)}"
+            f"\nbudget {plan.asked.label}: {format_bytes(plan.saved_bytes)} saved, "
+            f"{format_cost(plan.recompute_cost, plan.unit)} recomputed, "
+            f"peak {format_bytes(plan.peak_bytes)}"
         )

@@ -35,13 +35,12 @@ def build(
         overrides: ``key=value`` texts for the config.
         batch: batch size; None: `BATCH`.
         seq: sequence length; None: `SEQ`, or the config's longest sequence if that is shorter.
-        device: device of weights and inputs. On the meta device nothing is allocated. On any other
-            device, weights and inputs are random numbers from PyTorch's default generator.
+        device: device of weights and inputs. On the meta device nothing is allocated; on any other
+            device, weights and inputs are random.
 
     Raises:
-        click.UsageError: `transformers` is missing, the type is unknown or has no recipe, an
-            override does not fit the config, or ``seq`` is given for a model whose inputs have no
-            sequence length.
+        click.UsageError: the type is unknown or has no recipe, or an override or ``seq`` does not
+            fit the model.
         CaptureError: `transformers` fails to build the model.
     """
     kind = check_kind(kind)
@@ -66,11 +65,7 @@ def build(
 
 
 def check_kind(kind: str) -> str:
-    """Return a model type in the spelling of `transformers`.
-
-    Raises:
-        click.UsageError: `transformers` is missing, or the type is unknown.
-    """
+    """Return a model type in the spelling of `transformers`; raise wrong usage if the type is unknown."""
     # A model built from its config needs no download. Offline mode prevents attempts.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
@@ -100,9 +95,9 @@ def _config(kind: str, overrides: Sequence[str]) -> Any:
         if not equals or not key.isidentifier():
             raise click.UsageError(f"'{text}' is no override; expected key=value")
         if not hasattr(default, key) and not _is_read(default, key):
-            known = [k for k in (*vars(default), *default.attribute_map) if not k.startswith("_")]
+            keys = [k for k in (*vars(default), *default.attribute_map) if not k.startswith("_")]
             raise click.UsageError(
-                f"the config of hf:{kind} has no '{key}'{did_you_mean(key, known)}"
+                f"the config of hf:{kind} has no '{key}'{did_you_mean(key, keys)}"
             )
         values[key] = _literal(value)
     try:
@@ -147,14 +142,7 @@ def _literal(text: str) -> Any:
 
 
 def _model(kind: str, auto: Any, config: Any, device: str) -> Any:
-    """Build the model on a device.
-
-    Some constructors read tensor values and therefore fail on the meta device. In this case, the
-    model is built with fake tensors.
-
-    Raises:
-        CaptureError: `transformers` fails to build the model.
-    """
+    """Build the model on a device; raise a CaptureError if `transformers` fails."""
     import torch
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -177,11 +165,8 @@ def _model(kind: str, auto: Any, config: Any, device: str) -> Any:
 
 
 def _trainable(model: Any) -> Any:
-    """Return a model in train mode, with the loss ``ForCausalLM`` if `transformers` has none for its class.
-
-    If the loss were not set, `transformers` would choose ``ForCausalLM`` when the model runs, and
-    log a warning, which Dynamo cannot trace.
-    """
+    """Return a model in train mode, with the loss ``ForCausalLM`` if `transformers` has none for its class."""
+    # Otherwise `transformers` would choose this loss when the model runs, and log a warning, which Dynamo cannot trace.
     from transformers.loss.loss_utils import LOSS_MAPPING
 
     if getattr(model, "loss_type", None) not in LOSS_MAPPING:

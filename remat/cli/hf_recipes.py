@@ -15,7 +15,8 @@ class Recipe:
 
     Attributes:
         label: the task, such as ``"causal language modelling"``.
-        models: name of the mapping in `transformers` whose keys are the model types for this task.
+        task: the task as ``MODEL_FOR_<task>_MAPPING_NAMES`` of `transformers` spells it. This mapping has a key for
+            each model type that does the task.
         auto: name of the `transformers` class that builds the model.
         inputs: function (config, batch size, sequence length, float dtype) -> keyword arguments for
             the model, as tensors on the meta device.
@@ -23,7 +24,7 @@ class Recipe:
     """
 
     label: str
-    models: str
+    task: str
     auto: str
     inputs: Callable[[Any, int, int, Any], dict[str, Any]]
     takes_seq: bool = True
@@ -38,7 +39,7 @@ def recipe_for(model_type: str) -> Recipe:
     from transformers.models.auto import modeling_auto
 
     for recipe in RECIPES:
-        if model_type in getattr(modeling_auto, recipe.models):
+        if model_type in getattr(modeling_auto, f"MODEL_FOR_{recipe.task}_MAPPING_NAMES"):
             return recipe
     labels = ", ".join(recipe.label for recipe in RECIPES)
     raise click.UsageError(
@@ -48,31 +49,25 @@ def recipe_for(model_type: str) -> Recipe:
 
 
 def draw(inputs: Mapping[str, Any], config: Any, device: str) -> dict[str, Any]:
-    """Return the inputs of a training step on a device.
+    """Return the inputs of a training step on a device: random tensors, or on the meta device the given ones.
 
-    On the meta device, ``inputs`` is returned unchanged. On any other device, the result has random
-    tensors of the same shapes, drawn from PyTorch's default generator.
-
-    Args:
-        inputs: the result of `Recipe.inputs`.
-        config: config of the model, which bounds token ids and class labels.
-        device: the device.
+    Random numbers come from PyTorch's default generator. The model's config bounds token ids and class labels.
     """
     import torch
 
     if device == "meta":
         return dict(inputs)
-    drawn: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for name, like in inputs.items():
         if like.is_floating_point():
-            drawn[name] = torch.randn_like(like, device=device)
+            tensors[name] = torch.randn_like(like, device=device)
             continue
         is_class = like.dim() == 1  # labels of images have one dimension, token ids two
         # The first tokens of a vocabulary often mean padding or the end. Padding would require a mask.
         first = 0 if is_class else min(3, config.get_text_config().vocab_size - 1)
         end = config.num_labels if is_class else config.get_text_config().vocab_size
-        drawn[name] = torch.randint(first, end, like.shape, device=device)
-    return drawn
+        tensors[name] = torch.randint(first, end, like.shape, device=device)
+    return tensors
 
 
 def _tokens(batch: int, seq: int) -> Any:
@@ -132,41 +127,16 @@ def _images(config: Any, batch: int, seq: int, dtype: Any) -> dict[str, Any]:
 
 # Recipes in the order in which they are tried. Many model types fit several recipes; the first one is taken.
 RECIPES = (
-    Recipe(
-        "sequence to sequence",
-        "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
-        "AutoModelForSeq2SeqLM",
-        _language,
-    ),
-    Recipe(
-        "speech to text",
-        "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
-        "AutoModelForSpeechSeq2Seq",
-        _speech,
-    ),
+    Recipe("sequence to sequence", "SEQ_TO_SEQ_CAUSAL_LM", "AutoModelForSeq2SeqLM", _language),
+    Recipe("speech to text", "SPEECH_SEQ_2_SEQ", "AutoModelForSpeechSeq2Seq", _speech),
     Recipe(
         "image classification",
-        "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+        "IMAGE_CLASSIFICATION",
         "AutoModelForImageClassification",
         _images,
         takes_seq=False,
     ),
-    Recipe(
-        "masked language modelling",
-        "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
-        "AutoModelForMaskedLM",
-        _language,
-    ),
-    Recipe(
-        "causal language modelling",
-        "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
-        "AutoModelForCausalLM",
-        _language,
-    ),
-    Recipe(
-        "speech recognition",
-        "MODEL_FOR_CTC_MAPPING_NAMES",
-        "AutoModelForCTC",
-        _waveform,
-    ),
+    Recipe("masked language modelling", "MASKED_LM", "AutoModelForMaskedLM", _language),
+    Recipe("causal language modelling", "CAUSAL_LM", "AutoModelForCausalLM", _language),
+    Recipe("speech recognition", "CTC", "AutoModelForCTC", _waveform),
 )

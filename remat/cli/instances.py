@@ -12,12 +12,12 @@ from remat.cli import params
 from remat.cli.commands import (
     capture_model,
     capture_options,
-    echo_json,
     json_option,
     main,
     plan_options,
     takes_request,
 )
+from remat.cli.output import echo_json
 from remat.cli.progress import Progress
 from remat.errors import BudgetError, about
 
@@ -45,7 +45,6 @@ def capture(
     output: Path,
     name: str | None,
     request: PlanRequest,
-    as_json: bool,
     **options: Any,
 ) -> None:
     """Write one training step of MODEL to a file: as a graph problem, or as a joint graph.
@@ -59,33 +58,33 @@ def capture(
     from remat.solvers.instances.instance import save_instance
 
     with Progress() as progress:
-        step = capture_model(progress, model, overrides, **options)
-        described: dict[str, Any]
+        captured = capture_model(progress, model, overrides, **options)
+        figures: dict[str, Any]
         if output.suffix == SUFFIX:
-            progress.step("writing the joint graph")
-            joint = dataclasses.replace(step.joint, name=name or output.stem)
+            progress.stage("writing the joint graph")
+            joint = dataclasses.replace(captured.joint, name=name or output.stem)
             write_joint(output, joint)
-            described = {"name": joint.name, "kind": "joint", "nodes": len(joint.graph.nodes)}
-            described |= {"lower": joint.lower, "fingerprint": joint.fingerprint}
+            figures = {"name": joint.name, "kind": "joint", "nodes": len(joint.graph.nodes)}
+            figures |= {"lower": joint.lower, "fingerprint": joint.fingerprint}
         else:
-            progress.step("making the graph problem")
-            made = api.instance(
-                step.joint,
+            progress.stage("making the graph problem")
+            instance = api.instance(
+                captured.joint,
                 request.cost,
                 name=name or output.stem,
-                source=f"{step.example.title}; {step.joint.lower} lowering",
+                source=f"{captured.example.title}; {captured.joint.lower} lowering",
                 reread_inputs=request.reread_inputs,
             )
-            save_instance(output, made)
-            described = figures(made)
-    if as_json:
-        echo_json({**described, "capture_s": step.seconds, "file": str(output)})
-    elif described["kind"] == "joint":
-        click.echo(step.title())
+            save_instance(output, instance)
+            figures = figures_of(instance)
+    if echo_json({**figures, "capture_s": captured.seconds, "file": str(output)}):
+        return
+    if figures["kind"] == "joint":
+        click.echo(captured.title())
         click.echo(f"joint graph written to {output}")
     else:
-        title = f"{made.source}, captured in {step.seconds:.1f} s"
-        tables.show(tables.rows_table(_instance_rows(made), title))
+        title = f"{instance.source}, captured in {captured.seconds:.1f} s"
+        tables.show(tables.names_table(("", ""), _instance_rows(instance), title))
         click.echo(f"instance written to {output}")
 
 
@@ -98,9 +97,7 @@ def capture(
     help="limit in bytes, or as a ratio from 0 to 1 [default: the file's capacity, else 1]",
 )
 @json_option
-def solve(
-    file: Path, solver: str, budget: str | None, time_limit: float | None, as_json: bool
-) -> None:
+def solve(file: Path, solver: str, budget: str | None, time_limit: float | None) -> None:
     """Solve the problem in FILE, and print the answer.
 
     FILE may be a graph problem that `remat capture` wrote, a knapsack problem, a step problem, or a
@@ -120,40 +117,30 @@ def solve(
     with about("solver"):
         decider = registry().solver(solver)
     with about("budget"):
-        asked = None if budget is None else Budget.parse(budget)
-        if asked is not None and asked.peak_share is not None:
+        limit = None if budget is None else Budget.parse(budget)
+        if limit is not None and limit.peak_share is not None:
             raise BudgetError(
-                f"budget is {asked.label}; a ratio of that kind is one for plans: give bytes such as 40GiB, or for a step "
+                f"budget is {limit.label}; a ratio of that kind is one for plans: give bytes such as 40GiB, or for a step "
                 "problem a ratio of the peak of its given order, such as 0.5"
             )
     with Progress() as progress:
-        progress.step(f"reading {file}")
+        progress.stage(f"reading {file}")
         instance = load_instance(file)
-        progress.step(f"solving {instance.name} with {decider.name}")
-        if asked is None and instance.problem.capacity is None:
-            asked = Budget.parse(BUDGET)
-        solved = _solve(instance, decider, asked, time_limit)
-    if as_json:
-        echo_json(solved)
+        progress.stage(f"solving {instance.name} with {decider.name}")
+        if limit is None and instance.problem.capacity is None:
+            limit = Budget.parse(BUDGET)
+        figures = _solve(instance, decider, limit, time_limit)
+    if echo_json(figures):
         return
     title = instance.name + (f": {instance.source}" if instance.source else "")
-    tables.show(tables.rows_table([*_instance_rows(instance), *_solution_rows(solved)], title))
+    rows = [*_instance_rows(instance), *_solution_rows(figures)]
+    tables.show(tables.names_table(("", ""), rows, title))
 
 
 def _solve(
     instance: Instance, solver: Solver, budget: Budget | None, time_limit: float | None
 ) -> dict[str, Any]:
-    """Solve an instance, and return the figures of the checked answer for ``--json``.
-
-    For a step problem, the figure ``cost`` is the total cost of all runs of nodes. For other
-    problems, the figure ``recompute_cost`` is the total cost of the recomputed values.
-
-    Args:
-        instance: the problem and its origin.
-        solver: the solver.
-        budget: the budget; None for the capacity in the file.
-        time_limit: seconds; None for no limit.
-    """
+    """Solve an instance within a budget, or within its own capacity; return the figures of the checked answer."""
     from remat.solvers.graph.problem import GraphProblem
     from remat.solvers.problem import KnapsackProblem
     from remat.solvers.run import run
@@ -161,11 +148,11 @@ def _solve(
     from remat.units import Budget
 
     problem: Any = instance.problem
-    given = (
+    in_order = (
         evaluate_schedule(problem, problem.order) if isinstance(problem, ScheduleProblem) else None
     )
-    if given is not None:
-        full = given.peak_bytes
+    if in_order is not None:
+        full = in_order.peak_bytes
     elif isinstance(problem, KnapsackProblem):
         full = problem.total_weight
     else:
@@ -178,20 +165,18 @@ def _solve(
     solved: Any = run(solver, problem.within(capacity), time_limit=time_limit)
 
     def as_cost(objective: int) -> int:
-        """Convert an objective to the cost of the values that are not saved.
-
-        Some problems, such as a knapsack, maximise the total value of the saved items instead.
-        """
+        """Convert an objective to the cost of the values that are not saved."""
+        # Some problems, such as a knapsack, maximise the total value of the saved items.
         return problem.total_value - objective if problem.maximises else objective
 
     answer: dict[str, Any]
-    if given is not None:
+    if in_order is not None:
         answer = {
-            "given_peak_bytes": given.peak_bytes,
+            "given_peak_bytes": in_order.peak_bytes,
             "peak_bytes": solved.peak_bytes,
             "cost": solved.cost,
             "bound": solved.bound,
-            "once": given.cost,
+            "once": in_order.cost,
             "sequence": list(solved.sequence),
         }
     else:
@@ -219,20 +204,20 @@ def _solve(
     }
 
 
-def figures(instance: Instance) -> dict[str, Any]:
-    """Return name, kind, origin, cost model and sizes of a problem from a file, as a dict for ``--json``."""
+def figures_of(instance: Instance) -> dict[str, Any]:
+    """Return name, kind, origin, cost model and sizes of an instance, for ``--json``."""
     problem: Any = instance.problem
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         key: getattr(instance, key) for key in ("name", "kind", "source", "cost", "unit")
     }
     if instance.kind == "knapsack":
-        return {**found, "items": len(problem), "total_bytes": problem.total_weight}
-    found |= {"nodes": len(problem), "edges": sum(map(len, problem.inputs))}
+        return {**figures, "items": len(problem), "total_bytes": problem.total_weight}
+    figures |= {"nodes": len(problem), "edges": sum(map(len, problem.inputs))}
     if instance.kind == "schedule":
-        return found
+        return figures
     columns = zip(problem.savable, problem.recomputable, problem.size, strict=True)
     return {
-        **found,
+        **figures,
         "candidates": sum(save and again and size > 0 for save, again, size in columns),
         "full_bytes": instance.full_bytes,
         "least_bytes": instance.least_bytes,
@@ -242,21 +227,23 @@ def figures(instance: Instance) -> dict[str, Any]:
 def _instance_rows(instance: Instance) -> list[tuple[str, str]]:
     from remat.units import format_bytes
 
-    of = figures(instance)
+    figures = figures_of(instance)
     if instance.kind == "knapsack":
-        what = f"knapsack of {of['items']:,} items, {format_bytes(of['total_bytes'])} in all"
+        size = (
+            f"knapsack of {figures['items']:,} items, {format_bytes(figures['total_bytes'])} in all"
+        )
     elif instance.kind == "schedule":
-        what = f"step of {of['nodes']:,} nodes, {of['edges']:,} edges"
+        size = f"step of {figures['nodes']:,} nodes, {figures['edges']:,} edges"
     else:
-        what = (
-            f"graph of {of['nodes']:,} nodes and {of['edges']:,} edges; {of['candidates']:,} nodes "
+        size = (
+            f"graph of {figures['nodes']:,} nodes and {figures['edges']:,} edges; {figures['candidates']:,} nodes "
             "can be saved or recomputed"
         )
-    rows = [("problem", what), ("cost model", instance.cost)]
+    rows = [("problem", size), ("cost model", instance.cost)]
     if instance.kind == "graph":
         text = (
-            f"{format_bytes(of['full_bytes'])} saved by the runtime-optimal partition; "
-            f"{format_bytes(of['least_bytes'])} is the least"
+            f"{format_bytes(figures['full_bytes'])} saved by the runtime-optimal partition; "
+            f"{format_bytes(figures['least_bytes'])} is the least"
         )
         rows.append(("bytes", text))
     return rows
@@ -272,18 +259,18 @@ def _solution_rows(solved: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("budget", limit)]
     if solved["kind"] == "schedule":
         once = max(1, solved["once"])
-        more, bound = solved["cost"] - solved["once"], solved["bound"] - solved["once"]
+        repeated, bound = solved["cost"] - solved["once"], solved["bound"] - solved["once"]
         peak = f"{format_bytes(solved['peak_bytes'])} of {format_bytes(solved['given_peak_bytes'])}"
-        again = f"{format_cost(more, unit)}, {more / once:.2%} of all once"
+        again = f"{format_cost(repeated, unit)}, {repeated / once:.2%} of all once"
         least = f"no schedule needs less than {bound / once:.2%}"
         rows += [("peak", f"{peak} in the given order"), ("run again", f"{again}; {least}")]
     else:
         saved = f"{len(solved['saved'])} values, {format_bytes(solved['saved_bytes'])}"
         again = format_cost(solved["recompute_cost"], unit)
-        least = f"no choice needs less than {format_cost(solved['recompute_bound'], unit)}"
+        least = f"no decision needs less than {format_cost(solved['recompute_bound'], unit)}"
         if solved["claimed_bound"] is not None:
             least += f"; claimed, not proven: {format_cost(solved['claimed_bound'], unit)}"
         rows += [("saved", saved), ("recomputed", f"{again}; {least}")]
-    over = "" if solved["deterministic"] else "; a clock ended it"
-    decided_by = f"{solved['solver']} in {solved['elapsed_s']:.3f} s{over}"
+    timed_out = "" if solved["deterministic"] else "; a clock ended it"
+    decided_by = f"{solved['solver']} in {solved['elapsed_s']:.3f} s{timed_out}"
     return [*rows, ("status", solved["status"]), ("decided by", decided_by)]

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from remat.cli.commands import echo_json, json_option, main
+from remat.cli.commands import json_option, main
+from remat.cli.output import echo_json
 
 Row = dict[str, Any]
 
 
 @main.command()
 @json_option
-def solvers(as_json: bool) -> None:
+def solvers() -> None:
     """List the solvers; for a solver that cannot run here, also the reason."""
     from remat.plugins.registry import registry
     from remat.solvers.base import KINDS, unavailable
@@ -35,25 +35,17 @@ def solvers(as_json: bool) -> None:
                 "summary": kind.summary,
             }
         )
-    if as_json:
-        refused = [str(problem) for problem in registry().problems]
-        echo_json({"solvers": rows, "refused": refused})
-        return
-    shown = [r | {"available": r["available"] or f"no: {r['reason']}"} for r in rows]
-    columns = {
-        "solver": "name",
-        "available": "available",
-        "exact": "exact",
-        "deterministic": "deterministic",
-        "what it does": "summary",
-    }
-    _show(columns, shown)
+    refused = [str(problem) for problem in registry().problems]
+    if not echo_json({"solvers": rows, "refused": refused}):
+        shown = [r | {"available": r["available"] or f"no: {r['reason']}"} for r in rows]
+        keys = ("name", "available", "exact", "deterministic", "summary")
+        _show(shown, keys, name="solver", summary="what it does")
 
 
 @main.command()
 @click.option("--pipeline", is_flag=True, help="print the default pipeline of plans")
 @json_option
-def passes(pipeline: bool, as_json: bool) -> None:
+def passes(pipeline: bool) -> None:
     """List the passes and analyses, with the options that a pipeline can give them."""
     from remat.plugins.registry import registry
 
@@ -61,48 +53,38 @@ def passes(pipeline: bool, as_json: bool) -> None:
         from remat.api import default_pipeline
 
         text = str(default_pipeline())
-        click.echo(json.dumps({"pipeline": text}) if as_json else text)
+        if not echo_json({"pipeline": text}):
+            click.echo(text)
         return
-    # `not_after`: dict from each pass after which this pass must not run to the reason. `optional`: whether results
-    # stay right if this pass is left out.
-    found: list[Row] = [
+    rows: list[Row] = [
         {
             "name": name,
             "stage": kind.stage.name.lower(),
             "options": _options(kind),
+            # Passes after which this pass must not run, each with the reason.
             "not_after": dict(kind.not_after),
+            # Whether results stay right if this pass is left out.
             "optional": kind.optional,
             "summary": kind.summary,
         }
         for name, kind in registry().passes.items()
     ]
     analyses: list[Row] = [
-        {
-            "name": name,
-            "options": _options(kind),
-            "summary": kind.summary,
-        }
+        {"name": name, "options": _options(kind), "summary": kind.summary}
         for name, kind in registry().analyses.items()
     ]
-    if as_json:
-        echo_json({"passes": found, "analyses": analyses})
+    if echo_json({"passes": rows, "analyses": analyses}):
         return
-    columns = {
-        "pass": "name",
-        "stage": "stage",
-        "options": "options",
-        "not after": "not_after",
-        "what it does": "summary",
-    }
-    _show(columns, [row | {"not_after": "\n".join(row["not_after"])} for row in found])
+    shown = [row | {"not_after": "\n".join(row["not_after"])} for row in rows]
+    keys = ("name", "stage", "options", "not_after", "summary")
+    _show(shown, keys, name="pass", not_after="not after", summary="what it does")
     click.echo()
-    columns = {"analysis": "name", "options": "options", "what it tells": "summary"}
-    _show(columns, analyses)
+    _show(analyses, ("name", "options", "summary"), name="analysis", summary="what it tells")
 
 
 @main.command()
 @json_option
-def costs(as_json: bool) -> None:
+def costs() -> None:
     """List the cost models, and the devices for which each cost model has data."""
     from remat.plugins.registry import registry
 
@@ -115,59 +97,37 @@ def costs(as_json: bool) -> None:
         }
         for name, kind in registry().cost_models.items()
     ]
-    if as_json:
-        echo_json({"costs": rows})
+    if echo_json({"costs": rows}):
         return
-    columns = {
-        "cost model": "name",
-        "unit": "unit",
-        "what it counts": "summary",
-        "devices": "devices",
-    }
-    named = [
-        row
-        | {
-            "devices": "\n".join(
-                f"{row['name']}:{d}  {label}" for d, label in row["devices"].items()
-            )
-        }
-        for row in rows
-    ]
-    _show(columns, named)
+    for row in rows:
+        lines = (f"{row['name']}:{device}  {label}" for device, label in row["devices"].items())
+        row["devices"] = "\n".join(lines)
+    _show(rows, ("name", "unit", "summary", "devices"), name="cost model", summary="what it counts")
 
 
 def _options(kind: Any) -> dict[str, str]:
-    """Return a dict from each option of a pass or analysis to its default value as text.
-
-    The text is empty if the option has no default, or if the text of a pipeline cannot express the default.
-    """
+    """Return a dict from each option of a pass or analysis to its default as text; empty if no text expresses it."""
     from remat.passes.core.pipeline_text import NESTED, write_option
 
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for f in dataclasses.fields(kind):
         if f.name == NESTED:
             continue
         text = "" if f.default is dataclasses.MISSING else write_option(f.default)
         if text == repr(f.default) and dataclasses.is_dataclass(f.default):
             text = ""  # the text of a pipeline cannot express this default
-        found[f.name.replace("_", "-")] = text
-    return found
+        options[f.name.replace("_", "-")] = text
+    return options
 
 
-def _show(columns: Mapping[str, str], rows: list[Row]) -> None:
-    """Print a table whose first column stays on one line and whose other columns wrap.
-
-    Args:
-        columns: dict from the heading of each column to the key of the column's cells in a row.
-        rows: one dictionary of cells per row. Rows with a non-empty ``reason`` are dimmed.
-    """
+def _show(rows: list[Row], keys: Sequence[str], **headings: str) -> None:
+    """Print a table of the given keys; rows with a reason are dimmed. A heading is the key, unless given."""
     from remat.cli import tables
 
-    table = tables.new_table()
-    for k, name in enumerate(columns):
-        table.add_column(name, no_wrap=k == 0, overflow="ellipsis" if k == 0 else "fold")
+    table = tables.new_table("", [headings.get(key, key) for key in keys], left=range(len(keys)))
+    table.columns[0].no_wrap = True
     for row in rows:
-        cells = [_cell(row[key]) for key in columns.values()]
+        cells = [_cell(row[key]) for key in keys]
         table.add_row(*cells, style="dim" if row.get("reason") else None)
     tables.show(table)
 

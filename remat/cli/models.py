@@ -74,10 +74,7 @@ def check_not_hf(spec: str, overrides: Sequence[str], seq: int | None) -> None:
 
 
 def takes_batch(function: Any) -> bool:
-    """Return whether remat passes the batch size to a user's function, as its first argument.
-
-    The result is True if the function's first argument has no default or is named ``batch``.
-    """
+    """Whether the first argument of a user's function is the batch size: it has no default, or is named ``batch``."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -89,11 +86,7 @@ def takes_batch(function: Any) -> bool:
 
 
 def is_hf(spec: str) -> bool:
-    """Return whether MODEL is ``hf:TYPE``; if the result is False, MODEL names a function.
-
-    Raises:
-        click.UsageError: MODEL has neither form.
-    """
+    """Whether MODEL is ``hf:TYPE``, not the name of a function; raise wrong usage for other forms."""
     where, colon, name = spec.rpartition(":")
     if not colon or not where or not name:
         raise click.UsageError(f"MODEL is '{spec}'; {FORMS}")
@@ -101,11 +94,7 @@ def is_hf(spec: str) -> bool:
 
 
 def check(spec: str) -> None:
-    """Check that MODEL exists, without building the model.
-
-    Raises:
-        click.UsageError: MODEL cannot be parsed or does not exist.
-    """
+    """Raise wrong usage if MODEL cannot be parsed or does not exist, without building the model."""
     if is_hf(spec):
         from remat.cli.hf import check_kind
 
@@ -117,12 +106,7 @@ def check(spec: str) -> None:
 
 
 def called(function: Any, spec: str, *args: Any) -> Example:
-    """Call the user's function, check its result, and return the result as an `Example`.
-
-    Args:
-        function: the function.
-        spec: MODEL as typed, for messages.
-        args: arguments for the function: the batch size, or no argument.
+    """Call the user's function, with the batch size or without arguments, and return the result as an `Example`.
 
     Raises:
         CaptureError: the function raised, or did not return a model and its arguments.
@@ -157,30 +141,26 @@ def _tell_allocated(example: Example, spec: str) -> None:
 def function_of(spec: str) -> Any:
     """Return the user's function that MODEL names; importing its module runs the user's code.
 
-    Args:
-        spec: a path ending in ``.py``, or a module name, then a colon and the name of the function,
-            with dots for nested names.
-
     Raises:
         click.UsageError: the module or the function does not exist, or the name is not callable.
     """
     where, _, name = spec.rpartition(":")
     module = _import_file(Path(where), spec) if where.endswith(".py") else _import(where, spec)
-    found: Any = module
+    function: Any = module
     for part in name.split("."):
         try:
-            found = getattr(found, part)
+            function = getattr(function, part)
         except AttributeError:
             public = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
             raise click.UsageError(
                 f"MODEL is '{spec}', but {where} has no '{name}'{did_you_mean(name, public)}"
             ) from None
-    if not callable(found):
+    if not callable(function):
         raise click.UsageError(
-            f"MODEL is '{spec}', but '{name}' is of type {type(found).__name__}; expected a function that "
+            f"MODEL is '{spec}', but '{name}' is of type {type(function).__name__}; expected a function that "
             "returns (model, args, kwargs)"
         )
-    return found
+    return function
 
 
 def _import_file(path: Path, spec: str) -> ModuleType:
@@ -189,15 +169,15 @@ def _import_file(path: Path, spec: str) -> ModuleType:
     if str(path.resolve().parent) not in sys.path:
         sys.path.append(str(path.resolve().parent))
     # A file `json.py` must not replace the module `json` in `sys.modules`.
-    taken = importlib.util.find_spec(path.stem) if path.stem.isidentifier() else None
-    name = path.stem if taken is None or taken.origin == str(path.resolve()) else f"{path.stem}_py"
-    found = importlib.util.spec_from_file_location(name, path)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
+    other = importlib.util.find_spec(path.stem) if path.stem.isidentifier() else None
+    name = path.stem if other is None or other.origin == str(path.resolve()) else f"{path.stem}_py"
+    source = importlib.util.spec_from_file_location(name, path)
+    assert source is not None
+    assert source.loader is not None
+    module = importlib.util.module_from_spec(source)
     sys.modules[name] = module
     with users_code(spec):
-        found.loader.exec_module(module)
+        source.loader.exec_module(module)
     return module
 
 
@@ -220,16 +200,7 @@ def _import(name: str, spec: str) -> ModuleType:
 
 @contextlib.contextmanager
 def users_code(spec: str) -> Iterator[None]:
-    """Convert any exception that the user's code raises in the block to a `CaptureError`.
-
-    The message names the exception and the line of the user's code.
-
-    Args:
-        spec: MODEL as typed.
-
-    Raises:
-        CaptureError: the block raised an exception that is not a `RematError`.
-    """
+    """Convert any exception of the user's code in the block, but a `RematError`, to a `CaptureError` with its line."""
     try:
         yield
     except RematError:
@@ -244,10 +215,7 @@ def users_code(spec: str) -> Iterator[None]:
 
 
 def _place(error: BaseException) -> str:
-    """Return file and line of the innermost traceback frame outside of remat and of installed packages.
-
-    If all frames are in installed packages, the innermost of these frames is returned.
-    """
+    """Return file and line of the innermost traceback frame, if possible outside of remat and of installed packages."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     here = str(Path(__file__).parents[1])
@@ -262,18 +230,14 @@ def _place(error: BaseException) -> str:
 
 
 def _checked(returned: Any, spec: str) -> Example:
-    """Check the result of the user's function, and convert it to an `Example`.
-
-    Raises:
-        CaptureError: the result is not (model, args) or (model, args, kwargs).
-    """
+    """Convert the result of the user's function to an `Example`; raise a CaptureError for any other result."""
     expected = (
         "expected (model, args) or (model, args, kwargs): a module or function, a tuple of "
         "positional arguments, a dict of keyword arguments"
     )
 
-    def fail(what: str) -> CaptureError:
-        return CaptureError(f"MODEL '{spec}' returned {what}; {expected}")
+    def fail(returned: str) -> CaptureError:
+        return CaptureError(f"MODEL '{spec}' returned {returned}; {expected}")
 
     if not isinstance(returned, tuple) or len(returned) not in (2, 3):
         size = f" of {len(returned)}" if isinstance(returned, (tuple, list)) else ""

@@ -13,13 +13,13 @@ from remat.cli import params
 from remat.cli.commands import (
     Command,
     capture_model,
-    echo_json,
     json_option,
     main,
     plan_options,
     planning_options,
     tracing_options,
 )
+from remat.cli.output import echo_json
 from remat.cli.progress import Progress
 from remat.errors import ProblemError
 from remat.files import write_file
@@ -80,7 +80,7 @@ class _OptCommand(Command):
 )
 @tracing_options
 @json_option
-def opt(joint: str, overrides: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def opt(joint: str, overrides: tuple[str, ...], **options: Any) -> None:
     """Run passes over JOINT and print the resulting graph.
 
     JOINT is a file of graph text, as `remat capture MODEL -o FILE.joint` writes it; - for standard
@@ -97,51 +97,41 @@ def opt(joint: str, overrides: tuple[str, ...], as_json: bool, **options: Any) -
     instruments = [*_instruments(options)]
     with Progress() as progress:
         graph = read_graph(progress, joint, overrides, **tracing)
-        progress.step("running passes")
+        progress.stage("running passes")
         if options["print_pipeline"]:
             _note(str(manager))
         state = pipelines.initial_state(graph, in_place=True, count_outputs=False)
         result = manager.run(state, in_place=True, instruments=instruments)
-        progress.step("printing the graph")
+        progress.stage("printing the graph")
         text = state_text(result.state)
     if output is not None:
         write_file(output, text, "graph")
-    found: dict[str, Any] = {"statistics": {}, "timing": [], "bisect": []}
+    reports: dict[str, Any] = {"statistics": {}, "timing": [], "bisect": []}
     for each in instruments:
         if isinstance(each, Statistics):
             _note(f"statistics:\n{each}")
-            found["statistics"] = {" > ".join(path): dict(of) for path, of in each.counts.items()}
+            reports["statistics"] = {" > ".join(path): dict(n) for path, n in each.counts.items()}
         elif isinstance(each, Timing):
             _note(f"time of passes:\n{each}")
-            found["timing"] = each.to_dict()
+            reports["timing"] = each.to_dict()
         elif isinstance(each, OptBisect):
-            found["bisect"] = each.lines
-    if as_json:
-        head = {
-            "graph": result.joint.name,
-            "pipeline": str(manager),
-            "modified": result.modified,
-            "partitioned": result.forward is not None,
-        }
-        echo_json(head | found | {"text": None if output else text})
-    elif output is None:
+            reports["bisect"] = each.lines
+    data = {
+        "graph": result.joint.name,
+        "pipeline": str(manager),
+        "modified": result.modified,
+        "partitioned": result.forward is not None,
+        **reports,
+        "text": None if output else text,
+    }
+    if not echo_json(data) and output is None:
         click.echo(text, nl=False)
 
 
 def read_graph(
     progress: Progress, joint: str, overrides: tuple[str, ...], **tracing: Any
 ) -> JointGraph:
-    """Return the joint graph that JOINT names: read it from a file or standard input, or capture it.
-
-    Args:
-        progress: shows the stages of the command.
-        joint: JOINT as typed.
-        overrides: ``key=value`` texts for the config of an ``hf`` model.
-        tracing: further arguments of `capture_model`, used if JOINT is a model.
-
-    Raises:
-        click.UsageError: JOINT does not exist, or overrides are given for graph text.
-    """
+    """Return the joint graph that JOINT names: read it from a file or standard input, or capture it."""
     from remat.graph.text import SUFFIX, read_joint
 
     path = Path(joint)
@@ -152,10 +142,10 @@ def read_graph(
         raise click.UsageError(f"'{overrides[0]}' is for hf:TYPE only: '{joint}' is graph text")
     if joint == "-":
         return _from_stdin()
-    params.check_there(
+    params.check_exists(
         path, "file", f"expected a file of graph text such as step{SUFFIX}, - or MODEL"
     )
-    progress.step(f"reading {joint}")
+    progress.stage(f"reading {joint}")
     return read_joint(path)
 
 
@@ -173,23 +163,16 @@ def _from_stdin() -> JointGraph:
 
 
 def _pipeline(options: dict[str, Any]) -> Pipeline:
-    """Return the pipeline of ``--passes``; without ``--passes``, the default pipeline.
-
-    The default pipeline takes its budget, solver, cost model and time limit from ``options``. These
-    entries and ``passes`` are removed from ``options``.
-
-    Raises:
-        click.UsageError: ``--passes`` is given together with an option of the default pipeline.
-    """
+    """Remove ``--passes`` and the options of planning from ``options``; return the pipeline that they describe."""
     from remat.planning.request import PlanRequest
 
     given: Pipeline | None = options.pop("passes")
     context = click.get_current_context()
-    asked = planning_options(options)
-    request = PlanRequest.of(**asked)
+    planning = planning_options(options)
+    request = PlanRequest.of(**planning)
     if given is None:
         return request.as_pipeline()
-    for name in asked:
+    for name in planning:
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             example = PlanRequest.of(budget=0.3).as_pipeline()
             raise click.UsageError(
@@ -201,28 +184,28 @@ def _pipeline(options: dict[str, Any]) -> Pipeline:
 
 def _instruments(options: dict[str, Any]) -> Iterator[Instrument]:
     """Yield the instruments that the command's options request, in the order in which they see a pass."""
-    from remat.passes import instruments as made
+    from remat.passes import instruments
 
     if options["opt_bisect_limit"] is not None:
-        yield made.OptBisect(options["opt_bisect_limit"], write=_note)
+        yield instruments.OptBisect(options["opt_bisect_limit"], write=_note)
     if options["repro_dir"] is not None:
-        yield made.Reproducer(options["repro_dir"])
+        yield instruments.Reproducer(options["repro_dir"])
     if options["verify_each"] is not None:
-        yield made.VerifyEach(numbers=options["verify_each"] == "numbers")
+        yield instruments.VerifyEach(numbers=options["verify_each"] == "numbers")
     if options["dump_dir"] is not None:
-        yield made.Printed(to=options["dump_dir"])
+        yield instruments.Printed(to=options["dump_dir"])
     before, after = options["print_before_all"], options["print_after_all"]
     if before or after:
-        yield made.Printed(to=_note, before=before, after=after)
+        yield instruments.Printed(to=_note, before=before, after=after)
     if options["print_after"] and not after:
-        yield made.Printed(to=_note, only=options["print_after"])
+        yield instruments.Printed(to=_note, only=options["print_after"])
     if options["print_changed"]:
-        yield made.Printed(to=_note, changed=True)
+        yield instruments.Printed(to=_note, changed=True)
     if options["statistics"]:
-        yield made.Statistics()
+        yield instruments.Statistics()
     # Timing comes last, so that the time of a pass does not include the work of other instruments.
     if options["time_passes"]:
-        yield made.Timing()
+        yield instruments.Timing()
 
 
 def _note(text: str) -> None:

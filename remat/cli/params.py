@@ -41,10 +41,10 @@ class Checked(ParamType):
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         read = pkgutil.resolve_name(self._read) if isinstance(self._read, str) else self._read
         try:
-            found = read(value)
+            parsed = read(value)
         except RematError as error:
             self.fail(one_line(error), param, ctx)
-        return value if self._as_text else found
+        return value if self._as_text else parsed
 
 
 def one_line(error: Exception | str) -> str:
@@ -70,11 +70,8 @@ def _cost_model(text: str) -> Any:
 
 
 def search_here() -> None:
-    """Allow arguments to name modules in the working directory.
-
-    The directory is appended to ``sys.path``, after installed packages. A file ``torch.py`` there
-    is therefore never imported instead of PyTorch.
-    """
+    """Allow arguments to name modules in the working directory."""
+    # Appended after installed packages, so that a file `torch.py` there is never imported instead of PyTorch.
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
 
@@ -113,12 +110,12 @@ def _pipeline(text: str) -> PassManager:
     from remat.solvers.base import Solver
 
     try:
-        made = PassManager.parse(text, readers={Solver: _solver})
-        check_partitioned(made.passes)
+        pipeline = PassManager.parse(text, readers={Solver: _solver})
+        check_partitioned(pipeline.passes)
     except RematError as error:
         # The message's further lines mark a column of the text. The command prints errors in one line.
         raise RematError(first_line(error)) from None
-    return made
+    return pipeline
 
 
 #: Parameter type: a number of seconds above 0.
@@ -134,22 +131,8 @@ PIPELINE = Checked("passes", _pipeline)
 
 
 def check_file(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """Raise wrong usage if MODEL is in a file that does not exist; a callback of click.
-
-    The argument MODEL is eager: click calls this function before it parses the options, because
-    parsing these imports PyTorch.
-
-    Args:
-        ctx: context of the command.
-        param: the argument MODEL.
-        value: the text of one MODEL, or a sequence of several.
-
-    Returns:
-        ``value``.
-
-    Raises:
-        click.UsageError: a file does not exist.
-    """
+    """Raise wrong usage if one MODEL, or one of several, is in a file that does not exist; a callback of click."""
+    # The argument MODEL is eager: click calls this function before it parses the options, which imports PyTorch.
     for spec in (value,) if isinstance(value, str) else value:
         path, _, _ = spec.rpartition(":")
         if path.endswith(".py") and not Path(path).is_file():
@@ -162,13 +145,7 @@ INPUT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 class OutputFile(click.Path):
-    """Parameter type for a file to write; the folder of the file must exist.
-
-    The folder is checked when the option is parsed, before any work is done.
-
-    Args:
-        suffixes: allowed endings of the file's name; without any, all endings are allowed.
-    """
+    """Parameter type for a file to write, with one of the given suffixes if there are any; its folder must exist."""
 
     def __init__(self, *suffixes: str) -> None:
         super().__init__(dir_okay=False, path_type=Path)
@@ -202,29 +179,16 @@ class OutputFile(click.Path):
 PICTURE_FILE = OutputFile(".svg", ".png")
 
 
-def check_there(path: Path, what: str, expected: str = "") -> None:
-    """Raise wrong usage if a path does not exist.
-
-    Args:
-        path: the path.
-        what: kind of input, such as ``"file"``, for the message.
-        expected: advice to append to the message.
-
-    Raises:
-        click.UsageError: the path does not exist.
-    """
+def check_exists(path: Path, kind: str, expected: str = "") -> None:
+    """Raise wrong usage if a path does not exist; the message names the kind of input, and what is expected."""
     if not path.exists():
         raise click.UsageError(
-            f"there is no {what} '{path}'" + (f"; {expected}" if expected else "")
+            f"there is no {kind} '{path}'" + (f"; {expected}" if expected else "")
         )
 
 
 class ListOf(ParamType):
-    """Parameter type for comma-separated values of one type.
-
-    Args:
-        item: type of one value.
-    """
+    """Parameter type for comma-separated values of one type."""
 
     def __init__(self, item: ParamType) -> None:
         self.item = item

@@ -15,6 +15,7 @@ from remat.cli.commands import (
     main,
     takes_request,
 )
+from remat.cli.output import echo_json, wants_json
 from remat.cli.progress import Progress
 from remat.files import write_file
 
@@ -60,7 +61,6 @@ def plan(
     save: Path | None,
     explain: bool,
     plot: Path | None,
-    as_json: bool,
     **options: Any,
 ) -> None:
     """Plan one training step of MODEL under a memory budget.
@@ -80,57 +80,52 @@ def plan(
             "'--plot' draws the step of one graph; leave '--no-fullgraph' out, or draw the plans from Python"
         )
     with Progress() as progress:
-        step = capture_model(progress, model, overrides, **options)
-        progress.step("planning")
-        made: Plan | PlanSet = (
-            plan_graph(step.joint, request, on_step=progress.detail)
-            if len(step.joints) == 1
-            else plan_graphs(step.joints, request)
+        captured = capture_model(progress, model, overrides, **options)
+        progress.stage("planning")
+        planned: Plan | PlanSet = (
+            plan_graph(captured.joint, request, on_step=progress.detail)
+            if len(captured.joints) == 1
+            else plan_graphs(captured.joints, request)
         )
-        if plot is not None and isinstance(made, Plan):
-            progress.step("drawing")
-            made.plot(plot)
+        if plot is not None and isinstance(planned, Plan):
+            progress.stage("drawing")
+            planned.plot(plot)
     if save is not None:
-        write_file(save, made.to_json(), "plan")
+        write_file(save, planned.to_json(), "plan")
     fuses = options["lower"] == "inductor" and request.budget.on_peak
-    expected = made.predicted_peak_bytes if fuses and isinstance(made, Plan) else 0
-    limit = request.budget.peak_bytes or expected
-    if expected > limit:  # under --json, standard output is the plan alone
-        click.echo(_above(expected, limit), err=as_json)
-    code = ABOVE_AS_COMPILED if expected > limit else 0
-    if as_json:
-        click.echo(made.to_json(), nl=False)
+    estimated = planned.predicted_peak_bytes if fuses and isinstance(planned, Plan) else 0
+    limit = request.budget.peak_bytes or estimated
+    if estimated > limit:  # under --json, standard output is the plan alone
+        click.echo(_above(estimated, limit), err=wants_json())
+    code = ABOVE_AS_COMPILED if estimated > limit else 0
+    if echo_json(planned.to_json()):
         click.get_current_context().exit(code)
-    for joint, one in zip(step.joints, [made] if isinstance(made, Plan) else made, strict=True):
+    plans = [planned] if isinstance(planned, Plan) else planned
+    for joint, each in zip(captured.joints, plans, strict=True):
         if explain:  # the explanation has the figures of the table
-            click.echo(f"{step.title(joint)}\n{one.explain()}")
+            click.echo(f"{captured.title(joint)}\n{each.explain()}")
         else:
-            tables.show(tables.plan_table(one, step.title(joint), str(request.cost)))
-    if not isinstance(made, Plan):
-        click.echo(made.explain().partition("\n")[0])
-    elif expected:
+            tables.show(tables.plan_table(each, captured.title(joint), str(request.cost)))
+    if not isinstance(planned, Plan):
+        click.echo(planned.explain().partition("\n")[0])
+    elif estimated:
         click.echo(
-            f"as compiled    {format_bytes(expected)} is expected once Inductor has fused this plan; "
+            f"as compiled    {format_bytes(estimated)} is expected once Inductor has fused this plan; "
             'torch.compile(backend="remat") plans by such peaks, this command by those of the graph as it is'
         )
-    for what, path in (("drawn:", plot), ("plan written to", save)):
+    for label, path in (("drawn:", plot), ("plan written to", save)):
         if path is not None:
-            click.echo(f"{what} {path}")
+            click.echo(f"{label} {path}")
     click.get_current_context().exit(code)
 
 
-def _above(expected: int, limit: int) -> str:
-    """Return the first line of the output if a plan is within its budget by simulation alone.
-
-    Args:
-        expected: the plan's estimated peak under Inductor, in bytes.
-        limit: the budget on the peak, in bytes.
-    """
+def _above(estimated: int, limit: int) -> str:
+    """Return the first line of the output for a plan that is within its budget by simulation alone."""
     from remat.units import format_apart
 
-    allowed, peak = format_apart(limit, expected)
+    allowed, peak = format_apart(limit, estimated)
     return (
-        f"above budget   a peak of {peak} ({expected} bytes) is estimated under Inductor; expected at most {allowed} "
+        f"above budget   a peak of {peak} ({estimated} bytes) is estimated under Inductor; expected at most {allowed} "
         f"({limit} bytes), which holds by simulation without fusion. Try other budgets here, or train with "
         'torch.compile(backend="remat"), which plans by estimated peaks'
     )

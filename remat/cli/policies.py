@@ -11,10 +11,10 @@ from remat.cli.commands import (
     PLANNING,
     capture_model,
     capture_options,
-    echo_json,
     main,
     takes_request,
 )
+from remat.cli.output import echo_json
 from remat.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ def policies(
     model: str,
     overrides: tuple[str, ...],
     request: PlanRequest,
-    as_json: bool,
     **options: Any,
 ) -> None:
     """List the modules of MODEL, and what a plan saves and recomputes in each.
@@ -42,25 +41,23 @@ def policies(
     from remat.report.by_module import module_rows, policies_of
 
     with Progress() as progress:
-        step = capture_model(progress, model, overrides, **options)
-        progress.step("planning")
-        plan = plan_graph(step.joint, request, on_step=progress.detail)
+        captured = capture_model(progress, model, overrides, **options)
+        progress.stage("planning")
+        plan = plan_graph(captured.joint, request, on_step=progress.detail)
         rows = module_rows(plan.uses())
-    asked = {p.pattern: p.value for p in request.policies.given} or policies_of(rows)
-    if as_json:
-        echo_json(
-            {"modules": [_figures(row) for row in rows], "policies": asked, "unit": plan.unit}
-        )
+    to_paste = {p.pattern: p.value for p in request.policies.given} or policies_of(rows)
+    modules = [_figures(row) for row in rows]
+    if echo_json({"modules": modules, "policies": to_paste, "unit": plan.unit}):
         return
-    click.echo(f"{step.title()}; budget {plan.asked.label}")
+    click.echo(f"{captured.title()}; budget {plan.asked.label}")
     for line in _table(rows, plan.unit):
         click.echo(line)
-    given = {"budget": str(request.budget), "policies": asked}
+    given = {"budget": str(request.budget), "policies": to_paste}
     if request.offload is not None:
         given["offload"] = str(request.offload)
     if request.host_memory is not None:
         given["host_memory"] = str(request.host_memory)
-    if not asked:
+    if not to_paste:
         click.echo(
             "no module is saved or recomputed as a whole, so no policies describe this plan:"
         )
@@ -83,24 +80,14 @@ def _figures(row: ModuleRow) -> dict[str, Any]:
 def _table(rows: list[ModuleRow], unit: str) -> list[str]:
     from remat.units import columns, format_bytes, format_cost
 
-    away = any(row.total.offloaded_bytes for row in rows)
-    heads = [
-        "module",
-        "",
-        "saved",
-        "offloaded" if away else "",
-        "forward",
-        "recomputed",
-        "the plan",
-    ]
-    table = [heads]
+    offloaded = "offloaded" if any(row.total.offloaded_bytes for row in rows) else ""
+    table = [["module", "", "saved", offloaded, "forward", "recomputed", "the plan"]]
     for row in rows:
-        total, shown = row.total, row.pattern
-        if row.depth:
-            shown = "  " * row.depth + _below(row.pattern, rows)
+        total = row.total
+        name = "  " * row.depth + _below(row.pattern, rows) if row.depth else row.pattern
         table.append(
             [
-                shown,
+                name,
                 f"× {len(row.modules)}" if len(row.modules) > 1 else "",
                 format_bytes(total.saved_bytes) if total.saved_bytes else "",
                 format_bytes(total.offloaded_bytes) if total.offloaded_bytes else "",
@@ -113,10 +100,6 @@ def _table(rows: list[ModuleRow], unit: str) -> list[str]:
 
 
 def _below(pattern: str, rows: list[ModuleRow]) -> str:
-    """Return a module's pattern without the prefix that the row of the nearest enclosing module shows.
-
-    Below the row ``model.layers``, for example, ``model.layers.mlp`` is shown as ``mlp``. If no row
-    encloses the module, the pattern is returned unchanged.
-    """
+    """Return a module's pattern without that of the nearest enclosing row: ``mlp`` below the row ``model.layers``."""
     names = {row.pattern for row in rows if pattern.startswith(f"{row.pattern}.")}
     return pattern[len(max(names, key=len)) + 1 :] if names else pattern

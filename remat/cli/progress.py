@@ -11,15 +11,13 @@ import click
 from rich import progress
 from rich.console import Console
 
-#: Key of ``click.Context.meta``; the value says whether ``--quiet`` was given.
-QUIET = "remat.quiet"
+from remat.cli.output import QUIET
 
 
 class Progress:
-    """Print each finished stage of a command on standard error, with its seconds.
+    """Print each finished stage of a command on standard error, with its seconds; nothing under ``--quiet``.
 
-    On a terminal, the current stage is shown with a spinner and the elapsed seconds. Under
-    ``--quiet`` nothing is printed.
+    On a terminal, the current stage is shown with a spinner and the elapsed seconds.
     """
 
     def __init__(self) -> None:
@@ -38,18 +36,14 @@ class Progress:
         self._stage, self._started = "", 0.0
         self._listening = contextlib.ExitStack()
 
-    def step(self, text: str) -> None:
-        """End the current stage and begin the next.
-
-        Args:
-            text: name of the next stage.
-        """
+    def stage(self, name: str) -> None:
+        """End the current stage and begin the next."""
         self._end_stage()
-        self._stage, self._started = text, time.perf_counter()
-        self._task = self._live.add_task(text)
+        self._stage, self._started = name, time.perf_counter()
+        self._task = self._live.add_task(name)
 
     def detail(self, text: str) -> None:
-        """Show a text behind the name of the current stage; on a terminal only."""
+        """Show a text after the name of the current stage; on a terminal only."""
         if self._task is not None:
             self._live.update(self._task, description=f"{self._stage}: {text}")
 
@@ -67,7 +61,7 @@ class Progress:
         sys.stderr.flush()
 
     def _end_stage(self, note: str = "") -> None:
-        """End the current stage: print its seconds and its name, with ``note`` after the name."""
+        """Print the seconds and the name of the current stage, with a note after the name."""
         if self._task is None:
             return
         self._live.remove_task(self._task)

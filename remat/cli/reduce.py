@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import click
 
 from remat.cli import params
-from remat.cli.commands import echo_json, json_option, main
-from remat.cli.errors import INTERRUPTED
+from remat.cli.commands import json_option, main
+from remat.cli.output import INTERRUPTED, echo_json
 from remat.cli.progress import Progress
 from remat.cli.repro import replay
 from remat.errors import RematError
@@ -62,7 +62,6 @@ def reduce_(
     test: str | None,
     test_timeout: float | None,
     output: Path | None,
-    as_json: bool,
 ) -> None:
     """Shrink a failing joint graph while it keeps failing.
 
@@ -75,7 +74,7 @@ def reduce_(
     from remat.passes.instruments.reproducer import read_reproducer
     from remat.reduction import reduce
 
-    params.check_there(source, "file or folder")
+    params.check_exists(source, "file or folder")
     recorded = read_reproducer(source) if source.is_dir() else None
     if recorded is None and test is None:
         raise click.UsageError("a JOINT needs a --test that says whether it fails")
@@ -88,7 +87,7 @@ def reduce_(
     if not target.resolve().parent.is_dir():
         raise click.UsageError(f"there is no folder '{target.resolve().parent}'")
     with Progress() as progress, tempfile.TemporaryDirectory(prefix="remat-reduce-") as room:
-        progress.step(f"reading {source}")
+        progress.stage(f"reading {source}")
         joint = read_joint(source if recorded is None else recorded.graph)
         place = Path(room) / source.name
         if recorded is not None:
@@ -99,31 +98,25 @@ def reduce_(
         else:
             assert recorded is not None
             fails = _fails_alike(recorded)
-        progress.step("reducing")
-        found = reduce(joint, fails, progress=progress.detail)
-    text = print_joint(found.joint)
+        progress.stage("reducing")
+        reduced = reduce(joint, fails, progress=progress.detail)
+    text = print_joint(reduced.joint)
     if recorded is None:
         write_file(target, text, "joint graph")
     else:
-        _write_folder(source, target, recorded, found.joint, text)
-    if as_json:
-        counts = ("before", "nodes", "tests", "known", "refused", "interrupted")
-        echo_json({"written": str(target), **{k: getattr(found, k) for k in counts}})
-    else:
-        cut = "interrupted; so far: " if found.interrupted else ""
+        _write_folder(source, target, recorded, reduced.joint, text)
+    counts = ("before", "nodes", "tests", "known", "refused", "interrupted")
+    if not echo_json({"written": str(target), **{k: getattr(reduced, k) for k in counts}}):
+        so_far = "interrupted; so far: " if reduced.interrupted else ""
         click.echo(
-            f"{cut}{found.before} -> {found.nodes} nodes in {found.tests} tests, written to {target}"
+            f"{so_far}{reduced.before} -> {reduced.nodes} nodes in {reduced.tests} tests, written to {target}"
         )
-    if found.interrupted:
+    if reduced.interrupted:
         click.get_current_context().exit(INTERRUPTED)
 
 
 def _fails_alike(recorded: Recorded) -> Callable[[JointGraph], bool]:
-    """Return a function that tests whether a graph still fails with the recorded kind of error.
-
-    The function replays the failure as `remat repro` does. It compares the error's class and
-    message, and ignores names and numbers in the message.
-    """
+    """Return a function that replays a failure on a graph, and tests whether the kind of error is the recorded one."""
     wanted = recorded.type, _kind(recorded.message)
 
     def fails(joint: JointGraph) -> bool:
@@ -134,10 +127,8 @@ def _fails_alike(recorded: Recorded) -> Callable[[JointGraph], bool]:
 
 
 def _kind(message: str) -> str:
-    """Return the first line of an error message without quoted names and numbers.
-
-    Names and numbers depend on the graph, which changes during the reduction.
-    """
+    """Return the first line of an error message without quoted names and numbers."""
+    # Names and numbers depend on the graph, which changes during the reduction.
     first = message.strip().partition("\n")[0]
     first = re.sub(r" \(passes completed before it: [^)]*\)", "", first)
     # A message may list one fault for each of several nodes, separated by semicolons.
@@ -146,15 +137,7 @@ def _kind(message: str) -> str:
 
 
 def _command(command: str, timeout_s: float | None, place: Path) -> Callable[[JointGraph], bool]:
-    """Return a function that tests whether a shell command fails on a graph.
-
-    Args:
-        command: the command; ``{}`` in it is replaced by the path ``place``.
-        timeout_s: seconds after which the command is ended and counts as not failing; None for no
-            limit.
-        place: the file to write the graph to, or a copied reproducer folder that contains this
-            file.
-    """
+    """Return a function that writes a graph to ``place``, and tests whether a shell command fails on it."""
     from remat.graph.text import write_joint
 
     line = command.replace("{}", shlex.quote(str(place)))
@@ -200,18 +183,7 @@ def _command(command: str, timeout_s: float | None, place: Path) -> Callable[[Jo
 def _write_folder(
     source: Path, target: Path, recorded: Recorded, joint: JointGraph, text: str
 ) -> None:
-    """Write a reproducer folder for the smaller graph atomically.
-
-    Args:
-        source: the original reproducer.
-        target: the folder to write.
-        recorded: the recorded failure.
-        joint: the smaller graph.
-        text: text of the smaller graph.
-
-    Raises:
-        RematError: the folder cannot be written.
-    """
+    """Write a reproducer folder for the smaller graph atomically; ``text`` is the text of the graph."""
     from remat.passes.instruments.reproducer import Failure, files_of, new_folder
 
     error = replay(joint.copy(), recorded)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from remat.cli import params
-from remat.cli.commands import echo_json, json_option, main
+from remat.cli.commands import json_option, main
+from remat.cli.output import echo_json
 from remat.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ GONE, REPRODUCED, ANOTHER = 0, 1, 3
     "--passes", type=params.PIPELINE, help="run this pipeline instead of the recorded one"
 )
 @json_option
-def repro(folder: Path, passes: PassManager | None, as_json: bool) -> None:
+def repro(folder: Path, passes: PassManager | None) -> None:
     """Run the failure recorded in a reproducer FOLDER again, and tell whether it still fails.
 
     Exit code: 0 no failure; 1 the recorded failure; 3 another failure.
@@ -35,12 +36,12 @@ def repro(folder: Path, passes: PassManager | None, as_json: bool) -> None:
     from remat.graph.text import read_joint
     from remat.passes.instruments.reproducer import read_reproducer
 
-    params.check_there(folder, "folder", "expected a folder that a Reproducer wrote")
+    params.check_exists(folder, "folder", "expected a folder that a Reproducer wrote")
     with Progress() as progress:
-        progress.step(f"reading {folder}")
+        progress.stage(f"reading {folder}")
         recorded = read_reproducer(folder)
         joint = read_joint(recorded.graph)
-        progress.step("running it again")
+        progress.stage("running it again")
         error = replay(joint, recorded, passes)
     if error is None:
         outcome, code = "no longer fails", GONE
@@ -49,11 +50,8 @@ def repro(folder: Path, passes: PassManager | None, as_json: bool) -> None:
     else:
         outcome, code = "fails in another way", ANOTHER
     shown = None if error is None else f"{type(error).__name__}: {' '.join(str(error).split())}"
-    if as_json:
-        echo_json(
-            {"outcome": outcome, "error": shown, "recorded": f"{recorded.type}: {recorded.message}"}
-        )
-    else:
+    data = {"outcome": outcome, "error": shown, "recorded": f"{recorded.type}: {recorded.message}"}
+    if not echo_json(data):
         click.echo(outcome if shown is None else f"{outcome}: {shown}")
         if code == ANOTHER:
             click.echo(f"recorded: {recorded.type}: {' '.join(recorded.message.split())}")
@@ -63,13 +61,7 @@ def repro(folder: Path, passes: PassManager | None, as_json: bool) -> None:
 def replay(
     joint: JointGraph, recorded: Recorded, passes: PassManager | None = None
 ) -> Exception | None:
-    """Run a recorded failure again, and return the exception; None if no exception is raised.
-
-    Args:
-        joint: the joint graph, which passes may change in place.
-        recorded: the recorded failure.
-        passes: a pipeline to run instead of the recorded pipeline.
-    """
+    """Run a recorded failure again on a joint graph, in place; return the exception, or None if none is raised."""
     from remat.passes.instruments import VerifyEach
     from remat.planning import pipelines
     from remat.planning.planner import plan_graph

@@ -48,12 +48,7 @@ def run(script: str, arguments: tuple[str, ...], module: bool, **options: Any) -
 
 
 def _check(options: dict[str, Any]) -> None:
-    """Check the options, before the script runs.
-
-    Raises:
-        RematError: an option is invalid.
-        click.UsageError: PyTorch could not load remat in the script's process.
-    """
+    """Check the options, and that PyTorch can load remat in the script's process, before the script runs."""
     if sys.flags.ignore_environment or os.environ.get(_AUTOLOAD, "1") == "0":
         raise click.UsageError(
             f"remat reaches the script by PYTHONPATH and PyTorch's autoloading; run Python without -E and -I, and unset {_AUTOLOAD}"

@@ -12,7 +12,6 @@ import click
 from remat.cli import params
 from remat.cli.commands import (
     batch_option,
-    echo_json,
     json_option,
     list_option,
     main,
@@ -20,8 +19,8 @@ from remat.cli.commands import (
     plan_options,
     seq_option,
 )
-from remat.cli.errors import fail
 from remat.cli.models import load, users_code
+from remat.cli.output import echo_json
 from remat.cli.progress import Progress
 from remat.errors import BudgetError, CaptureError, RematError
 from remat.files import write_file
@@ -106,7 +105,6 @@ def sac(
     seq: int | None,
     run_it: bool,
     output: Path | None,
-    as_json: bool,
     solver: str,
     fake: bool | None,
     mode: str,
@@ -122,16 +120,16 @@ def sac(
     from remat.sac.solve.milp import plan as plan_for
 
     checked: Checked | None = None
-    not_run: RematError | None = None
+    failure: RematError | None = None
     with Progress() as progress:
-        progress.step("building the model")
+        progress.stage("building the model")
         device = "cpu" if run_it or fake is False else "meta"  # a real step needs real weights
         example = load(model, overrides, batch=batch, seq=seq, device=device)
-        given = example.model, example.args, example.kwargs
-        progress.step("estimating")
+        call = example.model, example.args, example.kwargs
+        progress.stage("estimating")
         with users_code(model):
-            tree = estimate(*given, mode=mode, cost=cost, fake=fake)
-        progress.step("choosing")
+            tree = estimate(*call, mode=mode, cost=cost, fake=fake)
+        progress.stage("choosing")
         try:
             plan = plan_for(tree, memory=memory, solver=solver, **options)
         except BudgetError as error:
@@ -139,12 +137,12 @@ def sac(
         if output is not None:
             write_file(output, plan.to_json(), "plan")
         if run_it:
-            progress.step("running")
+            progress.stage("running")
             try:
                 with users_code(model):
                     checked = check(example.model, plan, example.args, example.kwargs)
             except RematError as error:
-                not_run = error
+                failure = CaptureError(f"the plan stands above, but no step could be run: {error}")
     measured = None if checked is None else asdict(checked)
     found = {"plan": json.loads(plan.to_json()), "measured": measured}
     if as_json and not_run is None:
@@ -171,20 +169,17 @@ def _show_measured(plan: SACPlan, checked: Checked) -> None:
     from remat.cli import tables
     from remat.units import format_bytes
 
-    table = tables.new_table()
-    table.add_column("")
-    for name in ("estimated", "measured"):
-        table.add_column(name, justify="right")
-    rows = (
+    added_ms = checked.ms - checked.plain_ms
+    modelled = " modelled" if plan.mode == MODES[0] else ""
+    peaks = (
         ("peak, no checkpointing", plan.plain_peak_bytes, checked.plain_peak_bytes),
         ("peak under the plan", plan.peak_bytes, checked.peak_bytes),
     )
-    for label, *sizes in rows:
-        table.add_row(label, *map(format_bytes, sizes))
-    more = checked.ms - checked.plain_ms
-    modelled = " modelled" if plan.mode == MODES[0] else ""
-    table.add_row("time more for a step", f"{plan.recompute_ms:.4g} ms{modelled}", f"{more:.4g} ms")
-    table.add_row("step, no checkpointing", "", f"{checked.plain_ms:.4g} ms")
+    rows = [
+        *((label, *map(format_bytes, sizes)) for label, *sizes in peaks),
+        ("time more for a step", f"{plan.recompute_ms:.4g} ms{modelled}", f"{added_ms:.4g} ms"),
+        ("step, no checkpointing", "", f"{checked.plain_ms:.4g} ms"),
+    ]
     click.echo("")
-    tables.show(table)
+    tables.show(tables.new_table("", ("", "estimated", "measured"), rows, left=[0]))
     click.echo(f"gradients differ by {checked.gradient_distance:.1e} of their norm")

@@ -15,14 +15,13 @@ import click
 
 from remat.cli import params
 from remat.cli.commands import (
-    echo_json,
     json_option,
     list_option,
     lower_option,
     main,
     plan_options,
 )
-from remat.cli.errors import fail
+from remat.cli.output import echo_json
 from remat.cli.progress import Progress
 from remat.errors import RematError
 
@@ -41,14 +40,10 @@ class Named:
     spec: str
 
     def __repr__(self) -> str:
-        return self.spec  # the table's column `of` shows this text
+        return self.spec  # the table's column `of` has this text
 
     def __call__(self) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]]:
-        """Build the model, and return it with its positional and keyword arguments.
-
-        Raises:
-            RematError: MODEL does not exist, or the user's code raised.
-        """
+        """Build the model, and return it with its positional and keyword arguments."""
         from remat.cli.models import load
 
         try:
@@ -78,28 +73,24 @@ class Named:
     "--output",
     type=params.Checked("path", "remat.experiments.table:checked_path"),
     metavar="FILE",
-    help="write the table to FILE, .json, .csv or .parquet; rows that FILE or FILE.partial already has are not "
-    "planned again",
+    help="write the table to FILE, .jsonl, .json or .csv; rows of an earlier call are not planned again",
 )
 @json_option
-def sweep(
-    models: tuple[str, ...], jobs: int | None, output: Path | None, as_json: bool, **options: Any
-) -> None:
+def sweep(models: tuple[str, ...], jobs: int | None, output: Path | None, **options: Any) -> None:
     """Plan each MODEL at every budget, with every solver, under every cost model.
 
     Each plan is one row of a table. With --output, each row is stored as soon as it is planned.
     After a crash, the same command plans only the missing rows.
     """
     from remat.cli.models import check
-    from remat.experiments import grid as api
+    from remat.experiments.grid import sweep as plan_all
     from remat.units import counted
 
     for spec in models:  # a misspelt model is refused before hours of planning
         check(spec)
     # Rows that are requested twice are planned once.
-    order = list(dict.fromkeys(models))
-    lists = (order, *(options[name] for name in ("budgets", "solvers", "costs")))
-    wanted = math.prod(len(set(values)) for values in lists)
+    lists = (models, *(options[name] for name in ("budgets", "solvers", "costs")))
+    total = math.prod(len(set(values)) for values in lists)
     # The model of each row to plan, in the order of planning.
     missing: list[str] = []
     planned = 0
@@ -111,14 +102,14 @@ def sweep(
 
         def begin_stage() -> None:
             """Begin the planning of one model or, with ``--jobs``, of all models."""
-            taken = _taken(wanted - len(missing), output)
+            taken = _taken(total - len(missing), output)
             if jobs is not None or not missing:
-                progress.step(f"planning {counted(len(missing), 'row')}{taken}")
+                progress.stage(f"planning {counted(len(missing), 'row')}{taken}")
                 return
             model, names = missing[planned], list(dict.fromkeys(missing))
             place = f"{names.index(model) + 1} of {len(names)} models"
             rows = counted(missing.count(model), "row")
-            progress.step(f"planning {rows} of {model} ({place}){taken}")
+            progress.stage(f"planning {rows} of {model} ({place}){taken}")
 
         def on_row(row: ExperimentRow) -> None:
             nonlocal planned
@@ -129,40 +120,31 @@ def sweep(
                 f"{planned} of {len(missing)}: {row.model} at {row.label} with {row.solver}"
             )
 
-        found = api.sweep(
-            {spec: Named(spec) for spec in order},
+        table = plan_all(
+            {spec: Named(spec) for spec in models},
             executor=jobs,
             output=output,
             on_start=on_start,
             on_row=on_row,
             **options,
         )
-    failed = sum(row.reason is not None for row in found.rows)
-    described = {"rows": [asdict(row) for row in found.rows]}
-    if not as_json:
-        click.echo(str(found))
-        if output is not None:
-            click.echo(f"written to {output}{_taken(wanted - planned, output)}")
-        if failed:
-            click.echo(
-                f"{failed} of {len(found.rows)} rows have no plan; the reasons stand in the table"
-            )
-    if failed and failed == len(found.rows):
-        fail(
-            RematError("no row has a plan; the reasons stand with the rows"),
-            described if as_json else None,
-        )
-    if as_json:
-        echo_json(described)
+    failed, count = sum(row.reason is not None for row in table.rows), len(table.rows)
+    failure = None
+    if failed == count:
+        failure = RematError("no row has a plan; the reasons stand with the rows")
+    if echo_json({"rows": [asdict(row) for row in table.rows]}, failure):
+        return
+    click.echo(str(table))
+    if output is not None:
+        click.echo(f"written to {output}{_taken(total - planned, output)}")
+    if failed:
+        click.echo(f"{failed} of {count} rows have no plan; the reasons stand in the table")
+    if failure is not None:
+        raise failure
 
 
 def _taken(rows: int, output: Path | None) -> str:
-    """Return a text such as ``"; 3 rows taken from sweep.jsonl"``: how many rows the table's file already has.
-
-    Args:
-        rows: number of these rows; for 0, the result is an empty text.
-        output: the table's file.
-    """
+    """Return a text such as ``"; 3 rows taken from sweep.jsonl"``; empty for 0 rows."""
     from remat.units import counted
 
     return f"; {counted(rows, 'row')} taken from {output}" if rows else ""
@@ -170,15 +152,15 @@ def _taken(rows: int, output: Path | None) -> str:
 
 @contextlib.contextmanager
 def _resumable(output: Path | None) -> Iterator[None]:
-    """If Ctrl-C interrupts the block, print the command that continues the sweep.
-
-    Args:
-        output: the table's file; None for no file, in which case nothing is printed.
-    """
+    """If Ctrl-C interrupts a block that writes a file, print the command that continues the sweep."""
     try:
         yield
     except KeyboardInterrupt:
         if output is not None:
+            from remat.experiments.journal import journal_of
+
             again = shlex.join(["remat", *sys.argv[1:]])
-            click.echo(f"what is known stands in {output}.partial; go on with: {again}", err=True)
+            click.echo(
+                f"finished rows stand in {journal_of(output)}; go on with: {again}", err=True
+            )
         raise

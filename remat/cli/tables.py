@@ -13,7 +13,7 @@ from remat.report.tables import show as show
 from remat.units import format_bytes, format_cost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
     from remat.experiments.table import Comparison
     from remat.planning.frontier import Frontier
@@ -28,9 +28,22 @@ LEGEND = (
 )
 
 
-def new_table(title: str = "") -> Table:
-    """Return an empty table in the style that all commands use."""
-    return Table(
+def new_table(
+    title: str = "",
+    heads: Sequence[str] = (),
+    rows: Iterable[Sequence[str]] = (),
+    *,
+    left: Collection[int] = (),
+) -> Table:
+    """Return a table in the style that all commands use.
+
+    Args:
+        title: title of the table; empty for none.
+        heads: headings of the columns; if all are empty, the table has no header.
+        rows: cells of each row.
+        left: indices of columns with text, which is left-aligned and wraps. Other columns are right-aligned figures.
+    """
+    table = Table(
         title=title or None,
         title_justify="left",
         title_style="bold",
@@ -38,31 +51,28 @@ def new_table(title: str = "") -> Table:
         show_edge=False,
         pad_edge=False,
         collapse_padding=True,
+        show_header=any(heads),
     )
-
-
-def rows_table(rows: Iterable[tuple[str, str]], title: str) -> Table:
-    """Return a table without a header, with a column of names and a column of values."""
-    table = new_table(title)
-    table.show_header = False
-    table.add_column(style="bold")
-    table.add_column()
-    for name, value in rows:
-        table.add_row(name, value)
+    for k, head in enumerate(heads):
+        if k in left:
+            table.add_column(head, overflow="fold")
+        else:
+            table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
-def cost_text(resolved: str, asked: str) -> str:
-    """Return the name of the cost model that was used.
+def names_table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str) -> Table:
+    """Return a table of texts whose first column has names in bold."""
+    table = new_table(title, heads, rows, left=range(len(heads)))
+    table.columns[0].style = "bold"
+    return table
 
-    If the user did not choose a cost model, the text ends with a hint: the option ``--cost`` for
-    another device.
 
-    Args:
-        resolved: the cost model that was used.
-        asked: the cost model that the user asked for; ``"auto"`` if none.
-    """
-    if asked != "auto":
+def cost_text(resolved: str, requested: str) -> str:
+    """Return the name of the used cost model; if the user chose none, with the option for another device."""
+    if requested != "auto":
         return resolved
     name, _, device = resolved.partition(":")
     other = "epyc" if device == "h100" else "h100"
@@ -70,15 +80,9 @@ def cost_text(resolved: str, asked: str) -> str:
 
 
 def plan_table(plan: Plan, title: str, cost: str) -> Table:
-    """Return a table with the figures of one plan.
-
-    Args:
-        plan: the plan.
-        title: title of the table.
-        cost: the cost model that the user asked for; ``"auto"`` if none.
-    """
+    """Return a table with the figures of one plan; ``cost`` is the cost model that the user chose, or ``"auto"``."""
     rows = [("budget", plan.asked.label), ("cost model", cost_text(plan.cost, cost)), *plan.rows]
-    return rows_table(rows, title)
+    return names_table(("", ""), rows, title)
 
 
 #: The table of `remat compare` has the column "step" only on terminals of at least this width in characters.
@@ -88,20 +92,13 @@ _WIDE = 90
 def comparison_table(comparison: Comparison, title: str, *, width: int = 80) -> Table:
     """Return a table with a row for each solver at each budget; stars mark the best plans.
 
-    Args:
-        comparison: the plans of all solvers at all budgets.
-        title: title of the table.
-        width: width of the terminal in characters. Below 90, the column "step" is left out.
+    Below a width of 90 characters, the column "step" is left out.
     """
-    wide = width >= _WIDE
-
-    table = new_table("\n".join(line for line in (title, comparison.without) if line))
-    table.add_column("solver", overflow="fold")
-    names = ["saved", "recompute", "gap", "peak", *(["step"] if wide else []), "time"]
-    for name in names:
-        # The header gets two blanks, as wide as the " *" in the cells, so that the figures are aligned.
-        shown = f"{name}  " if name == "recompute" else name
-        table.add_column(shown, justify="right", no_wrap=True)
+    names = ["saved", "recompute", "gap", "peak", *(["step"] if width >= _WIDE else []), "time"]
+    # This heading gets two blanks, as wide as the " *" in the cells, so that the figures are aligned.
+    heads = ["solver", *(f"{name}  " if name == "recompute" else name for name in names)]
+    title = "\n".join(line for line in (title, comparison.without) if line)
+    table = new_table(title, heads, left=[0])
     for _, group in groupby(comparison.rows, key=lambda row: row.budget):
         rows = list(group)
         table.add_section()
@@ -115,10 +112,10 @@ def comparison_table(comparison: Comparison, title: str, *, width: int = 80) -> 
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
-    """Return the lines of text to print below the table of `remat compare`.
+    """Return the lines below the table of `remat compare`.
 
-    The lines give the reasons for missing plans. They name the budgets at which a minimum cut costs
-    less than the solver's plan, and the solvers that searched with less work than usual.
+    The lines give the reasons for missing plans, and name the budgets at which a minimum cut costs less than the
+    solver's plan. They also name the solvers that searched with less work than usual.
     """
     from remat.passes.decide.min_cut import MinCut
 
@@ -141,30 +138,21 @@ def comparison_notes(comparison: Comparison) -> list[str]:
     return lines
 
 
-def frontier_table(found: Frontier, rows: int) -> Table:
-    """Return a table of the points of a frontier; an arrow marks the knee.
-
-    Args:
-        found: the frontier.
-        rows: largest number of points to show.
-    """
-    table = new_table()
-    columns = ("share", "saved", "recompute", "peak")
-    for name in columns if found.by == "saved" else reversed(columns[1:]):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    for point in found.thinned(rows):
-        is_knee = point == found.knee()
-        share = point.saved_bytes / found.full_bytes if found.full_bytes else 1.0
-        cells = [
-            f"{share:.3f}",
-            format_bytes(point.saved_bytes),
-            format_cost(point.recompute_cost, found.unit),
-            format_bytes(point.peak_bytes),
-        ]
-        table.add_row(
-            *(cells if found.by == "saved" else reversed(cells[1:])),
-            "← knee" if is_knee else "",
-            style="bold" if is_knee else None,
-        )
+def frontier_table(frontier: Frontier, rows: int) -> Table:
+    """Return a table of at most ``rows`` points of a frontier; an arrow marks the knee."""
+    names = ["share", "saved", "recompute", "peak"]
+    if frontier.by == "peak":
+        names = names[:0:-1]
+    table = new_table("", [*names, ""])
+    knee = frontier.knee()
+    for point in frontier.thinned(rows):
+        share = point.saved_bytes / frontier.full_bytes if frontier.full_bytes else 1.0
+        cells = {
+            "share": f"{share:.3f}",
+            "saved": format_bytes(point.saved_bytes),
+            "recompute": format_cost(point.recompute_cost, frontier.unit),
+            "peak": format_bytes(point.peak_bytes),
+        }
+        arrow, style = ("← knee", "bold") if point == knee else ("", None)
+        table.add_row(*(cells[name] for name in names), arrow, style=style)
     return table

@@ -8,15 +8,13 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-import torch
 from filelock import FileLock, Timeout
 
 from remat.errors import ProblemError
-from remat.experiments.table import COLUMNS, VERSION, ExperimentRow, Sweep
-from remat.files import write_atomic, writing
-from remat.version import __version__
+from remat.experiments.table import ExperimentRow, Sweep, read_rows, versions
+from remat.files import writing
 
 
 @dataclass(slots=True, eq=False)
@@ -24,52 +22,53 @@ class Journal:
     """Finished rows of a sweep. If the sweep has an output, each added row is also appended to the journal's file.
 
     Attributes:
-        known: dict from `ExperimentRow.key` to the finished row.
+        rows: dict from `ExperimentRow.key` to the finished row.
     """
 
-    known: dict[tuple[str, ...], ExperimentRow] = field(default_factory=dict)
+    rows: dict[tuple[str, ...], ExperimentRow] = field(default_factory=dict)
     _file: IO[str] | None = None
 
     def add(self, row: ExperimentRow) -> None:
-        """Add a row to `known`, and append it to the file; do nothing if `known` has a row with the same key.
+        """Add a row, and append it to the file; do nothing if a row with the same key exists.
 
         Raises:
             ProblemError: the file cannot be written.
         """
-        if row.key in self.known:
+        if row.key in self.rows:
             return
-        self.known[row.key] = row
+        self.rows[row.key] = row
         if self._file is not None:
             hint = "; with room for it the same sweep goes on from the rows that it has"
             with writing(self._file.name, hint):
                 self._file.write(json.dumps(asdict(row)) + "\n")
                 self._file.flush()
-                # So that the row survives a crash of the machine, too.
+                # Without fsync, a crash of the machine could lose the row.
                 os.fsync(self._file.fileno())
+
+
+def journal_of(table: Path) -> Path:
+    """Return the file in JSON Lines that a sweep continues from: the table itself, or a file beside it."""
+    return table if table.suffix == ".jsonl" else table.with_name(f"{table.name}.jsonl")
 
 
 @contextlib.contextmanager
 def opened(table: Path | None) -> Iterator[Journal]:
-    """Open the file ``TABLE.partial``, the journal of a sweep's table, and lock it against other sweeps.
-
-    The first line of the journal names the versions of the format, of remat and of PyTorch. Each further line
-    is a row in JSON. Reading stops at the first damaged line. The journal is deleted when the block ends without
-    an error.
+    """Open the journal of a sweep's table, and lock it against other sweeps.
 
     Args:
         table: path of the sweep's table; None: rows are not written to disk.
 
     Yields:
-        A journal with the rows of the existing table, and of the journal that an interrupted sweep has left.
+        A journal with the rows of earlier sweeps.
 
     Raises:
-        ProblemError: another sweep has locked the journal; other versions of remat or PyTorch wrote the journal; the
-            table cannot be read; or the journal cannot be written.
+        ProblemError: another sweep has locked the table; other versions of remat or PyTorch wrote the journal; the
+            table has no journal; or the journal cannot be read or written.
     """
     if table is None:
         yield Journal()
         return
-    path = table.with_name(f"{table.name}.partial")
+    path = journal_of(table)
     lock = FileLock(table.with_name(f"{table.name}.lock"))
     with writing(table):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,19 +79,20 @@ def opened(table: Path | None) -> Iterator[Journal]:
                 f"another sweep is writing '{table}': wait for it, or name another output"
             ) from None
     try:
-        rows = Sweep.load(table).rows if table.exists() else ()
-        head = {"remat_sweep": VERSION, "remat": __version__, "torch": torch.__version__}
-        lines = _lines(path) or [head]
-        if lines[0] != head:
+        if table.exists() and not path.exists():
             raise ProblemError(
-                f"'{path}' was written by other versions ({lines[0]}) than these ({head}): finish it there, or "
-                "delete it to begin anew"
+                f"'{table}' exists, but not '{path}', which holds the rows of a sweep: name another output"
             )
-        rows = (*rows, *map(ExperimentRow.from_dict, lines[1:]))
+        head, rows = read_rows(path) if path.exists() else (versions(), ())
+        if head != versions():
+            raise ProblemError(
+                f"'{path}' was written by other versions ({head}) than these ({versions()}): go on there, or name "
+                "another output"
+            )
+        # A crash may have left a damaged last line. The file is rewritten without it, so that the next row begins on a
+        # line of its own.
+        Sweep(rows=rows).save(path)
         with writing(path):
-            # A crash may have left a damaged last line. The file is rewritten without it, so that the next row begins
-            # on a line of its own.
-            write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines))
             file = path.open("a", encoding="utf-8")
         try:
             yield Journal({row.key: row for row in rows}, file)
@@ -100,28 +100,7 @@ def opened(table: Path | None) -> Iterator[Journal]:
             with contextlib.suppress(OSError):
                 # Closing tries again to write a row whose writing has failed.
                 file.close()
-        path.unlink(missing_ok=True)
     finally:
-        # The lock file is deleted before the lock is released. Afterwards, it could be that of another sweep.
+        # The lock file is deleted before the lock is released: afterwards, another sweep could own the file.
         Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
-
-
-def _lines(path: Path) -> list[Any]:
-    """Return one JSON object for each line of a journal, up to the first damaged line; empty if there is no file.
-
-    The first object holds the versions, and each further one is a row.
-    """
-    if not path.exists():
-        return []
-    lines: list[Any] = []
-    text = path.read_text(encoding="utf-8", errors="replace")
-    for line in text.splitlines(keepends=True):
-        try:
-            data = json.loads(line) if line.endswith("\n") else None
-        except (ValueError, RecursionError):
-            break
-        if not isinstance(data, dict) or (lines and set(data) != set(COLUMNS)):
-            break
-        lines.append(data)
-    return lines

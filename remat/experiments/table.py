@@ -1,16 +1,18 @@
-"""Tables that `remat.compare` and `remat.sweep` return, and their files in JSON, CSV and Parquet."""
+"""Tables that `remat.compare` and `remat.sweep` return, and their files in JSON Lines, JSON and CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from remat.errors import ProblemError, RematError
+import torch
+
+from remat.errors import ProblemError
 from remat.files import write_atomic, writing
 from remat.units import (
     Budget,
@@ -22,10 +24,10 @@ from remat.units import (
 )
 from remat.version import __version__
 
-#: Version of the table format, and of the journal that a running sweep writes.
-VERSION = 2
-#: Suffixes of the file formats of a table.
-SUFFIXES = (".json", ".csv", ".parquet")
+#: Version of the table format.
+VERSION = 3
+#: Suffixes of the file formats of a table. A sweep continues from the first one; the others are for reading.
+SUFFIXES = (".jsonl", ".json", ".csv")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,7 @@ class ExperimentRow:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Identity of the row: model, cost model, budget, solver, and identity of the planned step (``of``)."""
+        """Identity of the row: model, cost model, budget, solver, and planned step (``of``)."""
         return self.model, self.cost, self.budget, self.solver, self.of
 
     @property
@@ -96,10 +98,7 @@ class ExperimentRow:
 
     @property
     def gap(self) -> float | None:
-        """Fraction of ``recompute_cost``, from 0 to 1, that an optimal plan could avoid at most, by the proven bound.
-
-        None if there is no plan, and under a budget on the peak.
-        """
+        """Fraction of ``recompute_cost`` above the proven bound; None without a plan, or under a budget on the peak."""
         # The text of every budget on the peak begins with "peak:".
         cost, bound = self.recompute_cost, self.recompute_bound
         if cost is None or bound is None or self.budget.startswith("peak:"):
@@ -108,52 +107,42 @@ class ExperimentRow:
 
     @property
     def cells(self) -> dict[str, str]:
-        """The formatted figures of the plan, by column name; dashes if there is no plan."""
+        """The formatted cells by heading; figures of a missing plan are dashes."""
+        unit, peak, step = self.unit or "", self.without_peak_bytes, self.without_step_cost
+        cells = {
+            "model": self.model,
+            "cost": self.priced or self.cost,
+            "budget": self.label,
+            "solver": self.solver,
+            "without": "–" if peak is None else format_bytes(peak),
+            "step without": "–" if step is None else format_cost(step, unit),
+            "": "*" if self.best else "",
+        }
         if self.saved_bytes is None:
-            return dict.fromkeys(("saved", "recompute", "gap", "peak", "step", "time"), "–")
+            return cells | dict.fromkeys(("saved", "recompute", "gap", "peak", "step", "time"), "–")
         solve_s = self.solve_s or 0.0
-        return {
+        return cells | {
             "saved": format_bytes(self.saved_bytes),
-            "recompute": format_cost(self.recompute_cost or 0, self.unit or ""),
+            "recompute": format_cost(self.recompute_cost or 0, unit),
             "gap": format_share(self.gap),
             "peak": format_bytes(self.peak_bytes or 0),
             "step": format_change(self.more),
             "time": f"{solve_s:.2f} s" if solve_s < 100 else f"{solve_s:.0f} s",
         }
 
-    @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> ExperimentRow:
-        """Build a row from the cells of a saved table.
 
-        Args:
-            given: the cells by column name.
-
-        Raises:
-            ProblemError: the names of the cells are not the columns of this version of remat.
-        """
-        if set(given) != set(COLUMNS):
-            raise ProblemError(
-                f"its columns are {', '.join(map(str, given))}; expected {', '.join(COLUMNS)}: it may be of another "
-                f"version of remat than {__version__}. Give another file"
-            )
-        return cls(**given)
-
-
-#: Type of each column as text, such as ``"int"`` for ``int | None``. Annotations are text in this file, because of
-#: ``from __future__ import annotations``.
-_TYPES = {f.name: str(f.type).removesuffix(" | None") for f in fields(ExperimentRow)}
-COLUMNS = tuple(_TYPES)
+COLUMNS = tuple(f.name for f in fields(ExperimentRow))
 #: Columns that the JSON of a comparison leaves out, because they are equal in all of its rows.
 _OF_STEP = COLUMNS[: COLUMNS.index("solver")]
 
 
 def mark_best(rows: Iterable[ExperimentRow]) -> Iterator[ExperimentRow]:
-    """Yield the rows, with ``best`` set for the best solver of each model, cost model and budget.
+    """Yield the rows, with ``best`` set for the best solvers of each model, cost model and budget.
 
-    The best solver has the least recompute cost and, at equal cost, the fewest saved bytes. If several rows are equal,
-    each of them is best. Rows of one step, budget and limit on saved bytes all get the highest of their lower bounds on
-    the cost. Each of these bounds holds for every plan within the limit.
+    The best solvers have the least recompute cost and, at equal cost, the fewest saved bytes.
     """
+    # Each lower bound on the cost holds for every plan within a limit on saved bytes. So all rows of one step, budget
+    # and limit get the highest of their bounds.
     rows = tuple(rows)
     least: dict[tuple[str, ...], tuple[int, int]] = {}
     bounds: dict[tuple[object, ...], int] = {}
@@ -162,8 +151,8 @@ def mark_best(rows: Iterable[ExperimentRow]) -> Iterator[ExperimentRow]:
             limit = (r.model, r.cost, r.budget, r.of, r.capacity)
             bounds[limit] = max(bounds.get(limit, 0), r.recompute_bound)
         if r.recompute_cost is not None and r.saved_bytes is not None:
-            at, figures = (r.model, r.cost, r.budget), (r.recompute_cost, r.saved_bytes)
-            least[at] = min(figures, least.get(at, figures))
+            group, figures = (r.model, r.cost, r.budget), (r.recompute_cost, r.saved_bytes)
+            least[group] = min(figures, least.get(group, figures))
     for r in rows:
         best = least.get((r.model, r.cost, r.budget))
         bound = bounds.get((r.model, r.cost, r.budget, r.of, r.capacity))
@@ -196,7 +185,7 @@ class Comparison:
 
     @property
     def without(self) -> str:
-        """One line of text with the peak and the cost of the step without remat; empty if one of them is unknown."""
+        """One line with the peak and the cost of the step without remat; empty if either is unknown."""
         if not self.without_peak_bytes or not self.step_cost:
             return ""
         step = format_cost(self.step_cost + self.without_recompute_cost, self.unit)
@@ -212,14 +201,10 @@ class Comparison:
         return json.dumps(figures | {"rows": rows}, indent=2) + "\n"
 
     def __str__(self) -> str:
-        head = ["budget", "solver", "saved", "recompute", "", "gap", "peak", "step", "time"]
-        rows = []
-        for r in self.rows:
-            saved, recompute, *others = r.cells.values()
-            figures = [saved, recompute, "*" if r.best else "", *others]
-            rows.append([r.label, r.solver, *([str(r.reason)] if r.reason else figures)])
-        lines = columns([head, *rows], left=[1])
-        return "\n".join([*([self.without] if self.without else []), *lines])
+        head = ("budget", "solver")
+        figures = ("saved", "recompute", "", "gap", "peak", "step", "time")
+        text = _as_text(self.rows, head, figures)
+        return f"{self.without}\n{text}" if self.without else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,60 +221,38 @@ class Sweep:
     rows: tuple[ExperimentRow, ...]
 
     def save(self, path: str | Path) -> Path:
-        """Write the table to a JSON, CSV or Parquet file, atomically.
+        """Write the table to a file atomically, and return the path.
 
         Args:
-            path: the file; its suffix selects the format.
-
-        Returns:
-            The path.
+            path: the file. Its suffix selects JSON Lines, JSON or CSV.
 
         Raises:
-            ProblemError: the suffix is unknown, a library is missing, or the file cannot be written.
+            ProblemError: the suffix is unknown, or the file cannot be written.
         """
         path = checked_path(path)
-        rows = [asdict(row) for row in self.rows]
-        content: str | bytes
-        if path.suffix == ".json":
-            content = self.to_json()
-        elif path.suffix == ".csv":
-            text = io.StringIO()
+        content = io.StringIO()
+        if path.suffix == ".csv":
             # The default line ending of csv is \r\n.
-            writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+            writer = csv.DictWriter(content, COLUMNS, lineterminator="\n")
             writer.writeheader()
-            writer.writerows(rows)
-            content = text.getvalue()
+            writer.writerows(map(asdict, self.rows))
+        elif path.suffix == ".json":
+            content.write(self.to_json())
         else:
-            content = _as_parquet(rows)
+            for line in (versions(), *map(asdict, self.rows)):
+                content.write(json.dumps(line) + "\n")
         with writing(path):
-            write_atomic(path, content)
+            write_atomic(path, content.getvalue())
         return path
 
     @classmethod
     def load(cls, path: str | Path) -> Sweep:
-        """Read a table from a file that `save` wrote; the suffix of the path selects the format.
+        """Read a table in JSON Lines, also an unfinished one.
 
         Raises:
-            ProblemError: the file holds no such table, or a table of another version.
+            ProblemError: the file holds no table of this version.
         """
-        path = checked_path(path)
-        try:
-            if path.suffix == ".parquet":
-                rows = _from_parquet(path)
-            elif path.suffix == ".csv":
-                # Without newline="", line endings inside of cells would be changed.
-                with path.open(encoding="utf-8", newline="") as file:
-                    rows = [_typed(row) for row in csv.DictReader(file)]
-            else:
-                data = json.loads(path.read_text(encoding="utf-8"))
-                if not isinstance(data, dict) or data.get("remat_sweep") != VERSION:
-                    raise ProblemError(f"it is no sweep of version {VERSION}")
-                rows = data["rows"]
-            return cls(rows=tuple(map(ExperimentRow.from_dict, rows)))
-        except RematError as error:
-            raise ProblemError(f"'{path}' cannot be read: {error}") from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ProblemError(f"'{path}' cannot be read: {error}") from error
+        return cls(rows=read_rows(Path(path))[1])
 
     def to_json(self) -> str:
         """Return the table as JSON text."""
@@ -297,89 +260,65 @@ class Sweep:
         return json.dumps({"remat_sweep": VERSION, "rows": rows}, indent=2) + "\n"
 
     def __str__(self) -> str:
-        head = ["model", "cost", "budget", "solver", "saved", "peak", "without", "recomputed"]
-        rows = []
-        for r in self.rows:
-            asked = [r.model, r.priced or r.cost, r.label, r.solver]
-            if r.saved_bytes is None:
-                rows.append([*asked, str(r.reason)])
-                continue
-            peak, step, of = r.without_peak_bytes, r.without_step_cost, r.cells
-            without = "–" if peak is None else format_bytes(peak)
-            step_without = "–" if step is None else format_cost(step, r.unit or "")
-            rows.append([*asked, of["saved"], of["peak"], without, of["recompute"], step_without])
-        return "\n".join(columns([[*head, "step without"], *rows], left=[0, 1, 3]))
+        head = ("model", "cost", "budget", "solver")
+        figures = ("saved", "peak", "without", "recompute", "step without")
+        return _as_text(self.rows, head, figures)
+
+
+def _as_text(rows: Iterable[ExperimentRow], head: Sequence[str], figures: Sequence[str]) -> str:
+    """Return rows as aligned text; a row without a plan has its reason instead of figures."""
+    lines = [[*head, *figures]]
+    for row in rows:
+        cells = row.cells
+        shown = [str(row.reason)] if row.saved_bytes is None else [cells[name] for name in figures]
+        lines.append([*(cells[name] for name in head), *shown])
+    return "\n".join(columns(lines, left=[k for k, name in enumerate(head) if name != "budget"]))
 
 
 def checked_path(path: str | Path) -> Path:
-    """Check that a table can be written in the format that the suffix of its path names; return the path.
-
-    Raises:
-        ProblemError: the suffix is unknown, or the library for the format is missing.
-    """
+    """Return the path of a table; raise a ProblemError unless its suffix names a format."""
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise ProblemError(f"'{path}' must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
-    if path.suffix == ".parquet":
-        _pyarrow()
     return path
 
 
-def _pyarrow() -> Any:
-    """Return the module pyarrow, with its Parquet module imported; raise a ProblemError if it is not installed."""
+def versions() -> dict[str, Any]:
+    """Return the first line of a table in JSON Lines: the versions of the format, of remat and of PyTorch."""
+    return {"remat_sweep": VERSION, "remat": __version__, "torch": torch.__version__}
+
+
+def read_rows(path: Path) -> tuple[dict[str, Any], tuple[ExperimentRow, ...]]:
+    """Return the versions and the rows of a table in JSON Lines; leave out a damaged last line.
+
+    Raises:
+        ProblemError: another line is damaged, or the file holds no table of this version.
+    """
     try:
-        import pyarrow
-        import pyarrow.parquet
-    except ModuleNotFoundError:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ProblemError(f"'{path}' cannot be read: {error.strerror or error}") from error
+    objects = [_object(line) for line in text.splitlines(keepends=True)]
+    head = objects[0] if objects else None
+    if head is None or head.get("remat_sweep") != VERSION:
         raise ProblemError(
-            "Parquet needs pyarrow, which is not installed: pip install 'remat[tables]', or name a .csv or .json file"
-        ) from None
-    return pyarrow
+            f"'{path}' cannot be read: it is no sweep of version {VERSION}; give another file"
+        )
+    rows = [
+        data if data is not None and set(data) == set(COLUMNS) else None for data in objects[1:]
+    ]
+    if None in rows[:-1]:
+        raise ProblemError(
+            f"'{path}' cannot be read: line {rows.index(None) + 2} is damaged. Remove this line, and a "
+            "sweep plans its row again"
+        )
+    return head, tuple(ExperimentRow(**data) for data in rows if data is not None)
 
 
-def _as_parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return rows as the content of a Parquet file, whose metadata hold the table's version."""
-    arrow = _pyarrow()
-    kinds = {
-        "str": arrow.string(),
-        "int": arrow.int64(),
-        "float": arrow.float64(),
-        "bool": arrow.bool_(),
-    }
-    # The schema is given, because a column in which every cell is None would get the type null.
-    schema = arrow.schema(
-        [(name, kinds[kind]) for name, kind in _TYPES.items()], {"remat_sweep": str(VERSION)}
-    )
-    sink = arrow.BufferOutputStream()
-    arrow.parquet.write_table(arrow.Table.from_pylist(list(rows), schema=schema), sink)
-    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
-
-
-def _from_parquet(path: Path) -> list[dict[str, Any]]:
-    """Read the rows of a Parquet file; raise a ProblemError if it holds no table of this version."""
-    arrow = _pyarrow()
+def _object(line: str) -> dict[str, Any] | None:
+    """Return the JSON object of a line; None if the line is damaged, or its end is missing."""
     try:
-        table = arrow.parquet.read_table(path)
-    except arrow.ArrowInvalid as error:
-        raise ProblemError(str(error)) from None
-    if (table.schema.metadata or {}).get(b"remat_sweep") != str(VERSION).encode():
-        raise ProblemError(f"it is no sweep of version {VERSION}")
-    return table.to_pylist()  # type: ignore[no-any-return]
-
-
-#: Functions that parse the text of a CSV cell, by type of the column.
-_READERS: Mapping[str, Any] = {
-    "str": str,
-    "int": int,
-    "float": float,
-    "bool": lambda text: text == "True",  # bool("False") is True
-}
-_OPTIONAL = frozenset(f.name for f in fields(ExperimentRow) if "None" in str(f.type))
-
-
-def _typed(row: Mapping[str, str]) -> dict[str, Any]:
-    """Convert the cells of a CSV row to the types of their columns; an empty cell becomes None where allowed."""
-    return {
-        name: None if name in _OPTIONAL and not text else _READERS[_TYPES.get(name, "str")](text)
-        for name, text in row.items()
-    }
+        data = json.loads(line) if line.endswith("\n") else None
+    except (ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None

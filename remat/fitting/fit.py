@@ -37,21 +37,20 @@ from remat.running.optimizer import optimizer_code, read_optimizer
 from remat.torch_compat import pytree
 from remat.units import parse_bytes
 
-#: A call of a model at one batch size: the model, its positional arguments, then its keyword arguments in a dict.
+#: A call of a model at one batch size: the model, its positional and its keyword arguments.
 Call = tuple[Any, Sequence[Any], Mapping[str, Any]]
 #: Positional and keyword arguments of a call.
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 #: A captured step, and the bytes of its inputs and buffers.
 Step = tuple[JointGraph, int]
-#: The result for a batch size: the row of the table, and the decisions that were tried.
+#: The result for a batch size: the row of the table, and the decisions whose memory was computed.
 Answer = tuple[FitRow, tuple[Decision, ...]]
-#: Function that plans batches. It takes batch sizes, and decisions of other batch sizes to try. It returns a dict from
-#: batch size to result.
-Ask = Callable[[Sequence[int], Sequence[Decision]], Mapping[int, Answer]]
-#: A number of fewer bytes is refused, because it probably lacks its unit.
+#: Function (batch sizes, decisions of other batch sizes to try, too) -> dict from batch size to result.
+PlanBatches = Callable[[Sequence[int], Sequence[Decision]], Mapping[int, Answer]]
+#: A smaller number of bytes is refused, because its unit was probably forgotten.
 _LEAST_MEMORY = 1 << 16
 #: The largest batch that ``"max"`` tries.
-_MOST = 1 << 20
+_LARGEST_BATCH = 1 << 20
 
 
 @passes_on(TrainingOptions.__annotations__, Training)
@@ -101,7 +100,7 @@ def fit(
             otherwise. ``chunk="auto"`` takes the fastest number of chunks for each batch.
 
     Returns:
-        A table with one row for each batch that was tried: whether the step fits, the budget to set, peak and speed.
+        A table with one row for each planned batch: whether the step fits, the budget to set, peak and speed.
         The table also holds the bytes of parameters, gradients and optimizer.
 
     Raises:
@@ -113,13 +112,14 @@ def fit(
     if executor is not None:
         name_to_send(cost, "cost model")
         name_to_send(solver, "solver")
-    made = read_args(args, kwargs)
-    given: dict[str, Any] = {**options}
-    trained = {name: given.pop(name) for name in TrainingOptions.__annotations__ if name in given}
+    arguments = read_args(args, kwargs)
+    planning: dict[str, Any] = {**options}
+    names = TrainingOptions.__annotations__
+    training = {name: planning.pop(name) for name in names if name in planning}
     return fit_calls(
-        lambda batch: (model, *made(batch)),
-        Training(**trained),
-        PlanRequest.without_budget(cost=cost, solver=solver, time_limit=time_limit, **given),
+        lambda batch: (model, *arguments(batch)),
+        Training(**training),
+        PlanRequest.without_budget(cost=cost, solver=solver, time_limit=time_limit, **planning),
         executor=executor,
         on_step=on_step,
     )
@@ -134,88 +134,84 @@ def fit_calls(
     executor: AnyExecutor = None,
     on_step: Callable[[str], None] | None = None,
 ) -> Fit:
-    """Fit batches as `fit` does, for a model that is built anew for each batch; result and errors are those of `fit`.
+    """Fit batches as `fit` does, for a model that is built anew for each batch.
 
     Args:
-        calls: function that takes a batch size and returns a model, its positional arguments, and its keyword
-            arguments.
+        calls: function that takes a batch size and returns the call of the model.
         training: how the model is trained.
-        request: the options of planning, among them solver, cost model, time limit and link for offloading.
+        request: the options of planning.
         title: name of the model in the result; empty: the name of its class or function.
         executor: as in `fit`.
         on_step: as in `fit`.
     """
-    listed = read_batches(training.batches)
-    name, _ = read_optimizer(training.optimizer)
-    memory_bytes, left = read_memory(training.memory), read_margin(training.margin)
-    most = int(memory_bytes * (1 - left))
+    batches = read_batches(training.batches)
+    optimizer, _ = read_optimizer(training.optimizer)
+    memory_bytes, margin = read_memory(training.memory), read_margin(training.margin)
+    limit_bytes = int(memory_bytes * (1 - margin))
     _check(request, training)
-    step = on_step or (lambda _: None)
-    first = min(listed, default=1)
+    report = on_step or (lambda _: None)
+    first = min(batches, default=1)
     first_call = model, *arguments = calls(first)
-    called = title or getattr(model, "__name__", type(model).__name__)
+    name = title or getattr(model, "__name__", type(model).__name__)
     parameters = parameters_of(model, arguments)
     if not parameters:
-        raise ProblemError(f"'{called}' has no parameters, so there is nothing to train and to fit")
-    step("tracing the optimizer")
-    Rank.of(model, parameters, training, most, request.cost).check(called, model, parameters)
+        raise ProblemError(f"'{name}' has no parameters, so there is nothing to train and to fit")
+    report("tracing the optimizer")
+    Rank.of(model, parameters, training, limit_bytes, request.cost).check(name, model, parameters)
 
-    def captured(batch: int, call: Call | None = None) -> Step:
-        step(f"batch {batch}: building")
+    def capture_step(batch: int, call: Call | None = None) -> Step:
+        report(f"batch {batch}: building")
         model, args, kwargs = calls(batch) if call is None else call
-        step(f"batch {batch}: capturing")
+        report(f"batch {batch}: capturing")
         joint = capture(model, args, kwargs, lower=training.lower, device=training.device)
         return joint, other_bytes(model, (args, kwargs), parameters_of(model, (args, kwargs)))
 
     # Only a captured step tells which parameters get no gradient, so the rank is computed again with the first step.
-    kept = {first: captured(first, first_call)}
-    rank = Rank.of(model, parameters, training, most, request.cost, kept[first][0])
-    priced = str(request.on(kept[first][0]).cost)
+    captured = {first: capture_step(first, first_call)}
+    joint, _ = captured[first]
+    rank = Rank.of(model, parameters, training, limit_bytes, request.cost, joint)
+    cost = str(request.on(joint).cost)
+    in_process = executor is None
 
-    def ask(batches: Sequence[int], others: Sequence[Decision]) -> dict[int, Answer]:
-        steps = ((b, kept.pop(b) if b in kept else captured(b)) for b in batches)
-        here = executor is None
-        jobs = (
-            _Job(
-                rank=rank,
-                request=request if here else request.to_options(),
-                batch=batch,
-                joint=joint if here else print_joint(joint, modules=True),
-                other_bytes=nbytes,
-                others=tuple(others),
-            )
-            for batch, (joint, nbytes) in steps
+    def job(batch: int, others: Sequence[Decision]) -> _Job:
+        # Steps are captured one by one, and not kept, because graphs are large.
+        joint, nbytes = captured.pop(batch) if batch in captured else capture_step(batch)
+        return _Job(
+            rank=rank,
+            request=request if in_process else request.to_options(),
+            batch=batch,
+            joint=joint if in_process else print_joint(joint, modules=True),
+            other_bytes=nbytes,
+            others=tuple(others),
         )
-        if here:
-            return {job.batch: _answer(job, step) for job in jobs}
-        sent, answers = [*jobs], dict[int, Answer]()
+
+    def plan_batches(batches: Sequence[int], others: Sequence[Decision]) -> dict[int, Answer]:
+        if in_process:
+            return {batch: _answer(job(batch, others), report) for batch in batches}
+        jobs, answers = [job(batch, others) for batch in batches], dict[int, Answer]()
 
         def on_answer(k: int, answer: Answer) -> None:
-            answers[sent[k].batch] = answer
+            answers[batches[k]] = answer
 
         def on_death(k: int, why: str) -> None:
-            raise ProblemError(
-                f"batch {sent[k].batch} was not planned: {why}; give fewer processes"
-            )
+            raise ProblemError(f"batch {batches[k]} was not planned: {why}; give fewer processes")
 
-        step(f"planning batches {', '.join(map(str, batches))}")
-        run_jobs(_answer, sent, executor, on_answer, on_death)
+        report(f"planning batches {', '.join(map(str, batches))}")
+        run_jobs(_answer, jobs, executor, on_answer, on_death)
         return answers
 
     # In this process, doubled batches are planned one by one, because results beyond the first batch that does not fit
     # are not used.
-    width = (
-        executor if isinstance(executor, int) else 1 if executor is None else DEFAULT.fitting.width
-    )
-    rows = rows_of(listed, ask) if listed else rows_up_to_most(ask, width)
+    width = executor if isinstance(executor, int) else 1 if in_process else DEFAULT.fitting.width
+    rows = rows_of(batches, plan_batches) if batches else rows_up_to_largest(plan_batches, width)
     return Fit(
-        model=called,
+        model=name,
         memory_bytes=memory_bytes,
-        margin=left,
-        optimizer=name,
+        margin=margin,
+        optimizer=optimizer,
         optimizer_code=optimizer_code(training.optimizer),
         accumulate=training.accumulate,
-        cost=priced,
+        cost=cost,
         lower=training.lower,
         ranks=training.ranks,
         sharding=rank.sharding.label,
@@ -232,11 +228,7 @@ def fit_calls(
 
 
 def _check(request: PlanRequest, training: Training) -> None:
-    """Check number of ranks, micro-batches, rate of the link between ranks, and cost model, before the model is built.
-
-    Raises:
-        ProblemError: one of these arguments is invalid, or two conflict.
-    """
+    """Raise a ProblemError if options of training are invalid or conflict, before the model is built."""
     ranks, accumulate = training.ranks, training.accumulate
     if type(ranks) is not int or ranks < 1:
         raise ProblemError(f"ranks is {ranks!r}; expected a whole number of 1 or more")
@@ -267,63 +259,49 @@ def _name_of(cost: CostModel) -> str:
         return ""
 
 
-# Choice of batches, and their workers ---------------------------------------------------------------
+# Batches to plan, and their workers -----------------------------------------------------------------
 
 
-def rows_of(batches: Sequence[int], ask: Ask) -> dict[int, FitRow]:
-    """Plan listed batches; return their rows by batch size.
-
-    A batch is planned again if no plan was found for it, no proof shows that none fits, and a larger batch fits. The
-    decisions that were tried for the largest batch that fits are then tried, too.
-
-    Args:
-        batches: the batch sizes.
-        ask: function that takes batch sizes to plan, and decisions of other batch sizes to try. It returns a dict from
-            batch size to the row and the tried decisions.
-    """
-    answers = dict(ask(batches, ()))
+def rows_of(batches: Sequence[int], plan_batches: PlanBatches) -> dict[int, FitRow]:
+    """Plan listed batches; return their rows by batch size."""
+    answers = dict(plan_batches(batches, ()))
     largest = max((b for b in batches if answers[b][0].fits), default=0)
+    # A smaller batch than one that fits should fit, too. Unless that is proven wrong, it is planned again with the
+    # decisions of the larger batch.
     again = [b for b, (row, _) in answers.items() if b < largest and not (row.fits or row.proven)]
     if again:
-        answers |= ask(again, answers[largest][1])
+        answers |= plan_batches(again, answers[largest][1])
     return {batch: row for batch, (row, _) in answers.items()}
 
 
-def rows_up_to_most(ask: Ask, width: int) -> dict[int, FitRow]:
-    """Find the largest batch that fits by doubling, then bisection; return the rows of all tried batches.
+def rows_up_to_largest(plan_batches: PlanBatches, width: int) -> dict[int, FitRow]:
+    """Find the largest batch that fits by doubling, then bisection; return the rows of all planned batches.
 
-    Doubled batches (1, 2, 4, …) are planned independently of each other. In the bisection, the decisions of all
-    earlier batches are tried, too.
-
-    Args:
-        ask: function that takes batch sizes to plan, and decisions of other batch sizes to try. It returns a dict from
-            batch size to the row and the tried decisions.
-        width: number of doubled batches to plan at the same time.
-
-    Returns:
-        The rows by batch size.
+    Doubled batches (1, 2, 4, …) are planned independently, ``width`` of them at a time. In the bisection, the decisions
+    of all earlier batches are tried, too.
     """
     answers: dict[int, Answer] = {}
     rows: dict[int, FitRow] = {}
     low, high = 0, 1
+    # A dict, unlike a set, keeps the order of the decisions, so that plans are deterministic.
     decisions: dict[Decision, None] = {}
 
     def fits(batch: int) -> bool:
-        rows[batch], tried = answers[batch]
-        # A dict, unlike a set, keeps the order in which decisions were tried, so that plans are deterministic.
-        decisions.update(dict.fromkeys(tried))
+        rows[batch], others = answers[batch]
+        decisions.update(dict.fromkeys(others))
         return rows[batch].fits
 
-    while high <= _MOST:
+    while high <= _LARGEST_BATCH:
         # Rows of batches beyond the first that does not fit are left out, so that the table does not depend on `width`.
         if high not in answers:
-            answers |= ask([high << k for k in range(width) if high << k <= _MOST], ())
+            doubled = [high << k for k in range(width) if high << k <= _LARGEST_BATCH]
+            answers |= plan_batches(doubled, ())
         if not fits(high):
             break
         low, high = high, 2 * high
-    while high <= _MOST and high - low > max(1, low // DEFAULT.fitting.part):
+    while high <= _LARGEST_BATCH and high - low > max(1, low // DEFAULT.fitting.part):
         middle = (low + high) // 2
-        answers |= ask([middle], [*decisions])
+        answers |= plan_batches([middle], [*decisions])
         low, high = (middle, high) if fits(middle) else (low, middle)
     return rows
 
@@ -349,26 +327,19 @@ class _Job:
     others: tuple[Decision, ...]
 
 
-def _answer(job: _Job, on_step: Callable[[str], None] = lambda _: None) -> Answer:
-    """Plan one batch; return its row, and the decisions that were tried.
-
-    With ``chunk="auto"``, the batch is planned with each number of chunks, and the best result is returned.
-
-    Args:
-        job: the batch.
-        on_step: called with a line of text before each stage.
-    """
+def _answer(job: _Job, report: Callable[[str], None] = lambda _: None) -> Answer:
+    """Plan one batch with each allowed number of chunks; return the best row, and the computed decisions."""
     rank, request, batch, joint = job.rank, job.request, job.batch, job.joint
     if not isinstance(request, PlanRequest):
         request = PlanRequest.of(**request)
     if isinstance(joint, str):
         joint = parse_joint(joint)
-    with suppress_warnings():  # these plans are only tried, so their warnings concern no user
+    with suppress_warnings():  # these plans are trials, so their warnings concern no user
         answers: list[Answer] = []
         for each in request.each_chunk():
             try:
                 planner = Planner.of(
-                    joint, each, on_step=lambda text: on_step(f"batch {batch}: {text}")
+                    joint, each, on_step=lambda text: report(f"batch {batch}: {text}")
                 )
             except PlanError:
                 if not answers:
@@ -381,18 +352,16 @@ def _answer(job: _Job, on_step: Callable[[str], None] = lambda _: None) -> Answe
                 # A request of the user, such as MUST_CPU_OFFLOAD, exceeds a limit.
                 least = rank.stepping_bytes + job.other_bytes
                 row = FitRow(batch=batch, peak_bytes=least, reason=str(error))
-            answers.append((replace(row, chunks=each.chunks), fitting.tried))
+            answers.append((replace(row, chunks=each.chunks), fitting.decisions))
             if row.fits and not row.recompute_s:
                 break  # more chunks only make the step dearer
         return min(answers, key=_by_speed)
 
 
 def _by_speed(answer: Answer) -> tuple[float, bool, int]:
-    """Return a sort key for the answers of one batch; the best answer has the least key.
-
-    First come answers with a plan that fits, fastest first. Then come answers without such a plan, lowest peak first:
-    those without a proof that no plan fits before those with a proof.
-    """
+    """Return a sort key for the answers of one batch; the best answer has the least key."""
+    # Plans that fit come first, fastest first. Answers without one follow, lowest peak first: those without a proof
+    # that no plan fits before those with a proof.
     row, _ = answer
     return -(row.samples_per_s or 0.0), row.proven, row.peak_bytes
 
@@ -401,13 +370,10 @@ def _by_speed(answer: Answer) -> tuple[float, bool, int]:
 
 
 def read_memory(memory: object) -> int:
-    """Parse a memory size; return it in bytes.
-
-    Args:
-        memory: text with a unit, such as ``"80GiB"``, or a number of bytes.
+    """Return a memory size, text with a unit or a number of bytes, in bytes.
 
     Raises:
-        BudgetError: the value is a text without a unit, a number of bytes that is too small, or cannot be parsed.
+        BudgetError: the text has no unit or cannot be parsed, or the number is too small.
     """
     text = f"memory is {memory!r}; expected bytes with their unit, such as '80GiB'"
     if isinstance(memory, str):
@@ -427,32 +393,26 @@ def read_memory(memory: object) -> int:
 
 
 def read_margin(margin: object) -> float:
-    """Parse the margin: the part of the memory that a step must leave free. Return a number from 0 to below 1.
-
-    Args:
-        margin: text in percent, such as ``"5%"``; or a number such as 0.05.
+    """Return the part of the memory that a step must leave free, ``"5%"`` or 0.05, as a number.
 
     Raises:
         ProblemError: the value has neither form, is negative, or is 100 % or more.
     """
     text = margin.strip() if isinstance(margin, str) else ""
     try:
-        found = float(text[:-1]) / 100 if text.endswith("%") else float(margin)  # type: ignore[arg-type]
+        share = float(text[:-1]) / 100 if text.endswith("%") else float(margin)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        found = -1.0
-    if not 0 <= found < 1:
+        share = -1.0
+    if not 0 <= share < 1:
         raise ProblemError(
             f"margin is {margin!r}; expected the part of the memory to leave free: '5%', or a number from 0 to "
             "below 1 such as 0.05"
         )
-    return found
+    return share
 
 
 def read_batches(batches: object) -> tuple[int, ...]:
-    """Parse the batch sizes to try; return them sorted, each once. The result is empty for ``"max"``.
-
-    Args:
-        batches: whole numbers, one number, or ``"max"``.
+    """Return batch sizes sorted, each once; empty for ``"max"``.
 
     Raises:
         ProblemError: a batch is not a whole number of 1 or more, or there are no batches.
@@ -474,17 +434,7 @@ def read_batches(batches: object) -> tuple[int, ...]:
 
 
 def read_args(args: Any, kwargs: Mapping[str, Any] | None) -> Callable[[int], Arguments]:
-    """Return a function that takes a batch size and returns the positional and keyword arguments of a call.
-
-    Args:
-        args: positional arguments; or a callable that takes a batch size and returns a tuple of positional
-            arguments, a dict of keyword arguments, a pair of both, or one tensor.
-        kwargs: keyword arguments, if ``args`` is not a callable.
-
-    Raises:
-        ProblemError: keyword arguments are given beside a callable, or tensors differ in their first dimension.
-        CaptureError: the arguments are neither a sequence nor a dict that a call can take.
-    """
+    """Return a function that takes a batch size and returns the positional and keyword arguments of a call."""
     if not callable(args):
         return varied(*read_call(args, kwargs))
     if kwargs is not None:
@@ -493,29 +443,25 @@ def read_args(args: Any, kwargs: Mapping[str, Any] | None) -> Callable[[int], Ar
             "(args, kwargs)"
         )
 
-    def made(batch: int) -> Arguments:
-        found = args(batch)
-        if isinstance(found, Mapping):
-            return read_call((), found)
-        if isinstance(found, torch.Tensor):
-            return (found,), {}
-        if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping):
-            positional = found[0]
+    def arguments(batch: int) -> Arguments:
+        returned = args(batch)
+        if isinstance(returned, Mapping):
+            return read_call((), returned)
+        if isinstance(returned, torch.Tensor):
+            return (returned,), {}
+        if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
+            positional = returned[0]
             if isinstance(positional, (tuple, list)):
-                return read_call(positional, found[1])
-        return read_call(found, None)
+                return read_call(positional, returned[1])
+        return read_call(returned, None)
 
-    return made
+    return arguments
 
 
 def varied(args: Any, kwargs: Mapping[str, Any]) -> Callable[[int], Arguments]:
-    """Return a function that takes a batch size and returns a copy of a call's arguments with this batch size.
+    """Return a function that takes a batch size, and returns a copy of a call's arguments with this first dimension.
 
-    Tensors of the copy are uninitialised, and their first dimension is the batch size.
-
-    Args:
-        args: positional arguments.
-        kwargs: keyword arguments.
+    Tensors of the copy are uninitialised.
 
     Raises:
         ProblemError: the tensors have different first dimensions, or no tensor has a dimension.
@@ -529,14 +475,14 @@ def varied(args: Any, kwargs: Mapping[str, Any]) -> Callable[[int], Arguments]:
             "lambda batch: (torch.empty(batch, 1024, device='meta'),)"
         )
 
-    def made(batch: int) -> Arguments:
-        def at(value: Any) -> Any:
+    def arguments(batch: int) -> Arguments:
+        def resized(value: Any) -> Any:
             if not isinstance(value, torch.Tensor) or not value.dim():
                 return value
             # The flag is kept, because it marks the parameters of a function.
             like = value.new_empty((batch, *value.shape[1:]))
             return like.requires_grad_(value.requires_grad)
 
-        return pytree.tree_map(at, (tuple(args), dict(kwargs)))  # type: ignore[no-any-return]
+        return pytree.tree_map(resized, (tuple(args), dict(kwargs)))  # type: ignore[no-any-return]
 
-    return made
+    return arguments

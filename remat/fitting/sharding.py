@@ -72,7 +72,8 @@ class Sharding:
             ranks: number of ranks.
             fsdp: whether the ranks shard parameters, gradients and optimizer state.
         """
-        whole, trains = _bytes_of(parameters), _bytes_of(parameters, lambda k: k in trained)
+        whole = _bytes_of(parameters)
+        gradients = _bytes_of(parameters, lambda k: k in trained)
         share = (ranks - 1) / ranks
         if not fsdp:
             several = ranks > 1
@@ -81,16 +82,16 @@ class Sharding:
                 label=f"{ranks} ranks by DDP" if several else "",
                 shards=1,
                 parameter_bytes=whole,
-                gradient_bytes=trains,
-                bucket_bytes=trains if several else 0,
-                sent_bytes=int(2 * share * trains),
+                gradient_bytes=gradients,
+                bucket_bytes=gradients if several else 0,
+                sent_bytes=int(2 * share * gradients),
             )
         blocks = _blocks(model)
-        inside = {k for block in blocks for p in block for k in [storage_key(p)]}
-        root = _bytes_of(parameters, lambda k: k not in inside)
-        root_trains = _bytes_of(parameters, lambda k: k not in inside and k in trained)
+        in_blocks = {storage_key(p) for block in blocks for p in block}
+        root = _bytes_of(parameters, lambda k: k not in in_blocks)
+        root_gradients = _bytes_of(parameters, lambda k: k not in in_blocks and k in trained)
         block = max((_bytes_of(b) for b in blocks), default=0)
-        block_trains = max((_bytes_of(b, lambda k: k in trained) for b in blocks), default=0)
+        block_gradients = max((_bytes_of(b, lambda k: k in trained) for b in blocks), default=0)
         return cls(
             ranks=ranks,
             label=f"{ranks} ranks by FSDP2, {len(blocks)} blocks",
@@ -100,22 +101,15 @@ class Sharding:
                 [shard(p, ranks) for p in parameters if storage_key(p) in trained]
             ),
             gathered_bytes=root + 2 * block,
-            reduced_bytes=2 * block_trains,
-            final_bytes=root + 2 * root_trains,
+            reduced_bytes=2 * block_gradients,
+            final_bytes=root + 2 * root_gradients,
             block_sizes=frozenset(storage_bytes(p) for block in blocks for p in block),
-            sent_bytes=int(share * (root + 2 * (whole - root) + trains)),
+            sent_bytes=int(share * (root + 2 * (whole - root) + gradients)),
         )
 
 
 def shard(parameter: torch.Tensor, shards: int) -> torch.Tensor:
-    """Return rank 0's shard of a parameter as a meta tensor; with a single shard, the parameter itself.
-
-    The first dimension of the shard is that of the parameter, divided by the number of shards and rounded up.
-
-    Args:
-        parameter: the parameter.
-        shards: number of shards.
-    """
+    """Return rank 0's shard of a parameter, the largest one, as a meta tensor; with a single shard, the parameter."""
     if shards == 1:
         return parameter
     # A scalar has no dimension to shard, so it counts as one row.
@@ -128,20 +122,15 @@ def _blocks(model: Any) -> list[list[torch.Tensor]]:
     if not isinstance(model, torch.nn.Module):
         return []
     if isinstance(model, torch.nn.ModuleList):
-        found: list[list[torch.Tensor]] = [list(child.parameters()) for child in model]
-        return [parameters for parameters in found if parameters]
+        blocks: list[list[torch.Tensor]] = [list(child.parameters()) for child in model]
+        return [parameters for parameters in blocks if parameters]
     return [block for child in model.children() for block in _blocks(child)]
 
 
 def _bytes_of(
     tensors: Iterable[torch.Tensor], counts: Callable[[int], bool] = lambda _: True
 ) -> int:
-    """Return the summed bytes of the distinct storages of tensors.
-
-    Args:
-        tensors: the tensors; a storage that several of them share counts once.
-        counts: function that takes the key of a storage and returns whether the storage counts.
-    """
+    """Return the summed bytes of the distinct storages of tensors whose keys count."""
     tensors = list(tensors)  # the key of a storage is valid only as long as a tensor holds it
-    found = {storage_key(t): storage_bytes(t) for t in tensors}
-    return sum(b for k, b in found.items() if k is not None and counts(k))
+    sizes = {storage_key(t): storage_bytes(t) for t in tensors}
+    return sum(b for k, b in sizes.items() if k is not None and counts(k))

@@ -155,19 +155,16 @@ class Fit:
 
     def to_json(self) -> str:
         """Return the result as JSON text: all fields, ``largest_batch``, ``best_batch`` and ``code``."""
-        chosen = {
-            "largest_batch": self.largest_batch,
-            "best_batch": self.best_batch,
-            "code": self.code,
-        }
-        return json.dumps(asdict(self) | chosen, indent=2) + "\n"
+        names = ("largest_batch", "best_batch", "code")
+        properties = {name: getattr(self, name) for name in names}
+        return json.dumps(asdict(self) | properties, indent=2) + "\n"
 
     def __str__(self) -> str:
-        by = f" on each of {self.sharding}" if self.sharding else ""
-        less = f", of which {100 * self.margin:g} % stays free" if self.margin else ""
-        less += f", {self.accumulate} micro-batches in a step" if self.accumulate > 1 else ""
+        ranks = f" on each of {self.sharding}" if self.sharding else ""
+        note = f", of which {100 * self.margin:g} % stays free" if self.margin else ""
+        note += f", {self.accumulate} micro-batches in a step" if self.accumulate > 1 else ""
         lines = [
-            f"{self.model}, {self.optimizer}, {format_bytes(self.memory_bytes)} of memory{by}{less}",
+            f"{self.model}, {self.optimizer}, {format_bytes(self.memory_bytes)} of memory{ranks}{note}",
             f"parameters {format_bytes(self.parameter_bytes)}, gradients "
             f"{format_bytes(self.gradient_bytes)}, optimizer state {format_bytes(self.state_bytes)}, "
             f"and {format_bytes(self.optimizer_bytes)} while it steps",
@@ -179,8 +176,8 @@ class Fit:
             lines.append(
                 "no plan found: of the plans that were tried none fits; that there is none is not proven"
             )
-        most = self.memory_bytes * (1 - self.margin)
-        refused = [r for r in self.rows if not r.fits and r.peak_bytes <= most]
+        limit = self.memory_bytes * (1 - self.margin)
+        refused = [r for r in self.rows if not r.fits and r.peak_bytes <= limit]
         if refused and self.largest:
             # The memory suffices, so another limit is exceeded, such as `host_memory`.
             lines.append(f"batch {refused[0].batch}: {refused[0].reason}")
@@ -214,14 +211,8 @@ def _cells(row: FitRow) -> tuple[str, ...]:
     """Format a row as cells of the table, in the order of `_HEAD`."""
     peak = format_bytes(row.peak_bytes)
     if row.budget is None:
-        return (
-            str(row.batch),
-            peak,
-            "–",
-            "–",
-            "–",
-            "does not fit" if row.proven else "no plan found",
-        )
+        verdict = "does not fit" if row.proven else "no plan found"
+        return (str(row.batch), peak, "–", "–", "–", verdict)
     rate = row.samples_per_s or 0.0
     return (
         str(row.batch),

@@ -74,8 +74,7 @@ class Rank:
             parameters: the parameters of ``model``.
             training: how the model is trained.
             memory_bytes: bytes of a rank's memory that a step may take.
-            cost: the cost model. Unless its device is a CPU, the optimizer uses its ``foreach`` implementation,
-                which works on all parameters at once.
+            cost: the cost model.
             joint: a captured step, which shows which parameters get a gradient. None: all parameters that are not
                 frozen get a gradient.
         """
@@ -84,6 +83,7 @@ class Rank:
         trained = {key for p in used if (key := storage_key(p)) is not None}
         sharding = Sharding.of(model, list(parameters), trained, training.ranks, training.fsdp)
         shards = [shard(p, sharding.shards) for p in parameters]
+        # PyTorch's default: on a GPU, an optimizer works on all parameters at once, which takes more memory.
         foreach = not is_cpu(device_of(cost))
         use = trace_optimizer(training.optimizer, shards, without_gradient=unused, foreach=foreach)
         return cls(
@@ -102,12 +102,7 @@ class Rank:
         return own + self.use.state_bytes + self.use.step_bytes
 
     def check(self, name: str, model: Any, parameters: Sequence[torch.Tensor]) -> None:
-        """Raise an error if the rank's memory is smaller than the parameters on the rank alone.
-
-        Args:
-            name: name of the model, for the message.
-            model: a module or a function.
-            parameters: the parameters of ``model``.
+        """Check that the parameters of a model fit the rank's memory.
 
         Raises:
             BudgetError: the memory is too small. The message names the missing bytes and, if sharding can help, the
@@ -162,24 +157,31 @@ class StepMemory:
     def of(
         cls,
         measures: Measures,
-        decided: Candidate,
+        candidate: Candidate,
         *,
         block_sizes: frozenset[int] = frozenset(),
     ) -> StepMemory:
-        """Compute the memory of a step under a decision: simulated for an eager graph, estimated for fused code.
+        """Compute the memory of a step under a candidate: simulated for an eager graph, estimated for fused code.
 
         Args:
-            measures: splits the graph.
-            decided: the decision.
+            measures: measures that split the graph.
+            candidate: the candidate.
             block_sizes: sizes in bytes of the parameters of FSDP2 blocks. A gradient of another size
                 counts as one of the root.
         """
-        done = measures.split_of(decided)
-        joint, walking = done.joint, FusedWalk if done.joint.lower == "inductor" else StepWalk
-        walk = walking(*modules_of(done), joint.num_fwd_outputs, joint.memories)
-        found = list(walk.lifetimes())
-        spans = [x[2:] for x in found]
-        gradients = [x[2:] for x in found if walk.kind(x[0], x[3], x[1]) is StorageKind.GRADIENT]
+        split = measures.split_of(candidate)
+        joint, kind_of_walk = (
+            split.joint,
+            FusedWalk if split.joint.lower == "inductor" else StepWalk,
+        )
+        walk = kind_of_walk(*modules_of(split), joint.num_fwd_outputs, joint.memories)
+        lifetimes = list(walk.lifetimes())
+        spans = [lifetime[2:] for lifetime in lifetimes]
+        gradients = [
+            (nbytes, first, last)
+            for storage, node, nbytes, first, last in lifetimes
+            if walk.kind(storage, first, node) is StorageKind.GRADIENT
+        ]
         moments = len(walk.moments)
         return cls(
             total=sums_of(spans, moments),
@@ -198,17 +200,15 @@ class StepMemory:
     def sharded_peak(self, shards: int, *, forward_bytes: int, backward_bytes: int) -> int:
         """Return the most bytes alive at once on one rank, if the gradients of blocks are sharded.
 
-        Of a block's gradient, only the rank's shard counts. A gradient of the root counts whole. The graph's parameters
-        and other inputs do not count; their bytes on the rank are part of ``forward_bytes`` and ``backward_bytes``.
-
         Args:
             shards: number of parts of each gradient.
-            forward_bytes: bytes to add at each program point of forward.
-            backward_bytes: bytes to add at each program point of backward.
+            forward_bytes: bytes on the rank during forward, among them the graph's parameters and other inputs.
+            backward_bytes: the same during backward.
         """
         peak = 0
         curves = zip(self.total, self.gradients, self.root_gradients, strict=True)
         for moment, (total, gradients, root) in enumerate(curves):
+            # Of a block's gradient, only the rank's shard counts. A gradient of the root counts whole.
             rest = total - gradients - self.input_bytes + root - (root - gradients) // shards
             peak = max(peak, rest + (forward_bytes if moment < self.boundary else backward_bytes))
         return peak
@@ -220,7 +220,7 @@ class StepFit:
 
     Attributes:
         planner: planner of the step's graph.
-        rank: the rank, with the bytes that do not depend on the plan.
+        rank: the rank.
         other_bytes: bytes of inputs and buffers.
     """
 
@@ -230,8 +230,8 @@ class StepFit:
     _memories: dict[Decision, StepMemory] = field(default_factory=dict, repr=False)
 
     @property
-    def tried(self) -> tuple[Decision, ...]:
-        """The decisions whose memory was computed so far. They can be tried at other batch sizes, too."""
+    def decisions(self) -> tuple[Decision, ...]:
+        """The decisions whose memory was computed so far, which other batch sizes may try, too."""
         return tuple(self._memories)
 
     def row(self, batch: int, others: Sequence[Decision] = ()) -> FitRow:
@@ -239,9 +239,9 @@ class StepFit:
 
         Args:
             batch: batch size of the step.
-            others: decisions of other batch sizes, to try at this batch size if no search within the memory succeeds.
+            others: decisions of other batch sizes, to try if no search within the memory succeeds.
         """
-        full, sharding = self._full, self.rank.sharding
+        full, sharding = self._at_budget_one, self.rank.sharding
         memory_bytes = self.rank.memory_bytes
         stepping = self.rank.stepping_bytes + self.other_bytes + self._memory(full).output_bytes
         if stepping > memory_bytes:
@@ -252,17 +252,17 @@ class StepFit:
                 "less (such as adamw:fused=True), or more ranks with FSDP"
             )
             return FitRow(batch=batch, peak_bytes=stepping, reason=reason, proven=True)
-        found: tuple[Candidate, Budget] | None = None
+        fitting: tuple[Candidate, Budget] | None = None
         if self._fits(full):
-            found = full, Budget(share=1.0)
+            fitting = full, Budget(share=1.0)
         elif sharding.ranks > 1:
-            found = self._within_ratio()
+            fitting = self._within_ratio()
         elif self._least_possible <= memory_bytes:
-            found = self._within_peak(others)
-        if found is None:
+            fitting = self._within_peak(others)
+        if fitting is None:
             proven = self._least_possible > memory_bytes
-            tried = map(self._peak_of, self._memories.values())
-            least = self._least_possible if proven else min(tried)
+            peaks = map(self._peak_of, self._memories.values())
+            least = self._least_possible if proven else min(peaks)
             which = "that any plan can have" if proven else "that was found"
             reason = (
                 f"the least peak of batch {batch} {which} is {format_bytes(least)}, "
@@ -270,30 +270,28 @@ class StepFit:
                 "optimizer with less state, or more ranks with FSDP"
             )
             return FitRow(batch=batch, peak_bytes=least, reason=reason, proven=proven)
-        decided, budget = found
-        step_s = self._step_s(decided)
+        candidate, budget = fitting
+        step_s = self._step_s(candidate)
         return FitRow(
             batch=batch,
             fits=True,
             budget=str(budget),
             # The peak may be in the optimizer's step.
-            peak_bytes=max(self._peak(decided), stepping),
+            peak_bytes=max(self._peak(candidate), stepping),
             step_s=step_s,
             samples_per_s=batch * self.rank.accumulate * sharding.ranks / step_s,
-            recompute_s=self.rank.accumulate * decided.cost / 1e12,
+            recompute_s=self.rank.accumulate * candidate.cost / 1e12,
         )
 
     @cached_property
-    def _full(self) -> Candidate:
-        """The decision at budget 1."""
+    def _at_budget_one(self) -> Candidate:
+        """The candidate at budget 1."""
         return self.planner.search.offloads.with_tagged(self.planner.search.decisions.full)
 
     @property
     def _eager(self) -> bool:
-        """Whether the step runs its graph unfused. Proven bounds on the simulated peak then hold for the step.
-
-        For fused code, peaks are only estimated, and no bound is proven.
-        """
+        """Whether the step runs its graph unfused, so that proven bounds on the simulated peak hold for the step."""
+        # Peaks of fused code are only estimated, and no bound on them is proven.
         return self.planner.context.is_eager
 
     @cached_property
@@ -301,33 +299,29 @@ class StepFit:
         """Proven lower bound on the peak of the step under every plan, in bytes; 0 if no bound is proven."""
         if not self._eager or self.rank.sharding.ranks > 1:
             return 0
-        return self.planner.search.schedules.least_possible + self._beside
+        return self.planner.search.schedules.least_possible + self._outside_graph
 
     @cached_property
-    def _beside(self) -> int:
+    def _outside_graph(self) -> int:
         """Bytes on the rank during forward and backward, such as optimizer state, that the graph's own peak omits."""
-        full = self._full
+        full = self._at_budget_one
         return self._peak(full) - self._memory(full).peak
 
-    def _memory(self, decided: Candidate) -> StepMemory:
-        """Return the memory of the step under a decision, cached."""
-        known = self._memories.get(decided.decision)
-        if known is None:
+    def _memory(self, candidate: Candidate) -> StepMemory:
+        """Return the memory of the step under a candidate, computed once."""
+        memory = self._memories.get(candidate.decision)
+        if memory is None:
             sizes = self.rank.sharding.block_sizes
-            known = StepMemory.of(self.planner.search.measures, decided, block_sizes=sizes)
-            self._memories[decided.decision] = known
-        return known
+            memory = StepMemory.of(self.planner.search.measures, candidate, block_sizes=sizes)
+            self._memories[candidate.decision] = memory
+        return memory
 
-    def _peak(self, decided: Candidate) -> int:
-        """Return the most bytes alive on a rank while forward and backward run under a decision."""
-        return self._peak_of(self._memory(decided))
+    def _peak(self, candidate: Candidate) -> int:
+        """Return the most bytes alive on a rank while forward and backward run under a candidate."""
+        return self._peak_of(self._memory(candidate))
 
     def _peak_of(self, memory: StepMemory) -> int:
-        """Return the most bytes alive on a rank while forward and backward run.
-
-        Args:
-            memory: the memory of the step's graph under a decision.
-        """
+        """Return the most bytes alive on a rank while forward and backward run, from the memory of the step's graph."""
         s = self.rank.sharding
         always = s.parameter_bytes + self.other_bytes + self.rank.use.state_bytes + s.bucket_bytes
         if self.rank.accumulate > 1:  # the gradients of earlier micro-batches are on the rank, too
@@ -341,60 +335,48 @@ class StepFit:
         )
         return max(running, always + s.gradient_bytes + s.final_bytes + memory.output_bytes)
 
-    def _fits(self, decided: Candidate) -> bool:
-        """Return whether forward and backward under a decision fit the rank's memory."""
-        return self._peak(decided) <= self.rank.memory_bytes
+    def _fits(self, candidate: Candidate) -> bool:
+        """Whether forward and backward under a candidate fit the rank's memory."""
+        return self._peak(candidate) <= self.rank.memory_bytes
 
     def _within_peak(self, others: Sequence[Decision]) -> tuple[Candidate, Budget] | None:
-        """Return the cheapest decision found whose peak fits, with the budget to set for it; None if none fits.
-
-        Candidates are the decisions at the ratios `FitEffort.few_ratios`, and the result of `_aimed`. If `_aimed` finds no
-        decision, those of other batch sizes that are valid for this step are candidates instead. If none is valid,
-        the decisions of `_searched` are.
-
-        Args:
-            others: decisions of other batch sizes.
-        """
+        """Return the cheapest candidate found whose peak fits, with the budget to set for it; None if none fits."""
+        # Decisions of other batches are tried only if no search near the rank's memory succeeds. Searches at other peaks
+        # follow only if none of these decisions fits.
         limits = Limits(peak_bytes=self.rank.memory_bytes, measure=self._peak)
         pool = CandidatePool(self._aimed())
-        for more in (self._taken_over(others), self._searched()):
+        for candidates in (self._adapted(others), self._searched()):
             if pool.cheapest(limits) is None:
-                pool.add(*more)
-        pool.add(*map(self._at, DEFAULT.fitting.few_ratios))
+                pool.add(*candidates)
+        pool.add(*map(self._at_ratio, DEFAULT.fitting.few_ratios))
         best = pool.cheapest(limits, lambda d: (d.cost, self._peak(d)))
         if best is None:
             return None
         bound = (
             self.planner.search.measures.simulated(best)
             if self._eager
-            else self.rank.memory_bytes - self._beside
+            else self.rank.memory_bytes - self._outside_graph
         )
         return best, Budget(peak_bytes=bound)
 
     def _aimed(self) -> Iterator[Candidate]:
-        """Yield decisions with peaks on the rank that approach its memory.
-
-        Each search has a limit on the simulated peak, which differs from the peak on the rank by similar bytes for
-        similar plans.
-        """
+        """Yield candidates with peaks on the rank that approach its memory."""
+        # A search limits the simulated peak. For similar plans, this peak differs from the peak on the rank by similar
+        # bytes.
         planner, memory_bytes = self.planner, self.rank.memory_bytes
 
-        def ask(peak_bytes: int) -> Candidate | None:
+        def decide(peak_bytes: int) -> Candidate | None:
             try:
                 return planner.decide(Budget(peak_bytes=peak_bytes))
             except BudgetError:
                 return None
 
-        start = (
-            memory_bytes - self._peak(self._full) + planner.search.measures.simulated(self._full)
-        )
-        return aim(ask, self._peak, memory_bytes, start=start, rounds=DEFAULT.fitting.searches)
+        full = self._at_budget_one
+        start = memory_bytes - self._peak(full) + planner.search.measures.simulated(full)
+        return aim(decide, self._peak, memory_bytes, start=start, rounds=DEFAULT.fitting.searches)
 
     def _searched(self) -> Iterator[Candidate]:
-        """Yield decisions that do not depend on the bytes of the rank's memory, so that other batches can try them.
-
-        The first decision has the least peak found. The others were searched within evenly spaced higher peaks.
-        """
+        """Yield candidates that do not depend on the rank's memory, so that other batches can try their decisions."""
         search = self.planner.search
         with_tagged, full = search.offloads.with_tagged, search.decisions.full
         # A new search does not start from decisions that `_aimed` found, which depend on the memory.
@@ -403,16 +385,12 @@ class StepFit:
         low, high = peaks.least_found, search.measures.simulated(full)
         count = DEFAULT.fitting.peaks(len(search.context.state.index))
         for k in range(1, count):
-            found = peaks.searched(peaks.limits(low + (high - low) * k // count))
-            if found is not None:
-                yield with_tagged(found)
+            candidate = peaks.searched(peaks.limits(low + (high - low) * k // count))
+            if candidate is not None:
+                yield with_tagged(candidate)
 
-    def _taken_over(self, others: Iterable[Decision]) -> Iterator[Candidate]:
-        """Yield the decisions of other batch sizes that are valid for this step, with this step's bytes and costs.
-
-        Args:
-            others: decisions of other batch sizes.
-        """
+    def _adapted(self, others: Iterable[Decision]) -> Iterator[Candidate]:
+        """Yield the decisions of other batch sizes that are valid for this step, with this step's bytes and costs."""
         context = self.planner.context
         state, lowered = context.state, context.lowered
         costs = state.get(Costs(context.request.cost))
@@ -424,20 +402,20 @@ class StepFit:
                     cost = sum(costs[state.index.by_name[name]] for name in decision.further_runs)
                 # Offloads record bytes, which differ at another batch size.
                 decision = replace(decision, offloads=())
-                decided = self.planner.search.offloads.with_tagged(
+                candidate = self.planner.search.offloads.with_tagged(
                     Candidate.of(lowered, decision, cost)
                 )
                 # This splits the graph, which may fail: whether a value is a view can depend on sizes.
-                self._peak(decided)
+                self._peak(candidate)
             except (RematError, KeyError):  # another batch may have other operators
                 continue
-            yield decided
+            yield candidate
 
     def _within_ratio(self) -> tuple[Candidate, Budget] | None:
-        """Return the decision at the highest fitting ratio of saved bytes, and this ratio as a budget; None if none fits."""
+        """Return the candidate at the highest fitting ratio of saved bytes, and the ratio; None if none fits."""
 
         def fits(ratio: float) -> bool:
-            return self._fits(self._at(ratio))
+            return self._fits(self._at_ratio(ratio))
 
         low = next(filter(fits, DEFAULT.fitting.ratios), None)
         if low is None:
@@ -446,30 +424,27 @@ class StepFit:
         for _ in range(3):
             middle = round((low + high) / 2, 3)
             low, high = (middle, high) if fits(middle) else (low, middle)
-        return self._at(low), Budget(share=low)
+        return self._at_ratio(low), Budget(share=low)
 
-    def _at(self, ratio: float) -> Candidate:
-        """Return the decision at a ratio of the bytes that the runtime-optimal partition saves."""
+    def _at_ratio(self, ratio: float) -> Candidate:
+        """Return the candidate at a ratio of the bytes that the runtime-optimal partition saves."""
         context, search = self.planner.context, self.planner.search
         nbytes = max(context.least_bytes, bytes_of_share(ratio, context.full_bytes))
         return search.offloads.with_tagged(search.decisions.at(nbytes))
 
-    def _step_s(self, decided: Candidate) -> float:
-        """Return the modelled seconds of a step: the longer of computing and sending, plus the optimizer's step.
-
-        DDP sends the gradients once in a step. FSDP2 sends parameters and gradients in every micro-batch.
-        """
-        once = step_costs_of(
-            self.planner.context.state, self.planner.context.request.cost, required=True
-        )
+    def _step_s(self, candidate: Candidate) -> float:
+        """Return the modelled seconds of a step: the longer of computing and sending, plus the optimizer's step."""
+        context, rank = self.planner.context, self.rank
+        costs = step_costs_of(context.state, context.request.cost, required=True)
         # Costs are in ps.
-        computing = self.rank.accumulate * (sum(once) + decided.cost) / 1e12
-        sending = self.rank.sharding.sent_bytes / (self.rank.link_gbps * 1e9)
-        if self.rank.sharding.shards > 1:
-            sending *= self.rank.accumulate
+        computing = rank.accumulate * (sum(costs) + candidate.cost) / 1e12
+        sending = rank.sharding.sent_bytes / (rank.link_gbps * 1e9)
+        # DDP sends the gradients once in a step. FSDP2 sends parameters and gradients in every micro-batch.
+        if rank.sharding.shards > 1:
+            sending *= rank.accumulate
         # The optimizer computes little, so its time is that of its memory traffic.
-        tbps = device_of(self.planner.context.request.cost).memory_tbps
-        return max(computing, sending) + self.rank.use.moved_bytes / (tbps * 1e12)
+        tbps = device_of(context.request.cost).memory_tbps
+        return max(computing, sending) + rank.use.moved_bytes / (tbps * 1e12)
 
 
 def device_of(cost: CostModel) -> Device:
@@ -483,68 +458,45 @@ def device_of(cost: CostModel) -> Device:
 
 
 def parameters_of(model: Any, arguments: Any) -> list[torch.Tensor]:
-    """Return the parameters of a module, or a function's arguments that require a gradient; each once.
-
-    Args:
-        model: a module or a function.
-        arguments: the arguments of the call, nested as a pytree.
-    """
+    """Return the parameters of a module, or a function's arguments that require a gradient; each once."""
     if isinstance(model, torch.nn.Module):
         return list(model.parameters())
     leaves = pytree.tree_leaves(arguments)
-    found = {id(t): t for t in leaves if isinstance(t, torch.Tensor) and t.requires_grad}
-    return list(found.values())
+    distinct = {id(t): t for t in leaves if isinstance(t, torch.Tensor) and t.requires_grad}
+    return list(distinct.values())
 
 
 def other_bytes(model: Any, arguments: Any, parameters: Sequence[torch.Tensor]) -> int:
-    """Return the bytes of buffers, and of inputs that are not parameters.
-
-    Args:
-        model: a module or a function.
-        arguments: the arguments of the call, nested as a pytree.
-        parameters: the parameters of the model.
-    """
+    """Return the bytes of buffers, and of inputs that are not parameters."""
     leaves = [t for t in pytree.tree_leaves(arguments) if isinstance(t, torch.Tensor)]
     if isinstance(model, torch.nn.Module):
         leaves += model.buffers()
-    own = {storage_key(p) for p in parameters}
-    found = {storage_key(t): storage_bytes(t) for t in leaves}
-    return sum(nbytes for key, nbytes in found.items() if key not in own)
+    of_parameters = {storage_key(p) for p in parameters}
+    sizes = {storage_key(t): storage_bytes(t) for t in leaves}
+    return sum(nbytes for key, nbytes in sizes.items() if key not in of_parameters)
 
 
 def _without_gradient(
     model: Any, parameters: Sequence[torch.Tensor], joint: JointGraph | None
 ) -> frozenset[int]:
-    """Return positions of parameters that get no gradient: frozen ones, and those that the step does not use.
-
-    A captured graph does not tell which parameter an input stands for, so inputs with a gradient and parameters are
-    matched by shape and dtype.
-
-    Args:
-        model: a module or a function.
-        parameters: the parameters of ``model``.
-        joint: the captured step; None: only frozen parameters are returned.
-    """
-    frozen = {i for i, p in enumerate(parameters) if not p.requires_grad}
+    """Return positions of parameters that get no gradient: frozen ones, and those that the step does not use."""
+    # A captured graph does not tell which parameter an input stands for. So inputs with a gradient and parameters are
+    # matched by shape and dtype.
+    without = {i for i, p in enumerate(parameters) if not p.requires_grad}
     if joint is None:
-        return frozenset(frozen)
-    given = Counter(_gradients(joint, only_static=isinstance(model, torch.nn.Module)))
+        return frozenset(without)
+    gradients = Counter(_gradients(joint, only_static=isinstance(model, torch.nn.Module)))
     for i, parameter in enumerate(parameters):
-        if i not in frozen:
+        if i not in without:
             key = (tuple(parameter.shape), parameter.dtype)
-            if not given[key]:
-                frozen.add(i)
-            given[key] -= 1
-    return frozenset(frozen)
+            if not gradients[key]:
+                without.add(i)
+            gradients[key] -= 1
+    return frozenset(without)
 
 
 def _gradients(joint: JointGraph, *, only_static: bool) -> Iterator[tuple[Any, torch.dtype]]:
-    """Yield shape and dtype of each input for which backward returns a gradient.
-
-    Args:
-        joint: the captured step.
-        only_static: whether to leave out inputs that are not parameters or buffers.
-    """
+    """Yield shape and dtype of each input, or each static input, for which backward returns a gradient."""
     returned = split_outputs(joint)[1]
     for i, (node, gradient) in enumerate(zip(primals_of(joint), returned, strict=False)):
         value = node.meta.get("val")

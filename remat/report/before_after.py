@@ -87,20 +87,19 @@ class BeforeAfter:
         return text
 
     def is_lower(self, *, is_estimated: bool) -> bool:
-        """Return whether the plan lowers the peak of the step, as far as its cost asks for it.
+        """Whether the plan lowers the peak of the step, as can be expected for its cost.
 
-        There are two cases in which it does not. Either the plan's peak is above the peak without remat. Or the plan
-        adds more than 1 % to the step's cost and lowers the peak by less than 1 %. A higher peak of the plan, or a lower
-        peak without remat, never makes the answer True.
+        False if the plan's peak is above the peak without remat. False, too, if the plan adds more than 1 % to the
+        step's cost and lowers the peak by less than 1 %.
 
         Args:
-            is_estimated: whether the peaks are estimates of compiled peaks. If so, the first case
-                holds only if the plan's peak is more than 1 % above the peak without remat.
+            is_estimated: whether the peaks are estimates of compiled peaks.
         """
-        peak, most = self.peak_bytes, self.without_peak_bytes
+        peak, without = self.peak_bytes, self.without_peak_bytes
         # Estimates of compiled peaks are inexact, so an estimate that is only slightly above is no reason to warn.
-        above = peak > most * (1 + _LITTLE * is_estimated)
-        return not above and not ((self.more or 0.0) > _LITTLE and most - peak < _LITTLE * most)
+        above = peak > without * (1 + _LITTLE * is_estimated)
+        useless = (self.more or 0.0) > _LITTLE and without - peak < _LITTLE * without
+        return not above and not useless
 
     def warn_if_not_lower(
         self, what: str, ratio: float, *, of_graph: bool, is_estimated: bool

@@ -67,8 +67,8 @@ class ModuleRow:
         Empty if the plan treats the modules of the row differently. Also empty if the plan mixes save,
         recompute and offload within a module, or does none of them.
         """
-        found = {treatment_of(totals) for totals in self.modules.values()}
-        return found.pop() if len(found) == 1 else ""
+        treatments = {treatment_of(totals) for totals in self.modules.values()}
+        return treatments.pop() if len(treatments) == 1 else ""
 
 
 def treatment_of(totals: Totals) -> str:
@@ -81,12 +81,9 @@ def treatment_of(totals: Totals) -> str:
 
 
 def module_rows(used: Iterable[Use]) -> list[ModuleRow]:
-    """Return the tree of modules as rows, each parent before its children.
+    """Return the tree of modules as rows, each parent before its children; ``used`` comes from `Plan.uses`.
 
     Containers that hold only numbered modules, such as a `ModuleList`, have no row.
-
-    Args:
-        used: the nodes of forward with their bytes and costs, from `Plan.uses`.
     """
     modules: dict[str, dict[str, Totals]] = {}
     totals: dict[str, Totals] = {}
@@ -110,43 +107,27 @@ def module_rows(used: Iterable[Use]) -> list[ModuleRow]:
 
 
 def policies_of(rows: Sequence[ModuleRow]) -> dict[str, str]:
-    """Return policies that describe a plan, such as ``{"layers.*.mlp": "recompute"}``.
+    """Return policies that describe a plan, by name or pattern of modules: ``{"layers.*.mlp": "recompute"}``.
 
-    Each outermost module that the plan treats uniformly gets a policy. Modules within it get none.
-
-    Args:
-        rows: the tree of modules, from `module_rows`.
-
-    Returns:
-        Dict from the name or pattern of modules to the policy: ``save``, ``recompute`` or ``offload``.
+    Each outermost module that the plan treats uniformly gets a policy. Modules within this module get none.
     """
-    found: dict[str, str] = {}
+    policies: dict[str, str] = {}
     for row in rows:
-        around = {p for name in row.modules for p in enclosing_modules(name)} | {
-            *enclosing_modules(row.pattern)
-        }
-        if around & found.keys():
+        names = (row.pattern, *row.modules)
+        if any(outer in policies for name in names for outer in enclosing_modules(name)):
             continue
         if row.treatment:
-            found[row.pattern] = row.treatment
+            policies[row.pattern] = row.treatment
         elif len(row.modules) > 1:  # the modules differ, so each gets a policy of its own
             each = {name: treatment_of(totals) for name, totals in row.modules.items()}
-            found |= each if all(each.values()) else {}
-    return found
+            policies |= each if all(each.values()) else {}
+    return policies
 
 
 def policy_lines(policies: Policies, used: Sequence[Use], unit: str) -> list[str]:
-    """Return a table with a row for each policy: matched modules, saved and offloaded bytes, recompute cost.
+    """Return the lines of a table with a row for each policy, also those set by `remat.region`; empty without policies.
 
-    A policy that the user's code sets with `remat.region` is read from the nodes of this region.
-
-    Args:
-        policies: the policies by module.
-        used: the nodes of forward with their bytes and costs.
-        unit: unit of the costs.
-
-    Returns:
-        Lines of text; empty if there are no policies.
+    The columns are the matched modules, saved bytes, offloaded bytes, and recompute cost in ``unit``.
     """
     totals: dict[Policy, Totals] = {policy: Totals() for policy in policies.given}
     matches: dict[Policy, set[str]] = {}
@@ -162,8 +143,8 @@ def policy_lines(policies: Policies, used: Sequence[Use], unit: str) -> list[str
         matched = "nothing here that no later pattern matches"
         if total.nodes:
             matched = f"{counted(len(matches[policy]), 'module')}, {counted(total.nodes, 'node')}"
-        away = format_bytes(total.offloaded_bytes) if total.offloaded_bytes else ""
-        again_text = f"{total.runs_again} nodes, {format_cost(total.recompute_cost, unit)}"
+        offloaded = format_bytes(total.offloaded_bytes) if total.offloaded_bytes else ""
+        recomputed = f"{total.runs_again} nodes, {format_cost(total.recompute_cost, unit)}"
         saved = format_bytes(total.saved_bytes)
-        rows.append([str(policy).removeprefix("policy "), matched, saved, away, again_text])
+        rows.append([str(policy).removeprefix("policy "), matched, saved, offloaded, recomputed])
     return ["  policies by module:", *(f"    {line}" for line in columns(rows, left=(0, 1)))]

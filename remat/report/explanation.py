@@ -16,9 +16,9 @@ from remat.units import columns, counted, format_bytes, format_cost
 
 #: Largest number of rows of a table. All smaller rows are summed in one last row.
 MOST_ROWS = 40
-#: Rows whose bytes or cost are below this fraction of the table's total are summed in the last row, too.
+#: Rows below this fraction of the bytes or cost of a table are summed in the last row, too.
 _LEAST_ROW = 1 / 1000
-#: Largest number of operators for which the text contains a ``declare_pure`` line to paste.
+#: Largest number of operators for which the text has a line ``remat.declare_pure`` to paste.
 MOST_DECLARED = 8
 _MIB = 2**20
 #: Largest number of characters of a source line in a table.
@@ -54,9 +54,10 @@ def _not_offloaded(keeps: Iterable[KeptStorage]) -> list[str]:
     tagged = [k for k in keeps if k.tagged.endswith("_CPU_OFFLOAD")]
     if not tagged:
         return []
-    what = f"{format_bytes(sum(k.nbytes for k in tagged))} tagged for the host's memory"
+    size = format_bytes(sum(k.nbytes for k in tagged))
     return [
-        f"  {what} is saved: it has a symbolic size, is written to, shares memory with what else is",
+        f"  {size} tagged for the host's memory is saved: it has a symbolic size, is written to, shares memory with "
+        "what else is",
         "    kept, exceeds host_memory, or the cost model gives no times",
     ]
 
@@ -68,10 +69,10 @@ def _kept_branches(keeps: Iterable[KeptStorage]) -> list[str]:
         ("branch value", "branch values, which backward must not round otherwise"),
         ("compared", "values that backward compares with their maximum"),
     ):
-        found = [k for k in keeps if k.branch == kind]
-        if found:
-            size = format_bytes(sum(k.nbytes for k in found))
-            lines.append(f"  kept as {why}: {size} of {_names(k.op for k in found)}")
+        branches = [k for k in keeps if k.branch == kind]
+        if branches:
+            size = format_bytes(sum(k.nbytes for k in branches))
+            lines.append(f"  kept as {why}: {size} of {_names(k.op for k in branches)}")
     return lines
 
 
@@ -80,13 +81,18 @@ def _run_once(keeps: Iterable[KeptStorage]) -> list[str]:
     undeclared = [k for k in keeps if k.undeclared and not k.tagged]
     if not undeclared:
         return []
-    named = [name for k in undeclared for name in k.undeclared]
-    known = sorted(set(named))
+    operators = [name for k in undeclared for name in k.undeclared]
+    distinct = sorted(set(operators))
+    size = format_bytes(sum(k.nbytes for k in undeclared))
     return [
-        f"  kept since not declared pure: {format_bytes(sum(k.nbytes for k in undeclared))} of {_names(named)}",
+        f"  kept since not declared pure: {size} of {_names(operators)}",
         "    of each: if it draws no random numbers, counts nothing and reads nothing that changes:",
-        *(f'      remat.declare_pure("{name}")' for name in known[:MOST_DECLARED]),
-        *([f"      and {len(known) - MOST_DECLARED} more"] if len(known) > MOST_DECLARED else []),
+        *(f'      remat.declare_pure("{name}")' for name in distinct[:MOST_DECLARED]),
+        *(
+            [f"      and {len(distinct) - MOST_DECLARED} more"]
+            if len(distinct) > MOST_DECLARED
+            else []
+        ),
         "    before the step is compiled; afterwards, with torch.compiler.reset() behind it",
     ]
 
@@ -150,13 +156,7 @@ def _cost(runs: Iterable[OperatorRun]) -> int:
 def grouped(
     items: Iterable[T], key: Callable[[T], object], size: Callable[[T], int]
 ) -> list[list[T]]:
-    """Group items by key, largest group first.
-
-    Args:
-        items: the items.
-        key: function that returns an item's key.
-        size: function that returns an item's size. The size of a group is the sum over its items.
-    """
+    """Group items by key, the group with the largest summed size first."""
     groups: dict[object, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -164,11 +164,8 @@ def grouped(
 
 
 def _most_shown(sizes: Sequence[int]) -> int:
-    """Return how many rows of a table to show; the caller sums all other rows in one row.
-
-    Args:
-        sizes: size of each row, largest first.
-    """
+    """Return how many rows of a table to show, from the size of each row, largest first."""
+    # The caller sums all other rows in one row, which takes the room of a row itself.
     large = sum(size >= sum(sizes) * _LEAST_ROW for size in sizes)
     return min(MOST_ROWS, len(sizes) if len(sizes) - large < 2 else large)
 

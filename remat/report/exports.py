@@ -28,34 +28,29 @@ _COLORS = {
 
 
 def memory_viewer(view: StepView) -> bytes:
-    """Return a step as a pickled memory snapshot for PyTorch's memory viewer.
-
-    The format is that of ``torch.cuda.memory._snapshot()``. Every storage has an address of its
-    own, because no allocator is modelled. The viewer's "active memory timeline" shows the timeline
-    of the step. The snapshot's segments are the storages alive at the end of the step. Times of events
-    are not modelled. A moment is a run of an operator or kernel, and an event at the n-th moment has
-    time n microseconds.
-    """
+    """Return a step as a pickled memory snapshot for PyTorch's memory viewer."""
+    # No allocator and no times are modelled: every storage has an address of its own, and an event at the n-th moment
+    # has time n microseconds. The segments are the storages alive at the end of the step.
     events: list[dict[str, Any]] = []
-    ends = len(view.timeline.moments) - 1
-    begun: dict[int, list[int]] = {}
-    over: dict[int, list[int]] = {}
+    final = len(view.timeline.moments) - 1
+    allocated: dict[int, list[int]] = {}
+    freed: dict[int, list[int]] = {}
     for i, value in enumerate(view.values):
-        begun.setdefault(value.first, []).append(i)
-        over.setdefault(value.last, []).append(i)
+        allocated.setdefault(value.first, []).append(i)
+        freed.setdefault(value.last, []).append(i)
     sizes = [-(-max(1, v.nbytes) // _ALIGNMENT) * _ALIGNMENT for v in view.values]
     addresses = list(accumulate(sizes, initial=2**32))
-    for moment in range(ends + 1):
+    for moment in range(final + 1):
         events += [
-            _event("alloc", view.values[i], addresses[i], moment) for i in begun.get(moment, ())
+            _event("alloc", view.values[i], addresses[i], moment) for i in allocated.get(moment, ())
         ]
         events += [
             _event(action, view.values[i], addresses[i], moment)
             # Storages alive at the last moment are not freed: they become the snapshot's segments.
-            for i in (over.get(moment, ()) if moment < ends else ())
+            for i in (freed.get(moment, ()) if moment < final else ())
             for action in ("free_requested", "free_completed")
         ]
-    segments = [_segment(view.values[i], addresses[i], sizes[i]) for i in over.get(ends, ())]
+    segments = [_segment(view.values[i], addresses[i], sizes[i]) for i in freed.get(final, ())]
     snapshot = {
         "segments": segments,
         "device_traces": [events],
@@ -66,14 +61,7 @@ def memory_viewer(view: StepView) -> bytes:
 
 
 def _event(action: str, value: Value, address: int, moment: int) -> dict[str, Any]:
-    """Return one event of a memory snapshot.
-
-    Args:
-        action: ``"alloc"``, ``"free_requested"`` or ``"free_completed"``.
-        value: the storage that is allocated or freed.
-        address: the storage's address.
-        moment: the number of the moment, which serves as the time.
-    """
+    """Return one event of a memory snapshot: a storage that is allocated or freed at a moment."""
     return {
         "action": action,
         "addr": address,
@@ -112,20 +100,16 @@ def _segment(value: Value, address: int, size: int) -> dict[str, Any]:
 
 def _frames(value: Value) -> list[dict[str, Any]]:
     """Return a stack trace of one frame, which shows a storage's name and the source line that made the storage."""
-    found = re.fullmatch(r"(.+?):(\d+)(?: (.*))?", value.source, re.DOTALL)
-    name, line, code = found.groups() if found else (value.source, "0", "")
-    what = f"{value.name} ({value.kind})" + (f": {code}" if code else "")
-    return [{"name": what, "filename": name, "line": int(line)}]
+    match = re.fullmatch(r"(.+?):(\d+)(?: (.*))?", value.source, re.DOTALL)
+    file, line, code = match.groups() if match else (value.source, "0", "")
+    label = f"{value.name} ({value.kind})" + (f": {code}" if code else "")
+    return [{"name": label, "filename": file, "line": int(line)}]
 
 
 def chrome_trace(view: StepView) -> bytes:
-    """Return a step as a JSON trace for ``chrome://tracing`` and Perfetto.
-
-    The bytes alive are a counter, and each run of an operator is a slice of the trace. Forward,
-    backward, and recomputation are three threads. If costs are times, a slice is as long as its cost.
-    If costs have another unit, one unit is drawn as 1 microsecond. If costs are unknown, each slice is
-    1 microsecond long.
-    """
+    """Return a step as a JSON trace for ``chrome://tracing`` and Perfetto: alive bytes as a counter, runs as slices."""
+    # A slice is as long as its cost. If costs are no times, one unit of cost is drawn as a microsecond; if they are
+    # unknown, each slice lasts a microsecond.
     scale = 10**6 if view.unit == "ps" else 1  # times in a trace are microseconds
     priced = all(run.cost is not None for run in view.runs)
     lengths = [(run.cost or 0) / scale if priced else 1.0 for run in view.runs]
@@ -166,15 +150,8 @@ def chrome_trace(view: StepView) -> bytes:
 
 
 def _times(view: StepView, starts: list[float]) -> list[float]:
-    """Return the time in microseconds at which each moment of the timeline begins.
-
-    In a compiled step, moments are kernels, whose times are unknown. The kernels of forward are spread
-    evenly over the time of forward, and those of backward over the time of backward.
-
-    Args:
-        view: the step.
-        starts: microseconds at which each run of an operator begins, then the end of the step.
-    """
+    """Return the time in microseconds at which each moment of the timeline begins, from the times of the runs."""
+    # The times of compiled kernels are unknown. Kernels are spread evenly over the time of forward and of backward.
     step: Timeline = view.timeline
     n = len(step.moments)
     if not view.as_compiled and n == len(view.runs):
@@ -191,17 +168,16 @@ def _times(view: StepView, starts: list[float]) -> list[float]:
 
 
 def model_explorer(view: StepView) -> bytes:
-    """Return node data for Model Explorer as JSON: kept, recomputed and offloaded values.
-
-    Each value has its bytes, and a color for kept, recomputed or offloaded. Values are listed by the
-    name of their node in the joint graph. The name of the joint graph serves as the graph's id.
-    """
+    """Return node data for Model Explorer as JSON: bytes and color of kept, recomputed and offloaded values."""
+    # Model Explorer matches graph ids and node names: those of the joint graph.
     results: dict[str, dict[str, Any]] = {}
     rows = [(k.name, k.nbytes, KEPT) for k in view.kept]
     rows += [(r.node, r.nbytes, RECOMPUTED) for r in view.recomputed]
     # Only storages of forward, because the copy back to the device in backward belongs to the same value.
-    away = [v for v in view.values if v.state == OFFLOADED and v.first < view.timeline.boundary]
-    rows += [(v.name, v.nbytes, OFFLOADED) for v in away]
+    offloaded = (
+        v for v in view.values if v.state == OFFLOADED and v.first < view.timeline.boundary
+    )
+    rows += [(v.name, v.nbytes, OFFLOADED) for v in offloaded]
     for name, nbytes, state in rows:
         background, text = _COLORS[state]
         results[name] = {"value": nbytes, "bgColor": background, "textColor": text}
@@ -219,11 +195,7 @@ COLUMNS = ("name", "op", "bytes", "from", "to", "kind", "state", "recompute_cost
 
 
 def csv_of_values(view: StepView) -> bytes:
-    """Return the storages of a step as CSV, with the columns `COLUMNS`, one row for each storage.
-
-    The columns ``from`` and ``to`` are the first and last moment at which the storage is alive. A moment
-    is the number, from 0, of a run of an operator or kernel.
-    """
+    """Return the storages of a step as CSV; ``from`` and ``to`` are the first and last moment of a lifetime."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -270,12 +242,7 @@ def format_of(path: str | Path, named: str | None = None) -> str:
 
 
 def export(view: StepView, path: str | Path, named: str | None = None) -> None:
-    """Write a step to a file in a format of `FORMATS`, atomically.
-
-    Args:
-        view: the step.
-        path: the file to write.
-        named: name of the format; None: the format for the path's suffix.
+    """Write a step to a file atomically, in the named format or in the format for the path's suffix.
 
     Raises:
         ProblemError: the format is unknown, or no format belongs to the path's suffix.

@@ -34,9 +34,8 @@ _SQUEEZED = 1 / 100
 #: Number of points drawn for each edge of the bound, because a straight edge is a curve on a logarithmic axis.
 _FINE = 24
 
-#: Largest number of curves with a second line for the knee in each legend entry, and largest number of curves with
-#: a full-size font in the legend.
-_TWO_LINES, _ONE_LINE = 7, 16
+#: Largest number of curves whose legend entries have a second line for the knee, and whose legend has a full-size font.
+_TWO_LINES, _FULL_SIZE = 7, 16
 
 
 def frontier_figure(
@@ -67,7 +66,7 @@ def frontier_figure(
     _set_scales(axes, points, x, y)
     for number, curve in enumerate(curves):
         _curve(axes, curve, number, len(curves), x, y)
-    _knee_sign(axes)
+    _knee_legend(axes)
     if chosen:
         _chosen(axes, chosen, x, y)
     # Last, so that the legend ends with the bound.
@@ -80,7 +79,7 @@ def frontier_figure(
         loc="upper left",
         bbox_to_anchor=(1.02, 1.02),
         frameon=False,
-        fontsize=9 * min(1.0, _ONE_LINE / len(curves)),
+        fontsize=9 * min(1.0, _FULL_SIZE / len(curves)),
         labelspacing=0.8 if len(curves) <= _TWO_LINES else 0.3,
     )
     return figure
@@ -98,22 +97,15 @@ def _check(curves: Sequence[FrontierView]) -> None:
 
 
 def _set_scales(axes: Axes, points: Sequence[Point], x: Scale, y: Scale) -> None:
-    """Make an axis logarithmic if a linear one would squeeze most points together near 0.
-
-    Args:
-        axes: the axes of the plot.
-        points: all points that are drawn.
-        x: unit of the horizontal axis.
-        y: unit of the vertical axis.
-    """
+    """Make an axis logarithmic if a linear one would squeeze most points together near 0."""
     for set_scale, axis, values, size in (
         (axes.set_xscale, axes.xaxis, [p[0] for p in points], x.size),
         (axes.set_yscale, axes.yaxis, [p[1] for p in points], y.size),
     ):
-        some = sorted(v for v in values if v > 0)
-        if not some or some[len(some) // 2] >= _SQUEEZED * some[-1]:
+        positive = sorted(v for v in values if v > 0)
+        if not positive or positive[len(positive) // 2] >= _SQUEEZED * positive[-1]:
             continue
-        low, high = (math.floor(math.log10(v / size)) for v in (some[0], some[-1]))
+        low, high = (math.floor(math.log10(v / size)) for v in (positive[0], positive[-1]))
         # symlog, because bytes and costs may be 0.
         set_scale("symlog", linthresh=10.0**low)
         stride = 1 + (high - low) // 10
@@ -121,14 +113,7 @@ def _set_scales(axes: Axes, points: Sequence[Point], x: Scale, y: Scale) -> None
 
 
 def _bound(axes: Axes, bound: Sequence[Point], x: Scale, y: Scale) -> None:
-    """Shade the area that is proven to hold no plan: below the line of the bound, and left of its first vertex.
-
-    Args:
-        axes: the axes of the plot.
-        bound: vertices of the line, fewest bytes first.
-        x: unit of the horizontal axis.
-        y: unit of the vertical axis.
-    """
+    """Shade the area that is proven to hold no plan: below the line of the bound, and left of its first vertex."""
     right, top = axes.get_xlim()[1], axes.get_ylim()[1]
     line = [(b / x.size, c / y.size) for b, c in bound]
     line = [
@@ -143,18 +128,8 @@ def _bound(axes: Axes, bound: Sequence[Point], x: Scale, y: Scale) -> None:
 
 
 def _curve(axes: Axes, curve: FrontierView, number: int, count: int, x: Scale, y: Scale) -> None:
-    """Draw one frontier as a step function, with its knee.
-
-    Between the bytes of two points, the best known plan is that of the point with fewer bytes.
-
-    Args:
-        axes: the axes of the plot.
-        curve: the frontier.
-        number: position of the curve among all curves of the plot.
-        count: number of all curves.
-        x: unit of the horizontal axis.
-        y: unit of the vertical axis.
-    """
+    """Draw one frontier as a step function, with its knee."""
+    # Between the bytes of two points, the best known plan is that of the point with fewer bytes.
     color, marker = _STYLES[number % len(_STYLES)]
     label = shortened(curve.label, 34)
     if count <= _TWO_LINES:
@@ -191,8 +166,8 @@ def _curve(axes: Axes, curve: FrontierView, number: int, count: int, x: Scale, y
     )
 
 
-def _knee_sign(axes: Axes) -> None:
-    """Add a legend entry, which explains that filled markers are knees."""
+def _knee_legend(axes: Axes) -> None:
+    """Add a legend entry that explains that filled markers are knees."""
     style: dict[str, Any] = {"marker": "o", "linestyle": "none", "markersize": 7}
     label = "filled: the knee of a curve,\nbeyond it more memory buys little"
     axes.plot([], [], color="#8a8f96", markeredgecolor=INK, label=label, **style)
@@ -216,10 +191,7 @@ def _chosen(axes: Axes, chosen: tuple[str, Point], x: Scale, y: Scale) -> None:
 
 
 def _shares(axes: Axes, curve: FrontierView, x: Scale) -> None:
-    """Add a second axis at the top that shows saved bytes as fractions of the curve's ``full_bytes``, from 0 to 1.
-
-    No axis is added if its ticks have no room, if ``full_bytes`` is 0, or if the axis of bytes is logarithmic.
-    """
+    """Add an axis at the top that shows saved bytes as fractions of ``full_bytes``, if the axis has room."""
     if curve.by != "saved" or not curve.full_bytes or axes.get_xscale() != "linear":
         return
     full, right = curve.full_bytes / x.size, axes.get_xlim()[1]

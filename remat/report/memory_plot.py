@@ -117,11 +117,7 @@ def _nbytes(alive: Lifetime) -> int:
 
 
 def _module(paths: Sequence[str]) -> str:
-    """Return one shortened path for the paths of several modules, such as ``"layers.*.mlp"``.
-
-    If the paths differ in numbers only, ``*`` replaces every number. If the paths differ in more than
-    numbers, the result is empty.
-    """
+    """Return one shortened path for several modules, such as ``"layers.*.mlp"``; empty if more than numbers differ."""
     first = paths[0]
     if len(set(paths)) > 1:
         first = re.sub(r"\d+", "*", first)
@@ -179,7 +175,7 @@ def step_figure(
         clock: times at which operators run, for an axis of time; None: the axis counts operators.
     """
     figure, axes = figure_of((11.5, 5.2), (0.075, 0.24, 0.53, 0.62), title)
-    beside = figure.add_axes((0.63, 0.04, 0.36, 0.82))
+    list_axes = figure.add_axes((0.63, 0.04, 0.36, 0.82))
     highest = max(step.peak.nbytes, without.peak_bytes if without else without_peak_bytes)
     scale = Scale.of(highest, "B")
     x = _Axis(clock)
@@ -197,7 +193,7 @@ def step_figure(
         handlelength=1.6,
         columnspacing=1.0,
     )
-    _list(beside, step)
+    _list(list_axes, step)
     return figure
 
 
@@ -211,11 +207,11 @@ def steps_figure(steps: Sequence[tuple[str, Timeline]], *, title: str) -> Figure
         steps: (name, memory) of each graph, in the order in which the graphs run forward.
         title: title of the plot.
     """
-    kept = sorted(sorted(range(len(steps)), key=lambda k: -steps[k][1].peak.nbytes)[:_PANELS])
-    shown = [steps[k] for k in kept]
-    rest = f", the {len(shown)} highest of {len(steps)} graphs" if len(shown) < len(steps) else ""
+    highest_first = sorted(range(len(steps)), key=lambda k: -steps[k][1].peak.nbytes)
+    shown = [steps[k] for k in sorted(highest_first[:_PANELS])]
+    note = f", the {len(shown)} highest of {len(steps)} graphs" if len(shown) < len(steps) else ""
     width = min(20.0, 3.2 * len(shown) + 2.0)
-    figure, first = figure_of((width, 5.2), (0.9 / width, 0.2, 0.01, 0.66), title + rest)
+    figure, first = figure_of((width, 5.2), (0.9 / width, 0.2, 0.01, 0.66), title + note)
     highest = max(step.peak.nbytes for _, step in shown)
     scale = Scale.of(highest, "B")
     each = (1 - 1.2 / width) / len(shown)
@@ -234,25 +230,17 @@ def steps_figure(steps: Sequence[tuple[str, Timeline]], *, title: str) -> Figure
 
 
 def _stack(axes: Axes, step: Timeline, scale: Scale, highest: int, x: _Axis) -> None:
-    """Draw the bytes alive over the step, stacked by kind of storage, with forward and backward labelled.
-
-    Args:
-        axes: the axes of the plot.
-        step: memory of the step.
-        scale: unit of the vertical axis.
-        highest: most bytes that the vertical axis must show.
-        x: the horizontal axis.
-    """
-    chosen = highest_moments(step.nbytes())
+    """Draw the bytes alive over the step, stacked by kind of storage, with forward and backward labelled."""
+    moments = highest_moments(step.nbytes())
     end = len(step.moments)
     # The last height is repeated, since a step function needs a point at its end.
     rows = [
-        [sums[i] / scale.size for i in (*chosen, chosen[-1])]
+        [sums[i] / scale.size for i in (*moments, moments[-1])]
         for sums in (step.nbytes(*kinds) for *_, kinds in LAYERS)
     ]
     # The first column begins at 0, even if its highest moment is a later one.
     axes.stackplot(
-        [x.at(0), *(x.at(i) for i in chosen[1:]), x.at(end)],
+        [x.at(0), *(x.at(i) for i in moments[1:]), x.at(end)],
         rows,
         labels=[label for label, *_ in LAYERS],
         colors=[color for _, color, _ in LAYERS],
@@ -277,12 +265,7 @@ def _stack(axes: Axes, step: Timeline, scale: Scale, highest: int, x: _Axis) -> 
 
 
 def highest_moments(sums: Sequence[int], columns: int = _COLUMNS) -> list[int]:
-    """Return the moments to draw: all, or the one with most bytes alive in each of ``columns`` equal ranges.
-
-    Args:
-        sums: bytes alive at each moment.
-        columns: largest number of moments to return.
-    """
+    """Return the moments to draw: all, or in each of ``columns`` equal ranges the moment with the most bytes alive."""
     n = len(sums)
     if n <= columns:
         return list(range(n))
@@ -293,16 +276,16 @@ def highest_moments(sums: Sequence[int], columns: int = _COLUMNS) -> list[int]:
 def _without(
     axes: Axes, scale: Scale, curve: MemoryCurve | None, peak_bytes: int, x: _Axis
 ) -> None:
-    """Draw the memory without remat in grey: as a curve, or as a line at its peak if only the peak is known."""
+    """Draw the memory of the step without remat in grey: as a curve, or as a line if only the peak is known."""
     label = f"without remat: peak {format_bytes(curve.peak_bytes if curve else peak_bytes)}"
     style: dict[str, Any] = {"color": GREY, "linewidth": 1.2, "label": label}
     if curve is None:
         if peak_bytes:
             axes.axhline(peak_bytes / scale.size, linestyle=":", **style)
         return
-    chosen = highest_moments(curve.nbytes)
-    at = [x.without(i) for i in (*chosen, len(curve.nbytes))]
-    heights = [curve.nbytes[i] / scale.size for i in (*chosen, chosen[-1])]
+    moments = highest_moments(curve.nbytes)
+    at = [x.without(i) for i in (*moments, len(curve.nbytes))]
+    heights = [curve.nbytes[i] / scale.size for i in (*moments, moments[-1])]
     axes.plot(at, heights, drawstyle="steps-post", **style)
     axes.set_xlim(0, max(axes.get_xlim()[1], at[-1]))
 
@@ -329,13 +312,13 @@ def _mark_peak(axes: Axes, step: Timeline, scale: Scale, x: _Axis) -> None:
 
 
 def _list(axes: Axes, step: Timeline) -> None:
-    """List the source lines whose storages fill the peak, most bytes first; a last entry sums up the rest."""
+    """List the source lines whose storages fill the peak, most bytes first; a last entry sums all other lines."""
     axes.set_axis_off()
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     color_of = {kind: color for _, color, kinds in LAYERS for kind in kinds}
-    found = fillings(step)
-    shown, rest = found[:_LINES], found[_LINES:]
+    lines = fillings(step)
+    shown, rest = lines[:_LINES], lines[_LINES:]
     entries = [(color_of[f.kind], f.nbytes, _heading(f), _origin(f)) for f in shown]
     if rest:
         count = sum(f.count for f in rest)
@@ -356,11 +339,8 @@ def _list(axes: Axes, step: Timeline) -> None:
 
 
 def _origin(filling: Filling) -> str:
-    """Return the module and source line of a filling as text, such as ``"layers.*.mlp · model.py:12 …"``.
-
-    If a filling has no source line, its ``source`` is its kind. The kind is left out here, because
-    `_heading` shows it.
-    """
+    """Return the module and source line of a filling as text, such as ``"layers.*.mlp · model.py:12 …"``."""
+    # The source of a filling without a source line is its kind, which `_heading` shows.
     return " · ".join(x for x in (filling.module, filling.source) if x and x != filling.kind)
 
 

@@ -51,11 +51,7 @@ def _without(page: Page) -> str:
 
 
 def require_bokeh() -> None:
-    """Check that Bokeh is installed. Callers do this before any long work.
-
-    Raises:
-        PlanError: Bokeh is not installed.
-    """
+    """Raise a PlanError if Bokeh is not installed; callers do this before any long work."""
     try:
         import bokeh  # noqa: F401
     except ImportError as error:
@@ -96,7 +92,7 @@ def html_of(page: Page) -> str:
         title=escape(page.title),
         lead=f"{_LEAD} {escape(page.lead)}",
         control=_control(page),
-        frontier="" if page.curve is None else _beside(page, page.curve),
+        frontier="" if page.curve is None else _frontier_html(page, page.curve),
         memory=_MEMORY.format(without=_without(page)),
         note="" if len(page.stops) > 1 else f'<p class="note">{escape(no_slider)}</p>',
         figures=_json(page.figures),
@@ -134,7 +130,7 @@ def _control(page: Page) -> str:
     )
 
 
-def _beside(page: Page, curve: FrontierView) -> str:
+def _frontier_html(page: Page, curve: FrontierView) -> str:
     """Return the HTML around the plot of the frontier."""
     bound = "The grey region is proven to hold no plan. " if page.bound else ""
     return (
@@ -150,7 +146,7 @@ def _figure(name: str, height: int, **options: Any) -> Any:
     """Return an empty Bokeh figure in the style of the page; ``height`` is in pixels."""
     from bokeh.plotting import figure
 
-    made = figure(
+    plot = figure(
         name=name,
         height=height,
         sizing_mode="stretch_width",
@@ -162,26 +158,20 @@ def _figure(name: str, height: int, **options: Any) -> Any:
         min_border_right=12,
         **options,
     )
-    made.title = None
-    for axis in (made.xaxis, made.yaxis):
+    plot.title = None
+    for axis in (plot.xaxis, plot.yaxis):
         axis.minor_tick_line_color = None
         axis.axis_label_text_font_style = "normal"
-    made.xgrid.grid_line_color = None
-    return made
+    plot.xgrid.grid_line_color = None
+    return plot
 
 
-def _hover(made: Any, renderer: Any, what: str) -> None:
-    """Make a figure call the page's script when the pointer is over a part of the plot.
-
-    Args:
-        made: the Bokeh figure.
-        renderer: the Bokeh renderer that draws this part of the plot.
-        what: name of the part, passed as first argument to the script's function ``window.rematHover``.
-    """
+def _hover(plot: Any, renderer: Any, part: str) -> None:
+    """Make a figure call ``window.rematHover`` of the page's script when the pointer is over a part of the plot."""
     from bokeh.models import CustomJS, HoverTool
 
-    code = f"window.rematHover && window.rematHover('{what}', cb_data)"
-    made.add_tools(HoverTool(renderers=[renderer], tooltips=None, callback=CustomJS(code=code)))
+    code = f"window.rematHover && window.rematHover('{part}', cb_data)"
+    plot.add_tools(HoverTool(renderers=[renderer], tooltips=None, callback=CustomJS(code=code)))
 
 
 def _timeline(page: Page) -> Any:
@@ -191,23 +181,23 @@ def _timeline(page: Page) -> Any:
 
     scale = Scale.of(page.highest, "B")
     top = 1.14 * page.highest / scale.size or 1  # room for the labels "forward" and "backward"
-    made = _figure(
+    plot = _figure(
         "timeline-figure",
         320,
         x_range=Range1d(start=0, end=1),
         y_range=Range1d(start=0, end=top),
         y_axis_label=f"bytes alive, {scale.unit}",
     )
-    made.yaxis.ticker = FixedTicker(ticks=byte_ticks(top))
+    plot.yaxis.ticker = FixedTicker(ticks=byte_ticks(top))
     # Areas for values that are not drawn one by one: temporary, recomputed, and small ones.
     for name in ("total", "again", "small"):
-        # Bokeh's script hangs when it draws steps without points.
+        # Bokeh's script hangs when it draws a step function without points.
         points = ColumnDataSource({"x": [0, 1], "low": [0, 0], "y": [0, 0]})
-        made.varea_step("x", "low", "y", source=points, step_mode="after", name=name)
+        plot.varea_step("x", "low", "y", source=points, step_mode="after", name=name)
     box = {"left": "left", "right": "right", "bottom": "bottom", "top": "top"}
-    cells = made.quad(**box, source=_empty(*box), fill_alpha=0, line_alpha=0, name="cells")
-    made.quad(**box, source=_empty(*box), line_alpha=0, name="inputs")
-    values = made.patches(
+    cells = plot.quad(**box, source=_empty(*box), fill_alpha=0, line_alpha=0, name="cells")
+    plot.quad(**box, source=_empty(*box), line_alpha=0, name="inputs")
+    values = plot.patches(
         "xs",
         "ys",
         source=_empty("xs", "ys", "color"),
@@ -221,7 +211,7 @@ def _timeline(page: Page) -> Any:
         selection_line_width=1,
         name="values",
     )
-    made.text(
+    plot.text(
         "x",
         "y",
         "text",
@@ -232,8 +222,8 @@ def _timeline(page: Page) -> Any:
         text_font_size="11px",
         name="blocks",
     )
-    made.step("x", "y", source=_empty("x", "y"), mode="after", line_width=1.5, name="without")
-    made.add_layout(Span(dimension="height", location=0, line_width=1, name="boundary"))
+    plot.step("x", "y", source=_empty("x", "y"), mode="after", line_width=1.5, name="without")
+    plot.add_layout(Span(dimension="height", location=0, line_width=1, name="boundary"))
     for name, side, gap in (("forward", "right", -6), ("backward", "left", 6)):
         place: dict[str, Any] = {"x": 0, "y": top, "x_offset": gap, "y_offset": -2}
         look: dict[str, Any] = {
@@ -241,8 +231,8 @@ def _timeline(page: Page) -> Any:
             "text_baseline": "top",
             "text_font_size": "12px",
         }
-        made.add_layout(Label(text=name, name=name, **place, **look))
-    made.scatter(
+        plot.add_layout(Label(text=name, name=name, **place, **look))
+    plot.scatter(
         "x",
         "y",
         source=_empty("x", "y"),
@@ -251,10 +241,10 @@ def _timeline(page: Page) -> Any:
         line_alpha=0,
         name="peak",
     )
-    _hover(made, values, "value")
-    _hover(made, cells, "cell")
-    made.add_tools(TapTool(renderers=[values]))
-    return json_item(made)
+    _hover(plot, values, "value")
+    _hover(plot, cells, "cell")
+    plot.add_tools(TapTool(renderers=[values]))
+    return json_item(plot)
 
 
 def _frontier(page: Page, curve: FrontierView) -> Any:
@@ -270,7 +260,7 @@ def _frontier(page: Page, curve: FrontierView) -> Any:
         if curve.points[0][0] * 2 > curve.points[-1][0]
         else 0
     )
-    made = _figure(
+    plot = _figure(
         "frontier-figure",
         260,
         x_range=Range1d(start=left, end=right or 1),
@@ -278,15 +268,15 @@ def _frontier(page: Page, curve: FrontierView) -> Any:
         y_axis_label=f"recomputed, {y.unit}",
     )
     if not left:
-        made.xaxis.ticker = FixedTicker(ticks=byte_ticks(right))
+        plot.xaxis.ticker = FixedTicker(ticks=byte_ticks(right))
     corners = [(b / x.size, c / y.size) for b, c in page.bound]
     if corners:
         edge = [*corners, (right, corners[-1][1])]
-        made.varea([p[0] for p in edge], 0, [p[1] for p in edge], name="bound")
+        plot.varea([p[0] for p in edge], 0, [p[1] for p in edge], name="bound")
     xs, ys = [p[0] / x.size for p in curve.points], [p[1] / y.size for p in curve.points]
-    made.line(xs, ys, line_width=1.5, name="frontier")
-    points = made.scatter(xs, ys, size=6, line_alpha=0, name="points")
-    made.scatter(
+    plot.line(xs, ys, line_width=1.5, name="frontier")
+    points = plot.scatter(xs, ys, size=6, line_alpha=0, name="points")
+    plot.scatter(
         [knee.point[0] / x.size],
         [knee.point[1] / y.size],
         size=15,
@@ -294,9 +284,9 @@ def _frontier(page: Page, curve: FrontierView) -> Any:
         line_width=2,
         name="knee",
     )
-    made.scatter("x", "y", source=_empty("x", "y"), size=12, line_width=2, name="now")
-    _hover(made, points, "point")
-    return json_item(made)
+    plot.scatter("x", "y", source=_empty("x", "y"), size=12, line_width=2, name="now")
+    _hover(plot, points, "point")
+    return json_item(plot)
 
 
 def _empty(*columns: str) -> Any:

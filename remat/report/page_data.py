@@ -95,10 +95,7 @@ class Page:
 
     @property
     def bound(self) -> Sequence[Point]:
-        """The bound of the frontier; empty if it may be outside of the picture.
-
-        This is so if all vertices of the bound have fewer bytes than every point.
-        """
+        """The bound of the frontier; empty if it lies left of every point, and may be outside of the picture."""
         curve = self.curve
         return curve.bound if curve and curve.bound[-1][0] >= curve.points[0][0] else ()
 
@@ -132,9 +129,9 @@ def page_data(page: Page) -> dict[str, Any]:
         kind: color for color, (_, _, group) in zip(_COLORS, LAYERS, strict=True) for kind in group
     }
     clock = first.view.clock
-    # For the same reason, the plan shown first determines the unit of time for all plans.
+    # The plan shown first determines the unit of time for all plans, so that this axis does not change either.
     time = Scale.of(clock.starts[-1], clock.unit) if clock else Scale(size=1, unit="")
-    drawn = [_stop(stop, texts, kinds, page.scales, time) for stop in page.stops]
+    stops = [_stop(stop, texts, kinds, page.scales, time) for stop in page.stops]
     return {
         "texts": list(texts),
         "scale": {"size": scale.size, "unit": scale.unit},
@@ -151,7 +148,7 @@ def page_data(page: Page) -> dict[str, Any]:
         ],
         "points": curve.texts if curve else (),
         "start": page.start,
-        "stops": drawn,
+        "stops": stops,
     }
 
 
@@ -179,18 +176,11 @@ def _stop(
     scales: tuple[Scale, Scale],
     time: Scale,
 ) -> dict[str, Any]:
-    """Return the data of one plan as a dict for JSON.
-
-    Args:
-        stop: the plan.
-        texts: the page's texts. The data refer to texts by number.
-        kinds: all kinds of storages. The data refer to kinds by position.
-        scales: units of the frontier's plot, for bytes and costs.
-        time: unit of the time axis.
-    """
+    """Return the data of one plan as a dict for JSON."""
+    # The data refer to texts by number, and to kinds of storages by position.
     view, step = stop.view, stop.view.timeline
     sums, running = step.nbytes(), view.operator_at
-    chosen = highest_moments(sums, COLUMNS)
+    moments = highest_moments(sums, COLUMNS)
     kept = sorted((v for v in view.values if v.state == KEPT), key=lambda v: -v.nbytes)
     named = _named(view, kept)
     peak, one_by_one = step.peak, set(map(id, named))
@@ -221,12 +211,12 @@ def _stop(
             f"{'backward' if peak.in_backward else 'forward'} while {peak.node} runs.",
         },
         "columns": {
-            "x": [len(sums) * k // len(chosen) for k in range(len(chosen))],
-            "nbytes": [sums[m] for m in chosen],
-            "small": [small[m] for m in chosen],
-            "again": [again[m] for m in chosen],
-            "said": [texts[format_bytes(sums[m])] for m in chosen],
-            "op": [texts[" · ".join(filter(None, running[m]))] for m in chosen],
+            "x": [len(sums) * k // len(moments) for k in range(len(moments))],
+            "nbytes": [sums[m] for m in moments],
+            "small": [small[m] for m in moments],
+            "again": [again[m] for m in moments],
+            "said": [texts[format_bytes(sums[m])] for m in moments],
+            "op": [texts[" · ".join(filter(None, running[m]))] for m in moments],
         },
         "values": {
             "name": [texts[v.name] for v in named],
@@ -251,14 +241,7 @@ def _stop(
 
 
 def _named(view: StepView, kept: Sequence[Value]) -> list[Value]:
-    """Return the values that are drawn one by one: kept values, and other values that are large beside the peak.
-
-    Inputs are left out. `MOST_KEPT`, `MOST_OTHERS` and `_SMALL` limit the number of values.
-
-    Args:
-        view: the step.
-        kept: the kept values, largest first.
-    """
+    """Return the values that are drawn one by one: kept values, and other values that are large beside the peak."""
     least = view.timeline.peak.nbytes * _SMALL
     others = [
         v
@@ -298,15 +281,8 @@ def _kept_text(kept: Sequence[Value]) -> str:
 
 
 def _again(view: StepView, texts: Texts) -> dict[str, Any]:
-    """Return the columns of the table of recomputed operators (``again``), and the text above it (``againText``).
-
-    A row stands for one operator and source line. Runs that cost nothing, such as views, have no row and
-    are only counted in the text.
-
-    Args:
-        view: the step.
-        texts: the page's texts. The result refers to texts by number.
-    """
+    """Return the columns of the table of recomputed operators (``again``), and the text above it (``againText``)."""
+    # Runs without a cost, such as views, have no row. The text counts them.
     runs = [run for run in view.recomputed if run.cost]
     rows = grouped(runs, lambda run: (run.op, run.source), lambda run: run.cost or 0)
     shown, rest = rows[:MOST_AGAIN], rows[MOST_AGAIN:]
@@ -336,20 +312,12 @@ def _again(view: StepView, texts: Texts) -> dict[str, Any]:
 
 
 def _without(first: Stop, scale: Scale) -> dict[str, Any]:
-    """Return the curve of memory without remat as a dict for JSON.
-
-    The dict has the keys ``x`` (moments of the step without remat), ``nbytes`` (bytes alive at each moment)
-    and ``peak`` (peak in bytes). If the curve is known, the dict also has ``times``, at which the moments begin.
-
-    Args:
-        first: the plan shown first.
-        scale: unit of the time axis.
-    """
+    """Return the curve of memory without remat as a dict for JSON, with times if operators have costs."""
     curve, clock = first.view.without, first.view.clock
     if curve is None:
         return {"x": [], "nbytes": [], "peak": first.view.without_peak_bytes}
-    chosen = highest_moments(curve.nbytes, COLUMNS)
-    x = [*chosen, len(curve.nbytes)]
-    nbytes = [curve.nbytes[i] for i in (*chosen, chosen[-1])]
+    moments = highest_moments(curve.nbytes, COLUMNS)
+    x = [*moments, len(curve.nbytes)]
+    nbytes = [curve.nbytes[i] for i in (*moments, moments[-1])]
     times = [clock.without[i] / scale.size for i in x] if clock else []
     return {"x": x, "times": times, "nbytes": nbytes, "peak": first.view.without_peak_bytes}

@@ -59,7 +59,7 @@ class Scale:
 
 #: Distances between ticks of an axis of bytes, in the axis's binary unit, such as GiB. Distances below 1 are
 #: powers of 2, so that they are whole numbers in the next smaller unit.
-_STEPS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 5, 10, 20, 50, 100, 200, 500)
+_DISTANCES = (1 / 8, 1 / 4, 1 / 2, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 #: Largest number of ticks above 0 on an axis.
 _TICKS = 6
 
@@ -70,8 +70,8 @@ def byte_ticks(most: float) -> list[float]:
     The end of the axis, ``most``, and the ticks are in the unit of the axis, such as GiB. For 170, the
     ticks are 0, 50, 100 and 150.
     """
-    step = next((s for s in _STEPS if most / s <= _TICKS), _STEPS[-1])
-    return [k * step for k in range(int(most / step) + 1)]
+    distance = next((d for d in _DISTANCES if most / d <= _TICKS), _DISTANCES[-1])
+    return [k * distance for k in range(int(most / distance) + 1)]
 
 
 def figure_of(

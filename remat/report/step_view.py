@@ -66,8 +66,7 @@ class KeptStorage:
             the problem; None if the value cannot be recomputed.
         tagged: name of the `CheckpointPolicy` by which the user forbids recomputation, such as
             ``"MUST_SAVE"``; empty if there is none.
-        undeclared: those operators that made the value and must not run again, because they are not
-            declared pure.
+        undeclared: operators that computed the value and must not run again, because they are not declared pure.
         branch: ``"branch value"`` if the value is kept so that backward branches as forward did;
             ``"compared"`` if it is kept because backward compares it with its maximum; else empty.
     """
@@ -204,5 +203,5 @@ def short_module(path: str) -> str:
 
     A path without a number is shortened to its last name.
     """
-    found = re.search(r"\w+\.(\d|\*).*", path)
-    return found[0] if found else path.rpartition(".")[2]
+    match = re.search(r"\w+\.(\d|\*).*", path)
+    return match[0] if match else path.rpartition(".")[2]

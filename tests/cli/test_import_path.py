@@ -77,10 +77,10 @@ def run(folder: Path, *args: str) -> str:
 def test_no_command_runs_what_is_named_as_an_installed_module(folder: Path) -> None:
     """As a module and as a script, in this process and in others."""
     models, solver = ("net.py:net", "net:net"), ("--solvers", "my:FirstFit")
-    options = ("--budgets", "0.5", "--lower", "eager", "--jobs", "1", "--json", "-o", "table.csv")
+    options = ("--budgets", "0.5", "--lower", "eager", "--jobs", "1", "--json", "-o", "table.jsonl")
     told = run(folder, "-m", "remat", "sweep", *models, *solver, *options)
     assert "planning 2 rows\n" in told
-    rows = Sweep.load(folder / "table.csv").rows
+    rows = Sweep.load(folder / "table.jsonl").rows
     assert [(row.model, row.solver) for row in rows] == [(m, "my:FirstFit") for m in models]
     assert all(row.peak_bytes for row in rows)
     problem = remat.KnapsackProblem(weights=(6, 5, 5), values=(9, 7, 6), capacity=10)

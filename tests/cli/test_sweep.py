@@ -40,8 +40,9 @@ def test_a_sweep_writes_its_table_and_goes_on_from_it(tmp_path: Path) -> None:
         assert row["priced"] == "roofline-fused:epyc"
         assert row["without_step_cost"] > row["recompute_cost"]
         assert row["without_peak_bytes"] > 0
-    assert len(Sweep.load(output).rows) == 8
-    assert Sweep.load(output).rows[0].without_peak_bytes == rows[0]["without_peak_bytes"]
+    table = Sweep.load(tmp_path / "table.csv.jsonl").rows
+    assert len(table) == 8
+    assert table[0].without_peak_bytes == rows[0]["without_peak_bytes"]
     assert rows[0]["of"] == f"{MODEL} for inductor"
     whole = CliRunner().invoke(main, [*command, "--budgets", "0.5,0.3,0.4", "--solvers", "greedy"])
     assert f"planning 1 row of {MODEL} (1 of 2 models); 4 rows taken from {output}" in whole.stderr

@@ -65,7 +65,7 @@ SEVEN = 7
         ("sac nets.py:block --memory peak:0.5", "memory is 'peak:0.5'; expected bytes: an int above 1"),
         ("sac nets.py:block --memory 0.5 --mode guess", "'guess' is not one of"),
         ("sac nets.py:block --memory 0.9 --gap 1", "1.0 is not in the range"),
-        ("sweep nets.py:block -o table.xlsx", "must end in .json, .csv or .parquet"),
+        ("sweep nets.py:block -o table.xlsx", "must end in .jsonl, .json or .csv"),
         ("sweep nets.py:block --jobs 0", "--jobs"),
         ("capture nets.py:block", "--output"),
         ("capture nets.py:block -o nowhere/x.json", "there is no folder"),

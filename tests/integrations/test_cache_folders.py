@@ -204,7 +204,7 @@ def model() -> Any:
 def test_a_sweep_on_a_full_disk_goes_on_once_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output = tmp_path / "table.json"
+    output = tmp_path / "table.jsonl"
     given: dict[str, Any] = {"models": {"m": model}, "solvers": "greedy", "output": output}
 
     def full(_: int) -> None:
@@ -219,8 +219,8 @@ def test_a_sweep_on_a_full_disk_goes_on_once_there_is_room(
             budgets=(0.3, 0.6),
             on_row=lambda _: broken.setattr("remat.experiments.journal.os.fsync", full),
         )
-    assert not output.exists()
+    assert Sweep.load(output).rows[0].budget == "0.3"
     assert not list(tmp_path.glob("*.lock"))
     assert len(remat.sweep(**given, budgets=(0.3, 0.6)).rows) == 2
     assert len(Sweep.load(output).rows) == 2
-    assert [p.name for p in tmp_path.iterdir()] == ["table.json"]
+    assert [p.name for p in tmp_path.iterdir()] == ["table.jsonl"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import multiprocessing
 import os
@@ -153,10 +154,13 @@ def test_dask_comes_to_the_same_although_a_worker_dies(alone: Sweep) -> None:
     assert len(seen) == len(set(seen)) == len(found.rows)
 
 
-@pytest.mark.parametrize("suffix", [".json", ".csv", ".parquet"])
-def test_tables_read_back(alone: Sweep, tmp_path: Path, suffix: str) -> None:
-    path = alone.save(tmp_path / f"table{suffix}")
-    assert Sweep.load(path) == alone
+def test_tables_read_back(alone: Sweep, tmp_path: Path) -> None:
+    rows = [asdict(row) for row in alone.rows]
+    assert Sweep.load(alone.save(tmp_path / "table.jsonl")) == alone
+    assert json.loads(alone.save(tmp_path / "table.json").read_text())["rows"] == rows
+    with alone.save(tmp_path / "table.csv").open(newline="") as file:
+        cells = [*csv.DictReader(file)]
+    assert cells == [{k: "" if v is None else str(v) for k, v in row.items()} for row in rows]
 
 
 def test_figures_are_those_of_the_function_as_it_is_now() -> None:
@@ -185,24 +189,28 @@ def test_figures_are_those_of_the_function_as_it_is_now() -> None:
 
 def test_what_is_known_is_not_asked_again(tmp_path: Path) -> None:
     path, asked = tmp_path / "table.csv", []
+    journal = tmp_path / "table.csv.jsonl"
     first = remat.sweep(models(), budgets=0.3, output=path, on_row=asked.append)
     assert len(asked) == len(first.rows) == 5
     second = remat.sweep(models(), budgets=(0.3, 0.6), output=path, on_row=asked.append)
     assert len(asked) == 10
     assert [r for r in second.rows if r.budget == "0.3"] == list(first.rows)
-    assert not path.with_name("table.csv.partial").exists()
     assert len(remat.sweep(models(), budgets=0.6, output=path).rows) == 5
-    assert len(Sweep.load(path).rows) == 10, "what was known before stays in the table"
+    assert len(Sweep.load(journal).rows) == 10, "what was known before stays in the table"
+    assert len(path.read_text().splitlines()) == 1 + 10
+    journal.unlink()
+    with pytest.raises(ProblemError, match=r"'.*table\.csv' exists, but not '.*table\.csv\.jsonl'"):
+        remat.sweep(models(), budgets=0.6, output=path)
 
 
 def test_killed_interrupted_and_resumed_it_is_as_if_undisturbed(
     alone: Sweep, tmp_path: Path
 ) -> None:
-    output = tmp_path / "resumed.json"
+    output = tmp_path / "resumed.jsonl"
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context) as dying, pytest.raises(BrokenProcessPool):
         dying.submit(sweep_and_die, output, 4).result()
-    with (tmp_path / "resumed.json.partial").open("a") as file:
+    with output.open("a") as file:
         file.write('{"model": "cut o')  # as if it died while it wrote
     asked: list[Any] = []
 
@@ -233,7 +241,7 @@ def sweep_and_die(output: Path, rows: int) -> None:
 
 def test_figures_are_those_of_the_question(tmp_path: Path) -> None:
     """Not of another lowering, another graph of the same name, or another time limit."""
-    path = tmp_path / "table.json"
+    path = tmp_path / "table.jsonl"
     given: dict[str, Any] = {"budgets": 0.5, "output": path}
     inductor = remat.sweep({"m": step}, **given)
     eager = remat.sweep({"m": step}, lower="eager", **given)
@@ -247,25 +255,29 @@ def test_figures_are_those_of_the_question(tmp_path: Path) -> None:
 
 
 def test_an_output_is_one_sweep_s(tmp_path: Path) -> None:
-    path = tmp_path / "table.json"
+    path = tmp_path / "table.jsonl"
 
     def second(row: Any) -> None:
         with pytest.raises(ProblemError, match="another sweep is writing"):
             remat.sweep({"other": step}, budgets=0.5, output=path)
 
     remat.sweep({"m": step}, budgets=0.5, output=path, on_row=second)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["table.json"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["table.jsonl"]
 
 
 @pytest.mark.parametrize("line", ["5", "NaN", "[" * 5000, "{}", '{"model": 1}'])
-def test_a_damaged_journal_is_read_up_to_the_damage(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "table.json"
+def test_a_damaged_last_line_is_left_out_and_another_one_is_refused(
+    tmp_path: Path, line: str
+) -> None:
+    path = tmp_path / "table.jsonl"
     sweep = partial(remat.sweep, {"m": step, "n": step}, budgets=0.5, output=path)
     with pytest.raises(KeyboardInterrupt):
         sweep(on_row=interrupted)
-    journal = path.with_name("table.json.partial")
-    assert len(journal.read_text().splitlines()) == 2
-    journal.write_text(journal.read_text() + line + "\n")
+    head, row = path.read_text().splitlines()
+    path.write_text("\n".join((head, line, row, "")))
+    with pytest.raises(ProblemError, match="line 2 is damaged"):
+        sweep()
+    path.write_text("\n".join((head, row, line, "")))
     asked: list[Any] = []
     assert len(sweep(on_row=asked.append).rows) == 2
     assert [r.model for r in asked] == ["n"]
@@ -275,19 +287,20 @@ def interrupted(row: Any) -> None:
     raise KeyboardInterrupt
 
 
-def test_files_of_another_version_are_refused(alone: Sweep, tmp_path: Path) -> None:
-    path = alone.save(tmp_path / "table.json")
-    path.write_text(path.read_text().replace('"remat_sweep": 2', '"remat_sweep": 1'))
-    with pytest.raises(ProblemError, match="no sweep of version 2"):
+@pytest.mark.parametrize(
+    ("head", "error"),
+    [
+        ({"remat_sweep": 1}, "no sweep of version 3"),
+        ([5], "no sweep of version 3"),
+        ({"remat_sweep": 3, "remat": "0.0.1", "torch": "1.0"}, "written by other versions"),
+    ],
+)
+def test_files_of_another_version_are_refused(tmp_path: Path, head: Any, error: str) -> None:
+    path = tmp_path / "table.jsonl"
+    path.write_text(json.dumps(head) + "\n")
+    with pytest.raises(ProblemError, match=error):
         remat.sweep(models(), budgets=0.3, output=path)
-    table = tmp_path / "table.csv"
-    table.write_text("model,cost,price\na,b,1\n")
-    with pytest.raises(ProblemError, match="of another version of remat"):
-        Sweep.load(table)
-    partial_file = tmp_path / "other.csv.partial"
-    partial_file.write_text(json.dumps({"remat_sweep": 2, "remat": "0.0.1", "torch": "1.0"}) + "\n")
-    with pytest.raises(ProblemError, match="written by other versions"):
-        remat.sweep(models(), budgets=0.3, output=tmp_path / "other.csv")
+    assert path.read_text() == json.dumps(head) + "\n"
 
 
 @pytest.mark.parametrize(
@@ -304,7 +317,7 @@ def test_files_of_another_version_are_refused(alone: Sweep, tmp_path: Path) -> N
         ({"solvers": "nobody"}, SolverError, "nobody"),
         ({"costs": "free"}, ProblemError, "free"),
         ({"budgets": "much"}, ProblemError, "much"),
-        ({"output": "table.xlsx"}, ProblemError, r"must end in \.json, \.csv or \.parquet"),
+        ({"output": "table.xlsx"}, ProblemError, r"must end in \.jsonl, \.json or \.csv"),
         ({"executor": "dask"}, ProblemError, "client"),
     ],
 )

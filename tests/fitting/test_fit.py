@@ -14,10 +14,10 @@ from torch import nn
 
 import remat
 from remat.errors import BudgetError, ProblemError, RematError
-from remat.fitting.fit import _by_speed, read_batches, read_memory, rows_up_to_most
+from remat.fitting.fit import _by_speed, read_batches, read_memory, rows_up_to_largest
 from remat.fitting.table import FitRow
 from remat.graph.costs import Roofline
-from tests.planning.fit_cells import cells
+from tests.fitting.fit_cells import cells
 
 
 def test_the_predicted_peak_is_what_training_allocates() -> None:
@@ -278,7 +278,7 @@ def test_batches_are_doubled_and_then_bisected() -> None:
                 for b in batches
             }
 
-        rows = rows_up_to_most(ask, width)
+        rows = rows_up_to_largest(ask, width)
         assert [b for b in rows if b <= largest] == [b for b in rows if rows[b].fits]
         return seen
 

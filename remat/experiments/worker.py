@@ -1,0 +1,201 @@
+"""One job of a table: plan one model by one solver, in this process or in a worker of an executor."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from remat.errors import RematError
+from remat.experiments.table import ExperimentRow
+from remat.graph.capture.step import capture
+from remat.graph.joint import JointGraph
+from remat.graph.text import parse_joint
+from remat.planning.context import GraphContext
+from remat.planning.planner import Planner
+from remat.planning.request import PlanRequest
+from remat.planning.search.candidates import Candidate
+from remat.planning.search.proposals import search_of
+from remat.solvers.base import Solver
+from remat.units import Budget
+
+#: Columns of a row that are copied from the fields of its plan.
+_OF_PLAN = ("capacity", "saved_bytes", "recompute_bound", "peak_bytes", "solve_s", "unit")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Job:
+    """Plan one model under one cost model, by one solver, at one budget or within several peaks.
+
+    Attributes:
+        table: random token of the call of `compare` or `sweep` that the job belongs to.
+        model: name of the model.
+        of: text for the column ``of`` of the row.
+        source: a captured step, its text, or a function that returns (model, args, kwargs).
+        lower: the lowering for the model, if ``source`` is a function.
+        solver: the solver, by name or as an instance.
+        options: cost model and the other arguments of `PlanRequest.of`, without solver and budget.
+        budgets: the budgets, as text.
+    """
+
+    table: str
+    model: str = ""
+    of: str = ""
+    source: JointGraph | str | Callable[[], Any]
+    lower: str = ""
+    solver: str | Solver
+    options: Mapping[str, Any]
+    budgets: tuple[str, ...]
+
+    @property
+    def group(self) -> tuple[str, Any]:
+        """Model and cost model; the rows of a group stand together in a table."""
+        return self.model, self.options["cost"]
+
+    def row(self, budget: str, **figures: Any) -> ExperimentRow:
+        """Return the row of a budget with the figures of its plan, or with ``reason`` if there is no plan."""
+        return ExperimentRow(
+            model=self.model,
+            of=self.of,
+            cost=str(self.options["cost"]),
+            solver=self.solver if isinstance(self.solver, str) else self.solver.name,
+            budget=budget,
+            **figures,
+        )
+
+    def failed(self, reason: str) -> list[ExperimentRow]:
+        """Return the rows of a job without plans."""
+        return [self.row(budget, reason=reason) for budget in self.budgets]
+
+
+class PreparedStep:
+    """One step under one cost model, prepared once for all budgets and solvers."""
+
+    def __init__(self, joint: JointGraph, request: PlanRequest) -> None:
+        self.planner = Planner.of(joint, request)
+        self._requests: dict[str, PlanRequest] = {}
+
+    def rows(self, job: Job) -> list[ExperimentRow]:
+        """Plan a job, and return a row for each budget.
+
+        Budgets on the peak are a ladder: each larger one chooses among the candidates of the smaller ones, too.
+        """
+        context, baseline = self.planner.context, self.planner.baseline
+        priced = bool(context.step_cost and baseline.peak_bytes)
+        step_cost = context.step_cost + baseline.recompute_cost
+        shared: dict[str, Any] = {
+            "priced": str(context.request.cost),
+            "without_peak_bytes": baseline.peak_bytes if priced else None,
+            "without_step_cost": step_cost if priced else None,
+        }
+        budgets = {text: Budget.parse(text) for text in job.budgets}
+        request = replace(self._request(job.solver), budget=budgets[job.budgets[0]])
+        own = GraphContext(context.state, request, fingerprint=context.fingerprint)
+        # All rows share the figures of the step without remat, so that no row's time includes computing them.
+        planner = Planner(search_of(own), baseline=baseline)
+        # A ratio of the peak depends on the least peak that a solver finds. So the ratio is converted to bytes once,
+        # and all solvers get the same limit.
+        limits = {
+            text: Budget(peak_bytes=self.planner.limit_of(budget)) if budget.on_peak else budget
+            for text, budget in budgets.items()
+        }
+        candidates: dict[str, Candidate] = {}
+        seconds: dict[str, float] = {}
+        reasons: dict[str, str] = {}
+        for text in sorted(limits, key=lambda text: limits[text].peak_bytes or 0):
+            start = time.perf_counter()
+            try:
+                candidates[text] = planner.decide(limits[text])
+            except RematError as error:
+                reasons[text] = str(error)
+            seconds[text] = time.perf_counter() - start
+        if len(candidates) > 1:
+            peaks = {text: limits[text].peak_bytes or 0 for text in candidates}
+            by_peak = planner.search.choose_again({peaks[t]: c for t, c in candidates.items()})
+            candidates = {text: by_peak[peak] for text, peak in peaks.items()}
+        rows = []
+        for text, budget in budgets.items():
+            start = time.perf_counter()
+            try:
+                if text in candidates:
+                    plan = planner.finish(candidates[text], budget, peak_limit=0)
+            except RematError as error:
+                reasons[text] = str(error)
+            if text in reasons:
+                rows.append(job.row(text, **shared, reason=reasons[text]))
+                continue
+            figures = {
+                **{name: getattr(plan, name) for name in _OF_PLAN},
+                "decided_by": plan.solver,
+                "recompute_cost": plan.recompute_cost + plan.exposed_time,
+                "plan_s": seconds[text] + time.perf_counter() - start,
+                "more": plan.before_after.more,
+            }
+            rows.append(job.row(text, **shared, **figures))
+        return rows
+
+    def _request(self, solver: str | Solver) -> PlanRequest:
+        """Return the step's request with the given solver; each solver is created only once."""
+        name = solver if isinstance(solver, str) else solver.name
+        if name not in self._requests:
+            self._requests[name] = self.planner.context.request.by(solver, isolation="foreign")
+        return self._requests[name]
+
+
+@dataclass(slots=True)
+class CapturedStep:
+    """A captured step of one table, with a dict from cost model to the step prepared under it."""
+
+    table: str
+    model: str
+    joint: JointGraph
+    prepared: dict[str, PreparedStep] = field(default_factory=dict)
+
+
+class _Newest(threading.local):
+    """Cache of the step that this thread captured last."""
+
+    step: CapturedStep | None = None
+
+
+_NEWEST = _Newest()
+
+
+def cache_step(step: CapturedStep | None) -> None:
+    """Replace the step that this thread reuses for jobs of the same table and model."""
+    _NEWEST.step = step
+
+
+def answer(job: Job) -> list[ExperimentRow]:
+    """Plan a job, and return its rows. If planning fails, the row's ``reason`` is the error's message."""
+    try:
+        return _prepared(job).rows(job)
+    except (Exception, SystemExit) as error:  # an error of the user's code concerns this job only
+        reason = str(error) if isinstance(error, RematError) else f"{type(error).__name__}: {error}"
+        return job.failed(reason)
+
+
+def _prepared(job: Job) -> PreparedStep:
+    """Return the prepared step of a job, from this thread's cache if that has the step."""
+    step, cost = _NEWEST.step, str(job.options["cost"])
+    if step is None or (step.table, step.model) != (job.table, job.model):
+        cache_step(None)  # the cache stays empty if capturing fails
+        step = CapturedStep(job.table, job.model, _captured(job))
+        cache_step(step)
+    if cost not in step.prepared:
+        request = PlanRequest.of(**{**job.options, "budget": job.budgets[0]})
+        step.prepared[cost] = PreparedStep(step.joint, request)
+    return step.prepared[cost]
+
+
+def _captured(job: Job) -> JointGraph:
+    """Return the joint graph of a job: as given, parsed from text, or captured from the function's model."""
+    source = job.source
+    if isinstance(source, str):
+        return parse_joint(source)
+    if isinstance(source, JointGraph):
+        return source
+    model, args, kwargs = source()
+    return capture(model, tuple(args), dict(kwargs), lower=job.lower)

@@ -144,24 +144,19 @@ def sac(
             except RematError as error:
                 failure = CaptureError(f"the plan stands above, but no step could be run: {error}")
     measured = None if checked is None else asdict(checked)
-    found = {"plan": json.loads(plan.to_json()), "measured": measured}
-    if as_json and not_run is None:
-        echo_json(found)
-    elif not as_json:
-        click.echo(f"{example.title}\n")
-        click.echo(plan.explain())
-        if checked is not None:
-            _show_measured(plan, checked)
-        if cost is None and mode == MODES[0] and not_run is None:
-            click.echo(
-                "times are those of an H100; --cost roofline:epyc estimates for a CPU", err=True
-            )
-        if output is not None:
-            click.echo(f"plan: {output}")
-            click.echo(f"apply: remat.sac.apply(model, remat.sac.SACPlan.load({str(output)!r}))")
-    if not_run is not None:
-        failure = CaptureError(f"the plan stands above, but no step could be run: {not_run}")
-        fail(failure, found if as_json else None)
+    if echo_json({"plan": json.loads(plan.to_json()), "measured": measured}, failure):
+        return
+    click.echo(f"{example.title}\n")
+    click.echo(plan.explain())
+    if checked is not None:
+        _show_measured(plan, checked)
+    if cost is None and mode == MODES[0] and failure is None:
+        click.echo("times are those of an H100; --cost roofline:epyc estimates for a CPU", err=True)
+    if output is not None:
+        click.echo(f"plan: {output}")
+        click.echo(f"apply: remat.sac.apply(model, remat.sac.SACPlan.load({str(output)!r}))")
+    if failure is not None:
+        raise failure
 
 
 def _show_measured(plan: SACPlan, checked: Checked) -> None:

@@ -165,6 +165,31 @@ def test_random_operators_below_budget_1(name: str) -> None:
     torch.testing.assert_close(gradient(f, compiled(f, budget=0)), expected)
 
 
+def blocks(marked: bool, checkpointed: bool) -> Callable[[T, T], T]:
+    """Two equal blocks with dropout, perhaps marked as a region to compile once."""
+
+    def block(h: T, w: T) -> T:
+        return F.dropout((h @ w).sin(), 0.5)
+
+    part = torch.compiler.nested_compile_region(block) if marked else block
+
+    def f(x: T, w: T) -> T:
+        for _ in range(2):
+            x = checkpoint(part, x, w, use_reentrant=False) if checkpointed else part(x, w)
+        return x
+
+    return f
+
+
+def test_checkpointed_regions_draw_other_dropout() -> None:
+    """A region is one operator to PyTorch's partitioner, which does not see that the region draws."""
+    expected = gradient(blocks(marked=False, checkpointed=False))
+    for marked in (False, True):
+        f = blocks(marked, checkpointed=True)
+        assert far(gradient(f, torch.compile(f, backend="aot_eager")), expected) is marked
+        torch.testing.assert_close(gradient(f, compiled(f, budget=1)), expected)
+
+
 def save_rand_like(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     saved = op is aten.rand_like.default
     return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE

@@ -134,6 +134,50 @@ def test_must_save_at_budget_0() -> None:
         assert {"mm", "mm_1"} <= set(remat.plan(joint, budget).saved)
 
 
+def saved_bytes(model: nn.Module, x: T, budget: float, cast: bool, **how: Any) -> int:
+    """Bytes of the memory that forward saves, without that of parameters and of the input."""
+    torch._dynamo.reset()
+    with (
+        functorch_config.patch(activation_memory_budget=budget, enable_autograd_cache=False),
+        torch.autocast("cpu", torch.bfloat16, enabled=cast),
+    ):
+        node = torch.compile(model, **how)(x).grad_fn
+    held = {value.untyped_storage().data_ptr() for value in (x, *model.parameters())}
+    memory = (value.untyped_storage() for value in node.saved_tensors)
+    return sum({s.data_ptr(): s.nbytes() for s in memory if s.data_ptr() not in held}.values())
+
+
+class Repeated(nn.Module):
+    """Four blocks, perhaps each a region to compile once."""
+
+    def __init__(self, marked: bool = False) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(32, 32) for _ in range(8))
+        block = lambda x, a, b: x + torch.tanh(x @ a) @ b  # noqa: E731
+        self.block = torch.compiler.nested_compile_region(block) if marked else block
+
+    def forward(self, x: T) -> T:
+        for up, down in zip(self.weights[::2], self.weights[1::2], strict=True):
+            x = self.block(x, up, down)
+        return x.sin()
+
+
+THEIRS = {"backend": "aot_eager_decomp_partition"}
+
+
+def test_regions_count_as_free() -> None:
+    """PyTorch's partitioner runs a region again for any budget below 1, as it does a sum."""
+    model, x = Repeated(marked=True), weight(64, 32)
+
+    def theirs(budget: float) -> int:
+        return saved_bytes(model, x, budget, False, **THEIRS)
+
+    most = theirs(1)
+    assert most > 0 == theirs(0.99) == theirs(0)
+    ours = {"backend": "remat", "options": {"budget": 0.9, "lower": "eager"}}
+    assert most / 2 < saved_bytes(model, x, 1, False, **ours) < most
+
+
 def test_ratio_0_is_not_the_least_peak() -> None:
     """Backward holds all recomputed values before the first gradient is done."""
     layers = [nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(3)]

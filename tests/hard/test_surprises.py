@@ -178,6 +178,16 @@ def test_regions_count_as_free() -> None:
     assert most / 2 < saved_bytes(model, x, 1, False, **ours) < most
 
 
+def test_budgets_under_autocast() -> None:
+    """PyTorch compares 16-bit copies of weights with the float32 parameters, and reads no budget."""
+    model, x = Repeated(), torch.randn(8, 32)
+    for cast in (False, True):
+        most, half = (saved_bytes(model, x, budget, cast, **THEIRS) for budget in (1, 0.5))
+        assert (half == most) is cast
+        ours = {"backend": "remat", "options": {"budget": 0.5, "lower": "eager"}}
+        assert saved_bytes(model, x, 1, cast, **ours) <= most / 2
+
+
 def test_ratio_0_is_not_the_least_peak() -> None:
     """Backward holds all recomputed values before the first gradient is done."""
     layers = [nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(3)]

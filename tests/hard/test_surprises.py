@@ -22,6 +22,8 @@ from torch._functorch._activation_checkpointing.knapsack import (
     dp_knapsack,
     dp_knapsack_sliding_hirschberg,
 )
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -186,6 +188,25 @@ def test_budgets_under_autocast() -> None:
         assert (half == most) is cast
         ours = {"backend": "remat", "options": {"budget": 0.5, "lower": "eager"}}
         assert saved_bytes(model, x, 1, cast, **ours) <= most / 2
+
+
+def test_budgets_of_tensor_parallel_models(group: None) -> None:
+    """PyTorch adds up the bytes of all inputs, and the mesh of a DTensor is an input without any."""
+    mesh, x = init_device_mesh("cpu", (1,)), torch.randn(8, 16)
+
+    def stepped(**how: Any) -> T:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16), nn.Tanh())
+        parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        torch._dynamo.reset()
+        with functorch_config.patch(activation_memory_budget=0.5, enable_autograd_cache=False):
+            torch.compile(model, **how)(x).sum().backward()
+        return model[0].weight.grad.full_tensor()  # type: ignore[union-attr, operator]
+
+    with pytest.raises(BackendCompilerFailed, match="Cannot compute the size of"):
+        stepped(**THEIRS)
+    ours = {"backend": "remat", "options": {"budget": 0.5, "lower": "eager"}}
+    torch.testing.assert_close(stepped(**ours), stepped(backend="eager"))
 
 
 def test_ratio_0_is_not_the_least_peak() -> None:

@@ -265,6 +265,25 @@ def test_checkpointed_regions_draw_other_dropout() -> None:
         torch.testing.assert_close(gradient(f, compiled(f, budget=1)), expected)
 
 
+@pytest.mark.parametrize("how", [{"backend": "aot_eager"}, {"backend": "remat"}])
+def test_a_compiled_checkpoint_refuses_a_branch(how: dict[str, str]) -> None:
+    """PyTorch refuses the checkpoint before a backend gets the graph; a budget recomputes the branch."""
+
+    def branch(h: T, w: T) -> T:
+        product = (h @ w).sin()
+        return torch.cond(product.sum() > 0, torch.sin, torch.cos, (product,)) @ w
+
+    def f(x: T, w: T) -> T:
+        return checkpoint(branch, x, w, use_reentrant=False).sin()  # type: ignore[no-any-return]
+
+    with pytest.raises(
+        BackendCompilerFailed, match="no rule registered for HigherOrderOperator cond"
+    ):
+        gradient(f, torch.compile(f, **how))
+    without = lambda x, w: branch(x, w).sin()  # noqa: E731
+    torch.testing.assert_close(gradient(without, compiled(without, budget=0)), gradient(f))
+
+
 def save_rand_like(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     saved = op is aten.rand_like.default
     return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE

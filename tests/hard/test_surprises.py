@@ -190,6 +190,7 @@ def test_budgets_beside_large_parameters(words: int, cast: bool) -> None:
     assert saved_bytes(model, x, 1, cast, **ours) <= most / 2
 
 
+@pytest.mark.skipif(torch_compat.is_before("2.13"), reason="seen from PyTorch 2.13 on")
 def test_budgets_of_tensor_parallel_models(group: None) -> None:
     """PyTorch adds up the bytes of all inputs, and the mesh of a DTensor is an input without any."""
     mesh, x = init_device_mesh("cpu", (1,)), torch.randn(8, 16)
@@ -452,6 +453,26 @@ def test_pytorch_refuses_a_plain_function_as_knapsack_solver() -> None:
     refused = pytest.raises(BackendCompilerFailed, match="Not aware of memory budget knapsack")
     with functorch_config.patch(activation_memory_budget_solver=nothing), refused:
         gradient(f, by_pytorch(f, 0.1))
+
+
+@pytest.mark.skipif(torch_compat.is_before("2.13"), reason="seen from PyTorch 2.13 on")
+def test_a_chunked_loss_under_autocast() -> None:
+    """PyTorch's chunked loss ignores autocast, and rounds the loss; a chunked plan does neither."""
+    head, x, target = nn.Linear(16, 1000), torch.randn(64, 16), torch.arange(64)
+
+    def theirs(x: T, options: Any) -> T:
+        return F.linear_cross_entropy(x, head.weight, target, options=options)
+
+    def ours(x: T) -> T:
+        return F.cross_entropy(F.linear(x, head.weight), target)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        whole, options = ours(x), nn.LinearCrossEntropyOptions()
+        torch.testing.assert_close(theirs(x, None), whole)
+        assert theirs(x.bfloat16(), options).dtype is torch.bfloat16 is not whole.dtype
+        assert not torch.equal(theirs(x, options), whole)
+        torch.testing.assert_close(compiled(ours, chunk=8)(x), whole)
+    assert "chunk-loss" in remat.plans()[-1].chunk
 
 
 def test_a_dynamic_graph_shadows_the_static_one() -> None:

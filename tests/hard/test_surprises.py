@@ -190,7 +190,6 @@ def test_budgets_beside_large_parameters(words: int, cast: bool) -> None:
     assert saved_bytes(model, x, 1, cast, **ours) <= most / 2
 
 
-@pytest.mark.skipif(torch_compat.is_before("2.13"), reason="seen from PyTorch 2.13 on")
 def test_budgets_of_tensor_parallel_models(group: None) -> None:
     """PyTorch adds up the bytes of all inputs, and the mesh of a DTensor is an input without any."""
     mesh, x = init_device_mesh("cpu", (1,)), torch.randn(8, 16)
@@ -264,6 +263,25 @@ def test_checkpointed_regions_draw_other_dropout() -> None:
         f = blocks(marked, checkpointed=True)
         assert far(gradient(f, torch.compile(f, backend="aot_eager")), expected) is marked
         torch.testing.assert_close(gradient(f, compiled(f, budget=1)), expected)
+
+
+def test_dropout_in_a_branch_is_drawn_twice() -> None:
+    """The backward of `torch.cond` runs the branch again, with other numbers: with remat too."""
+
+    def drop(h: T) -> T:
+        return F.dropout(h.exp(), 0.5)
+
+    def whole(x: T, w: T) -> T:
+        return drop(x @ w)
+
+    def branch(x: T, w: T) -> T:
+        return torch.cond((x @ w).isfinite().all(), drop, torch.sin, (x @ w,))
+
+    expected = gradient(whole)
+    torch.testing.assert_close(gradient(whole, compiled(whole, budget=0)), expected)
+    assert far(gradient(branch), expected)
+    for budget in (0, 1):
+        assert far(gradient(branch, compiled(branch, budget=budget)), expected)
 
 
 @pytest.mark.parametrize("how", [{"backend": "aot_eager"}, {"backend": "remat"}])
@@ -455,7 +473,6 @@ def test_pytorch_refuses_a_plain_function_as_knapsack_solver() -> None:
         gradient(f, by_pytorch(f, 0.1))
 
 
-@pytest.mark.skipif(torch_compat.is_before("2.13"), reason="seen from PyTorch 2.13 on")
 def test_a_chunked_loss_under_autocast() -> None:
     """PyTorch's chunked loss ignores autocast, and rounds the loss; a chunked plan does neither."""
     head, x, target = nn.Linear(16, 1000), torch.randn(64, 16), torch.arange(64)

@@ -265,6 +265,30 @@ def test_checkpointed_regions_draw_other_dropout() -> None:
         torch.testing.assert_close(gradient(f, compiled(f, budget=1)), expected)
 
 
+def test_save_on_cpu_hides_writes_on_a_cpu() -> None:
+    """The hook keeps the tensor itself, and autograd checks no version, unless the step is compiled."""
+
+    def f(x: T, w: T) -> T:
+        h = (x @ w).exp()
+        y = h.sin()
+        h.mul_(2)
+        return y
+
+    def saved_on_cpu(run: Callable[..., Any]) -> T:
+        def under(*args: Any) -> Any:
+            with torch.autograd.graph.save_on_cpu():
+                return run(*args)
+
+        return gradient(f, under)
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        gradient(f)
+    expected = gradient(lambda x, w: (x @ w).exp().sin())
+    assert far(saved_on_cpu(f), expected)
+    with pytest.raises(BackendCompilerFailed, match="modified by an inplace operation"):
+        saved_on_cpu(compiled(f, budget=0.5))
+
+
 def test_dropout_in_a_branch_is_drawn_twice() -> None:
     """The backward of `torch.cond` runs the branch again, with other numbers: with remat too."""
 

@@ -43,5 +43,5 @@ for name, function in functions.items():
     found = right(function), right(function, backend="aot_eager")
     print(f"{name}: eager {'right' if found[0] else 'wrong'}, aot_eager {'right' if found[1] else 'wrong'}")
     assert found == ((name in ("plain", "scan")),) * 2
-assert right(functions["plain"], backend="inductor") and not right(functions["cond"], backend="inductor")
+assert not right(functions["cond"], backend="inductor")
 PY

@@ -22,6 +22,8 @@ from torch._functorch._activation_checkpointing.knapsack import (
     dp_knapsack,
     dp_knapsack_sliding_hirschberg,
 )
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -134,6 +136,79 @@ def test_must_save_at_budget_0() -> None:
         assert {"mm", "mm_1"} <= set(remat.plan(joint, budget).saved)
 
 
+def saved_bytes(model: nn.Module, x: T, budget: float, cast: bool, **how: Any) -> int:
+    """Bytes of the memory that forward saves, without that of parameters and of the input."""
+    torch._dynamo.reset()
+    with (
+        functorch_config.patch(activation_memory_budget=budget, enable_autograd_cache=False),
+        torch.autocast("cpu", torch.bfloat16, enabled=cast),
+    ):
+        node = torch.compile(model, **how)(x).grad_fn
+    held = {value.untyped_storage().data_ptr() for value in (x, *model.parameters())}
+    memory = (value.untyped_storage() for value in node.saved_tensors)
+    return sum({s.data_ptr(): s.nbytes() for s in memory if s.data_ptr() not in held}.values())
+
+
+class Repeated(nn.Module):
+    """Four blocks, perhaps each a region to compile once."""
+
+    def __init__(self, marked: bool = False) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(32, 32) for _ in range(8))
+        block = lambda x, a, b: x + torch.tanh(x @ a) @ b  # noqa: E731
+        self.block = torch.compiler.nested_compile_region(block) if marked else block
+
+    def forward(self, x: T) -> T:
+        for up, down in zip(self.weights[::2], self.weights[1::2], strict=True):
+            x = self.block(x, up, down)
+        return x.sin()
+
+
+THEIRS = {"backend": "aot_eager_decomp_partition"}
+
+
+def test_regions_count_as_free() -> None:
+    """PyTorch's partitioner runs a region again for any budget below 1, as it does a sum."""
+    model, x = Repeated(marked=True), weight(64, 32)
+
+    def theirs(budget: float) -> int:
+        return saved_bytes(model, x, budget, False, **THEIRS)
+
+    most = theirs(1)
+    assert most > 0 == theirs(0.99) == theirs(0)
+    ours = {"backend": "remat", "options": {"budget": 0.9, "lower": "eager"}}
+    assert most / 2 < saved_bytes(model, x, 1, False, **ours) < most
+
+
+@pytest.mark.parametrize(("words", "cast"), [(8, False), (8, True), (8192, False)])
+def test_budgets_beside_large_parameters(words: int, cast: bool) -> None:
+    """PyTorch takes all parameters for bytes that every plan saves, and reads no budget below them."""
+    model, x = nn.Sequential(nn.Embedding(words, 32), Repeated()), torch.arange(8)
+    most, half = (saved_bytes(model, x, budget, cast, **THEIRS) for budget in (1, 0.5))
+    assert (half == most) is (cast or words > 8)
+    ours = {"backend": "remat", "options": {"budget": 0.5, "lower": "eager"}}
+    assert saved_bytes(model, x, 1, cast, **ours) <= most / 2
+
+
+def test_budgets_of_tensor_parallel_models(group: None) -> None:
+    """PyTorch adds up the bytes of all inputs, and the mesh of a DTensor is an input without any."""
+    mesh, x = init_device_mesh("cpu", (1,)), torch.randn(8, 16)
+
+    def stepped(**how: Any) -> T:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16), nn.Tanh())
+        parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        torch._dynamo.reset()
+        with functorch_config.patch(activation_memory_budget=0.5, enable_autograd_cache=False):
+            torch.compile(model, **how)(x).sum().backward()
+        return model[0].weight.grad.full_tensor()  # type: ignore[union-attr, operator]
+
+    with pytest.raises(BackendCompilerFailed, match="Cannot compute the size of"):
+        stepped(**THEIRS)
+    ours = {"backend": "remat", "options": {"budget": 0.5, "lower": "eager"}}
+    torch.testing.assert_close(stepped(**ours), stepped(backend="eager"))
+
+
 def test_ratio_0_is_not_the_least_peak() -> None:
     """Backward holds all recomputed values before the first gradient is done."""
     layers = [nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(3)]
@@ -163,6 +238,93 @@ def test_random_operators_below_budget_1(name: str) -> None:
     expected = gradient(f)
     assert far(gradient(f, by_pytorch(f, 0)), expected)
     torch.testing.assert_close(gradient(f, compiled(f, budget=0)), expected)
+
+
+def blocks(marked: bool, checkpointed: bool) -> Callable[[T, T], T]:
+    """Two equal blocks with dropout, perhaps marked as a region to compile once."""
+
+    def block(h: T, w: T) -> T:
+        return F.dropout((h @ w).sin(), 0.5)
+
+    part = torch.compiler.nested_compile_region(block) if marked else block
+
+    def f(x: T, w: T) -> T:
+        for _ in range(2):
+            x = checkpoint(part, x, w, use_reentrant=False) if checkpointed else part(x, w)
+        return x
+
+    return f
+
+
+def test_checkpointed_regions_draw_other_dropout() -> None:
+    """A region is one operator to PyTorch's partitioner, which does not see that the region draws."""
+    expected = gradient(blocks(marked=False, checkpointed=False))
+    for marked in (False, True):
+        f = blocks(marked, checkpointed=True)
+        assert far(gradient(f, torch.compile(f, backend="aot_eager")), expected) is marked
+        torch.testing.assert_close(gradient(f, compiled(f, budget=1)), expected)
+
+
+def test_save_on_cpu_hides_writes_on_a_cpu() -> None:
+    """The hook keeps the tensor itself, and autograd checks no version, unless the step is compiled."""
+
+    def f(x: T, w: T) -> T:
+        h = (x @ w).exp()
+        y = h.sin()
+        h.mul_(2)
+        return y
+
+    def saved_on_cpu(run: Callable[..., Any]) -> T:
+        def under(*args: Any) -> Any:
+            with torch.autograd.graph.save_on_cpu():
+                return run(*args)
+
+        return gradient(f, under)
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        gradient(f)
+    expected = gradient(lambda x, w: (x @ w).exp().sin())
+    assert far(saved_on_cpu(f), expected)
+    with pytest.raises(BackendCompilerFailed, match="modified by an inplace operation"):
+        saved_on_cpu(compiled(f, budget=0.5))
+
+
+def test_dropout_in_a_branch_is_drawn_twice() -> None:
+    """The backward of `torch.cond` runs the branch again, with other numbers: with remat too."""
+
+    def drop(h: T) -> T:
+        return F.dropout(h.exp(), 0.5)
+
+    def whole(x: T, w: T) -> T:
+        return drop(x @ w)
+
+    def branch(x: T, w: T) -> T:
+        return torch.cond((x @ w).isfinite().all(), drop, torch.sin, (x @ w,))
+
+    expected = gradient(whole)
+    torch.testing.assert_close(gradient(whole, compiled(whole, budget=0)), expected)
+    assert far(gradient(branch), expected)
+    for budget in (0, 1):
+        assert far(gradient(branch, compiled(branch, budget=budget)), expected)
+
+
+@pytest.mark.parametrize("how", [{"backend": "aot_eager"}, {"backend": "remat"}])
+def test_a_compiled_checkpoint_refuses_a_branch(how: dict[str, str]) -> None:
+    """PyTorch refuses the checkpoint before a backend gets the graph; a budget recomputes the branch."""
+
+    def branch(h: T, w: T) -> T:
+        product = (h @ w).sin()
+        return torch.cond(product.sum() > 0, torch.sin, torch.cos, (product,)) @ w
+
+    def f(x: T, w: T) -> T:
+        return checkpoint(branch, x, w, use_reentrant=False).sin()  # type: ignore[no-any-return]
+
+    with pytest.raises(
+        BackendCompilerFailed, match="no rule registered for HigherOrderOperator cond"
+    ):
+        gradient(f, torch.compile(f, **how))
+    without = lambda x, w: branch(x, w).sin()  # noqa: E731
+    torch.testing.assert_close(gradient(without, compiled(without, budget=0)), gradient(f))
 
 
 def save_rand_like(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -333,6 +495,25 @@ def test_pytorch_refuses_a_plain_function_as_knapsack_solver() -> None:
     refused = pytest.raises(BackendCompilerFailed, match="Not aware of memory budget knapsack")
     with functorch_config.patch(activation_memory_budget_solver=nothing), refused:
         gradient(f, by_pytorch(f, 0.1))
+
+
+def test_a_chunked_loss_under_autocast() -> None:
+    """PyTorch's chunked loss ignores autocast, and rounds the loss; a chunked plan does neither."""
+    head, x, target = nn.Linear(16, 1000), torch.randn(64, 16), torch.arange(64)
+
+    def theirs(x: T, options: Any) -> T:
+        return F.linear_cross_entropy(x, head.weight, target, options=options)
+
+    def ours(x: T) -> T:
+        return F.cross_entropy(F.linear(x, head.weight), target)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        whole, options = ours(x), nn.LinearCrossEntropyOptions()
+        torch.testing.assert_close(theirs(x, None), whole)
+        assert theirs(x.bfloat16(), options).dtype is torch.bfloat16 is not whole.dtype
+        assert not torch.equal(theirs(x, options), whole)
+        torch.testing.assert_close(compiled(ours, chunk=8)(x), whole)
+    assert "chunk-loss" in remat.plans()[-1].chunk
 
 
 def test_a_dynamic_graph_shadows_the_static_one() -> None:

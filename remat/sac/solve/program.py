@@ -41,8 +41,6 @@ ROUNDS = 60
 #: Largest coefficient to which rows and the objective are scaled. The program is scaled because HiGHS's
 #: tolerances are absolute.
 _SCALE = 2.0**20
-#: Status that SciPy returns for an infeasible program.
-_INFEASIBLE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +260,7 @@ class _Program:
         Returns:
             The answer; None if the program is infeasible.
         """
-        from scipy.optimize import Bounds
+        from scipy.sparse import csr_array, vstack
 
         unit_bytes = max(1.0, float(self._plain.max(initial=0)) / _SCALE)
         costs = np.zeros(self._count + 1)
@@ -276,17 +274,21 @@ class _Program:
             unit = max(1.0, costs.max() / _SCALE)
             costs /= unit
             upper[-1] = budget / unit_bytes  # the budget limits the peak column
-        limits = {"time_limit": time_limit} if time_limit is not None else {"node_limit": NODES}
+        memory, high = self._memory(unit_bytes)
+        nesting = self._nesting()
         solved = milp(
             costs,
-            constraints=[self._memory(unit_bytes), self._nesting()],
-            integrality=np.append(np.ones(self._count), 0),
-            bounds=Bounds(0, upper),
-            options={"mip_rel_gap": gap, **limits},
+            vstack([csr_array(memory), nesting]),
+            high=np.append(high, np.ones(nesting.shape[0])),
+            integral=np.append(np.ones(self._count), 0),
+            upper=upper,
+            gap=gap,
+            nodes=NODES,
+            time_limit=time_limit,
         )
-        if solved.status == _INFEASIBLE:
+        if solved.infeasible:
             return None
-        bound = max(0.0, float(solved.mip_dual_bound or 0.0)) * unit
+        bound = max(0.0, solved.bound) * unit
         if solved.x is None:
             return _Answer(decision=None, bound=bound)
         decision = {
@@ -297,31 +299,27 @@ class _Program:
         }
         return _Answer(decision=decision, bound=bound)
 
-    def _memory(self, unit_bytes: float) -> Any:
-        """Return the constraints that limit memory at program points to the program's peak variable.
+    def _memory(self, unit_bytes: float) -> tuple[Any, Any]:
+        """Return the rows that limit memory at program points to the peak variable, and their upper limits.
 
-        There is one constraint for each row that `add_rows` has added.
+        There is one row for each program point that `add_rows` has added.
 
         Args:
             unit_bytes: number of bytes in the unit in which the program counts memory.
         """
-        from scipy.optimize import LinearConstraint
-        from scipy.sparse import csr_array
-
         rows = [np.append(row / unit_bytes, -1.0) for row in self._rows.values()]
         moments = [
             at if isinstance(at, int) else self._tree.modules[at[0]].calls[at[1]].back
             for at in self._rows
         ]
-        return LinearConstraint(csr_array(np.stack(rows)), ub=-self._plain[moments] / unit_bytes)
+        return np.stack(rows), -self._plain[moments] / unit_bytes
 
     def _nesting(self) -> Any:
-        """Return the constraints that each module takes at most one choice, and that planned modules are not nested.
+        """Return the rows that each module takes at most one choice, and that planned modules are not nested.
 
-        For each module, one constraint states: of all choices of the module and its ancestors, at
-        most one is taken.
+        For each module, one row, whose limit is 1, states: of all choices of the module and its
+        ancestors, at most one is taken.
         """
-        from scipy.optimize import LinearConstraint
         from scipy.sparse import lil_array
 
         matrix = lil_array((len(self._columns), self._count + 1))
@@ -329,4 +327,4 @@ class _Program:
             for around in (k, *self._tree.ancestors(k)):
                 if around in self._columns:
                     matrix[i, self._columns[around]] = 1.0
-        return LinearConstraint(matrix.tocsr(), ub=1.0)
+        return matrix.tocsr()

@@ -1,4 +1,4 @@
-"""Solve the graph problem as a mixed-integer program with HiGHS, called through SciPy.
+"""Solve the graph problem as a mixed-integer program with HiGHS.
 
 For each node, a binary variable says whether the node is saved, and a second variable whether the
 node is recomputed. The recompute variables may be continuous, because their values follow from the
@@ -65,17 +65,13 @@ class GraphMilp(Solver):
         if best.gap <= self.gap or search.late():
             return best
         program, unit = _program(search, best)
-        limit: dict[str, Any] = {"node_limit": self.nodes}
-        if search.deadline is not None:
-            limit = {"time_limit": max(0.1, search.deadline - time.monotonic())}
-        result = milp(**program, options={"mip_rel_gap": self.gap, **limit})
-        # SciPy's status 1 means that a limit was reached: nodes, or time if there is a deadline.
-        by_clock = best.by_clock or (result.status == 1 and search.deadline is not None)
+        left = None if search.deadline is None else max(0.1, search.deadline - time.monotonic())
+        result = milp(**program, gap=self.gap, nodes=self.nodes, time_limit=left)
         bound = best.bound
-        if result.mip_dual_bound is not None and math.isfinite(result.mip_dual_bound):
-            dual = result.mip_dual_bound - _MARGIN * max(1.0, abs(result.mip_dual_bound))
+        if math.isfinite(result.bound):
+            dual = result.bound - _MARGIN * max(1.0, abs(result.bound))
             bound = max(bound, min(best.cost, math.ceil(dual * unit)))  # costs are integers
-        elif result.status == 2:  # infeasible: no decision costs less than the best known one
+        elif result.infeasible:  # no decision costs less than the best known one
             bound = best.cost
         saved, cost = best.saved, best.cost
         if result.x is not None:
@@ -83,6 +79,7 @@ class GraphMilp(Solver):
             fits = done.saved_bytes <= search.capacity
             if fits and (done.recompute_cost, done.saved_bytes) < (cost, 2**63):
                 saved, cost = done.saved, done.recompute_cost
+        by_clock = best.by_clock or result.by_clock
         return Incumbent(saved=saved, cost=cost, bound=min(bound, cost), by_clock=by_clock)
 
 
@@ -95,7 +92,6 @@ def _program(search: Search, best: Incumbent) -> tuple[dict[str, Any], float]:
         The arguments of `milp`, and the cost, in the problem's unit, of one unit of the objective.
     """
     import numpy as np
-    from scipy.optimize import Bounds, LinearConstraint
     from scipy.sparse import csr_matrix
 
     core = search.core
@@ -129,10 +125,11 @@ def _program(search: Search, best: Incumbent) -> tuple[dict[str, Any], float]:
     row([(n + i, -float(c)) for i, c in enumerate(objective[n:]) if c], -best.cost / unit)
     matrix = csr_matrix((values, (rows, columns)), shape=(len(low), 2 * n))
     program = {
-        "c": objective,
-        "constraints": LinearConstraint(matrix, np.asarray(low), math.inf),
+        "cost": objective,
+        "rows": matrix,
+        "low": low,
+        "upper": [*may_save, *may_again],
         # Recompute variables are continuous: the optimum is the same, with fewer variables to branch on.
-        "integrality": np.concatenate([np.ones(n), np.zeros(n)]),
-        "bounds": Bounds(0, np.asarray([*may_save, *may_again], dtype=np.float64)),
+        "integral": [True] * n + [False] * n,
     }
     return program, unit

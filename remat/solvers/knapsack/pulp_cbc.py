@@ -7,10 +7,8 @@ CBC computes in floating point, as HiGHS does. PuLP writes numbers with thirteen
 the sums are kept below that length. PuLP does not return a bound, only whether the answer is
 optimal.
 
-PuLP imports ``highspy`` if it is installed. The ``libhighs`` libraries of ``highspy`` and OR-Tools
-have the same name, and the one loaded second fails. remat needs OR-Tools, so `load_pulp` keeps PuLP
-from importing ``highspy``. PuLP 4 also imports CP-SAT, and with it pandas, which doubles the time of
-the import, so `load_pulp` leaves CP-SAT out too.
+PuLP imports the modules of other solvers, and `load_pulp` leaves these out. CP-SAT imports pandas, which
+doubles the time of the import. Some versions of ``highspy`` keep OR-Tools from loading after them.
 """
 
 from __future__ import annotations

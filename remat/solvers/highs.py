@@ -41,14 +41,12 @@ def milp(
 ) -> MilpResult:
     """Minimise ``cost @ x`` subject to ``low <= rows @ x <= high`` and ``0 <= x <= upper``.
 
-    Ctrl-C ends the call at once; HiGHS's thread then runs on to its limit.
+    ``low``, ``high`` and ``upper`` are one number for all rows or variables, or one for each. Ctrl-C ends
+    the call at once; HiGHS's thread then runs on to its limit.
 
     Args:
         cost: one coefficient per variable.
         rows: the matrix of constraints, dense or sparse.
-        low: lower limit of all rows, or of each.
-        high: upper limit of all rows, or of each.
-        upper: upper limit of all variables, or of each.
         integral: for each variable, whether its value is an integer.
         gap: difference between objective and bound at which to stop, as a fraction of the objective.
         nodes: the most branch-and-bound nodes to open if there is no time limit.

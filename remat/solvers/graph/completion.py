@@ -26,10 +26,10 @@ def by_knapsack(
 ) -> GraphSolution:
     """Choose the nodes to save with a knapsack solver, and return the cheapest choice found.
 
-    The solver first gets knapsacks whose items are all nodes of the reduced problem that cost
-    something to recompute. If ``problem.known`` has decisions, the solver then gets knapsacks
-    without the nodes that one of these decisions recomputes. The known decisions follow a
-    compiler's rules, which save expensive nodes. Expensive nodes are often the better items.
+    The solver first gets knapsacks whose items are all nodes of the reduced problem that cost something
+    to recompute. If ``problem.known`` has decisions, the solver then gets knapsacks without the nodes
+    that one of these decisions recomputes. The known decisions follow a compiler's rules, which save
+    expensive nodes. Expensive nodes are often the better items.
 
     Args:
         solver: the knapsack solver; the solution and errors name it.
@@ -79,23 +79,8 @@ def _rounds(
     capacity: int,
     offered: int,
 ) -> Iterator[tuple[Solution, tuple[int, ...] | None]]:
-    """Solve knapsacks in rounds, and compute a cut that turns each choice into saved nodes.
-
-    The minimum cut often saves fewer bytes than the picked items weigh. The bytes left over are
-    added to the knapsack's capacity in the next round.
-
-    Args:
-        pick: a function that solves a knapsack and returns the verified solution.
-        core: the reduced graph problem.
-        items: nodes of the core that become items of the knapsack.
-        weight: weight of each node of the core, in bytes.
-        capacity: bytes that a decision may save.
-        offered: capacity of the first knapsack, in bytes.
-
-    Yields:
-        In each round, the knapsack's solution and the nodes of the core that the minimum cut saves.
-        If these nodes take more bytes than the capacity, None stands in their place.
-    """
+    """Yield the solution of each round's knapsack, and the nodes that its cut saves; None if they do not fit."""
+    # The minimum cut often saves fewer bytes than the picked items weigh. The next round offers the bytes left over.
     for _ in range(EFFORT.rounds):
         knapsack = KnapsackProblem(
             weights=tuple(weight[i] for i in items),
@@ -117,13 +102,7 @@ def _rounds(
 
 
 def _weights(core: GraphProblem) -> list[int]:
-    """Return, for each node, its *weight*: a number of bytes that suffices to avoid its recomputation.
-
-    The weight of a savable node is the node's size. A node that cannot be saved, such as an
-    operator with several results, has the summed weights of its readers. The reason is that saving
-    all readers avoids its recomputation. The weight is 0 if saving cannot avoid the recomputation,
-    or if the node may not be recomputed at all.
-    """
+    """Return, for each node, the bytes that suffice to avoid its recomputation; 0 if no bytes suffice."""
     readers: list[list[int]] = [[] for _ in core.names]
     for i, reads in enumerate(core.inputs):
         for j in reads:
@@ -133,6 +112,7 @@ def _weights(core: GraphProblem) -> list[int]:
     for i in range(len(core) - 1, -1, -1):
         if core.savable[i]:
             weight[i] = core.size[i]
+        # Saving all readers of a node that cannot be saved, such as one with several results, avoids its run.
         elif i not in needed and all(weight[r] for r in readers[i]):
             weight[i] = sum(weight[r] for r in readers[i])
     return [w if core.recomputable[i] else 0 for i, w in enumerate(weight)]

@@ -27,12 +27,7 @@ _ROOM = 2**58
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinimumCut:
-    """A minimum cut and the nodes that it saves.
-
-    Attributes:
-        value: capacity of the cut: the total price of the saved and recomputed nodes.
-        saved: positions of the saved nodes, in node order.
-    """
+    """A minimum cut: the total price of its saved and recomputed nodes, and the saved nodes in node order."""
 
     value: int
     saved: tuple[int, ...]
@@ -42,11 +37,11 @@ class MinimumCut:
 class Losses:
     """Value of a minimum cut, and the *loss* of each choice: how much the choice adds to this value.
 
-    The total price of a decision is ``value`` plus the losses of all its choices, including those
-    in ``edges``.
+    The total price of a decision is ``value`` plus the losses of all its choices, including those in
+    ``edges``.
 
     Attributes:
-        value: capacity of the cut: the smallest total price of any decision.
+        value: the smallest total price of any decision.
         save: for each node, the loss if the node is saved.
         recompute: for each node, the loss if the node is recomputed.
         edges: for each edge (input, reader), the loss if the input is available in backward but the
@@ -63,9 +58,7 @@ class InfeasibleCutError(ProblemError):
     """Raised if backward needs a node that can be neither saved nor recomputed.
 
     Attributes:
-        chain: positions of nodes. Each node after the first can only be recomputed, and reads the
-            node before it. The first node can be neither saved nor recomputed. Backward reads the
-            last one.
+        chain: the nodes that show the conflict, as `conflict` returns them.
     """
 
     def __init__(self, problem: GraphProblem, chain: Sequence[int]) -> None:
@@ -80,7 +73,8 @@ class InfeasibleCutError(ProblemError):
 class Network:
     """Flow network of one graph problem. Each finite cut is a decision which nodes to save.
 
-    Each call of `cut` or `losses` passes the prices of saving and recomputing, in one common unit.
+    Each call of `cut` or `losses` passes the prices of saving and recomputing each node, in one common
+    unit. Prices that sum past 64-bit integers raise a `ProblemError`.
 
     Args:
         problem: the nodes and edges, with the nodes that may be saved or recomputed.
@@ -151,16 +145,8 @@ class Network:
     def cut(self, weight: Any, penalty: Any = None) -> MinimumCut:
         """Return the decision whose saved and recomputed nodes have the smallest total price.
 
-        If several decisions have that price, the one that recomputes least is returned: the cut
-        nearest to backward.
-
-        Args:
-            weight: price of saving each node of the problem, as non-negative ints in a sequence or
-                array.
-            penalty: price of recomputing each node, in the same form; None: recomputation is free.
-
-        Raises:
-            ProblemError: the prices sum past the range of 64-bit integers.
+        Of several such decisions, the one that recomputes least is returned: the cut nearest to backward.
+        A ``penalty`` of None makes recomputation free.
         """
         import numpy as np
 
@@ -180,18 +166,7 @@ class Network:
         return self.cut(*scaled).saved
 
     def losses(self, weight: Any, penalty: Any) -> Losses:
-        """Return the *loss* of each choice: how much the choice adds to the minimum cut's price.
-
-        The losses follow from the maximum flow, and every loss is at least 0. The total price of
-        any decision equals the value of the cut plus the losses of the decision's choices.
-
-        Args:
-            weight: price of saving each node of the problem, as non-negative ints.
-            penalty: price of recomputing each node, in the same form.
-
-        Raises:
-            ProblemError: the prices sum past the range of 64-bit integers.
-        """
+        """Return the *loss* of each choice: how much the choice adds to the minimum cut's price."""
         import numpy as np
 
         n = len(self._problem)
@@ -213,16 +188,10 @@ class Network:
         return Losses(value=value, save=save.tolist(), recompute=again.tolist(), edges=edges)
 
     def _flow(self, weight: Any, penalty: Any) -> tuple[Any, Any, Any] | None:
-        """Solve the maximum flow; the arguments are those of `losses`.
-
-        Returns:
-            The solved flow, the capacities of its arcs, and a mask over the recomputable nodes that
-            backward may need: True if the node's penalty is above 0. None if backward reads no
-            node.
-        """
+        """Solve the maximum flow; return it with its arcs' capacities and a mask of the nodes with a penalty."""
         import numpy as np
 
-        if not len(self._saves):
+        if not len(self._saves):  # backward reads no node
             return None
         weights = np.asarray(weight, dtype=np.int64)
         penalties = None if penalty is None else np.asarray(penalty, dtype=np.int64)
@@ -252,17 +221,7 @@ class Network:
 
 
 def _solved(tails: Any, heads: Any, capacities: Any, *, most: int) -> Any:
-    """Solve a maximum flow with OR-Tools or, if OR-Tools is missing, with SciPy.
-
-    Args:
-        tails: vertex at the tail of each arc.
-        heads: vertex at the head of each arc.
-        capacities: capacity of each arc.
-        most: an upper bound on the flow.
-
-    Raises:
-        ProblemError: the flow has no optimum.
-    """
+    """Solve a maximum flow with OR-Tools or, if OR-Tools is missing, with SciPy."""
     try:
         from ortools.graph.python import max_flow
     except ModuleNotFoundError:

@@ -27,8 +27,6 @@ from remat.solvers.solution import Answer
 class Incumbent:
     """The best decision found so far for a problem's *core*, with its cost and a lower bound.
 
-    The core is the reduced problem, without the nodes that need no decision.
-
     Attributes:
         saved: positions of the saved nodes in the core.
         cost: cost of the decision in the core, where nodes with ``in_forward`` False cost nothing.
@@ -65,11 +63,7 @@ class Lagrangian(Solver):
     requires: ClassVar[tuple[str, ...]] = ("scipy", "numpy")
 
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
-        """Choose the nodes to save; the answer also has a lower bound on the cost of any choice.
-
-        Raises:
-            BudgetError: every decision saves more bytes than the capacity.
-        """
+        """Choose the nodes to save; the answer also has a lower bound on the cost of any choice."""
         search = Search(problem, time_limit=time_limit)
         found = search.repair(search.start())
         return search.answer(search.exact(found, work=self.work, tolerance=self.gap))
@@ -83,8 +77,7 @@ class Search:
         time_limit: seconds from now until the searches stop; None: no clock, only work is counted.
 
     Raises:
-        BudgetError: every decision saves more bytes than the capacity. The message has the fewest
-            possible bytes.
+        BudgetError: every decision saves more bytes than the capacity.
     """
 
     def __init__(self, problem: GraphProblem, *, time_limit: float | None = None) -> None:
@@ -105,14 +98,9 @@ class Search:
         )
 
     def repair(self, best: Incumbent, *, most: int = EFFORT.beam) -> Incumbent:
-        """Run up to two beam searches near the hull, and return the best decision known afterwards.
+        """Run up to two beam searches near the hull, ``most`` prefixes wide; return the best decision known afterwards.
 
-        The searches end early at a gap of `SolverEffort.gap`, or if the time is up. Without the kernel,
-        ``best`` is returned unchanged.
-
-        Args:
-            best: the best decision known so far.
-            most: width of the beam: number of prefixes (partial decisions) kept after each node.
+        Without the kernel, ``best`` is returned unchanged.
         """
         for share in EFFORT.beam_losses:
             if best.gap <= EFFORT.gap or self.late() or kernel() is None:
@@ -124,13 +112,9 @@ class Search:
     def exact(self, best: Incumbent, *, work: int, tolerance: float = EFFORT.gap) -> Incumbent:
         """Enumerate the decisions that could be better than ``best``; return the best one known.
 
-        The enumeration also raises the lower bound. It ends early if the gap reaches the tolerance,
-        or if the work or the time is spent. Without the kernel, ``best`` is returned unchanged.
-
-        Args:
-            best: the best decision known so far.
-            work: limit on the enumeration, in the kernel's units.
-            tolerance: the gap at which to stop, as a fraction of the cost.
+        The enumeration also raises the lower bound. It ends early if the gap reaches ``tolerance``, a
+        fraction of the cost, or if the work or the time is spent. Without the kernel, ``best`` is returned
+        unchanged.
         """
         # The limit on the loss grows in steps. A better decision found early makes later steps needless, and
         # each finished step proves a bound. All prefixes are kept: dropping one would void the proof.
@@ -151,11 +135,8 @@ class Search:
         return 0.0 if self.deadline is None else max(1e-3, self.deadline - time.monotonic())
 
     def answer(self, found: Incumbent) -> Answer:
-        """Extend a decision for the core to an answer for the whole problem.
-
-        A core of at most `SolverEffort.small` nodes is first searched for the optimum. With optimal answers, a
-        larger budget never leads to a higher cost.
-        """
+        """Extend a decision for the core to an answer for the whole problem."""
+        # With optimal answers, a larger budget never leads to a higher cost.
         if len(self.core) <= EFFORT.small:
             found = self.exact(found, work=EFFORT.small_work, tolerance=0.0)
         by_clock = found.by_clock or (found.gap > 0 and self.late())
@@ -170,15 +151,7 @@ class Search:
     ) -> tuple[Incumbent, int, bool]:
         """Enumerate decisions whose loss is at most a fraction ``share`` of the bound.
 
-        Args:
-            best: the best decision known so far.
-            share: the largest loss, as a fraction of the bound.
-            most: number of prefixes (partial decisions) to keep after each node.
-            work: limit on the enumeration, in the kernel's units.
-
-        Returns:
-            The best decision known afterwards, the work done, and whether the enumeration was
-            complete: no prefix within the limit on the loss was dropped.
+        Returns the best decision known afterwards, the work done, and whether no prefix within the limit was dropped.
         """
         edge = self.edge
         limit = int(max(1, edge.bound(self.capacity)) * share) * edge.scale

@@ -47,21 +47,12 @@ class GraphMilp(Solver):
     requires: ClassVar[tuple[str, ...]] = ("scipy", "numpy")
 
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
-        """Choose the nodes to save; the answer also has a lower bound on the cost of any choice.
-
-        Raises:
-            BudgetError: every decision saves more bytes than the capacity.
-        """
+        """Choose the nodes to save; the answer also has a lower bound on the cost of any choice."""
         search = Search(problem, time_limit=time_limit)
         return search.answer(self.improve(search, search.repair(search.start())))
 
     def improve(self, search: Search, best: Incumbent) -> Incumbent:
-        """Run HiGHS, and return the cheaper of HiGHS's decision and ``best``, with the tighter bound.
-
-        Args:
-            search: the problem, with its capacity, hull and deadline.
-            best: the best decision known so far, with a lower bound on the cost.
-        """
+        """Run HiGHS, and return the cheaper of HiGHS's decision and ``best``, with the tighter bound."""
         if best.gap <= self.gap or search.late():
             return best
         program, unit = _program(search, best)
@@ -84,16 +75,11 @@ class GraphMilp(Solver):
 
 
 def _program(search: Search, best: Incumbent) -> tuple[dict[str, Any], float]:
-    """Build the mixed-integer program of a graph problem.
-
-    The columns are the save variables of all nodes, then the recompute variables of all nodes.
-
-    Returns:
-        The arguments of `milp`, and the cost, in the problem's unit, of one unit of the objective.
-    """
+    """Build the arguments of `milp`, and the cost of one unit of its objective."""
     import numpy as np
     from scipy.sparse import csr_matrix
 
+    # The columns are the save variables of all nodes, then the recompute variables of all nodes.
     core = search.core
     n = len(core)
     losses, edge = search.hull.losses(search.edge), search.edge

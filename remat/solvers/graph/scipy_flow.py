@@ -12,16 +12,8 @@ class ScipyFlow:
     """Maximum flow with the methods of OR-Tools' ``SimpleMaxFlow`` that `Network` calls.
 
     Capacities are scaled down to 32 bits, and SciPy solves the scaled problem. The residual graph is
-    then solved at smaller scales. At scale 1, a round without flow proves the optimum.
-
-    Args:
-        tails: vertex at the tail of each arc, as an array of ints. The head of an arc is never the
-            tail of an arc back.
-        heads: vertex at the head of each arc.
-        capacities: capacity of each arc, in int64.
-        source: the source vertex.
-        sink: the sink vertex.
-        most: an upper bound on the flow.
+    then solved at smaller scales. At scale 1, a round without flow proves the optimum. The arguments are
+    those of `_solved`; no arc has an arc back.
     """
 
     def __init__(
@@ -74,11 +66,7 @@ class ScipyFlow:
         return int(self._back[self._heads == self._sink].sum())
 
     def flows(self, arcs: Any) -> Any:
-        """Return the flow through each of the arcs, in int64.
-
-        Args:
-            arcs: positions of arcs.
-        """
+        """Return the flow through each of the arcs at the given positions, in int64."""
         import numpy as np
 
         left, found = self._back.tolist(), np.zeros(len(self._capacities), dtype=np.int64)

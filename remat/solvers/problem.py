@@ -24,13 +24,7 @@ P = TypeVar("P", bound="Problem[Any]")
 
 
 class Limits(NamedTuple):
-    """Bounds on the value or cost of a problem's answers that are known without a search.
-
-    Attributes:
-        bound: no answer has a better value or cost than this number.
-        reachable: the value or cost of an answer that is known to exist, such as a greedy choice;
-            None if no answer is known.
-    """
+    """A bound that no answer beats, and the value or cost of an answer known to exist, such as a greedy one."""
 
     bound: int
     reachable: int | None = None
@@ -101,11 +95,7 @@ class Problem(Generic[S]):
         raise NotImplementedError
 
     def excess(self, figures: Mapping[str, Any]) -> str:
-        """Describe an answer that exceeds the capacity, as part of an error message.
-
-        Args:
-            figures: the figures of the answer, as returned by `measure`.
-        """
+        """Describe an answer that exceeds the capacity, as part of an error message, from its figures."""
         raise NotImplementedError
 
     def limits(self) -> Limits:
@@ -138,13 +128,7 @@ class Problem(Generic[S]):
         return f"{type(self).__name__}.{name}"
 
     def _check(self, check: Callable[..., Any], *names: str, **options: Any) -> None:
-        """Check attributes of this frozen instance, and replace each by the value that the check returns.
-
-        Args:
-            check: takes an attribute's name for messages, its value and the options.
-            names: names of the attributes.
-            options: further arguments of ``check``.
-        """
+        """Replace each named attribute of this frozen instance by the value that ``check(label, value)`` returns."""
         for name in names:
             checked = check(self._label(name), getattr(self, name), **options)
             object.__setattr__(self, name, checked)
@@ -153,10 +137,7 @@ class Problem(Generic[S]):
 def read_indices(entries: list[Any], count: int, what: str) -> tuple[int, ...]:
     """Check that entries are different indices from 0 to ``count - 1``, and return them sorted.
 
-    Args:
-        entries: the entries of an answer.
-        count: number of items or nodes.
-        what: ``"item"`` or ``"node"``, for error messages.
+    ``what`` is ``"item"`` or ``"node"``, for error messages.
 
     Raises:
         ProblemError: an entry is not such an index, or an index occurs twice.

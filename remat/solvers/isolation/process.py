@@ -1,10 +1,9 @@
 """Run a solver in its own process, so that its crash does not end the planner.
 
-`isolated` wraps a solver. The solver's process is a fresh interpreter, not a fork. The process
-starts immediately and stays alive between calls, so start-up does not count in the solver's time.
-The process's output is captured and its memory is limited. A process that does not return in time
-is killed, together with all processes that it started. A crash, a lack of memory and a kill each
-raise a `SolverError` that names the cause. The next call starts a new process.
+`isolated` wraps a solver. The solver's process is a fresh interpreter, not a fork. The process starts
+immediately and stays alive between calls, so start-up does not count in the solver's time. A process
+that does not return in time is killed, with all processes that it started. A crash, a lack of memory
+and a kill each raise a `SolverError` that names the cause. The next call starts a new process.
 
 Isolation protects against accidents, not against attacks: the process has the user's rights.
 """
@@ -121,11 +120,7 @@ class _Limits(NamedTuple):
 
 
 class Isolated(Solver):
-    """A solver that runs another solver in a separate process; created by `isolated`.
-
-    Attributes:
-        inner: the solver that runs in the process.
-    """
+    """A solver that runs another solver, ``inner``, in a separate process; created by `isolated`."""
 
     name: ClassVar[str] = "isolated"
 
@@ -168,14 +163,11 @@ class Isolated(Solver):
         return functools.partial(isolated, **self._limits._asdict()), (self.inner,)
 
     def _choose(self, problem: Problem[Any], time_limit: float | None) -> Answer:
-        """Run the solver on a problem in the process, and return its unverified answer.
-
-        The solver's process parses the answer with `remat.solvers.verify.read`. The process of the
-        caller verifies the answer later.
-        """
+        """Run the solver on a problem in the process, and return its unverified answer."""
         within_s, when = self._limits.hang_s, ""
         if time_limit is not None:
             within_s, when = time_limit + self._limits.grace_s, f" (time limit {time_limit:g} s)"
+        # The solver's process parses the answer with `read`; the process of the caller verifies it later.
         reply = self._ask((problem.method, problem, time_limit), within_s, when)
         status = None if reply["status"] is None else Status(reply["status"])
         return Answer(
@@ -189,18 +181,7 @@ class Isolated(Solver):
     def _ask(
         self, question: tuple[Any, ...], within_s: float | None, when: str = ""
     ) -> dict[str, Any]:
-        """Send a question to the process and return its reply.
-
-        Args:
-            question: name of the solver's method, the problem and the time limit.
-            within_s: seconds after which the process is killed; None: no limit.
-            when: text for error messages that says when the process failed, such as
-                ``" (time limit 5 s)"``; it follows the description of the failure.
-
-        Raises:
-            BudgetError: the solver found no answer within the capacity.
-            SolverError: the solver raised, returned an invalid answer, died or was killed.
-        """
+        """Send a question to the process and return its reply; ``when`` says in messages when the process failed."""
         with self._lock:
             return self._exchange(self._running(), pickle.dumps(question), within_s, when)
 
@@ -290,24 +271,12 @@ class _Process:
         self._finalizer = weakref.finalize(self, _end, self._child, self._owner, self._connection)
 
     def alive(self) -> bool:
-        """Return whether the solver's process runs and the calling process started it.
-
-        After a fork, the child must not use the solver process of its parent.
-        """
+        """Return whether the solver's process runs and the calling process started it."""
+        # After a fork, the child must not use the solver process of its parent.
         return self._owner == os.getpid() and self._child.poll() is None
 
     def exchange(self, message: bytes, within_s: float | None) -> bytes:
-        """Send a message, wait for the reply, and return the reply's bytes.
-
-        Args:
-            message: the pickled question.
-            within_s: seconds to wait; None: no limit.
-
-        Raises:
-            TimeoutError: no reply arrived in time.
-            EOFError: the process has ended.
-            OSError: the process has ended.
-        """
+        """Send a message, and return the reply; raise TimeoutError if it is late, EOFError or OSError if the process ended."""
         deadline = time.monotonic() + (float("inf") if within_s is None else within_s)
         # `send` and `recv_bytes` have no time limit. The watchdog kills a process that does not read the
         # message, or that stops in the middle of its reply.

@@ -49,10 +49,7 @@ class CpSat(CoreSolver):
         return None
 
     def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Run CP-SAT, with the greedy choice as a hint, to a proven optimum or to its limit.
-
-        The limit is ``time_limit`` in seconds, or `work` if ``time_limit`` is None.
-        """
+        """Run CP-SAT, with the greedy choice as a hint, to a proven optimum or to its limit on time or `work`."""
         from ortools.sat.python import cp_model
 
         started = time.monotonic()
@@ -83,14 +80,9 @@ class CpSat(CoreSolver):
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
-        """Search for the cheapest schedule in which no node runs more than twice.
+        """Search for the cheapest schedule in which no node runs more than twice, from the schedule of `Greedy`.
 
-        The search starts from the schedule of `Greedy`. The answer has no bound, because a schedule
-        with more runs of a node might be cheaper.
-
-        Raises:
-            RefusalError: there are more than `SolverEffort.schedule_nodes` nodes, or the sums are too large.
-            BudgetError: no schedule within the capacity was found.
+        The answer has no bound, because a schedule with more runs of a node might be cheaper.
         """
         from ortools.sat.python import cp_model
 
@@ -126,16 +118,11 @@ class CpSat(CoreSolver):
         return ScheduleAnswer(start, by_clock=by_clock)
 
     def _engine(self, started: float, time_limit: float | None) -> Any:
-        """Return OR-Tools' ``CpSolver`` with one worker and a limit on its time or work.
-
-        Args:
-            started: time of the monotonic clock at which the solver was called.
-            time_limit: seconds from ``started``; None: the limit is `work`.
-        """
+        """Return OR-Tools' ``CpSolver`` with a limit on its work, or on its time since ``started``."""
         from ortools.sat.python import cp_model
 
         solver = cp_model.CpSolver()
-        solver.parameters.num_workers = 1
+        solver.parameters.num_workers = 1  # answers of several workers do not repeat
         solver.parameters.random_seed = 0
         # OR-Tools would replace Python's handler for the rest of the process: Ctrl-C would then kill it.
         solver.parameters.catch_sigint_signal = False

@@ -54,14 +54,7 @@ class Native(Solver):
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
-        """Solve a step problem by simulated annealing; the schedule need not be optimal.
-
-        See `remat.solvers.schedule.annealing`.
-
-        Raises:
-            SolverError: the compiled kernel is missing.
-            BudgetError: no schedule within the capacity was found.
-        """
+        """Solve a step problem by simulated annealing; the schedule need not be optimal."""
         return anneal(_compiled(), problem, time_limit=time_limit)
 
     def search(
@@ -72,11 +65,9 @@ class Native(Solver):
         Args:
             problem: the knapsack.
             work: number of states that the search may create; `solve` passes `SolverEffort.states`.
-            states: number of states that the search may keep at one time; `solve` passes `SolverEffort.states_kept`.
+            states: number of states that the search may keep at one time; `solve` passes
+                `SolverEffort.states_kept`.
             time_limit: seconds; None: no clock.
-
-        Raises:
-            SolverError: the compiled kernel is missing.
         """
         saved, value, bound, optimal, by_clock = _compiled().solve(
             problem.weights,

@@ -50,7 +50,7 @@ class PulpCbc(ToleranceSolver):
         return "PuLP is installed, but no CBC binary: pip install 'pulp[cbc]'"
 
     def attempt(self, problem: KnapsackProblem, time_limit: float | None) -> Attempt:
-        """Run the solver to proven optimality, or until its limit on time or nodes."""
+        """Run CBC to proven optimality, or until its limit on time or nodes."""
         started = time.monotonic()
         pulp = load_pulp()
         model = pulp.LpProblem("knapsack", pulp.LpMaximize)
@@ -77,13 +77,7 @@ class PulpCbc(ToleranceSolver):
 
 
 def _is_optimal(pulp: Any, model: Any, outcome: Any) -> bool:
-    """Return whether CBC proved its answer optimal.
-
-    Args:
-        pulp: the module.
-        model: the solved problem.
-        outcome: the result of ``model.solve`` with a gap of zero.
-    """
+    """Return whether CBC proved its answer optimal; ``outcome`` is the result of ``model.solve``."""
     if hasattr(pulp, "LpSolveStatus"):  # PuLP 4 returns statistics
         # CBC reports that the gap was reached, instead of an optimum, even if the gap is zero.
         return outcome.status in (pulp.LpSolveStatus.Optimal, pulp.LpSolveStatus.GapLimit)
@@ -104,10 +98,7 @@ def _engine(**options: Any) -> Any:
 
 
 def load_pulp() -> Any:
-    """Import PuLP without the solvers that it would load; PuLP then calls these unavailable.
-
-    If another solver's module is already imported, PuLP finds this module.
-    """
+    """Import PuLP without the solvers that it would load; PuLP then calls these unavailable."""
     if "pulp" in sys.modules:
         return sys.modules["pulp"]
     hidden = [name for name in _UNNEEDED if name not in sys.modules]

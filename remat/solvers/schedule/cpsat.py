@@ -20,15 +20,10 @@ _RUNS = 2
 
 
 def schedule_model(core: StepCore, start: Sequence[int]) -> tuple[Any, list[Any]]:
-    """Build the CP-SAT model of a step problem.
+    """Build the CP-SAT model of a step problem, with a legal sequence of the core as a hint.
 
-    Args:
-        core: the step problem in the kernel's form, see `StepCore`.
-        start: a legal sequence of the core's nodes, given to CP-SAT as a hint.
-
-    Returns:
-        The model, and one tuple ``(node, presence, position)`` for each possible run. Presence is a
-        Boolean variable, and position an integer variable.
+    Returns the model, and a tuple ``(node, presence, position)`` for each possible run: a Boolean and an
+    integer variable.
     """
     from ortools.sat.python import cp_model
 

@@ -8,18 +8,9 @@ from remat.solvers.schedule.problem import MOST_RUNS_PER_NODE, ScheduleProblem
 def evicting(problem: ScheduleProblem) -> list[int] | None:
     """Build a schedule that runs nodes in the problem's order and evicts values if memory runs out.
 
-    If a run does not fit, values that the run does not need are evicted. Large values, values that
-    are cheap to recompute, and values whose next read is far ahead are evicted first. The score for
-    this order is that of "Dynamic tensor rematerialization" (Kirisame et al., ICLR 2021), except
-    that future reads are known here.
-
-    Args:
-        problem: the step problem, with its capacity.
-
-    Returns:
-        The schedule, with another run of a node wherever its evicted value is read. None if this
-        method finds no schedule within the capacity. With a capacity of None, ``problem.order`` as
-        a list.
+    Large values, values that are cheap to recompute, and values whose next read is far ahead are evicted
+    first. The score for this order is that of "Dynamic tensor rematerialization" (Kirisame et al., ICLR
+    2021), except that future reads are known here. None if no schedule within the capacity is found.
     """
     order = problem.order
     if problem.capacity is None:

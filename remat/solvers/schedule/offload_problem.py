@@ -56,8 +56,6 @@ class OffloadProblem:
 class CarriedSchedule:
     """A schedule with the values that it carries from forward to backward.
 
-    `evaluate_offloads` evaluates such a schedule with any set of offloaded values.
-
     Attributes:
         sequence: the nodes in the order in which they run.
         evaluation: memory and cost of the schedule without offloads.
@@ -118,17 +116,9 @@ def carried(
     sequence: Sequence[int],
     boundary: int | None = None,
 ) -> CarriedSchedule:
-    """Evaluate a schedule without offloads, and find the values that it carries into backward.
+    """Evaluate a schedule without offloads, and find the values that forward makes and backward reads.
 
-    These are the values that forward makes and backward reads.
-
-    Args:
-        problem: the step problem with its copy times.
-        sequence: the nodes in the order in which they run.
-        boundary: position in ``sequence`` at which backward begins; None: as late as possible.
-
-    Raises:
-        ProblemError: the schedule cannot run.
+    A ``boundary`` of None puts the beginning of backward as late as possible.
     """
     step = problem.step
     evaluation = evaluate_schedule(step, sequence, boundary)
@@ -173,9 +163,6 @@ def evaluate_offloads(
             within the capacity. The peak exceeds the capacity only if waiting does not suffice.
             None: no limit.
         saved: positions of the saved nodes in the graph problem, for the result.
-
-    Raises:
-        ProblemError: a value in ``offloaded`` must not be offloaded.
     """
     step, evaluation, idle = problem.step, schedule.evaluation, schedule.idle
     used = tuple(sorted({v for v in (*offloaded, *problem.always) if v in idle}))

@@ -11,12 +11,7 @@ T = TypeVar("T")
 
 
 def price_between(prices: Mapping[int, float]) -> Callable[[int, int], float]:
-    """Return a function that sums the prices from one program point to another, both included.
-
-    Args:
-        prices: price of one byte at each program point, a position in the joint graph; 0 at points
-            that are not in the mapping.
-    """
+    """Return a function that sums the prices from one program point to another, both included."""
     moments = sorted(prices)
     sums = [0.0, *accumulate(prices[m] for m in moments)]
 

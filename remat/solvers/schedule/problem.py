@@ -316,8 +316,7 @@ class ScheduleEvaluation:
         cost: summed cost of all runs, in the problem's unit.
         peak_bytes: most bytes alive at one time.
         peak_at: position of the first run that reaches the peak; 0 for a schedule without runs.
-        boundary: position at which backward begins; the number of runs if no run belongs to
-            backward.
+        boundary: position at which backward begins; the number of runs if there is no backward.
         bytes_alive: bytes alive during each run.
     """
 
@@ -331,27 +330,12 @@ class ScheduleEvaluation:
 def evaluate_schedule(
     problem: ScheduleProblem, sequence: Sequence[int], boundary: int | None = None
 ) -> ScheduleEvaluation:
-    """Compute the memory and cost of a schedule by following its runs.
-
-    `ScheduleEvaluator` is faster for many schedules of one problem.
-
-    Args:
-        problem: the step problem; its capacity is ignored.
-        sequence: the nodes in the order in which they run.
-        boundary: position in ``sequence`` at which backward begins; None: as late as possible.
-
-    Raises:
-        ProblemError: the schedule cannot run; the message names the first wrong run and the reason.
-    """
+    """Compute the memory and cost of a schedule by following its runs; see `ScheduleEvaluator.evaluate`."""
     return ScheduleEvaluator(problem).evaluate(sequence, boundary)
 
 
 class ScheduleEvaluator:
-    """Computes the memory and cost of many schedules of one step problem.
-
-    Args:
-        problem: the step problem; its capacity is ignored.
-    """
+    """Computes the memory and cost of many schedules of one step problem, whose capacity is ignored."""
 
     def __init__(self, problem: ScheduleProblem) -> None:
         self._problem, self._results = problem, problem.results
@@ -368,7 +352,11 @@ class ScheduleEvaluator:
             self._special[i] = _NEVER
 
     def evaluate(self, sequence: Sequence[int], boundary: int | None = None) -> ScheduleEvaluation:
-        """Compute the memory and cost of a schedule; see `evaluate_schedule`."""
+        """Compute the memory and cost of a schedule; a ``boundary`` of None is as late as possible.
+
+        Raises:
+            ProblemError: the schedule cannot run; the message names the first wrong run and the reason.
+        """
         problem, backward = self._problem, self._backward
         latest = next((p for p, v in enumerate(sequence) if v in backward), len(sequence))
         if boundary is None:
@@ -435,15 +423,7 @@ class ScheduleEvaluator:
         )
 
     def _check_order(self, first: Sequence[int], boundary: int) -> None:
-        """Check that every node runs, and that first runs respect ``ordered`` and ``forward``.
-
-        Args:
-            first: position of each node's first run; -1 for none.
-            boundary: position at which backward begins.
-
-        Raises:
-            ProblemError: a node breaks one of these rules; the message names it.
-        """
+        """Check that every node runs, and that first runs respect ``ordered`` and ``forward``."""
         problem, names = self._problem, self._problem.names
         for v in self._runnable:
             if first[v] < 0:
@@ -464,14 +444,9 @@ class ScheduleEvaluator:
 def least_peak(problem: ScheduleProblem) -> tuple[int, int]:
     """Return a lower bound on the peak of every schedule, and the node whose run takes these bytes.
 
-    During a run, memory holds at least the run's inputs, results and extra bytes. It also holds the
-    resident bytes, and the values that exist from the start to the end. At the end of the schedule,
-    all values in ``to_end`` are in memory.
-
-    Returns:
-        The bytes, and the node. If the end of the schedule takes the most bytes, -1 replaces the
-        node.
+    If the end of the schedule takes the most bytes, -1 replaces the node.
     """
+    # During a run, memory holds at least its inputs, results and extra bytes, and what exists from start to end.
     # A value in `to_end` that a run makes may not exist yet during other runs.
     stays = set(problem.to_end)
     always = {i for i in problem.at_start if i in stays}
@@ -487,14 +462,7 @@ def least_peak(problem: ScheduleProblem) -> tuple[int, int]:
 
 
 def not_found(problem: ScheduleProblem, least_found: int) -> BudgetError:
-    """Build the error for a search that found no schedule within the capacity.
-
-    A schedule within the capacity may still exist.
-
-    Args:
-        problem: the step problem.
-        least_found: the lowest peak found, in bytes.
-    """
+    """Build the error for a search that found no schedule within the capacity, though one may exist."""
     return BudgetError(
         f"no schedule with a peak of {problem.capacity} bytes was found; the least found has {least_found}, "
         f"and it is proven only that none has less than {least_peak(problem)[0]}: raise the capacity, or give "

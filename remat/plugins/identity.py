@@ -23,11 +23,7 @@ _LIBRARIES = ("cbcbox", "highspy", "networkx", "numpy", "ortools", "pulp", "scip
 
 
 def identity(thing: object) -> str:
-    """Return text that identifies a solver or a cost model: its class, options and source code.
-
-    Args:
-        thing: the solver or cost model.
-    """
+    """Return text that identifies a solver or a cost model: its class, options and source code."""
     if isinstance(thing, Isolated):  # running in another process does not change results
         thing = thing.inner
     kind = type(thing)
@@ -128,11 +124,9 @@ def _origin(module: str) -> str:
 
 @functools.cache
 def _origin_of(package: str) -> str:
-    """Return a digest of the Python, compiled and TOML files of a package.
-
-    Unlike a version number, the digest changes with every edit of a file. Code that was typed into
-    an interpreter has no files. The result is then a text that is unique to this process.
-    """
+    """Return a digest of the Python, compiled and TOML files of a package."""
+    # Unlike a version number, the digest changes with every edit of a file. Code that was typed into an interpreter has
+    # no files, so its text is unique to this process.
     loaded = sys.modules.get(package)
     file = getattr(loaded, "__file__", None)
     files = {Path(file).name: Path(file)} if file else {}

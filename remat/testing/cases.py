@@ -37,10 +37,7 @@ class Case:
 
     @property
     def optimum(self) -> int:
-        """Greatest value for a knapsack, least cost for other kinds.
-
-        This is the certificate if there is one. Otherwise it is computed by enumeration.
-        """
+        """Greatest value for a knapsack, least cost for other kinds: the certificate, or else by enumeration."""
         best = optimum(self.problem) if self.certificate is None else self.certificate
         assert best is not None
         return best
@@ -190,11 +187,9 @@ def _like_models() -> list[Case]:
 
 
 def _twenty_thousand() -> list[Case]:
-    """Build knapsacks of 20,000 items whose optimum is known by construction.
-
-    The items with the most value per weight fill the capacity exactly. Their value therefore equals
-    the bound of the linear relaxation, so it is optimal.
-    """
+    """Build knapsacks of 20,000 items whose optimum is known by construction."""
+    # The items with the most value per weight fill the capacity exactly. Their value equals the bound of the linear
+    # relaxation, so it is optimal.
     drawn = family("uncorrelated", items=20_000, span=10**7, share=101, seed=21)
     best = efficiency_order(drawn.weights, drawn.values)[:8_000]
     mib = 2**20

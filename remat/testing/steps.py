@@ -86,10 +86,8 @@ def random_step(seed: int, *, nodes: int = 6, plain: bool = False) -> SchedulePr
 
     Args:
         seed: seed of the random source.
-        nodes: number of nodes that run. The problem may have further nodes that never run, such as
-            inputs that exist from the start.
-        plain: if True, all fields except names, inputs, costs, sizes and ``unit`` keep their
-            defaults.
+        nodes: number of nodes that run, besides nodes that never run, such as inputs.
+        plain: whether all fields but names, inputs, costs, sizes and ``unit`` keep their defaults.
     """
     draw = random.Random(seed)
     rich = not plain

@@ -137,8 +137,8 @@ class Registry:
             ProblemError: ``isolation`` has another value.
         """
         if isolation not in _ISOLATION:
-            known = ", ".join(map(repr, _ISOLATION))
-            raise ProblemError(f"isolation must be one of {known}, got {isolation!r}")
+            values = ", ".join(map(repr, _ISOLATION))
+            raise ProblemError(f"isolation must be one of {values}, got {isolation!r}")
         ready = name if isinstance(name, Solver) else self._ready(name)
         if isolation == "process":
             return isolated(ready)
@@ -374,11 +374,11 @@ def registry() -> Registry:
     return Registry()
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> str:
+def unknown(noun: str, name: str, registered: Iterable[str]) -> str:
     """Return the error message for an unknown name, with all known names and the most similar one."""
-    names = list(known)
+    names = list(registered)
     meant = did_you_mean(name.lower(), names)
-    return f"unknown {what} '{name}': known are {', '.join(names)}{meant}"
+    return f"unknown {noun} '{name}': known are {', '.join(names)}{meant}"
 
 
 def _extend_taxonomy(offer: OpTaxonomy) -> Callable[[], None]:
@@ -387,15 +387,15 @@ def _extend_taxonomy(offer: OpTaxonomy) -> Callable[[], None]:
 
     added: list[tuple[set[Any], set[Any]]] = []
     for kind in fields(offer):
-        known = getattr(default_taxonomy(), kind.name)
+        operators = getattr(default_taxonomy(), kind.name)
         # The packet ``aten.mm`` stands for its overloads, such as ``aten.mm.default``.
-        new = set(map(packet, getattr(offer, kind.name))) - known
-        known.update(new)
-        added.append((known, new))
+        new = set(map(packet, getattr(offer, kind.name))) - operators
+        operators.update(new)
+        added.append((operators, new))
 
     def unlearn() -> None:
-        for known, new in added:
-            known.difference_update(new)
+        for operators, new in added:
+            operators.difference_update(new)
 
     return unlearn
 

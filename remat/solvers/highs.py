@@ -106,10 +106,10 @@ def _result(statuses: Any, engine: Any) -> MilpResult:
     status, info = engine.getModelStatus(), engine.getInfo()
     ended = (statuses.kOptimal, statuses.kTimeLimit, statuses.kSolutionLimit)
     # At a limit without a solution, HiGHS returns arbitrary values and an infinite objective.
-    found = status in ended and math.isfinite(info.objective_function_value)
+    has_solution = status in ended and math.isfinite(info.objective_function_value)
     return MilpResult(
-        x=np.array(engine.getSolution().col_value) if found else None,
-        bound=info.mip_dual_bound if found else -math.inf,
+        x=np.array(engine.getSolution().col_value) if has_solution else None,
+        bound=info.mip_dual_bound if has_solution else -math.inf,
         infeasible=status == statuses.kInfeasible,
         by_clock=status == statuses.kTimeLimit,
     )

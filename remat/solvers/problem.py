@@ -134,10 +134,10 @@ class Problem(Generic[S]):
             object.__setattr__(self, name, checked)
 
 
-def read_indices(entries: list[Any], count: int, what: str) -> tuple[int, ...]:
+def read_indices(entries: list[Any], count: int, noun: str) -> tuple[int, ...]:
     """Check that entries are different indices from 0 to ``count - 1``, and return them sorted.
 
-    ``what`` is ``"item"`` or ``"node"``, for error messages.
+    ``noun`` is ``"item"`` or ``"node"``, for error messages.
 
     Raises:
         ProblemError: an entry is not such an index, or an index occurs twice.
@@ -148,21 +148,21 @@ def read_indices(entries: list[Any], count: int, what: str) -> tuple[int, ...]:
         entries.sort()
         if entries[0] >= 0 and entries[-1] < count and len(set(entries)) == len(entries):
             return tuple(entries)
-    found = []
+    indices = []
     for entry in entries:
         index = as_integer(entry)
         if index is None:
-            article = "an" if what == "item" else "a"
+            article = "an" if noun == "item" else "a"
             hint = " (a mask? return the indices)" if isinstance(entry, bool) else ""
-            raise ProblemError(f"returned {entry!r} where {article} {what} index is due{hint}")
+            raise ProblemError(f"returned {entry!r} where {article} {noun} index is due{hint}")
         if not 0 <= index < count:
-            raise ProblemError(f"returned index {index}, but the {what}s are 0 to {count - 1}")
-        found.append(index)
-    found.sort()
-    for index, following in pairwise(found):
+            raise ProblemError(f"returned index {index}, but the {noun}s are 0 to {count - 1}")
+        indices.append(index)
+    indices.sort()
+    for index, following in pairwise(indices):
         if index == following:
             raise ProblemError(f"returned index {index} twice")
-    return tuple(found)
+    return tuple(indices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,11 +54,11 @@ def decisions(problem: GraphProblem) -> list[Evaluation]:
     A decision is a set of nodes to save. Sets from which backward cannot compute all values that it
     needs are left out.
     """
-    may, found = [i for i in range(len(problem)) if problem.savable[i]], []
+    may, evaluations = [i for i in range(len(problem)) if problem.savable[i]], []
     for picks in itertools.product((False, True), repeat=len(may)):
         with contextlib.suppress(ProblemError):
-            found.append(evaluate(problem, list(itertools.compress(may, picks))))
-    return found
+            evaluations.append(evaluate(problem, list(itertools.compress(may, picks))))
+    return evaluations
 
 
 def least_cost_schedule(problem: ScheduleProblem) -> int | None:
@@ -98,12 +98,12 @@ def least_cost_schedule(problem: ScheduleProblem) -> int | None:
             there = memory | arriving if crosses else memory
             if not set(inputs[v]) <= there:
                 continue
-            kept = there | set(makes[v])
+            largest = there | set(makes[v])
             # Before this run, every value that the run neither reads nor makes may be dropped.
             loose = [i for i in there if i not in inputs[v] and i not in makes[v]]
             for count in range(len(loose) + 1):
                 for gone in itertools.combinations(loose, count):
-                    alive = kept.difference(gone)
+                    alive = largest.difference(gone)
                     taken = problem.resident + problem.extra_bytes(v) + sum(size[i] for i in alive)
                     if taken > capacity:
                         continue

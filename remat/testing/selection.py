@@ -33,8 +33,8 @@ class SolverUnderTest:
 
     def solves(self, kind: object) -> bool:
         """Return whether the solver solves a kind of problem; True if ``kind`` names none, or if the class is unknown."""
-        known = [problem.kind for problem in KINDS]
-        return self.kind is None or kind in self.kind.solves or kind not in known
+        kinds = [problem.kind for problem in KINDS]
+        return self.kind is None or kind in self.kind.solves or kind not in kinds
 
     def solver(self) -> Solver:
         """Return an instance of the solver, or skip the current test with ``reason``."""
@@ -77,10 +77,10 @@ def _look_up(name: str, folder: Path) -> SolverUnderTest:
         kind = registry().solver_class(name)
     except SolverError as error:
         # If the package in `name` is missing, `name` is wrong. Any other missing module is a dependency.
-        missing = _missing_module(error)
-        if missing is None or name.partition(":")[0].partition(".")[0] == missing.partition(".")[0]:
+        absent = _missing_module(error)
+        if absent is None or name.partition(":")[0].partition(".")[0] == absent.partition(".")[0]:
             raise pytest.UsageError(f"--solver={name}: {error}") from None
-        return SolverUnderTest(name=name, kind=None, reason=f"module '{missing}' is not installed")
+        return SolverUnderTest(name=name, kind=None, reason=f"module '{absent}' is not installed")
     return SolverUnderTest(name=name, kind=kind, reason=unavailable(kind))
 
 

@@ -175,12 +175,12 @@ def layered(nodes: int, *, width: float, seed: int) -> ScheduleProblem:
     draw = random.Random(seed)
     count = math.ceil(math.sqrt(nodes * (1 / width - 1)))
     layers: list[list[int]] = []
-    made = 0
-    while made < nodes:
+    placed = 0
+    while placed < nodes:
         mean = nodes / count
-        wide = min(nodes - made, max(1, round(draw.uniform(0.25 * mean, 1.75 * mean))))
-        layers.append(list(range(made, made + wide)))
-        made += wide
+        wide = min(nodes - placed, max(1, round(draw.uniform(0.25 * mean, 1.75 * mean))))
+        layers.append(list(range(placed, placed + wide)))
+        placed += wide
     inputs: list[set[int]] = [set() for _ in range(nodes)]
     for k in range(1, len(layers)):
         for v in layers[k]:

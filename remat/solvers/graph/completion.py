@@ -47,8 +47,8 @@ def by_knapsack(
         raise infeasible(capacity, least_bytes)
     scored = [(d, evaluate(problem, d)) for d in problem.known]
     fitting = [d for d, e in scored if e.saved_bytes <= capacity]
-    # The cut of fewest bytes fits if any decision fits, so `found` always has an answer.
-    found = [verify(problem, solver, d) for d in (reduction.invert(hull.least.saved), *fitting)]
+    # The cut of fewest bytes fits if any decision fits, so `solutions` is never empty.
+    solutions = [verify(problem, solver, d) for d in (reduction.invert(hull.least.saved), *fitting)]
     weight = _weights(core)
     items = [i for i in range(len(core)) if core.cost[i] and weight[i]]
     sets = [items]
@@ -60,14 +60,14 @@ def by_knapsack(
         sets.append([i for i in items if reduction.kept[i] not in again])
     elapsed_s, deterministic = 0.0, True
     for chosen in sets:
-        if min(f.cost for f in found) == 0:
+        if min(f.cost for f in solutions) == 0:
             break
         for picked, saved in _rounds(pick, core, chosen, weight, capacity, capacity - least_bytes):
             elapsed_s += picked.elapsed_s
             deterministic &= picked.deterministic
             if saved is not None:
-                found.append(verify(problem, solver, reduction.invert(saved)))
-    best = min(found, key=lambda s: (s.cost, s.saved_bytes, s.saved))
+                solutions.append(verify(problem, solver, reduction.invert(saved)))
+    best = min(solutions, key=lambda s: (s.cost, s.saved_bytes, s.saved))
     return replace(best, elapsed_s=elapsed_s, deterministic=deterministic and solver.deterministic)
 
 

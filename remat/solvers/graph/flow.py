@@ -172,10 +172,10 @@ class Network:
         n = len(self._problem)
         save, again = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
         through = np.zeros(len(self._need[0]), dtype=np.int64)
-        found = self._flow(weight, penalty)
+        solved = self._flow(weight, penalty)
         value = 0
-        if found is not None:
-            flow, caps, paid = found
+        if solved is not None:
+            flow, caps, paid = solved
             value = int(flow.optimal_flow())
             left = caps - np.asarray(flow.flows(np.arange(len(caps))), dtype=np.int64)
             k, m = len(self._saves), len(self._need[0])

@@ -112,9 +112,9 @@ class Hull:
 
     def compiled(self, edge: Edge) -> Any:
         """Build the kernel's `GraphCore` from the core and its losses at an edge's prices; cached for one edge."""
-        key, known = (edge.price, edge.scale), self._compiled
-        if known is not None and known[0] == key:
-            return known[1]
+        key, cached = (edge.price, edge.scale), self._compiled
+        if cached is not None and cached[0] == key:
+            return cached[1]
         module = kernel()
         assert module is not None
         core = module.GraphCore(*_columns(self.core, self.losses(edge)), edge.price)
@@ -130,9 +130,9 @@ class Hull:
             if i + 1 == len(self._vertices):  # saving more avoids no cost
                 return Edge(fits=fits, over=fits, price=0, scale=1, value=fits.cost)
             over = self._vertices[i + 1]
-            known = self._edges.get((fits.saved_bytes, over.saved_bytes))
-            if known is not None:
-                return known
+            edge = self._edges.get((fits.saved_bytes, over.saved_bytes))
+            if edge is not None:
+                return edge
             self._refine(fits, over)
 
     @property
@@ -189,8 +189,8 @@ class Hull:
 
     def _insert(self, vertex: Vertex) -> bool:
         """Add a vertex to the hull if it lies below the hull, and return whether it was added."""
-        found = pareto((*self._vertices, vertex), _FIGURES)
-        self._vertices = lower_hull(found, _FIGURES)
+        vertices = pareto((*self._vertices, vertex), _FIGURES)
+        self._vertices = lower_hull(vertices, _FIGURES)
         return any(v is vertex for v in self._vertices)
 
 

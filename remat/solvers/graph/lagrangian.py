@@ -65,8 +65,8 @@ class Lagrangian(Solver):
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
         """Choose the nodes to save; the answer also has a lower bound on the cost of any choice."""
         search = Search(problem, time_limit=time_limit)
-        found = search.repair(search.start())
-        return search.answer(search.exact(found, work=self.work, tolerance=self.gap))
+        best = search.repair(search.start())
+        return search.answer(search.exact(best, work=self.work, tolerance=self.gap))
 
 
 class Search:
@@ -134,13 +134,13 @@ class Search:
     def _seconds_left(self) -> float:
         return 0.0 if self.deadline is None else max(1e-3, self.deadline - time.monotonic())
 
-    def answer(self, found: Incumbent) -> Answer:
+    def answer(self, best: Incumbent) -> Answer:
         """Extend a decision for the core to an answer for the whole problem."""
         # With optimal answers, a larger budget never leads to a higher cost.
         if len(self.core) <= EFFORT.small:
-            found = self.exact(found, work=EFFORT.small_work, tolerance=0.0)
-        by_clock = found.by_clock or (found.gap > 0 and self.late())
-        return Answer(self.hull.reduction.invert(found.saved), found.bound, by_clock=by_clock)
+            best = self.exact(best, work=EFFORT.small_work, tolerance=0.0)
+        by_clock = best.by_clock or (best.gap > 0 and self.late())
+        return Answer(self.hull.reduction.invert(best.saved), best.bound, by_clock=by_clock)
 
     def late(self) -> bool:
         """Return whether the deadline has passed."""
@@ -155,15 +155,15 @@ class Search:
         """
         edge = self.edge
         limit = int(max(1, edge.bound(self.capacity)) * share) * edge.scale
-        found, complete, saved_bytes, loss, saved, spent, by_clock = self.hull.compiled(edge).run(
-            self.capacity, limit, work, most, self._seconds_left()
-        )
+        improved, complete, saved_bytes, loss, saved, spent, by_clock = self.hull.compiled(
+            edge
+        ).run(self.capacity, limit, work, most, self._seconds_left())
         cost, proven = best.cost, best.bound
-        if found:
+        if improved:
             cost = (edge.value + loss - edge.price * saved_bytes) // edge.scale
         if complete:  # all decisions that were not enumerated lose more than the limit
             proven = max(proven, -((edge.price * self.capacity - edge.value - limit) // edge.scale))
-        better = found and cost < best.cost
+        better = improved and cost < best.cost
         cost = min(cost, best.cost)
         return (
             Incumbent(

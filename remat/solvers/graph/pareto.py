@@ -10,25 +10,25 @@ from remat.errors import ProblemError
 T = TypeVar("T")
 
 
-def pareto(found: Iterable[T], of: Callable[[T], tuple[int, int]]) -> list[T]:
+def pareto(items: Iterable[T], of: Callable[[T], tuple[int, int]]) -> list[T]:
     """Return the Pareto-optimal items by their (bytes, cost), fewest bytes first; of equal items, the first."""
-    best: list[T] = []
-    for t in sorted(found, key=of):
-        if not best or of(t)[1] < of(best[-1])[1]:
-            best.append(t)
-    return best
+    front: list[T] = []
+    for item in sorted(items, key=of):
+        if not front or of(item)[1] < of(front[-1])[1]:
+            front.append(item)
+    return front
 
 
-def lower_hull(best: Iterable[T], of: Callable[[T], tuple[int, int]]) -> list[T]:
+def lower_hull(front: Iterable[T], of: Callable[[T], tuple[int, int]]) -> list[T]:
     """Return the vertices of the lower convex hull of the items that `pareto` returned, fewest bytes first."""
     hull: list[T] = []
-    for t in best:
+    for item in front:
         while len(hull) > 1:
-            (a_bytes, a_cost), (b_bytes, b_cost), (c_bytes, c_cost) = map(of, (*hull[-2:], t))
+            (a_bytes, a_cost), (b_bytes, b_cost), (c_bytes, c_cost) = map(of, (*hull[-2:], item))
             if (b_cost - a_cost) * (c_bytes - a_bytes) < (c_cost - a_cost) * (b_bytes - a_bytes):
                 break
             hull.pop()  # on or above the line between its neighbours
-        hull.append(t)
+        hull.append(item)
     return hull
 
 

@@ -154,11 +154,11 @@ def evaluate(problem: GraphProblem, saved: Iterable[int]) -> Evaluation:
             )
         again[i] = 1
         stack.extend(problem.inputs[i])
-    kept = tuple(i for i in range(n) if keep[i] and read[i])
+    saved_and_read = tuple(i for i in range(n) if keep[i] and read[i])
     # A saved node with `in_forward` False runs in forward after all, with its inputs. If backward runs one
     # of them again, that second run has a cost.
     forward = bytearray(problem.in_forward)
-    stack = [i for i in kept if not forward[i]]
+    stack = [i for i in saved_and_read if not forward[i]]
     while stack:
         i = stack.pop()
         if not forward[i]:
@@ -166,9 +166,9 @@ def evaluate(problem: GraphProblem, saved: Iterable[int]) -> Evaluation:
             stack.extend(problem.inputs[i])
     recomputed = tuple(i for i in range(n) if again[i])
     return Evaluation(
-        saved=kept,
+        saved=saved_and_read,
         recomputed=recomputed,
-        saved_bytes=sum(problem.size[i] for i in kept),
+        saved_bytes=sum(problem.size[i] for i in saved_and_read),
         recompute_cost=sum(problem.cost[i] for i in recomputed if forward[i]),
     )
 

@@ -120,8 +120,8 @@ class _Work:
                 self.savable[i] = False
             if not self.savable[i]:
                 self.cost[reader] += self.cost[i]
-                kept = (j for j in self.inputs[reader] if j != i)
-                self.inputs[reader] = list(dict.fromkeys((*kept, *self.inputs[i])))
+                others = (j for j in self.inputs[reader] if j != i)
+                self.inputs[reader] = list(dict.fromkeys((*others, *self.inputs[i])))
                 for j in self.inputs[i]:
                     readers[j].discard(i)
                     readers[j].add(reader)

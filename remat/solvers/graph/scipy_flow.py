@@ -32,8 +32,8 @@ class ScipyFlow:
         # What a scale leaves of the flow is less than a unit of that scale for each pair of vertices.
         scale, step = max(0, most.bit_length() - _BITS), max(1, _BITS - len(pairs).bit_length())
         while True:
-            sent = self._send(source, scale)
-            if not sent and not scale:
+            progress = self._send(source, scale)
+            if not progress and not scale:
                 break
             scale = max(0, scale - step)
 
@@ -55,11 +55,11 @@ class ScipyFlow:
             ),
             shape=(self._count, self._count),
         )
-        found = maximum_flow(graph, source, self._sink)
-        moved = np.asarray(found.flow[self._tails, self._heads]).ravel().astype(np.int64) << scale
+        solved = maximum_flow(graph, source, self._sink)
+        moved = np.asarray(solved.flow[self._tails, self._heads]).ravel().astype(np.int64) << scale
         self._ahead -= moved
         self._back += moved
-        return bool(found.flow_value)
+        return bool(solved.flow_value)
 
     def optimal_flow(self) -> int:
         """Return the value of the maximum flow."""
@@ -69,13 +69,13 @@ class ScipyFlow:
         """Return the flow through each of the arcs at the given positions, in int64."""
         import numpy as np
 
-        left, found = self._back.tolist(), np.zeros(len(self._capacities), dtype=np.int64)
+        left, flows = self._back.tolist(), np.zeros(len(self._capacities), dtype=np.int64)
         for arc, (pair, capacity) in enumerate(
             zip(self._pair.tolist(), self._capacities.tolist(), strict=True)
         ):
-            found[arc] = sent = min(left[pair], capacity)
-            left[pair] -= sent
-        return found[arcs]
+            flows[arc] = flow = min(left[pair], capacity)
+            left[pair] -= flow
+        return flows[arcs]
 
     def get_sink_side_min_cut(self) -> Any:
         """Return the vertices from which the residual graph reaches the sink."""

@@ -136,12 +136,12 @@ def _object(text: str) -> dict[str, Any]:
 
     # Python's `json` silently takes the last of duplicate keys.
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        entries: dict[str, Any] = {}
         for key, value in pairs:
-            if key in found:
+            if key in entries:
                 raise ProblemError(f"key {short(key)} stands there twice; expected it once")
-            found[key] = value
-        return found
+            entries[key] = value
+        return entries
 
     try:
         data = json.loads(text, parse_constant=refuse, object_pairs_hook=once)
@@ -158,14 +158,16 @@ def _object(text: str) -> dict[str, Any]:
     return data
 
 
-def _keys(what: str, data: dict[str, Any], expected: Sequence[str]) -> None:
+def _keys(owner: str, data: dict[str, Any], expected: Sequence[str]) -> None:
     missing = [key for key in expected if key not in data]
     unknown = [key for key in data if key not in expected]
     if missing:
-        raise ProblemError(f"{what} has no key {short(missing[0])}; expected {', '.join(expected)}")
+        raise ProblemError(
+            f"{owner} has no key {short(missing[0])}; expected {', '.join(expected)}"
+        )
     if unknown:
         raise ProblemError(
-            f"{what} has the unknown key {short(unknown[0])}; expected {', '.join(expected)}"
+            f"{owner} has the unknown key {short(unknown[0])}; expected {', '.join(expected)}"
         )
 
 

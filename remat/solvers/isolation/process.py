@@ -89,9 +89,9 @@ def isolated(
     # which has the methods for all kinds of problems.
     for capability in Solver.__annotations__:
         setattr(wrapper, capability, getattr(kind, capability))
-    made = wrapper(solver, _Limits(memory_bytes, grace_s, hang_s, environment))
-    made.start()
-    return made
+    isolated_solver = wrapper(solver, _Limits(memory_bytes, grace_s, hang_s, environment))
+    isolated_solver.start()
+    return isolated_solver
 
 
 def obstacle(solver: Solver) -> str | None:
@@ -225,11 +225,11 @@ class Isolated(Solver):
             raise failure
         return reply
 
-    def _fail(self, process: _Process, what: str) -> NoReturn:
+    def _fail(self, process: _Process, failure: str) -> NoReturn:
         self._end()
         printed = process.tail()
         last = f"; it printed last: {printed.splitlines()[-1][:200]!r}" if printed else ""
-        error = SolverError(self.name, f"solver '{self.name}' {what}{last}")
+        error = SolverError(self.name, f"solver '{self.name}' {failure}{last}")
         if printed:
             error.add_note(printed)
         raise error from None

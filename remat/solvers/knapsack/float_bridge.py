@@ -92,11 +92,11 @@ def problem_from_floats(
         weight_scale = _coarse_scale(weights, _COARSE_WEIGHTS)
     if value_scale is None:
         value_scale = _coarse_scale(values, _COARSE_VALUES)
-    whole = tuple(math.ceil(w * weight_scale) for w in weights)
+    scaled = tuple(math.ceil(w * weight_scale) for w in weights)
     return KnapsackProblem(
-        weights=whole,
+        weights=scaled,
         values=tuple(math.ceil(v * value_scale) for v in values),
-        capacity=sum(whole) if all_fit else math.floor(capacity * weight_scale),
+        capacity=sum(scaled) if all_fit else math.floor(capacity * weight_scale),
     )
 
 

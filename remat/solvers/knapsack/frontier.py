@@ -102,13 +102,13 @@ def knapsack_frontier(
     compiled = kernel()
     if compiled is None:
         return _by_numpy(problem, capacity, most_points)
-    found = compiled.Frontier(problem.weights, problem.values, capacity, most_points)
-    weights, values = found.points()
+    frontier = compiled.Frontier(problem.weights, problem.values, capacity, most_points)
+    weights, values = frontier.points()
     return KnapsackFrontier(
         weights=weights,
         values=values,
-        tolerance=found.tolerance,
-        _items=found.items,
+        tolerance=frontier.tolerance,
+        _items=frontier.items,
     )
 
 

@@ -25,7 +25,7 @@ class Greedy(CoreSolver):
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> list[int]:
         """Schedule the nodes in the problem's order, and evict values if memory runs out; ignore the time limit."""
-        found = evicting(problem)
-        if found is None:
+        schedule = evicting(problem)
+        if schedule is None:
             raise not_found(problem, evaluate_schedule(problem, problem.order).peak_bytes)
-        return found
+        return schedule

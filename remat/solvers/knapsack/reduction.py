@@ -141,10 +141,10 @@ class CoreSolver(Solver):
             return Answer(relaxed.saved, relaxed.value)
         fixed = fix_variables(core, relaxed)
         inner = reduce(fixed.core)
-        found = Answer((), 0)
+        inner_answer = Answer((), 0)
         if inner.kept:
-            found = self.search(inner.core, time_limit=time_limit)
-        answer = fixed.invert_answer(inner.invert_answer(found))
+            inner_answer = self.search(inner.core, time_limit=time_limit)
+        answer = fixed.invert_answer(inner.invert_answer(inner_answer))
         bound = relaxed.bound if answer.bound is None else min(answer.bound, relaxed.bound)
         # `fix_variables` keeps only choices better than `relaxed`, so the bound of the remaining items may
         # be below `relaxed.value` if no such choice exists.

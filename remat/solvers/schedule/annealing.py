@@ -70,9 +70,9 @@ def anneal(
             # The kernel takes 0 seconds as "no clock", so a time limit that has passed becomes 1 ms.
             left = 0.0 if deadline is None else max(0.001, deadline - time.monotonic())
             turns = [(seed, moves, *row) for seed, row in enumerate(rows, 1)]
-            found = graph.anneal(best if rows is _AGAIN else start, capacity, turns, left)
-            by_clock = any(clock for _, clock, *_ in found)
-            best = min((best, *(tuple(sequence) for *_, sequence in found)), key=rank)
+            results = graph.anneal(best if rows is _AGAIN else start, capacity, turns, left)
+            by_clock = any(clock for _, clock, *_ in results)
+            best = min((best, *(tuple(sequence) for *_, sequence in results)), key=rank)
             # If the clock ended a turn, no time is left for the next turns.
             if rank(best)[:2] == (False, least) or by_clock:
                 break
@@ -136,9 +136,9 @@ def _first_boundary(problem: ScheduleProblem, sequence: Sequence[int]) -> int:
 def _starts(problem: ScheduleProblem, core: StepCore) -> list[tuple[int, ...]]:
     """Return the legal sequences, in nodes of ``core``, from which annealing may start."""
     evicted = evicting(problem)
-    found = [core.start]
+    starts = [core.start]
     for known in (*problem.known, *((evicted,) if evicted else ())):
         with contextlib.suppress(ProblemError):  # `known` is unchecked: it may be no legal schedule
             evaluate_schedule(problem, known)
-            found.append(core.apply(problem, known))
-    return found
+            starts.append(core.apply(problem, known))
+    return starts

@@ -123,8 +123,8 @@ def step_core(problem: ScheduleProblem) -> StepCore:
     for v in runnable:
         if not reads[v]:
             reads[v] = (begun,)
-    for one, other in pairwise(problem.ordered):
-        reads[other] += (token(one),)
+    for earlier, later in pairwise(problem.ordered):
+        reads[later] += (token(earlier),)
     if boundary >= 0:
         reads[boundary] = (begun, *(token(v) for v in problem.forward))
         over = token(boundary)

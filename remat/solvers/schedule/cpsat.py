@@ -33,19 +33,19 @@ def schedule_model(core: StepCore, start: Sequence[int]) -> tuple[Any, list[Any]
     last = sum(count.values()) - 1
     at = {v: [model.new_int_var(0, last, "") for _ in range(count[v])] for v in nodes}
     there = {v: [model.new_bool_var("") for _ in range(count[v])] for v in nodes}
-    memory, bytes_of, moments = [], [], []
+    memory, bytes_of, runs = [], [], []
     for v in nodes:
         model.add(there[v][0] == 1)
         for k in range(count[v]):
             moment = model.new_optional_fixed_size_interval_var(at[v][k], 1, there[v][k], "")
-            moments.append(moment)
+            runs.append(moment)
             if core.extra[v]:
                 memory.append(moment)
                 bytes_of.append(core.extra[v])
             if k:  # order a node's runs: a permutation would be the same schedule
                 model.add_implication(there[v][k], there[v][k - 1])
                 model.add(at[v][k] > at[v][k - 1]).only_enforce_if(there[v][k])
-    model.add_no_overlap(moments)
+    model.add_no_overlap(runs)
     model.add(at[core.start[0]][0] == 0)
     stays: dict[int, list[Any]] = {}
     for x, m in enumerate(core.maker):

@@ -16,7 +16,7 @@ def evicting(problem: ScheduleProblem) -> list[int] | None:
     if problem.capacity is None:
         return list(order)
     maker = [problem.maker(i) for i in range(len(problem))]
-    made, given = problem.results, problem.given
+    results, given = problem.results, problem.given
     fixed = {*problem.once, *given}  # their values cannot be recomputed, so they are never evicted
     stays, size = set(problem.to_end), problem.size
     uses: list[list[int]] = [
@@ -71,9 +71,9 @@ def evicting(problem: ScheduleProblem) -> list[int] | None:
                 continue
             if maker[u] in gone or len(runs) > most or not run(maker[u], position, mine):
                 return False
-        fresh = [i for i in made[v] if i not in alive]
+        fresh = [i for i in results[v] if i not in alive]
         extra = problem.extra_bytes(v)
-        if not room(sum(size[i] for i in fresh) + extra, mine | set(made[v]), position):
+        if not room(sum(size[i] for i in fresh) + extra, mine | set(results[v]), position):
             return False
         runs.append(v)
         if v in fixed:
@@ -81,7 +81,7 @@ def evicting(problem: ScheduleProblem) -> list[int] | None:
         for i in fresh:
             alive.add(i)
             now += size[i]
-        drop([*made[v], *problem.inputs[v]], position, pinned)
+        drop([*results[v], *problem.inputs[v]], position, pinned)
         return True
 
     def drop(values: list[int], position: int, pinned: set[int]) -> None:

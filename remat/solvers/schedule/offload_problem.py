@@ -122,18 +122,18 @@ def carried(
     """
     step = problem.step
     evaluation = evaluate_schedule(step, sequence, boundary)
-    made, stays = step.results, step.given.union(step.to_end)
+    results, stays = step.results, step.given.union(step.to_end)
     ready: dict[int, int] = {}
     needed: dict[int, int] = {}
     for at, v in enumerate(sequence):
         if at < evaluation.boundary:
-            for u in (*step.inputs[v], *made[v]):
+            for u in (*step.inputs[v], *results[v]):
                 ready[u] = at
             continue
         for u in step.inputs[v]:
             if u in ready and u not in needed:
                 needed[u] = at
-        for u in made[v]:
+        for u in results[v]:
             if u not in needed:
                 # Backward recomputes the value before reading it, so forward's value is not carried over.
                 ready.pop(u, None)

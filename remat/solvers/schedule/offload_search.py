@@ -65,14 +65,14 @@ class OffloadSearch:
         Raises:
             ProblemError: backward reads a value that is neither saved nor recomputable.
         """
-        kept = evaluate(self._graph, {*saved, *self._always}).saved
-        known = self._schedules.get(kept)
-        if known is None:
-            sequence, boundary = self.schedule(kept)
-            known = carried(self._problem, sequence, boundary)
-            self._schedules[kept] = known
+        saved_and_read = evaluate(self._graph, {*saved, *self._always}).saved
+        carried_schedule = self._schedules.get(saved_and_read)
+        if carried_schedule is None:
+            sequence, boundary = self.schedule(saved_and_read)
+            carried_schedule = carried(self._problem, sequence, boundary)
+            self._schedules[saved_and_read] = carried_schedule
             self._walked += 3 * len(sequence)
-        return self.evaluated(kept, known, offloaded)
+        return self.evaluated(saved_and_read, carried_schedule, offloaded)
 
     def settled(self, choice: OffloadChoice) -> OffloadChoice:
         """Improve a decision by changing only its offloaded values, and return the improved decision."""
@@ -230,12 +230,12 @@ class OffloadSearch:
     def _of_nodes(self, nodes: Iterable[int]) -> list[int]:
         """Convert nodes of the step problem to recomputable nodes of the graph problem, least cost per byte first."""
         p, wanted = self._graph, set(nodes)
-        found = [
+        matches = [
             i
             for i, v in enumerate(self._node_of)
             if v in wanted and p.recomputable[i] and p.size[i]
         ]
-        return sorted(found, key=lambda i: (p.cost[i] / p.size[i], i))
+        return sorted(matches, key=lambda i: (p.cost[i] / p.size[i], i))
 
     def _given_up(self, best: OffloadChoice, nodes: Sequence[int]) -> OffloadChoice:
         """Recompute the first of the given saved nodes that improves the decision so; return the new decision."""

@@ -43,19 +43,19 @@ def search_by_prices(
             limits replaces this estimate once there is such a decision.
         cuts: maximum number of calls of ``cheapest``, each of which computes a minimum cut.
     """
-    step, idle = 1.0, 0
+    factor, idle = 1.0, 0
     for _ in range(cuts):
-        found = cheapest()
-        if rank(found) < rank(best):
-            best, idle = found, 0
+        candidate = cheapest()
+        if rank(candidate) < rank(best):
+            best, idle = candidate, 0
             over, cost = rank(best)
             if not over:
                 most = max(1, cost)
         else:
-            # As usual in subgradient searches, halve the step after four cuts without progress.
+            # As usual in subgradient searches, halve the factor after four cuts without progress.
             idle += 1
             if idle % 4 == 0:
-                step /= 2
-        if not move(found, most, step):
+                factor /= 2
+        if not move(candidate, most, factor):
             break
     return best

@@ -140,10 +140,10 @@ class ScheduleProblem(Problem[Schedule]):
         for label in _SETS:
             if len(set(getattr(self, label))) != len(getattr(self, label)):
                 raise ProblemError(f"ScheduleProblem.{label} names a node twice")
-        for this, that in (("at_start", "at_boundary"), ("forward", "backward")):
-            for i in set(getattr(self, this)) & set(getattr(self, that)):
+        for label, other_label in (("at_start", "at_boundary"), ("forward", "backward")):
+            for i in set(getattr(self, label)) & set(getattr(self, other_label)):
                 raise ProblemError(
-                    f"ScheduleProblem.{this} and .{that} both name '{self.names[i]}'"
+                    f"ScheduleProblem.{label} and .{other_label} both name '{self.names[i]}'"
                 )
         given = self.given
         running = {
@@ -151,13 +151,13 @@ class ScheduleProblem(Problem[Schedule]):
         }
         running["part_of"] = {i for i, p in enumerate(self.part_of) if p >= 0 and i in given}
         for i in sorted(given | self.parts):
-            what = "is there without a run" if i in given else "is part of another node"
+            why = "is there without a run" if i in given else "is part of another node"
             for label, nodes in running.items():
                 if i in nodes:
-                    raise self._misnamed(label, i, what)
+                    raise self._misnamed(label, i, why)
             if self.inputs[i] or self.cost[i] or self.extra_bytes(i):
                 raise ProblemError(
-                    f"ScheduleProblem has inputs, a cost or extra bytes for '{self.names[i]}', which {what}; "
+                    f"ScheduleProblem has inputs, a cost or extra bytes for '{self.names[i]}', which {why}; "
                     "expected none"
                 )
         for i in self.parts:
@@ -174,10 +174,10 @@ class ScheduleProblem(Problem[Schedule]):
                 f"ScheduleProblem.at_boundary names '{self.names[self.at_boundary[0]]}', but no node runs after the "
                 "boundary; expected some in backward, or one that reads it"
             )
-        for one, other in pairwise(self.ordered):
-            if one >= other or late[one] > late[other]:
+        for earlier, later in pairwise(self.ordered):
+            if earlier >= later or late[earlier] > late[later]:
                 raise ProblemError(
-                    f"ScheduleProblem.ordered has '{self.names[one]}' before '{self.names[other]}'; expected "
+                    f"ScheduleProblem.ordered has '{self.names[earlier]}' before '{self.names[later]}'; expected "
                     "nodes in the problem's own order, those after the boundary last"
                 )
         for i in self.forward:
@@ -229,10 +229,10 @@ class ScheduleProblem(Problem[Schedule]):
     @property
     def results(self) -> list[list[int]]:
         """For each node, the nodes whose values its run makes: the node itself, then its parts (see ``part_of``)."""
-        made = [[i] for i in range(len(self))]
+        results = [[i] for i in range(len(self))]
         for i in sorted(self.parts):
-            made[self.part_of[i]].append(i)
-        return made
+            results[self.part_of[i]].append(i)
+        return results
 
     def extra_bytes(self, node: int) -> int:
         """Return the bytes that a run of a node takes besides its inputs and results."""
@@ -396,11 +396,11 @@ class ScheduleEvaluator:
                     )
                 ended[u] = position
             # A later run starts a new lifetime of the value. The previous lifetime ended at its last reader.
-            for made in results[v]:
-                if started[made] >= 0:
-                    change[started[made]] += size[made]
-                    change[ended[made] + 1] -= size[made]
-                started[made] = ended[made] = position
+            for value in results[v]:
+                if started[value] >= 0:
+                    change[started[value]] += size[value]
+                    change[ended[value] + 1] -= size[value]
+                started[value] = ended[value] = position
         self._check_order(first, boundary)
         last = max(0, len(sequence) - 1)
         for i in problem.to_end:
@@ -428,11 +428,11 @@ class ScheduleEvaluator:
         for v in self._runnable:
             if first[v] < 0:
                 raise ProblemError(f"'{names[v]}' never runs")
-        for one, other in pairwise(problem.ordered):
-            if first[one] > first[other]:
+        for earlier, later in pairwise(problem.ordered):
+            if first[earlier] > first[later]:
                 raise ProblemError(
-                    f"'{names[other]}' first runs at {first[other]}, before '{names[one]}' at "
-                    f"{first[one]}, but the order of the two is fixed"
+                    f"'{names[later]}' first runs at {first[later]}, before '{names[earlier]}' at "
+                    f"{first[earlier]}, but the order of the two is fixed"
                 )
         for v in problem.forward:
             if first[v] >= boundary:

@@ -109,12 +109,12 @@ def place(
     """
     n = len(times)
     alive = list(bytes_alive)
-    sent, back = _queues(n, transfers)
+    sends, fetches = _queues(n, transfers)
     head = alive[:boundary]
-    freed, sending = _through(times[:boundary], head, sent, capacity)
+    freed, sending = _through(times[:boundary], head, sends, capacity)
     # Fetches are sends with time reversed, so both directions share `_through`.
     tail = alive[boundary:][::-1]
-    mirrored, waits = _through(times[boundary:][::-1], tail, back, capacity)
+    mirrored, waits = _through(times[boundary:][::-1], tail, fetches, capacity)
     return Placement(
         freed=tuple(freed[i] for i in range(len(transfers))),
         fetched=tuple(n - 1 - mirrored[i] for i in range(len(transfers))),
@@ -144,11 +144,11 @@ def exposed_time_at(
 
 def _queues(n: int, transfers: Sequence[Transfer]) -> tuple[list[_Copy], list[_Copy]]:
     """Return the queues of the copies to the host, and of the copies back with time reversed."""
-    sent = sorted(enumerate(transfers), key=lambda entry: (entry[1].ready, entry[0]))
-    back = sorted(enumerate(transfers), key=lambda entry: (-entry[1].needed, -entry[0]))
+    sends = sorted(enumerate(transfers), key=lambda entry: (entry[1].ready, entry[0]))
+    fetches = sorted(enumerate(transfers), key=lambda entry: (-entry[1].needed, -entry[0]))
     return (
-        [(t.ready, t.nbytes, t.copy_time, i) for i, t in sent],
-        [(n - 1 - t.needed, t.nbytes, t.copy_time, i) for i, t in back],
+        [(t.ready, t.nbytes, t.copy_time, i) for i, t in sends],
+        [(n - 1 - t.needed, t.nbytes, t.copy_time, i) for i, t in fetches],
     )
 
 

@@ -78,7 +78,7 @@ def _small_steps(block: int) -> Iterator[Problem[Any]]:
     for seed in range(25 * block, 25 * block + 25):
         problem = steps.random_step(seed, nodes=5, plain=seed % 3 == 0)
         # No schedule fits the smallest capacity. The largest is the peak of the problem's own order.
-        yield problem.within(draw.randint(max(0, least_peak(problem)[0] - 1), _full(problem)))
+        yield problem.within(draw.randint(max(0, least_peak(problem)[0] - 1), _own_peak(problem)))
 
 
 #: Problems small enough to find their optima by enumeration.
@@ -103,7 +103,7 @@ def _plain_graphs() -> Iterator[Problem[Any]]:
 
 def _tight_step(nodes: int, seed: int) -> Iterator[Problem[Any]]:
     step = steps.layered(nodes, width=0.3, seed=seed)
-    yield step.within(_full(step) * 9 // 10)
+    yield step.within(_own_peak(step) * 9 // 10)
 
 
 #: Problems that take milliseconds, with capacities that rule out saving everything.
@@ -137,7 +137,7 @@ HARD = (
 def _roomy_steps() -> Iterator[Problem[Any]]:
     for seed in range(20):
         step = steps.random_step(seed)
-        yield from (step.within(room) for room in (None, _full(step)))
+        yield from (step.within(room) for room in (None, _own_peak(step)))
 
 
 #: Problems whose capacity suffices to save all values, so that no node has to run again.
@@ -147,6 +147,6 @@ ROOMY = (
 )
 
 
-def _full(step: ScheduleProblem) -> int:
+def _own_peak(step: ScheduleProblem) -> int:
     """Return the peak memory in bytes if each node runs once, in the problem's order."""
     return evaluate_schedule(step, step.order).peak_bytes

@@ -136,17 +136,17 @@ class Isolated(Solver):
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
         """Solve a knapsack in the process, and kill the process if it does not return in time."""
-        return self._choose(problem, time_limit)
+        return self._solve(problem, time_limit)
 
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
         """Solve a graph problem in the process, and kill the process if it does not return in time."""
-        return self._choose(problem, time_limit)
+        return self._solve(problem, time_limit)
 
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
         """Solve a step problem in the process, and kill the process if it does not return in time."""
-        answer = self._choose(problem, time_limit)
+        answer = self._solve(problem, time_limit)
         return ScheduleAnswer(answer.saved, answer.bound, by_clock=answer.by_clock)
 
     def start(self) -> None:
@@ -162,7 +162,7 @@ class Isolated(Solver):
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial(isolated, **self._limits._asdict()), (self.inner,)
 
-    def _choose(self, problem: Problem[Any], time_limit: float | None) -> Answer:
+    def _solve(self, problem: Problem[Any], time_limit: float | None) -> Answer:
         """Run the solver on a problem in the process, and return its unverified answer."""
         within_s, when = self._limits.hang_s, ""
         if time_limit is not None:

@@ -77,7 +77,7 @@ class OffloadSearch:
     def settled(self, choice: OffloadChoice) -> OffloadChoice:
         """Improve a decision by changing only its offloaded values, and return the improved decision."""
         self._grant(EFFORT.offload_around)
-        return self._dropped(self._mended(choice, again=False))
+        return self._drop_offloads(self._fit_capacity(choice, again=False))
 
     def on(
         self,
@@ -105,7 +105,7 @@ class OffloadSearch:
                 choice = self.evaluated(saved, best.schedule, (*best.offloaded, v))
                 if choice.over < best.over and choice.exposed <= best.exposed:
                     best = choice
-        return self._dropped(self._mended(best, again=False))
+        return self._drop_offloads(self._fit_capacity(best, again=False))
 
     def evaluated(
         self, saved: tuple[int, ...], schedule: CarriedSchedule, offloaded: Iterable[int]
@@ -195,13 +195,13 @@ class OffloadSearch:
         """Improve a decision by moving one value at a time to another policy, until no move helps or the work is spent."""
         while not self._spent():
             before = best
-            for change in (self._mended, self._dropped, self._saved_more):
+            for change in (self._fit_capacity, self._drop_offloads, self._save_more):
                 best = change(best)
             if best.rank >= before.rank:
                 break
         return best
 
-    def _mended(self, best: OffloadChoice, *, again: bool = True) -> OffloadChoice:
+    def _fit_capacity(self, best: OffloadChoice, *, again: bool = True) -> OffloadChoice:
         """Offload values that are idle at the peak, or recompute a saved value, while the schedule exceeds the capacity."""
         sizes, time = self._problem.step.size, self._problem.copy_time
         while best.over and not self._spent():
@@ -221,7 +221,7 @@ class OffloadSearch:
             else:
                 saved = (self._node_of[i] for i in best.saved)
                 nodes = self._of_nodes(saved)[: EFFORT.offload_mends] if again else []
-                choice = self._given_up(best, nodes)
+                choice = self._recompute_first(best, nodes)
                 if choice is best:
                     break
                 best = choice
@@ -237,7 +237,7 @@ class OffloadSearch:
         ]
         return sorted(matches, key=lambda i: (p.cost[i] / p.size[i], i))
 
-    def _given_up(self, best: OffloadChoice, nodes: Sequence[int]) -> OffloadChoice:
+    def _recompute_first(self, best: OffloadChoice, nodes: Sequence[int]) -> OffloadChoice:
         """Recompute the first of the given saved nodes that improves the decision so; return the new decision."""
         for i in nodes:
             if self._spent():
@@ -250,7 +250,7 @@ class OffloadSearch:
                 return choice
         return best
 
-    def _dropped(self, best: OffloadChoice) -> OffloadChoice:
+    def _drop_offloads(self, best: OffloadChoice) -> OffloadChoice:
         """Drop each offload without which the decision is better, longest copies first; return the decision."""
         time = self._problem.copy_time
         for v in sorted(best.offloaded, key=lambda v: (-time[v], v)):
@@ -262,7 +262,7 @@ class OffloadSearch:
                 best = choice
         return best
 
-    def _saved_more(self, best: OffloadChoice) -> OffloadChoice:
+    def _save_more(self, best: OffloadChoice) -> OffloadChoice:
         """Save or offload recomputed values, and recompute offloaded values, where the decision improves."""
         p, node_of = self._graph, self._node_of
         again = [i for i in worth_saving(p, best.saved) if node_of[i] >= 0]
@@ -272,12 +272,12 @@ class OffloadSearch:
                     return best
                 choice = self.choice((*best.saved, i), (*best.offloaded, *more))
                 if choice.over and choice.cost < best.cost:
-                    choice = self._mended(choice)
+                    choice = self._fit_capacity(choice)
                 if choice.rank < best.rank:
                     best = choice
                     break
         while not self._spent():
-            choice = self._given_up(best, self._of_nodes(best.offloaded))
+            choice = self._recompute_first(best, self._of_nodes(best.offloaded))
             if choice is best:
                 break
             best = choice

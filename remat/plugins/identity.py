@@ -90,6 +90,7 @@ def surroundings() -> dict[str, Any]:
         A JSON-compatible dict with the keys ``code``, ``libraries``, ``solvers``, ``classes``,
         ``plugins``, ``operators`` and ``declared``.
     """
+    # Imported here, because the module imports torch, and solvers are identified without torch.
     from remat.graph.ops import default_taxonomy, text_of
     from remat.plugins.registry import registry
 

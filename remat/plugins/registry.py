@@ -142,6 +142,7 @@ class Registry:
         ready = name if isinstance(name, Solver) else self._ready(name)
         if isolation == "process":
             return isolated(ready)
+        # A foreign solver that cannot be isolated, such as a class that was typed in, runs in this process.
         if isolation == "foreign" and self.is_foreign(ready) and obstacle(ready) is None:
             return isolated(ready)
         return ready
@@ -156,6 +157,7 @@ class Registry:
             SolverError: there is no such solver.
         """
         kind = type(name) if isinstance(name, Solver) else self.solver_class(name)
+        # A plugin's class that derives from one of ours has the plugin's module.
         return kind.__module__.partition(".")[0] != _OURS
 
     def _ready(self, name: str) -> Solver:
@@ -241,6 +243,7 @@ class Registry:
         except pluggy.PluginValidationError as error:
             self._manager.unregister(plugin)
             _raise(name, f"implements a hook that does not exist: {error}", error)
+        # A plugin without any hook has most likely lost its decorators, and would be ignored silently.
         if not self._manager.get_hookcallers(plugin):
             self._manager.unregister(plugin)
             _raise(

@@ -31,8 +31,7 @@ def run(
 ) -> S:
     """Solve a problem with a solver, and verify the answer.
 
-    The solver gets the caller's problem unchanged, so the numbers in a refusal are the caller's.
-    Solvers that want trivial items removed derive from `remat.solvers.knapsack.reduction.CoreSolver`. For a
+    The solver gets the caller's problem unchanged, so the numbers in a refusal are the caller's. For a
     solver of knapsacks only, a graph problem is converted to knapsacks: see
     `remat.solvers.graph.completion`.
 
@@ -42,9 +41,6 @@ def run(
         time_limit: seconds; None: the solver counts its work, or runs until it is done.
         knapsack: whether to convert a graph problem to knapsacks even if the solver has
             ``solve_graph``.
-
-    Returns:
-        The verified solution.
 
     Raises:
         ProblemError: an argument is invalid.

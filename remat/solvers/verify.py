@@ -126,11 +126,7 @@ def _claimed_bound(
 
 
 def _proven_value(problem: KnapsackProblem, reached: int) -> int:
-    """Return an upper bound on the value of any choice, proven by a short search of the kernel.
-
-    If the kernel is missing or refuses the problem, the bound is the value of all items. The
-    argument ``reached`` is unused: all functions in `_PROOFS` have the same signature.
-    """
+    """Return an upper bound on the value of any choice, proven by a short search of the kernel, if possible."""
     native = Native()
     if native.cannot_run() is not None or native.refuses(problem) is not None:
         return problem.total_value
@@ -139,11 +135,7 @@ def _proven_value(problem: KnapsackProblem, reached: int) -> int:
 
 
 def _proven_cost(problem: GraphProblem, reached: int) -> int:
-    """Return a lower bound on the cost of any decision, proven by a short search.
-
-    The bound is at most ``reached``, the cost of the solver's decision. It is 0 if `Lagrangian`
-    cannot run here.
-    """
+    """Return a lower bound on the cost of any decision, at most ``reached``, proven by a short search."""
     if unavailable(Lagrangian) is not None:
         return 0
     search = Search(problem)

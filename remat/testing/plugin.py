@@ -121,6 +121,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
     selected = metafunc.config.stash.get(_SELECTED, None) or available()
     ids = [tested.name for tested in selected]
+    # In session scope, pytest runs all tests of one solver before the next solver's.
     metafunc.parametrize(FIXTURE, selected, ids=ids, indirect=True, scope="session")
 
 

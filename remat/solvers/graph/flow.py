@@ -1,12 +1,9 @@
 """Minimum cuts of a graph problem, computed with OR-Tools' push-relabel maximum flow in int64, or with SciPy's.
 
-Each node is split into an *in* and an *out* vertex. If *in* is on the sink side of the cut, the
-node is recomputed in backward. If *out* is on the sink side, the node's value is available in
-backward. So cutting the arc in→out saves the node, and cutting the arc source→in recomputes the
-node. The arc out(u)→in(v) is never cut, because a recomputed node needs each of its inputs. If a
-node must not be recomputed, its *in* vertex is merged with the source. If backward reads a node,
-its *out* vertex is merged with the sink. Merging takes far fewer arcs than arcs of infinite
-capacity.
+Each node is split into an *in* and an *out* vertex. Cutting the arc in→out saves the node, and cutting
+the arc source→in recomputes it. The arc out(u)→in(v) is never cut, because a recomputed node needs
+each of its inputs. If a node must not be recomputed, its *in* vertex is merged with the source. If
+backward reads a node, its *out* vertex is merged with the sink.
 """
 
 from __future__ import annotations
@@ -93,6 +90,7 @@ class Network:
             raise InfeasibleCutError(problem, chain)
         n = len(problem)
         self._problem = problem
+        # Merging vertices with the source or the sink takes far fewer arcs than arcs of infinite capacity.
         out = [-1] * n
         inn = [_SOURCE] * n
         count = 2

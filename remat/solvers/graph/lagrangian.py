@@ -1,12 +1,10 @@
 """Solve the graph problem with Lagrange multipliers, and search for decisions near the hull.
 
-The module `remat.solvers.graph.hull` computes the lower convex hull of the (bytes, cost) pairs of all
-decisions. For every capacity, the hull gives a lower bound on the cost, a price of a byte, and a
-decision that fits but may leave bytes unused. The *total* of a decision is its cost plus its bytes
-at this price. The *loss* of a decision is its total less the least total of any decision. The
-compiled kernel enumerates the decisions of little loss, node by node in topological order. A
-*prefix* is a decision on the first nodes of that order. The exact enumeration keeps all prefixes of
-little loss. The beam search keeps only a limited number of them, the *beam*.
+`remat.solvers.graph.hull` gives, for every capacity, a lower bound on the cost, a price of a byte, and
+a decision that may leave bytes unused. The *loss* of a decision is how far its cost, plus its bytes at
+this price, is above the least such total. The compiled kernel enumerates the decisions of little loss,
+node by node in topological order. A *prefix* is a decision on the first nodes of that order. The exact
+enumeration keeps all prefixes of little loss. The beam search keeps a limited number, the *beam*.
 """
 
 from __future__ import annotations
@@ -149,10 +147,7 @@ class Search:
     def _run(
         self, best: Incumbent, *, share: float, most: int, work: int
     ) -> tuple[Incumbent, int, bool]:
-        """Enumerate decisions whose loss is at most a fraction ``share`` of the bound.
-
-        Returns the best decision known afterwards, the work done, and whether no prefix within the limit was dropped.
-        """
+        """Enumerate decisions whose loss is at most a fraction of the bound; return the best, the work, completeness."""
         edge = self.edge
         limit = int(max(1, edge.bound(self.capacity)) * share) * edge.scale
         improved, complete, saved_bytes, loss, saved, spent, by_clock = self.hull.compiled(

@@ -108,6 +108,7 @@ def _program(search: Search, best: Incumbent) -> tuple[dict[str, Any], float]:
         for j in reads if may_again[i] else ():
             row([(j, 1.0), (n + j, 1.0), (n + i, -1.0)], 0.0)
     row([(i, -float(size[i])) for i in range(n) if may_save[i]], -search.capacity / scale)
+    # Exclude decisions that cost more than the best known one.
     row([(n + i, -float(c)) for i, c in enumerate(objective[n:]) if c], -best.cost / unit)
     matrix = csr_matrix((values, (rows, columns)), shape=(len(low), 2 * n))
     program = {

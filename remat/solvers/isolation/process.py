@@ -90,6 +90,7 @@ def isolated(
     for capability in Solver.__annotations__:
         setattr(wrapper, capability, getattr(kind, capability))
     isolated_solver = wrapper(solver, _Limits(memory_bytes, grace_s, hang_s, environment))
+    # Start now, so that the time limit of the first call does not include the imports of the solver.
     isolated_solver.start()
     return isolated_solver
 
@@ -160,6 +161,7 @@ class Isolated(Solver):
             self._end()
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # A copy in another process starts a solver process of its own.
         return functools.partial(isolated, **self._limits._asdict()), (self.inner,)
 
     def _solve(self, problem: Problem[Any], time_limit: float | None) -> Answer:

@@ -1,8 +1,7 @@
 """Solver of knapsacks with HiGHS.
 
-HiGHS computes in floating point. The capacity is raised by half a unit, so that rounding does not
-exclude a choice that fills the capacity exactly. `remat.solvers.knapsack.tolerances` then repairs the choice
-in integers, and loosens HiGHS's bound by the possible rounding error.
+HiGHS computes in floating point. `remat.solvers.knapsack.tolerances` repairs the choice in integers, and
+loosens HiGHS's bound by the possible rounding error.
 """
 
 from __future__ import annotations
@@ -35,6 +34,7 @@ class Milp(ToleranceSolver):
         result = milp(
             -np.array(problem.values, dtype=np.float64),
             [problem.weights],
+            # Half a unit, so that rounding does not exclude a choice that fills the capacity exactly.
             high=problem.capacity + 0.5,
             integral=np.ones(len(problem)),
             nodes=self.nodes,

@@ -22,14 +22,12 @@ LARGEST_SUM = 2**60
 class Native(Solver):
     """Exact knapsacks by MINKNAP's expanding core in C++, and step problems by annealing.
 
-    Identical items are grouped, and the greatest common divisor is divided out. The *break item* is
-    the first one in order of value per weight that no longer fits. The *core*, the items searched
-    so far, grows around the break item, and upper bounds prune the choices (Pisinger 1997). For
-    larger problems, one bound uses the capacity and the number of items together (after Martello,
-    Pisinger, Toth 1999). Another bound is the cost of capacity that no set of items can fill (a
-    group relaxation, after Gomory 1969). The items are sorted by how much the opposite decision
-    lowers the bound. The remaining choices are enumerated from both ends of this order. Limits
-    count work, so the answer repeats unless a time limit is set.
+    Identical items are grouped, and the greatest common divisor is divided out. The *break item* is the
+    first one in order of value per weight that no longer fits. The *core*, the items searched so far,
+    grows around the break item, and upper bounds prune the choices (Pisinger 1997). For larger problems,
+    one bound uses the capacity and the number of items together (after Martello, Pisinger, Toth 1999).
+    Another bound is the cost of capacity that no set of items can fill (a group relaxation, after Gomory
+    1969). Limits count work, so the answer repeats unless a time limit is set.
     """
 
     __slots__ = ()

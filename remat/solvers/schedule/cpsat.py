@@ -72,6 +72,7 @@ def schedule_model(core: StepCore, start: Sequence[int]) -> tuple[Any, list[Any]
                     model.add(at[m][j] < at[w][k]).only_enforce_if(read)
                     if core.size[x]:
                         model.add(stays[x][j] > at[w][k]).only_enforce_if(read)
+    # Values and extra bytes are intervals of positions, so this limits the bytes at every position.
     model.add_cumulative(memory, bytes_of, core.capacity)
     model.minimize(sum(core.cost[v] * p for v in nodes for p in there[v][1:]))
     seen = dict.fromkeys(nodes, 0)

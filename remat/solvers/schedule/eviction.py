@@ -33,6 +33,7 @@ def evicting(problem: ScheduleProblem) -> list[int] | None:
     most = MOST_RUNS_PER_NODE * len(problem)  # `ScheduleProblem.read` refuses longer schedules
     gone = set(given)  # nodes that cannot run: given ones, and those of `once` after their run
 
+    # `position` is that of the node in `order` for which runs are needed; `pinned` values must not be evicted.
     def room(bytes_wanted: int, pinned: set[int], position: int) -> bool:
         nonlocal now
         over = now + bytes_wanted - problem.capacity  # type: ignore[operator]
@@ -53,17 +54,7 @@ def evicting(problem: ScheduleProblem) -> list[int] | None:
         return False
 
     def run(v: int, position: int, pinned: set[int]) -> bool:
-        """Append the runs that recompute a node's evicted inputs, then a run of the node.
-
-        Args:
-            v: the node.
-            position: position, in ``order``, of the node for which these runs are needed.
-            pinned: values that these runs must not evict.
-
-        Returns:
-            False if an input cannot be recomputed, or if a run does not fit the capacity; True
-            otherwise.
-        """
+        """Append the runs of a node's evicted inputs, then its own; return False if one is impossible."""
         nonlocal now
         mine = pinned | set(problem.inputs[v])
         for u in problem.inputs[v]:
@@ -85,11 +76,7 @@ def evicting(problem: ScheduleProblem) -> list[int] | None:
         return True
 
     def drop(values: list[int], position: int, pinned: set[int]) -> None:
-        """Free the given values that are no longer needed.
-
-        A value is needed if it is in ``pinned`` or ``to_end``, or is read at a later position of
-        ``order``.
-        """
+        """Free the values that are neither pinned nor in ``to_end``, and that no later position reads."""
         nonlocal now
         for i in values:
             if i in alive and i not in stays and i not in pinned and not uses[i]:

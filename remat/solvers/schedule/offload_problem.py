@@ -84,8 +84,7 @@ class OffloadChoice:
             ``placement``.
         cost: recompute cost plus exposed transfer time, the time for which runs wait for copies.
         peak_bytes: most bytes alive on the device at one time.
-        host_bytes: most bytes in the host's memory at one time. All copies to the host end before
-            backward begins, and no copy back begins earlier, so these are all offloaded bytes.
+        host_bytes: bytes of all offloaded values, which are in the host's memory at one time.
         over: bytes above the capacities of the device and of the host, summed over all positions of the
             schedule; 0 if the decision fits.
         placement: the copies' positions in the schedule, with the memory and the waits.
@@ -186,6 +185,7 @@ def evaluate_offloads(
     alive = [a + c for a, c in zip(evaluation.bytes_alive, accumulate(change), strict=False)]
     times = [problem.times[v] for v in schedule.sequence]
     placed = place(times, schedule.boundary, alive, transfers, capacity)
+    # All sends end before backward begins, and no fetch begins earlier, so the host holds all values at once.
     host_bytes, most = sum(map(problem.on_host, used)), placed.bytes_alive
     # The device's excess is summed over all positions of the schedule, so count the host's excess at each
     # position too. Otherwise the device's excess would outweigh it.

@@ -38,7 +38,7 @@ def search_by_prices(
         rank: sort key of a decision: its bytes above the limits, then its cost.
         cheapest: returns the cheapest decision at the current prices.
         move: moves the prices. Its arguments are the cheapest decision, an estimate of the optimal
-            cost, and a factor of the step size. It returns False to end the search.
+            cost, and a factor of the change. It returns False to end the search.
         most: the first estimate of the optimal cost. The cost of the best decision within the
             limits replaces this estimate once there is such a decision.
         cuts: maximum number of calls of ``cheapest``, each of which computes a minimum cut.

@@ -129,14 +129,7 @@ class ScheduleProblem(Problem[Schedule]):
         self._check_roles()
 
     def _check_roles(self) -> None:
-        """Check that the fields that name nodes, such as ``once``, do not contradict each other.
-
-        Then extend ``backward`` to all nodes that can run only after the boundary.
-
-        Raises:
-            ProblemError: two fields that name the same node contradict each other, or a field names
-                a node twice or in the wrong order.
-        """
+        """Check that the fields that name nodes, such as ``once``, do not contradict each other; extend ``backward``."""
         for label in _SETS:
             if len(set(getattr(self, label))) != len(getattr(self, label)):
                 raise ProblemError(f"ScheduleProblem.{label} names a node twice")

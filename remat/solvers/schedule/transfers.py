@@ -91,12 +91,9 @@ def place(
 ) -> Placement:
     """Place copies in a schedule so that runs wait as little for the link as the capacity allows.
 
-    The memory of a sent value is free once the runs during its copy have taken as long as the copy.
-    If memory is needed sooner, the schedule waits. Fetches are placed like sends with time reversed.
-    All sends end before forward ends, and no fetch begins before backward begins.
-
-    No other placement with the same order of copies waits less. The reason is that each send starts
-    as early as possible, each fetch ends as late as possible, and neither delays another copy.
+    The memory of a sent value is free once the runs during its copy have taken as long as the copy. If
+    memory is needed sooner, the schedule waits. All sends end before forward ends, and no fetch begins
+    before backward begins. No other placement with the same order of copies waits less.
 
     Args:
         times: time of each run.
@@ -107,6 +104,7 @@ def place(
         capacity: bytes that may be alive; None: no limit. If the capacity is too small even when
             the schedule waits for every copy, ``bytes_alive`` of the result exceeds it.
     """
+    # Each send starts as early as possible, each fetch ends as late as possible, and neither delays another copy.
     n = len(times)
     alive = list(bytes_alive)
     sends, fetches = _queues(n, transfers)

@@ -15,7 +15,7 @@ from remat.solvers.base import Solver
 from remat.solvers.effort import EFFORT
 from remat.solvers.graph.flow import Network
 from remat.solvers.graph.hull import Hull
-from remat.solvers.graph.problem import GraphProblem, evaluate, infeasible
+from remat.solvers.graph.problem import GraphProblem, evaluate
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.solution import GraphSolution, Solution
 from remat.solvers.verify import verify
@@ -43,8 +43,7 @@ def by_knapsack(
     hull = Hull.of(problem)
     reduction, core, least_bytes = hull.reduction, hull.core, hull.least_bytes
     capacity = sum(problem.size) if problem.capacity is None else problem.capacity
-    if least_bytes > capacity:
-        raise infeasible(capacity, least_bytes)
+    hull.check_capacity(capacity)
     scored = [(d, evaluate(problem, d)) for d in problem.known]
     fitting = [d for d, e in scored if e.saved_bytes <= capacity]
     # The cut of fewest bytes fits if any decision fits, so `solutions` is never empty.

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from remat.solvers.base import Solver
 from remat.solvers.graph.hull import Hull
-from remat.solvers.graph.problem import GraphProblem, evaluate, infeasible
+from remat.solvers.graph.problem import GraphProblem, evaluate
 from remat.solvers.solution import Answer
 
 
@@ -33,8 +33,7 @@ class CutSolver(Solver):
             if evaluate(problem, saved).saved_bytes <= capacity:
                 return Answer(saved)
         hull = Hull.of(problem)
-        if capacity < hull.least_bytes:
-            raise infeasible(capacity, hull.least_bytes)
+        hull.check_capacity(capacity)
         fewest, cheapest = hull.ends
         # If `known` has cuts and none fits, only the cut of fewest bytes is left.
         free = not problem.known and cheapest.saved_bytes <= capacity

@@ -16,7 +16,7 @@ from typing import ClassVar
 from remat.solvers.base import Solver
 from remat.solvers.effort import EFFORT
 from remat.solvers.graph.hull import Edge, Hull
-from remat.solvers.graph.problem import GraphProblem, infeasible
+from remat.solvers.graph.problem import GraphProblem
 from remat.solvers.kernel import kernel
 from remat.solvers.solution import Answer
 
@@ -83,8 +83,7 @@ class Search:
         self.core = self.hull.core
         total = sum(problem.size)
         self.capacity = total if problem.capacity is None else min(problem.capacity, total)
-        if self.capacity < self.hull.least_bytes:
-            raise infeasible(self.capacity, self.hull.least_bytes)
+        self.hull.check_capacity(self.capacity)
         self.edge: Edge = self.hull.edge(self.capacity)
         self.deadline = None if time_limit is None else time.monotonic() + time_limit
 

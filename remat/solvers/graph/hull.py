@@ -19,10 +19,9 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
-from remat.errors import BudgetError
 from remat.solvers.graph.flow import Losses, Network
 from remat.solvers.graph.pareto import lower_hull, pareto
-from remat.solvers.graph.problem import GraphProblem, evaluate
+from remat.solvers.graph.problem import GraphProblem, evaluate, infeasible
 from remat.solvers.graph.reduction import reduce_graph
 from remat.solvers.kernel import kernel
 
@@ -114,10 +113,7 @@ class Hull:
     def check_capacity(self, capacity: int) -> None:
         """Raise `BudgetError` if every decision saves more bytes than the capacity."""
         if capacity < self.least_bytes:
-            raise BudgetError(
-                f"no decision saves as little as {capacity} bytes; the least possible is {self.least_bytes}: "
-                "raise the budget, or loosen MUST_SAVE tags"
-            )
+            raise infeasible(capacity, self.least_bytes)
 
     def compiled(self, edge: Edge) -> Any:
         """Build the kernel's `GraphCore` from the core and its losses at an edge's prices; cached for one edge."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from remat.errors import ProblemError
+from remat.errors import BudgetError, ProblemError
 from remat.solvers import columns
 from remat.solvers.problem import Limits, Problem, read_indices
 from remat.solvers.solution import GraphSolution
@@ -221,3 +221,11 @@ def conflict(problem: GraphProblem, fixed: Sequence[bool] | None = None) -> tupl
                 parent[j] = i
                 stack.append(j)
     return None
+
+
+def infeasible(capacity: int, least_bytes: int) -> BudgetError:
+    """Build the error for a problem in which every decision saves more than ``capacity`` bytes."""
+    return BudgetError(
+        f"no decision saves as little as {capacity} bytes; the least possible is {least_bytes}: "
+        "raise the budget, or loosen MUST_SAVE tags"
+    )

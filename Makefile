@@ -74,7 +74,7 @@ sanitize: $(STAMP)
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 REMAT_BORDER_CALLS=10000 \
 	  PYTHONSAFEPATH=1 PYTHONPATH=$(abspath $(SANITIZED)/lib) $(BIN)/python -m pytest -q \
-	  $(patsubst %,tests/solvers/test_%.py,kernel_border native frontier solver_parts graph_solvers schedule_problem) $(ARGS)
+	  $(addprefix tests/solvers/,$(patsubst %,test_%.py,kernel_border native frontier solver_parts) graph/test_graph_solvers.py schedule/test_schedule_problem.py) $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/python -m ruff check .

@@ -40,6 +40,7 @@ SLOW = frozenset(
         "sac/api/test_apply.py",
         "sac/api/test_distributed.py",
         "sac/solve/test_milp.py",
+        "solvers/isolation",
         "solvers/test_conformance.py",
         "test_benchmarks.py",
         "test_corpus.py",

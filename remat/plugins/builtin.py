@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 @hookimpl
 def remat_solvers() -> list[type[Solver]]:
     """Return remat's own solver classes, in the order in which tables list them."""
+    # Imported here, because `import remat` must not wait for modules that only a solver needs.
     from remat.solvers.auto import Auto
     from remat.solvers.graph.cut import CutSolver
     from remat.solvers.graph.lagrangian import Lagrangian
@@ -46,6 +47,7 @@ def remat_solvers() -> list[type[Solver]]:
 @hookimpl
 def remat_passes() -> list[type[Pass]]:
     """Return remat's own pass classes, in the order in which ``remat passes`` lists them; imports torch."""
+    # Imported here, because passes import torch, and solvers are listed without torch.
     from remat.passes.core.control import Fixpoint
     from remat.passes.decide.knapsack import Knapsack
     from remat.passes.decide.min_cut import MinCut

@@ -64,8 +64,8 @@ def check_pass(offered: Any) -> str | None:
         return fault
     where = offered.__qualname__
     if not isinstance(offered.stage, Stage):
-        known = ", ".join(f"Stage.{s.name}" for s in Stage)
-        return f"{where}.stage must be one of {known}, got {offered.stage!r}"
+        stages = ", ".join(f"Stage.{s.name}" for s in Stage)
+        return f"{where}.stage must be one of {stages}, got {offered.stage!r}"
     rules = offered.not_after
     texts = (*rules, *rules.values()) if isinstance(rules, Mapping) else (rules,)
     if not all(isinstance(text, str) for text in texts):

@@ -22,16 +22,12 @@ _OF_THIS_PROCESS = f"process-{uuid4().hex}"
 _LIBRARIES = ("cbcbox", "highspy", "networkx", "numpy", "ortools", "pulp", "scipy")
 
 
-def identity(thing: object) -> str:
-    """Return text that identifies a solver or a cost model: its class, options and source code.
-
-    Args:
-        thing: the solver or cost model.
-    """
-    if isinstance(thing, Isolated):  # running in another process does not change results
-        thing = thing.inner
-    kind = type(thing)
-    state = json.dumps([[name, described(value)] for name, value in _state(thing)])
+def identity(subject: object) -> str:
+    """Return text that identifies a solver or a cost model: its class, options and source code."""
+    if isinstance(subject, Isolated):  # running in another process does not change results
+        subject = subject.inner
+    kind = type(subject)
+    state = json.dumps([[name, described(value)] for name, value in _state(subject)])
     return f"{kind.__module__}:{kind.__qualname__} {state} {_origin(kind.__module__)}"
 
 
@@ -94,24 +90,25 @@ def surroundings() -> dict[str, Any]:
         A JSON-compatible dict with the keys ``code``, ``libraries``, ``solvers``, ``classes``,
         ``plugins``, ``operators`` and ``declared``.
     """
+    # Imported here, because the module imports torch, and solvers are identified without torch.
     from remat.graph.ops import default_taxonomy, text_of
     from remat.plugins.registry import registry
 
-    known = registry()
-    known.learn_operators()
+    plugins = registry()
+    plugins.learn_operators()
     declarations = {
         name: described(list(module.declared()))
         for name, module in sorted(sys.modules.items())
         if name.startswith("remat.") and callable(getattr(module, "declared", None))
     }
     taxonomy = default_taxonomy()
-    offered = (known.solvers, known.passes, known.analyses, known.cost_models)
-    classes = {kind for found in offered for kind in found.values()}
-    modules = {*known.plugin_modules(), *(kind.__module__ for kind in classes)}
+    offered = (plugins.solvers, plugins.passes, plugins.analyses, plugins.cost_models)
+    classes = {kind for kinds in offered for kind in kinds.values()}
+    modules = {*plugins.plugin_modules(), *(kind.__module__ for kind in classes)}
     return {
         "code": _origin("remat"),
         "libraries": _versions(),
-        "solvers": known.solver_names(),
+        "solvers": plugins.solver_names(),
         "classes": sorted(f"{kind.name}={kind.__module__}:{kind.__qualname__}" for kind in classes),
         "plugins": {module: _origin(module) for module in sorted(modules)},
         "operators": {
@@ -128,11 +125,9 @@ def _origin(module: str) -> str:
 
 @functools.cache
 def _origin_of(package: str) -> str:
-    """Return a digest of the Python, compiled and TOML files of a package.
-
-    Unlike a version number, the digest changes with every edit of a file. Code that was typed into
-    an interpreter has no files. The result is then a text that is unique to this process.
-    """
+    """Return a digest of the Python, compiled and TOML files of a package."""
+    # Unlike a version number, the digest changes with every edit of a file. Code that was typed into an interpreter has
+    # no files, so its text is unique to this process.
     loaded = sys.modules.get(package)
     file = getattr(loaded, "__file__", None)
     files = {Path(file).name: Path(file)} if file else {}
@@ -153,10 +148,10 @@ def _versions() -> dict[str, str | None]:
     """Return the installed version of each library in `_LIBRARIES`; None if not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found: dict[str, str | None] = {}
+    versions: dict[str, str | None] = {}
     for name in _LIBRARIES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = None
-    return found
+            versions[name] = None
+    return versions

@@ -137,11 +137,12 @@ class Registry:
             ProblemError: ``isolation`` has another value.
         """
         if isolation not in _ISOLATION:
-            known = ", ".join(map(repr, _ISOLATION))
-            raise ProblemError(f"isolation must be one of {known}, got {isolation!r}")
+            values = ", ".join(map(repr, _ISOLATION))
+            raise ProblemError(f"isolation must be one of {values}, got {isolation!r}")
         ready = name if isinstance(name, Solver) else self._ready(name)
         if isolation == "process":
             return isolated(ready)
+        # A foreign solver that cannot be isolated, such as a class that was typed in, runs in this process.
         if isolation == "foreign" and self.is_foreign(ready) and obstacle(ready) is None:
             return isolated(ready)
         return ready
@@ -156,14 +157,11 @@ class Registry:
             SolverError: there is no such solver.
         """
         kind = type(name) if isinstance(name, Solver) else self.solver_class(name)
+        # A plugin's class that derives from one of ours has the plugin's module.
         return kind.__module__.partition(".")[0] != _OURS
 
     def _ready(self, name: str) -> Solver:
-        """Return a new instance of a solver that is available here.
-
-        Raises:
-            SolverError: there is no such solver, it is not available, or its constructor raised.
-        """
+        """Return a new instance of a solver that is available here; raise `SolverError` if there is none."""
         kind = self.solver_class(name)
         reason = unavailable(kind)
         if reason is not None:
@@ -245,6 +243,7 @@ class Registry:
         except pluggy.PluginValidationError as error:
             self._manager.unregister(plugin)
             _raise(name, f"implements a hook that does not exist: {error}", error)
+        # A plugin without any hook has most likely lost its decorators, and would be ignored silently.
         if not self._manager.get_hookcallers(plugin):
             self._manager.unregister(plugin)
             _raise(
@@ -304,17 +303,14 @@ class Registry:
         self._warn()
 
     def _kind(self, hook: str) -> Mapping[str, Any]:
-        """Return the usable classes that plugins return from a hook, as a mapping by name.
-
-        The first call for a hook asks all plugins. If two classes have the same name, the first one
-        is kept and the second one is refused.
-        """
+        """Return the usable classes that plugins return from a hook, as a mapping by name."""
         if hook not in self._found:
             ours: dict[str, Any] = {}
             others: dict[str, Any] = {}
             problems: list[PluginError] = []
             for plugin, offer in self._offers(hook, problems):
                 fault = CHECKS[hook](offer)
+                # Of two classes with the same name, the second one is refused.
                 if fault is None and (offer.name in ours or offer.name in others):
                     fault = f"the name '{offer.name}' of {offer.__qualname__} is taken"
                 if fault is None:
@@ -334,18 +330,8 @@ class Registry:
         self._warn()
 
     def _offers(self, hook: str, problems: list[PluginError]) -> Iterator[tuple[str, Any]]:
-        """Yield the objects that plugins return from a hook, with the plugins' names.
-
-        Objects of remat itself come first. The implementations are called one by one, because
-        pluggy's own call ends at the first exception.
-
-        Args:
-            hook: name of the hook.
-            problems: list to which an error is appended for each plugin whose hook fails.
-
-        Yields:
-            Pairs of the plugin's name and an object.
-        """
+        """Yield the objects that plugins return from a hook, with the plugins' names; remat's own come first."""
+        # Call the implementations one by one, because pluggy's own call ends at the first exception.
         calls = getattr(self._manager.hook, hook).get_hookimpls()
         for call in sorted(calls, key=lambda c: (c.plugin_name != _OURS, c.plugin_name)):
             try:
@@ -367,10 +353,7 @@ class Registry:
             yield from ((call.plugin_name, offer) for offer in offers)
 
     def _forget(self) -> None:
-        """Clear all collected classes, so that the next request asks the plugins again.
-
-        Operators are collected again immediately if they were collected before.
-        """
+        """Clear all collected classes, so that the next request asks the plugins again."""
         learnt = _OPERATORS in self._found
         while self._unlearn:
             self._unlearn.pop()()
@@ -394,49 +377,34 @@ def registry() -> Registry:
     return Registry()
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """Return the error message for an unknown name, with all known names and the most similar one.
-
-    Args:
-        what: kind of the name, such as "solver".
-        name: the unknown name.
-        known: the known names.
-    """
-    names = list(known)
+def unknown(noun: str, name: str, registered: Iterable[str]) -> str:
+    """Return the error message for an unknown name, with all known names and the most similar one."""
+    names = list(registered)
     meant = did_you_mean(name.lower(), names)
-    return f"unknown {what} '{name}': known are {', '.join(names)}{meant}"
+    return f"unknown {noun} '{name}': known are {', '.join(names)}{meant}"
 
 
 def _extend_taxonomy(offer: OpTaxonomy) -> Callable[[], None]:
-    """Add the operators of a plugin's taxonomy to the planner's taxonomy.
-
-    Returns:
-        A function without arguments that removes the added operators from the taxonomy. Operators
-        that the taxonomy had before stay.
-    """
+    """Add the operators of a plugin's taxonomy to the planner's; return a function that removes them again."""
     from remat.graph.ops import default_taxonomy, packet
 
     added: list[tuple[set[Any], set[Any]]] = []
     for kind in fields(offer):
-        known = getattr(default_taxonomy(), kind.name)
+        operators = getattr(default_taxonomy(), kind.name)
         # The packet ``aten.mm`` stands for its overloads, such as ``aten.mm.default``.
-        new = set(map(packet, getattr(offer, kind.name))) - known
-        known.update(new)
-        added.append((known, new))
+        new = set(map(packet, getattr(offer, kind.name))) - operators
+        operators.update(new)
+        added.append((operators, new))
 
     def unlearn() -> None:
-        for known, new in added:
-            known.difference_update(new)
+        for operators, new in added:
+            operators.difference_update(new)
 
     return unlearn
 
 
 def _load(path: str) -> type[Solver]:
-    """Import the solver class at ``"module:Class"``.
-
-    Raises:
-        SolverError: the import failed, or the object is not a usable solver class.
-    """
+    """Import the solver class at ``"module:Class"``; raise `SolverError` if it is missing or unusable."""
     module_name, _, class_name = path.partition(":")
     try:
         module = importlib.import_module(module_name)

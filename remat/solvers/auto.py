@@ -29,10 +29,9 @@ from remat.solvers.verify import verify
 class Auto(Solver):
     """Portfolio of the other solvers; returns the best answer and the tightest bound among them.
 
-    The compiled kernel runs first, because it proves nearly every optimum in milliseconds. Every
-    answer is verified. A solver that is not installed, fails, refuses the problem, or returns a
-    wrong answer is skipped. `Greedy` answers every knapsack, so a knapsack always gets a result.
-    Without a time limit, limits count operations instead of seconds, so the answer repeats.
+    The compiled kernel runs first, because it proves nearly every optimum in milliseconds. A solver that
+    is not installed, fails, refuses the problem, or returns a wrong answer is skipped. Without a time
+    limit, limits count operations instead of seconds, so the answer repeats.
     """
 
     __slots__ = ()
@@ -68,13 +67,12 @@ class Auto(Solver):
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
         """Solve a graph problem in rounds of growing work, and return the best answer.
 
-        A round runs a beam search, the kernel's exact enumeration, and HiGHS. The rounds end early
-        if the gap is at most 0.1 %. The kernel is fast if few values are alive at a time, and HiGHS
-        if many are. On the wrong kind of graph, either solver can take a hundred times as long. The
-        first rounds are therefore short, so that each solver gets its turn early. HiGHS cannot be
-        interrupted at the root of its search tree. Rounds that allow HiGHS less work than the root
-        needs leave HiGHS out.
+        A round runs a beam search, the kernel's exact enumeration, and HiGHS. The rounds end early if the
+        gap is at most 0.1 %.
         """
+        # The kernel is fast if few values are alive at a time, and HiGHS if many are. On the wrong kind of graph,
+        # either takes a hundred times as long, so the first rounds are short. HiGHS cannot be interrupted at the
+        # root of its search tree, so rounds that allow less work than the root needs leave HiGHS out.
         search = Search(problem, time_limit=time_limit)
         # All solvers share one `Search`, so the hull is computed once.
         with_highs, best = unavailable(GraphMilp) is None, search.start()
@@ -94,10 +92,7 @@ class Auto(Solver):
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
-        """Solve a step problem with the kernel or, if the kernel is missing, with CP-SAT.
-
-        If CP-SAT is missing too, or refuses a problem of this size, `Greedy` solves the problem.
-        """
+        """Solve a step problem with the kernel; if it is missing, with CP-SAT, or else with `Greedy`."""
         if unavailable(Native) is None:
             return Native().solve_schedule(problem, time_limit=time_limit)
         if unavailable(CpSat) is None:
@@ -107,12 +102,7 @@ class Auto(Solver):
 
 
 def _kernel_answer(problem: KnapsackProblem, limit: float | None) -> Answer | None:
-    """Return the kernel's unverified answer, or None if the kernel cannot run, refuses or fails.
-
-    Args:
-        problem: the knapsack.
-        limit: seconds; None: no clock.
-    """
+    """Return the kernel's unverified answer, or None if the kernel cannot run, refuses or fails."""
     native = Native()
     if native.cannot_run() is not None or native.refuses(problem) is not None:
         return None
@@ -125,18 +115,8 @@ def _kernel_answer(problem: KnapsackProblem, limit: float | None) -> Answer | No
 def _best(
     core: KnapsackProblem, members: Iterable[tuple[Solver, float]], deadline: float | None
 ) -> Answer:
-    """Run solvers until one proves the optimum or the time is up, and return the best choice.
-
-    Args:
-        core: the reduced knapsack.
-        members: the solvers to run in order, each with the fraction of the remaining time that it
-            may take.
-        deadline: time of the monotonic clock at which to stop; None: no limit.
-
-    Returns:
-        The best choice of all solvers that ran, with the lowest of their upper bounds.
-    """
-    best = run(Greedy(), core)
+    """Run solvers until one proves the optimum or the deadline passes; return the best choice and the lowest bound."""
+    best = run(Greedy(), core)  # answers every knapsack, so there is always a result
     bound, by_clock = best.bound, False
     for member, share in members:
         if best.value == bound:
@@ -156,13 +136,7 @@ def _best(
 
 
 def _members(core: KnapsackProblem, *, again: bool) -> Iterator[tuple[Solver, float]]:
-    """Yield the solvers to run in order, each with its fraction of the remaining time.
-
-    Args:
-        core: the reduced knapsack.
-        again: whether to yield the kernel first. True if the kernel gave no valid answer to the
-            unreduced problem; the kernel may still solve the smaller core.
-    """
+    """Yield the solvers to run in order, each with its fraction of the remaining time."""
     if again:
         yield Native(), 0.6
     # With one step per unit of capacity, the dynamic program is exact.
@@ -184,6 +158,6 @@ def _try(member: Solver, core: KnapsackProblem, limit: float | None) -> Solution
 
 
 def is_auto(solver: Solver) -> bool:
-    """Return whether a solver is `Auto`, or an `Isolated` solver that runs `Auto` in a process."""
+    """Return whether a solver is `Auto`, or an `Isolated` solver that runs `Auto`."""
     # Compare names: an `Isolated` solver has the name of the solver that it runs, but another class.
     return solver.name == Auto.name

@@ -138,9 +138,9 @@ class Solver:
             "the sum of the values": problem.total_value,
             "the capacity": problem.capacity,
         }
-        for what, number in numbers.items():
+        for label, number in numbers.items():
             if number > limit:
-                return f"{what} is {number}, above the {limit} that it can hold"
+                return f"{label} is {number}, above the {limit} that it can hold"
         return None
 
     @classmethod

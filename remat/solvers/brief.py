@@ -1,9 +1,4 @@
-"""Instances of the search solvers, each limited to a twentieth of its usual work.
-
-Tables that compare all solvers use these instances. A solver that searches until it has a proof may
-take minutes for one graph of a few hundred nodes. With these limits a table takes seconds. The
-limits count operations instead of seconds, so the same input always gives the same plans.
-"""
+"""Instances of the search solvers, each limited to a twentieth of its usual work, for tables of all solvers."""
 
 from __future__ import annotations
 
@@ -17,7 +12,8 @@ from remat.solvers.knapsack.cpsat import CpSat
 from remat.solvers.knapsack.milp import Milp
 from remat.solvers.knapsack.pulp_cbc import PulpCbc
 
-#: Number by which the usual work is divided; the help and tables of the command line show it.
+#: Number by which the usual work is divided. A search until a proof may take minutes for one graph of a few hundred
+#: nodes; with this limit, a table of all solvers takes seconds. The help and tables of the command line show it.
 PARTS = 20
 
 #: The search solvers with less work, by name. A limit keeps its type: CP-SAT's limit in

@@ -1,8 +1,7 @@
 """Checks of the columns of a problem, such as its weights, names or inputs.
 
-A *column* is a sequence with one entry for each item or node of the problem. Every check returns
-the checked value, or raises a `ProblemError`. The message is one line with the place, the value
-found there, and the expected value.
+A *column* is a sequence with one entry for each item or node of the problem. Every check returns the
+checked value, or raises a `ProblemError` whose message names the value by ``label``.
 """
 
 from __future__ import annotations
@@ -28,10 +27,7 @@ def as_integer(number: object) -> int | None:
 
 
 def short(value: object) -> str:
-    """Format a value for an error message, in at most sixty characters.
-
-    A list or dict is shown as its type and length.
-    """
+    """Format a value for an error message, in at most sixty characters; a list or dict as its type and length."""
     if isinstance(value, (list, dict)):
         return f"a {type(value).__name__} of {len(value)}"
     try:
@@ -44,16 +40,9 @@ def short(value: object) -> str:
 def sequence(
     label: str, values: Any, length: int | None = None, *, each: str = "name"
 ) -> tuple[Any, ...]:
-    """Return the entries of an ordered iterable as a tuple.
+    """Return the entries of an ordered iterable as a tuple of the given length; None: of any length.
 
-    Args:
-        label: name of the value in error messages.
-        values: the value to check; text, sets and dicts are refused.
-        length: the required number of entries; None: any number.
-        each: text for the message about a wrong length: "expected 3, one for each ``each``".
-
-    Raises:
-        ProblemError: ``values`` is not an ordered iterable, or its length is wrong.
+    An error message about the length says "expected 3, one for each ``each``".
     """
     if not isinstance(values, Iterable) or isinstance(values, (str, bytes, set, frozenset, dict)):
         raise ProblemError(
@@ -68,10 +57,7 @@ def sequence(
 
 
 def integer(label: str, value: object, low: int = 0, high: int = INT64_MAX) -> int:
-    """Return an integer from ``low`` to ``high`` as an ``int``, or raise `ProblemError`.
-
-    ``label`` is the name of the value in the error message.
-    """
+    """Return an integer from ``low`` to ``high`` as an ``int``, or raise `ProblemError`."""
     number = as_integer(value)
     if number is None or not low <= number <= high:
         limit = "2**63 - 1" if high == INT64_MAX else str(high)
@@ -90,13 +76,7 @@ def capacity(label: str, value: object) -> int | None:
 def integers(
     label: str, values: Any, low: int = 0, high: int = INT64_MAX, *, names: Sequence[str] = ()
 ) -> tuple[int, ...]:
-    """Return the entries of a column if all are integers from ``low`` to ``high``.
-
-    Raises:
-        ProblemError: an entry is not an integer in this range, or ``values`` is not an ordered
-            iterable. The message has ``label`` and the entry's index. If ``names`` is given, the
-            message also has the name at this index.
-    """
+    """Return the entries of a column if all are integers from ``low`` to ``high``; else raise `ProblemError`."""
     entries = sequence(label, values)
     # Fast path: checking each entry on its own takes ten times as long.
     if set(map(type, entries)) <= {int} and (
@@ -107,16 +87,7 @@ def integers(
 
 
 def amounts(label: str, values: Any, names: Sequence[str] | None = None) -> tuple[int, ...]:
-    """Check a column of non-negative integers whose sum is at most 2**63 - 1; return a tuple.
-
-    Args:
-        label: name of the column in error messages.
-        values: the entries.
-        names: names of the nodes. If given, the column must have one entry for each name.
-
-    Raises:
-        ProblemError: an entry is invalid, the sum is too large, or the length is wrong.
-    """
+    """Check a column of non-negative integers whose sum is at most 2**63 - 1, one for each of ``names``."""
     entries = sequence(label, values, None if names is None else len(names))
     numbers = integers(label, entries, names=names or ())
     if sum(numbers) > INT64_MAX:
@@ -136,17 +107,7 @@ def flags(label: str, values: Any, names: Sequence[str]) -> tuple[bool, ...]:
 
 
 def earlier_nodes(label: str, rows: Any, names: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Check the inputs of each node, and return them as one tuple per node.
-
-    Args:
-        label: name of the column in error messages.
-        rows: for each node, the positions of the nodes that it reads. Each must be smaller than the
-            node's own position.
-        names: names of the nodes; there must be one entry of ``rows`` for each.
-
-    Raises:
-        ProblemError: an input is not the position of an earlier node, or the length is wrong.
-    """
+    """Check the inputs of each node, which must be at smaller positions; return them as one tuple per node."""
     given = sequence(label, rows, len(names))
     if set(map(type, given)) <= {tuple, list}:
         given = tuple(map(tuple, given))

@@ -39,8 +39,8 @@ class SolverEffort:
         offload_work: a search for values to offload ends after ``offload_least`` evaluations of schedules, but not before
             the evaluated schedules have so many runs in total (benchmark ``offloading``).
         offload_least: see ``offload_work``.
-        offload_around: a search that changes only which values are offloaded gets this ratio of the work.
-        offload_mends: most values that it tries to offload, and to recompute, in each step.
+        offload_around: a search that changes only the offloaded values gets this ratio of the work.
+        offload_mends: most values that one change of a decision tries to offload, and to recompute.
         offload_improved: number of best decisions that local moves improve.
         points: largest frontier of a knapsack. Points of a larger one are dropped, down to half this number.
     """

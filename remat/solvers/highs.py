@@ -1,91 +1,115 @@
-"""Call HiGHS through ``scipy.optimize.milp`` without its stray debug output.
-
-HiGHS prints debug lines from C++ regardless of its options, and other programs parse standard
-output. During a call, file descriptor 1 therefore points to a temporary file, **for all threads of
-this process**. A lock admits one call at a time. Lines that other threads print during the call
-appear after it. A process forked during the call has the real standard output. If another thread
-starts a ``subprocess`` during the call, and the program inherits standard output, the program's
-output may be lost. Give such a program a pipe.
-"""
+"""Call HiGHS, a solver of mixed-integer programs, without output on standard output."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
-import sys
-import tempfile
-import threading
-from collections.abc import Iterator
+import math
+from dataclasses import dataclass
 from typing import Any
 
 from remat.solvers.interrupts import interruptible
 
-_NOISE = b"HighsMipSolverData::"
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MilpResult:
+    """Result of HiGHS on a program that minimises.
 
-class _Redirect:
-    """State of the redirection of file descriptor 1: a lock, and a copy of the real descriptor."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.true_stdout: int | None = None
-
-    def end_in_child(self) -> None:
-        """End the redirection in a forked child, where the redirecting thread does not exist."""
-        # A thread that does not exist in the child may hold the old lock.
-        self.lock = threading.Lock()
-        if self.true_stdout is not None:
-            os.dup2(self.true_stdout, 1)
-            self.true_stdout = None
-
-
-_redirect = _Redirect()
-if os.name == "posix":
-    os.register_at_fork(after_in_child=_redirect.end_in_child)
-
-
-def milp(*args: Any, **kwargs: Any) -> Any:
-    """Call `scipy.optimize.milp` with the same arguments and result; drop HiGHS's debug output.
-
-    Ctrl-C ends the call at once. SciPy cannot stop HiGHS, so HiGHS's thread runs on to its limit,
-    and its debug output is no longer dropped.
+    Attributes:
+        x: values of the variables in the best solution found, as an array; None if none was found.
+        bound: lower bound on the objective; minus infinity without a solution.
+        infeasible: whether HiGHS proved that the program has no solution.
+        by_clock: whether the time limit ended the search.
     """
-    from scipy import optimize
 
-    with quiet_stdout():
-        return interruptible(lambda: optimize.milp(*args, **kwargs))
-
-
-@contextlib.contextmanager
-def quiet_stdout() -> Iterator[None]:
-    """Drop HiGHS's debug lines from standard output in a ``with`` block; print other output at its end."""
-    if os.name != "posix":
-        yield
-        return
-    with _redirect.lock, contextlib.ExitStack() as opened:
-        caught = None
-        with contextlib.suppress(OSError):
-            caught = opened.enter_context(tempfile.TemporaryFile())
-        if caught is None:  # no temporary folder: show the debug lines
-            yield
-            return
-        libc = ctypes.CDLL(None)
-        _flush(libc)  # text buffered before the call must not land in the temporary file
-        _redirect.true_stdout = true = os.dup(1)
-        os.dup2(caught.fileno(), 1)
-        try:
-            yield
-        finally:
-            _flush(libc)
-            os.dup2(true, 1)
-            _redirect.true_stdout = None
-            caught.seek(0)
-            with open(true, "wb") as stdout:
-                stdout.writelines(line for line in caught if _NOISE not in line)
+    x: Any
+    bound: float
+    infeasible: bool
+    by_clock: bool
 
 
-def _flush(libc: ctypes.CDLL) -> None:
-    with contextlib.suppress(AttributeError, ValueError):  # sys.stdout is None or closed
-        sys.stdout.flush()
-    libc.fflush(None)
+def milp(
+    cost: Any,
+    rows: Any,
+    *,
+    low: Any = -math.inf,
+    high: Any = math.inf,
+    upper: Any = 1.0,
+    integral: Any,
+    gap: float = 0.0,
+    nodes: int,
+    time_limit: float | None,
+) -> MilpResult:
+    """Minimise ``cost @ x`` subject to ``low <= rows @ x <= high`` and ``0 <= x <= upper``.
+
+    ``low``, ``high`` and ``upper`` are one number for all rows or variables, or one for each. Ctrl-C ends
+    the call at once; HiGHS's thread then runs on to its limit.
+
+    Args:
+        cost: one coefficient per variable.
+        rows: the matrix of constraints, dense or sparse.
+        integral: for each variable, whether its value is an integer.
+        gap: difference between objective and bound at which to stop, as a fraction of the objective.
+        nodes: the most branch-and-bound nodes to open if there is no time limit.
+        time_limit: seconds; None: the nodes are limited instead.
+    """
+    import numpy as np
+    from scipy.sparse import csc_array
+
+    binding = _binding()
+    matrix = csc_array(rows)
+    count, columns = matrix.shape
+    program = binding.HighsLp()
+    program.num_row_ = program.a_matrix_.num_row_ = count
+    program.num_col_ = program.a_matrix_.num_col_ = columns
+    program.a_matrix_.format_ = binding.MatrixFormat.kColwise
+    program.a_matrix_.start_, program.a_matrix_.index_ = matrix.indptr, matrix.indices
+    program.a_matrix_.value_ = matrix.data.astype(np.float64)
+    program.col_cost_, program.col_lower_ = cost, np.zeros(columns)
+    program.col_upper_ = np.broadcast_to(np.float64(upper), columns)
+    program.row_lower_ = np.broadcast_to(np.float64(low), count)
+    program.row_upper_ = np.broadcast_to(np.float64(high), count)
+    program.integrality_ = [binding.HighsVarType(int(i)) for i in integral]
+    # Not `highspy.Highs`: HiGHS 1.16 prints a header from its constructor, before the output can be turned off.
+    engine = binding._Highs()
+    engine.setOptionValue("output_flag", False)
+    engine.setOptionValue("mip_rel_gap", gap)
+    if time_limit is None:
+        engine.setOptionValue("mip_max_nodes", nodes)
+    else:
+        engine.setOptionValue("time_limit", time_limit)
+    engine.passModel(program)
+    interruptible(engine.run)
+    return _result(binding.HighsModelStatus, engine)
+
+
+def _binding() -> Any:
+    """Import HiGHS's Python module, or else SciPy's copy of the module."""
+    with contextlib.suppress(ImportError):
+        # OR-Tools and `highspy` 1.15 each bring a library of the name `libhighs`, and the one loaded second fails.
+        # OR-Tools comes first, because nothing replaces it.
+        import ortools.graph.python.max_flow  # noqa: F401
+    try:
+        import highspy
+    except ImportError:
+        # Training images have SciPy, but often no `highspy`. HiGHS 1.12, which is in SciPy 1.17, prints a debug
+        # line whatever its options.
+        from scipy.optimize._highspy import _core
+
+        return _core
+    return highspy
+
+
+def _result(statuses: Any, engine: Any) -> MilpResult:
+    """Read the result of a finished run."""
+    import numpy as np
+
+    status, info = engine.getModelStatus(), engine.getInfo()
+    ended = (statuses.kOptimal, statuses.kTimeLimit, statuses.kSolutionLimit)
+    # At a limit without a solution, HiGHS returns arbitrary values and an infinite objective.
+    has_solution = status in ended and math.isfinite(info.objective_function_value)
+    return MilpResult(
+        x=np.array(engine.getSolution().col_value) if has_solution else None,
+        bound=info.mip_dual_bound if has_solution else -math.inf,
+        infeasible=status == statuses.kInfeasible,
+        by_clock=status == statuses.kTimeLimit,
+    )

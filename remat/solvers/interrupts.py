@@ -13,14 +13,10 @@ T = TypeVar("T")
 def interruptible(search: Callable[[], T], stop: Callable[[], object] | None = None) -> T:
     """Run a search in a thread, and return its result; Ctrl-C in the main thread ends the wait.
 
-    Python handles a signal only between its own instructions, so the main thread must not be inside
-    of native code. The search must release the GIL.
-
-    Args:
-        search: the search; an exception that it raises is raised here.
-        stop: makes a running search return soon. None: the thread of an interrupted search runs on
-            until the search ends by its own limit, or until the process exits.
+    The search must release the GIL. ``stop`` makes a running search return soon. Without ``stop``, the
+    thread of an interrupted search runs on until its own limit, or until the process exits.
     """
+    # Python handles a signal between its own instructions, so the main thread must not be inside of native code.
     result = Future[T]()
 
     def run() -> None:

@@ -24,13 +24,7 @@ P = TypeVar("P", bound="Problem[Any]")
 
 
 class Limits(NamedTuple):
-    """Bounds on the value or cost of a problem's answers that are known without a search.
-
-    Attributes:
-        bound: no answer has a better value or cost than this number.
-        reachable: the value or cost of an answer that is known to exist, such as a greedy choice;
-            None if no answer is known.
-    """
+    """A bound that no answer beats, and the value or cost of an answer known to exist, such as a greedy one."""
 
     bound: int
     reachable: int | None = None
@@ -101,11 +95,7 @@ class Problem(Generic[S]):
         raise NotImplementedError
 
     def excess(self, figures: Mapping[str, Any]) -> str:
-        """Describe an answer that exceeds the capacity, as part of an error message.
-
-        Args:
-            figures: the figures of the answer, as returned by `measure`.
-        """
+        """Describe an answer that exceeds the capacity, as part of an error message, from its figures."""
         raise NotImplementedError
 
     def limits(self) -> Limits:
@@ -138,25 +128,16 @@ class Problem(Generic[S]):
         return f"{type(self).__name__}.{name}"
 
     def _check(self, check: Callable[..., Any], *names: str, **options: Any) -> None:
-        """Check attributes of this frozen instance, and replace each by the value that the check returns.
-
-        Args:
-            check: takes an attribute's name for messages, its value and the options.
-            names: names of the attributes.
-            options: further arguments of ``check``.
-        """
+        """Replace each named attribute of this frozen instance by the value that ``check(label, value)`` returns."""
         for name in names:
             checked = check(self._label(name), getattr(self, name), **options)
             object.__setattr__(self, name, checked)
 
 
-def read_indices(entries: list[Any], count: int, what: str) -> tuple[int, ...]:
+def read_indices(entries: list[Any], count: int, noun: str) -> tuple[int, ...]:
     """Check that entries are different indices from 0 to ``count - 1``, and return them sorted.
 
-    Args:
-        entries: the entries of an answer.
-        count: number of items or nodes.
-        what: ``"item"`` or ``"node"``, for error messages.
+    ``noun`` is ``"item"`` or ``"node"``, for error messages.
 
     Raises:
         ProblemError: an entry is not such an index, or an index occurs twice.
@@ -167,21 +148,21 @@ def read_indices(entries: list[Any], count: int, what: str) -> tuple[int, ...]:
         entries.sort()
         if entries[0] >= 0 and entries[-1] < count and len(set(entries)) == len(entries):
             return tuple(entries)
-    found = []
+    indices = []
     for entry in entries:
         index = as_integer(entry)
         if index is None:
-            article = "an" if what == "item" else "a"
+            article = "an" if noun == "item" else "a"
             hint = " (a mask? return the indices)" if isinstance(entry, bool) else ""
-            raise ProblemError(f"returned {entry!r} where {article} {what} index is due{hint}")
+            raise ProblemError(f"returned {entry!r} where {article} {noun} index is due{hint}")
         if not 0 <= index < count:
-            raise ProblemError(f"returned index {index}, but the {what}s are 0 to {count - 1}")
-        found.append(index)
-    found.sort()
-    for index, following in pairwise(found):
+            raise ProblemError(f"returned index {index}, but the {noun}s are 0 to {count - 1}")
+        indices.append(index)
+    indices.sort()
+    for index, following in pairwise(indices):
         if index == following:
             raise ProblemError(f"returned index {index} twice")
-    return tuple(found)
+    return tuple(indices)
 
 
 @dataclass(frozen=True, slots=True)

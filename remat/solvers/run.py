@@ -1,8 +1,4 @@
-"""Run a solver on any kind of problem, and verify the answer.
-
-`run` checks that the solver is available and accepts the problem, calls its method, and evaluates
-the answer.
-"""
+"""Run a solver on any kind of problem, and verify the answer."""
 
 from __future__ import annotations
 
@@ -35,8 +31,7 @@ def run(
 ) -> S:
     """Solve a problem with a solver, and verify the answer.
 
-    The solver gets the caller's problem unchanged, so the numbers in a refusal are the caller's.
-    Solvers that want trivial items removed derive from `remat.solvers.knapsack.reduction.CoreSolver`. For a
+    The solver gets the caller's problem unchanged, so the numbers in a refusal are the caller's. For a
     solver of knapsacks only, a graph problem is converted to knapsacks: see
     `remat.solvers.graph.completion`.
 
@@ -46,9 +41,6 @@ def run(
         time_limit: seconds; None: the solver counts its work, or runs until it is done.
         knapsack: whether to convert a graph problem to knapsacks even if the solver has
             ``solve_graph``.
-
-    Returns:
-        The verified solution.
 
     Raises:
         ProblemError: an argument is invalid.
@@ -91,12 +83,7 @@ def run(
 
 
 def _check_question(solver: object, problem: object, time_limit: object) -> None:
-    """Check the arguments of `run`, and that the solver can run.
-
-    Raises:
-        ProblemError: an argument is invalid.
-        SolverError: the solver cannot run here.
-    """
+    """Check the arguments of `run`, and that the solver can run."""
     if not isinstance(solver, Solver):
         raise ProblemError(f"solver must be an instance of remat.Solver, got {solver!r}")
     if not isinstance(problem, Problem):
@@ -126,10 +113,8 @@ def check_time_limit(time_limit: object) -> None:
 def solver_errors(solver: Solver) -> Iterator[Callable[[], float]]:
     """Convert exceptions in a ``with`` block to a `SolverError` that names the solver.
 
-    A `BudgetError` passes unchanged, and so does a `SolverError` that already names the solver.
-
-    Yields:
-        A function that returns the seconds since the ``with`` block began.
+    A `BudgetError` passes unchanged, and so does a `SolverError` that already names the solver. The block
+    gets a function that returns the seconds since it began.
     """
     started = time.perf_counter()
     try:

@@ -1,7 +1,4 @@
-"""Verify the answers of solvers: evaluate each one in integers, and refuse wrong ones.
-
-Each refusal is a `SolverError` that names the solver and the fault.
-"""
+"""Verify the answers of solvers: evaluate each one in integers, and refuse wrong ones by name."""
 
 from __future__ import annotations
 
@@ -23,16 +20,9 @@ from remat.solvers.solution import Answer, Status
 def verify(problem: Problem[S], solver: Solver, answer: object) -> S:
     """Turn a solver's answer into a verified solution.
 
-    Args:
-        problem: the problem that the solver was given.
-        solver: the solver that answered.
-        answer: an iterable of indices or runs, or an object of the problem's ``answer`` class.
-
-    Returns:
-        The solution. Its bound is the problem's bound that needs no search (`Problem.limits`), or a
-        tighter bound that a built-in solver claims. If a plugin claims a tighter bound for a
-        knapsack or a graph problem, a short search tries to prove the claim. A claimed bound that
-        remains unproven becomes the solution's ``claimed_bound``.
+    The solution's bound is that of `Problem.limits`, or a tighter bound that a built-in solver claims. If
+    a plugin claims a tighter bound for a knapsack or a graph problem, a short search tries to prove the
+    claim. A claimed bound that remains unproven becomes the solution's ``claimed_bound``.
 
     Raises:
         SolverError: the answer is malformed, cannot be carried out, exceeds the capacity, or makes
@@ -44,10 +34,7 @@ def verify(problem: Problem[S], solver: Solver, answer: object) -> S:
 def read(problem: Problem[Any], solver: Solver, answer: object) -> Answer:
     """Convert a solver's answer to an `Answer` of plain ints, without evaluating the answer.
 
-    The choice is in ``saved``, for step problems too.
-
-    Raises:
-        SolverError: the answer has the wrong type, or an entry is invalid.
+    The choice is in ``saved``, for step problems too. A malformed answer raises a `SolverError`.
     """
     # A bare iterable becomes an answer without claims.
     claim = answer if isinstance(answer, problem.answer) else problem.answer(answer)  # type: ignore[arg-type]
@@ -71,17 +58,7 @@ def read(problem: Problem[Any], solver: Solver, answer: object) -> Answer:
 
 
 def judge(problem: Problem[S], solver: Solver, claim: Answer, *, elapsed_s: float) -> S:
-    """Evaluate a solver's answer and check its claims; see `verify`.
-
-    Args:
-        problem: the problem that the solver was given.
-        solver: the solver that answered.
-        claim: the answer, as returned by `read`.
-        elapsed_s: seconds that the solver took.
-
-    Raises:
-        SolverError: the answer cannot be carried out, exceeds the capacity, or makes a false claim.
-    """
+    """Evaluate an answer that `read` returned, and check its claims; see `verify`."""
     try:
         figures = problem.measure(tuple(claim.saved))
     except ProblemError as error:
@@ -131,14 +108,7 @@ def judge(problem: Problem[S], solver: Solver, claim: Answer, *, elapsed_s: floa
 def _claimed_bound(
     problem: Problem[Any], solver: Solver, claim: Answer, reached: int
 ) -> int | None:
-    """Return the bound that an answer claims; None if it claims none.
-
-    With the status OPTIMAL, the claimed bound is ``reached``, the objective of the answer.
-
-    Raises:
-        SolverError: the status OPTIMAL contradicts the bound, or the status comes without a bound
-            from a knapsack solver that does not declare ``exact``.
-    """
+    """Return the bound that an answer claims, the objective itself under the status OPTIMAL; None if it claims none."""
     exact = problem.by_capabilities and solver.exact
     if claim.status is None:
         return reached if exact and claim.bound is None else claim.bound
@@ -156,11 +126,7 @@ def _claimed_bound(
 
 
 def _proven_value(problem: KnapsackProblem, reached: int) -> int:
-    """Return an upper bound on the value of any choice, proven by a short search of the kernel.
-
-    If the kernel is missing or refuses the problem, the bound is the value of all items. The
-    argument ``reached`` is unused: all functions in `_PROOFS` have the same signature.
-    """
+    """Return an upper bound on the value of any choice, proven by a short search of the kernel, if possible."""
     native = Native()
     if native.cannot_run() is not None or native.refuses(problem) is not None:
         return problem.total_value
@@ -169,11 +135,7 @@ def _proven_value(problem: KnapsackProblem, reached: int) -> int:
 
 
 def _proven_cost(problem: GraphProblem, reached: int) -> int:
-    """Return a lower bound on the cost of any decision, proven by a short search.
-
-    The bound is at most ``reached``, the cost of the solver's decision. It is 0 if `Lagrangian`
-    cannot run here.
-    """
+    """Return a lower bound on the cost of any decision, at most ``reached``, proven by a short search."""
     if unavailable(Lagrangian) is not None:
         return 0
     search = Search(problem)

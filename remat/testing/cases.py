@@ -37,10 +37,7 @@ class Case:
 
     @property
     def optimum(self) -> int:
-        """Greatest value for a knapsack, least cost for other kinds.
-
-        This is the certificate if there is one. Otherwise it is computed by enumeration.
-        """
+        """Greatest value for a knapsack, least cost for other kinds: the certificate, or else by enumeration."""
         best = optimum(self.problem) if self.certificate is None else self.certificate
         assert best is not None
         return best
@@ -190,21 +187,21 @@ def _like_models() -> list[Case]:
 
 
 def _twenty_thousand() -> list[Case]:
-    """Build knapsacks of 20,000 items whose optimum is known by construction.
-
-    The items with the most value per weight fill the capacity exactly. Their value therefore equals
-    the bound of the linear relaxation, so it is optimal.
-    """
-    drawn = family("uncorrelated", items=20_000, span=10**7, share=101, seed=21)
-    best = efficiency_order(drawn.weights, drawn.values)[:8_000]
+    """Build knapsacks of 20,000 items whose optimum is known by construction."""
+    # The items with the most value per weight fill the capacity exactly. Their value equals the bound of the linear
+    # relaxation, so it is optimal.
+    random_items = family("uncorrelated", items=20_000, span=10**7, share=101, seed=21)
+    best = efficiency_order(random_items.weights, random_items.values)[:8_000]
     mib = 2**20
     sizes, costs = (16 * mib, 24 * mib, 56 * mib, 41 * mib), (700, 911, 2_800, 1_730)
     blocks = 5_000
     return [
         Case(
             name="20000-items",
-            problem=KnapsackProblem(drawn.weights, drawn.values, drawn.weight_of(best)),
-            certificate=drawn.value_of(best),
+            problem=KnapsackProblem(
+                random_items.weights, random_items.values, random_items.weight_of(best)
+            ),
+            certificate=random_items.value_of(best),
         ),
         # 2,800 / 56 is the best ratio and 700 / 16 the second best. All items of 56 MiB fit, and 1,234 of
         # 16 MiB.

@@ -26,17 +26,7 @@ _BASE_ITEMS = 2
 
 
 def _valued(value: Callable[[int, int, Draw], int]) -> Family:
-    """Return a family with uniform random weights, and with values that ``value`` computes.
-
-    Args:
-        value: a function that returns an item's value. Its arguments are the item's weight, the
-            largest possible weight, and a function that draws random integers.
-
-    Returns:
-        A function that draws the items. Its arguments are the number of items, the largest possible
-        weight, and a function that draws random integers. It returns the lists of weights and
-        values.
-    """
+    """Return a family with uniform random weights, and with values that ``value(weight, span, draw)`` computes."""
 
     def items(count: int, span: int, draw: Draw) -> Items:
         weights = [draw(1, span) for _ in range(count)]
@@ -56,13 +46,10 @@ def _similar_weights(count: int, _: int, draw: Draw) -> Items:
 
 
 def _spanner(base: Family) -> Family:
-    """Return a family whose items are random multiples of two items drawn from family ``base``.
-
-    The weights and values of the two base items are first divided by 11 and rounded up. Each item
-    is then one base item times a random factor from 1 to 10.
-    """
+    """Return a family whose items are random multiples of two items drawn from family ``base``."""
 
     def items(count: int, span: int, draw: Draw) -> Items:
+        # Divided by 11 and rounded up, as in the source, so that the multiples keep to the span.
         weights, values = (
             [-(-number // (_MULTIPLES + 1)) for number in numbers]
             for numbers in base(_BASE_ITEMS, span, draw)
@@ -137,11 +124,7 @@ def layers(
 ) -> KnapsackProblem:
     """Build the knapsack of a model that repeats one block, with the same items in each block.
 
-    Args:
-        blocks: number of blocks.
-        sizes: weight of each item of a block, in bytes.
-        costs: value of each item of a block: the recompute cost that saving the item avoids.
-        share: the capacity, in percent of the total weight.
+    ``share`` is the capacity, in percent of the total weight.
     """
     weights, values = sizes * blocks, costs * blocks
     return KnapsackProblem(weights, values, sum(weights) * share // 100)

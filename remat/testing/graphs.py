@@ -10,10 +10,7 @@ from remat.solvers.graph.problem import GraphProblem
 def random_graph(seed: int, *, nodes: int = 10, outside: bool = True) -> GraphProblem:
     """Build a random graph problem; the same arguments give the same problem.
 
-    Args:
-        seed: seed of the random source.
-        nodes: number of nodes.
-        outside: whether some nodes may have ``in_forward=False``, so that forward need not run them.
+    With ``outside``, some nodes may have ``in_forward=False``, so that forward need not run them.
     """
     draw = random.Random(seed)
     inputs: list[tuple[int, ...]] = []
@@ -45,14 +42,7 @@ def random_graph(seed: int, *, nodes: int = 10, outside: bool = True) -> GraphPr
 
 
 def layers(count: int, *, seed: int = 0) -> GraphProblem:
-    """Build the graph problem of a chain of identical layers.
-
-    A layer has six values, whose costs and sizes are drawn at random once for all layers.
-
-    Args:
-        count: number of layers.
-        seed: seed of the costs and sizes within a layer.
-    """
+    """Build the graph problem of a chain of identical layers, each of six values of random cost and size."""
     draw = random.Random(seed)
     kinds = [(draw.randint(10, 99), draw.randint(1, 9) * 7) for _ in range(6)]
     inputs: list[tuple[int, ...]] = [()]
@@ -78,13 +68,7 @@ def layers(count: int, *, seed: int = 0) -> GraphProblem:
 
 
 def wide(n: int) -> GraphProblem:
-    """Build a graph problem with ``2 * n`` nodes and many skip connections, as in a U-Net.
-
-    Each of the last ``n`` nodes reads two of the first ``n`` nodes.
-
-    Args:
-        n: half the number of nodes.
-    """
+    """Build a graph problem with ``2 * n`` nodes and many skip connections, as in a U-Net."""
     draw = random.Random(3)
     inputs = [(), *((i - 1, draw.randrange(i)) if i > 1 else (0,) for i in range(1, n))]
     return GraphProblem(

@@ -14,18 +14,10 @@ _SPANS = (3, 20, 10**4, 10**9, 2**50)
 
 
 def holds(law: Callable[[Draw], None], *, draws: int) -> None:
-    """Check a law, which is a property of all problems, on random problems.
+    """Check a law, a function that draws a problem and asserts a property, on as many problems as ``draws``.
 
     The problems are the same in every run. Hypothesis, if it is installed, tries corner cases and
     reduces a failing problem to a small one.
-
-    Args:
-        law: a function that draws a problem and asserts the law. Its argument is a function that
-            draws a random integer between two bounds.
-        draws: number of problems.
-
-    Raises:
-        AssertionError: the law does not hold for a problem.
     """
     try:
         from hypothesis import HealthCheck, Phase, given, settings
@@ -51,15 +43,8 @@ def holds(law: Callable[[Draw], None], *, draws: int) -> None:
 
 
 def any_problem(draw: Draw, *, most: int = 9) -> KnapsackProblem:
-    """Draw a knapsack of up to ``most`` items; weights and values may be zero or equal.
-
-    One upper bound for all weights and values is drawn first, from five numbers between 3 and
-    2**50. Therefore some knapsacks have small numbers only, and others have huge ones.
-
-    Args:
-        draw: a function of two bounds that draws a random integer between these bounds.
-        most: the largest number of items.
-    """
+    """Draw a knapsack of up to ``most`` items; weights and values may be zero or equal."""
+    # One upper bound for all numbers: some knapsacks have small numbers only, and others huge ones.
     span = _SPANS[draw(0, len(_SPANS) - 1)]
     count = draw(0, most)
     weights = tuple(draw(0, span) for _ in range(count))
@@ -68,12 +53,7 @@ def any_problem(draw: Draw, *, most: int = 9) -> KnapsackProblem:
 
 
 def any_order(draw: Draw, count: int) -> list[int]:
-    """Return a random permutation of the numbers from 0 to ``count - 1``.
-
-    Args:
-        draw: a function of two bounds that draws a random integer between these bounds.
-        count: length of the permutation.
-    """
+    """Return a random permutation of the numbers from 0 to ``count - 1``."""
     order = list(range(count))
     for i in range(count - 1, 0, -1):
         j = draw(0, i)

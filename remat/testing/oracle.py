@@ -19,11 +19,7 @@ MAX_ITEMS = 20
 
 @functools.cache  # the tests of every solver need the same optima
 def optimum(problem: Problem[Any]) -> int | None:
-    """Return the optimum of a problem, by enumeration of all answers within its capacity.
-
-    The optimum is the greatest value for a knapsack, and the least cost for other problems. None if
-    no answer fits the capacity.
-    """
+    """Return the greatest value or least cost of the answers within the capacity; None if no answer fits."""
     if isinstance(problem, KnapsackProblem):
         return brute_force(problem)
     if isinstance(problem, ScheduleProblem):
@@ -58,19 +54,17 @@ def decisions(problem: GraphProblem) -> list[Evaluation]:
     A decision is a set of nodes to save. Sets from which backward cannot compute all values that it
     needs are left out.
     """
-    may, found = [i for i in range(len(problem)) if problem.savable[i]], []
+    may, evaluations = [i for i in range(len(problem)) if problem.savable[i]], []
     for picks in itertools.product((False, True), repeat=len(may)):
         with contextlib.suppress(ProblemError):
-            found.append(evaluate(problem, list(itertools.compress(may, picks))))
-    return found
+            evaluations.append(evaluate(problem, list(itertools.compress(may, picks))))
+    return evaluations
 
 
 def least_cost_schedule(problem: ScheduleProblem) -> int | None:
     """Return the least cost of any schedule within the capacity; None if no schedule fits.
 
-    The search enumerates states. A state consists of the values in memory, the nodes that have run,
-    and whether backward has begun. Before each run, any values may be dropped from memory. The
-    number of states grows as 4 to the power of the number of nodes, so the problem should have at
+    The number of states grows as 4 to the power of the number of nodes, so the problem should have at
     most eight nodes.
     """
     capacity = math.inf if problem.capacity is None else problem.capacity
@@ -78,6 +72,7 @@ def least_cost_schedule(problem: ScheduleProblem) -> int | None:
     runnable, size, inputs = problem.runnable, problem.size, problem.inputs
     once, backward, forward = set(problem.once), set(problem.backward), set(problem.forward)
     arriving = frozenset(i for i in problem.at_boundary if i in read)
+    # A state is the values in memory, the nodes that have run, and whether backward has begun.
     # Dijkstra's algorithm: costs are not negative, so the first final state popped is cheapest.
     begin = (frozenset(i for i in problem.at_start if i in read), frozenset[int](), False)
     least = {begin: 0}
@@ -103,12 +98,12 @@ def least_cost_schedule(problem: ScheduleProblem) -> int | None:
             there = memory | arriving if crosses else memory
             if not set(inputs[v]) <= there:
                 continue
-            kept = there | set(makes[v])
+            largest = there | set(makes[v])
             # Before this run, every value that the run neither reads nor makes may be dropped.
             loose = [i for i in there if i not in inputs[v] and i not in makes[v]]
             for count in range(len(loose) + 1):
                 for gone in itertools.combinations(loose, count):
-                    alive = kept.difference(gone)
+                    alive = largest.difference(gone)
                     taken = problem.resident + problem.extra_bytes(v) + sum(size[i] for i in alive)
                     if taken > capacity:
                         continue

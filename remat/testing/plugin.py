@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -17,12 +18,13 @@ if TYPE_CHECKING:
     from remat.solvers.base import Solver
     from remat.solvers.solution import Checked
     from remat.testing.cases import Case
-    from remat.testing.choices import Candidate
+    from remat.testing.selection import SolverUnderTest
 
 Test = TypeVar("Test", bound=Callable[..., None])
 FIXTURE = "solver"
+_KNOWN_FAILURES = "known_failures.txt"
 _KIND = "remat_kind"
-_CHOSEN = pytest.StashKey["tuple[Candidate, ...]"]()
+_SELECTED = pytest.StashKey["tuple[SolverUnderTest, ...]"]()
 _KNOWN = pytest.StashKey["Mapping[str, str]"]()
 #: Name of the property of a test report that holds the solver's result (a `Solved`) as JSON text.
 _PROPERTY = "remat.solved"
@@ -65,24 +67,46 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Look up the chosen solvers and the known failures before collection."""
+    """Look up the selected solvers and the known failures before collection."""
     names = config.getoption("remat_solvers")
     if names:
-        from remat.testing.choices import choose
+        from remat.testing.selection import select
 
-        config.stash[_CHOSEN] = choose(names, config.invocation_params.dir)
+        config.stash[_SELECTED] = select(names, config.invocation_params.dir)
     config.stash[_KNOWN] = _known_failures(config)
 
 
 def _known_failures(config: pytest.Config) -> Mapping[str, str]:
-    from remat.testing import known
-
-    folder, asked = config.invocation_params.dir, config.getoption("remat_known_failures")
-    if asked:
-        return known.read(folder / asked)
+    """Return the reason why each listed test fails, by test name."""
+    folder, listed = config.invocation_params.dir, config.getoption("remat_known_failures")
+    if listed:
+        return _read_known_failures(folder / listed)
     # Without --solver, a file of this name may belong to another project.
-    default = folder / known.DEFAULT
-    return known.read(default) if _CHOSEN in config.stash and default.is_file() else {}
+    default = folder / _KNOWN_FAILURES
+    return _read_known_failures(default) if _SELECTED in config.stash and default.is_file() else {}
+
+
+def _read_known_failures(path: Path) -> Mapping[str, str]:
+    """Read a file with one test name per line, as pytest prints it after ``::``, and a reason after ``#``."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise pytest.UsageError(f"--known-failures={path}: {error}") from None
+    known: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        name, _, reason = (part.strip() for part in line.partition("#"))
+        if not name:
+            continue
+        name = name.rpartition("::")[2]
+        if not name.startswith("test") or " " in name:
+            raise pytest.UsageError(
+                f"{path}:{number}: {line.strip()!r} is no name of a test: give one per line, as "
+                f"test_case[empty-mine:Mine], and a reason behind '#'"
+            )
+        if name in known:
+            raise pytest.UsageError(f"{path}:{number}: {name} is listed twice")
+        known[name] = reason or "a known failure"
+    return known
 
 
 @pytest.hookimpl(trylast=True)  # after the tests' own parametrization, which `_is_ours` checks
@@ -93,11 +117,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """
     if FIXTURE not in metafunc.fixturenames or not _is_ours(metafunc):
         return
-    from remat.testing.choices import available
+    from remat.testing.selection import available
 
-    chosen = metafunc.config.stash.get(_CHOSEN, None) or available()
-    ids = [candidate.name for candidate in chosen]
-    metafunc.parametrize(FIXTURE, chosen, ids=ids, indirect=True, scope="session")
+    selected = metafunc.config.stash.get(_SELECTED, None) or available()
+    ids = [tested.name for tested in selected]
+    # In session scope, pytest runs all tests of one solver before the next solver's.
+    metafunc.parametrize(FIXTURE, selected, ids=ids, indirect=True, scope="session")
 
 
 # Before -k deselects tests, which `_mark_known` would report as missing.
@@ -111,9 +136,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _keep(config, items, _is_of_its_kind)
     known = config.stash[_KNOWN]
     if known:
-        _mark_known(config, [item for item in items if _candidate(item) is not None], known)
-    if _CHOSEN in config.stash:
-        _keep(config, items, lambda item: _candidate(item) is not None)
+        _mark_known(config, [item for item in items if _solver_of(item) is not None], known)
+    if _SELECTED in config.stash:
+        _keep(config, items, lambda item: _solver_of(item) is not None)
 
 
 def _keep(
@@ -126,52 +151,39 @@ def _keep(
         config.hook.pytest_deselected(items=others)
 
 
-def _candidate(item: pytest.Item) -> Candidate | None:
+def _solver_of(item: pytest.Item) -> SolverUnderTest | None:
     """Return the solver on which a solver test runs; None for a test that is no solver test."""
-    choices = sys.modules.get("remat.testing.choices")  # imported only once a solver is needed
+    selection = sys.modules.get("remat.testing.selection")  # imported only once a solver is needed
     callspec = getattr(item, "callspec", None)
-    if choices is None or callspec is None:
+    if selection is None or callspec is None:
         return None
-    candidate = callspec.params.get(FIXTURE)
-    return candidate if isinstance(candidate, choices.Candidate) else None
+    tested = callspec.params.get(FIXTURE)
+    return tested if isinstance(tested, selection.SolverUnderTest) else None
 
 
 def _is_of_its_kind(item: pytest.Item) -> bool:
-    """Return whether a solver test is for a kind of problem that its solver solves.
-
-    `for_solvers_of` and parameters with an attribute ``kind``, such as a `Case`, state the kind.
-    True for a test without a kind, and for a test that is no solver test.
-    """
-    candidate = _candidate(item)
-    if candidate is None:
+    """Return whether a solver test is for a kind of problem that its solver solves; True for other tests."""
+    tested = _solver_of(item)
+    if tested is None:
         return True
+    # `for_solvers_of` and parameters with an attribute `kind`, such as a `Case`, state the kind.
     params = item.callspec.params  # type: ignore[attr-defined]
     kinds = [getattr(value, "kind", None) for name, value in params.items() if name != FIXTURE]
     kinds.append(getattr(item.function, _KIND, None))  # type: ignore[attr-defined]
-    return all(map(candidate.solves, kinds))
+    return all(map(tested.solves, kinds))
 
 
 def _mark_known(config: pytest.Config, items: list[pytest.Item], known: Mapping[str, str]) -> None:
-    """Mark the tests in ``known`` as expected to fail.
-
-    Args:
-        config: pytest's configuration.
-        items: the collected solver tests.
-        known: the reason why each test fails, by test name.
-
-    Raises:
-        pytest.UsageError: ``known`` names a test of a solver given to ``--solver``, but no such test
-            was collected. Not raised if the command line selects single tests.
-    """
+    """Mark the tests in ``known`` as expected to fail; raise UsageError if a solver has no test of that name."""
     for item in items:
         if item.name in known:
             item.add_marker(pytest.mark.xfail(strict=True, reason=known[item.name]))
     if any("::" in argument for argument in config.args):
         return  # the command line selects single tests, so others are rightly not collected
     missing = sorted(known.keys() - {item.name for item in items})
-    for candidate in config.stash.get(_CHOSEN, ()):
+    for tested in config.stash.get(_SELECTED, ()):
         for name in missing:
-            if items and name.endswith((f"[{candidate.name}]", f"-{candidate.name}]")):
+            if items and name.endswith((f"[{tested.name}]", f"-{tested.name}]")):
                 raise pytest.UsageError(
                     f"known failures: there is no test {name}: take it out of the list"
                 )
@@ -184,13 +196,13 @@ def pytest_terminal_summary(
 
     If ``--solver`` was given but no solver test was collected, print how to run the suite.
     """
-    chosen = config.stash.get(_CHOSEN, ())
-    for candidate in chosen:
-        if candidate.reason is not None:
+    selected = config.stash.get(_SELECTED, ())
+    for tested in selected:
+        if tested.reason is not None:
             terminalreporter.write_line(
-                f"--solver={candidate.name}: skipped, {candidate.reason}", yellow=True
+                f"--solver={tested.name}: skipped, {tested.reason}", yellow=True
             )
-    if chosen and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+    if selected and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
         terminalreporter.write_line(
             "--solver was given, but no test collected here takes the 'solver' fixture: "
             "add --pyargs remat.testing for the conformance suite",
@@ -218,8 +230,8 @@ def pytest_terminal_summary(
 @pytest.fixture(scope="session", name=FIXTURE)
 def _solver(request: pytest.FixtureRequest) -> Solver:
     """The solver under test. A test runs once per solver that `pytest_generate_tests` chooses."""
-    candidate: Candidate = request.param
-    return candidate.solver()
+    tested: SolverUnderTest = request.param
+    return tested.solver()
 
 
 @pytest.fixture
@@ -256,10 +268,7 @@ def solve_case(
 
 
 def _is_ours(metafunc: pytest.Metafunc) -> bool:
-    """Return whether ``solver`` in a test is this plugin's fixture.
-
-    False if the test itself parametrizes ``solver``.
-    """
+    """Return whether ``solver`` in a test is this plugin's fixture, not a parameter of the test itself."""
     definitions = getattr(metafunc, "_arg2fixturedefs", {}).get(FIXTURE, ())
     calls = getattr(metafunc, "_calls", ())
     return (

@@ -21,18 +21,14 @@ from remat.testing.oracle import decisions
 
 
 def refusal(solver: Solver, problem: Problem[Any]) -> str | None:
-    """Return why a solver refuses a problem; None if it accepts the problem.
-
-    Solvers may refuse only knapsacks, so the result is None for problems of other kinds.
-    """
+    """Return why a solver refuses a knapsack, the one kind that it may refuse; None if it accepts the problem."""
     return solver.refuses(problem) if isinstance(problem, KnapsackProblem) else None
 
 
 def solved(solver: Solver, problem: Problem[Any], *, time_limit: float | None = None) -> Any:
-    """Solve a problem, and return the verified solution.
+    """Return the verified solution of a problem, or None if the solver found no schedule within the capacity.
 
-    The result is None if the problem is a `ScheduleProblem` and the solver found no schedule within
-    the capacity. If the solver refuses the problem, the current test is skipped.
+    If the solver refuses the problem, the current test is skipped.
     """
     reason = refusal(solver, problem)
     if reason is not None:
@@ -67,11 +63,7 @@ def _small_knapsacks(name: str) -> Iterator[Problem[Any]]:
 
 
 def _small_graphs(block: int) -> Iterator[Problem[Any]]:
-    """Yield small graph problems, each with a capacity that some set of saved nodes fits.
-
-    Args:
-        block: number of a block of 30 seeds, which starts at ``30 * block``.
-    """
+    """Yield small graph problems of a block of 30 seeds, each with a capacity that some decision fits."""
     draw = random.Random(block)
     for seed in range(30 * block, 30 * block + 30):
         problem = graphs.random_graph(seed, nodes=9)
@@ -81,16 +73,12 @@ def _small_graphs(block: int) -> Iterator[Problem[Any]]:
 
 
 def _small_steps(block: int) -> Iterator[Problem[Any]]:
-    """Yield small step problems (`ScheduleProblem`), each with a capacity that may be too small.
-
-    Args:
-        block: number of a block of 25 seeds, which starts at ``25 * block``.
-    """
+    """Yield small step problems of a block of 25 seeds, each with a capacity that may be too small."""
     draw = random.Random(block)
     for seed in range(25 * block, 25 * block + 25):
         problem = steps.random_step(seed, nodes=5, plain=seed % 3 == 0)
         # No schedule fits the smallest capacity. The largest is the peak of the problem's own order.
-        yield problem.within(draw.randint(max(0, least_peak(problem)[0] - 1), _full(problem)))
+        yield problem.within(draw.randint(max(0, least_peak(problem)[0] - 1), _own_peak(problem)))
 
 
 #: Problems small enough to find their optima by enumeration.
@@ -115,7 +103,7 @@ def _plain_graphs() -> Iterator[Problem[Any]]:
 
 def _tight_step(nodes: int, seed: int) -> Iterator[Problem[Any]]:
     step = steps.layered(nodes, width=0.3, seed=seed)
-    yield step.within(_full(step) * 9 // 10)
+    yield step.within(_own_peak(step) * 9 // 10)
 
 
 #: Problems that take milliseconds, with capacities that rule out saving everything.
@@ -149,7 +137,7 @@ HARD = (
 def _roomy_steps() -> Iterator[Problem[Any]]:
     for seed in range(20):
         step = steps.random_step(seed)
-        yield from (step.within(room) for room in (None, _full(step)))
+        yield from (step.within(room) for room in (None, _own_peak(step)))
 
 
 #: Problems whose capacity suffices to save all values, so that no node has to run again.
@@ -159,6 +147,6 @@ ROOMY = (
 )
 
 
-def _full(step: ScheduleProblem) -> int:
+def _own_peak(step: ScheduleProblem) -> int:
     """Return the peak memory in bytes if each node runs once, in the problem's order."""
     return evaluate_schedule(step, step.order).peak_bytes

@@ -43,10 +43,7 @@ class Solved:
         return -self.value if self.least else self.value
 
     def as_property(self) -> str:
-        """Convert the result to JSON text, which pytest can store as a property of a test report.
-
-        Integers of any size keep their value.
-        """
+        """Convert the result to JSON text, which pytest can store as a property of a test report."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -56,12 +53,10 @@ class Solved:
 
 
 def table(results: Iterable[Solved]) -> list[str]:
-    """Format a comparison of solvers over the cases, as lines of text.
+    """Format a comparison of solvers over the cases, as lines of text; see `LEGEND`.
 
-    The columns are: solver; cases solved; wins; worst and mean gap; total time. A win is a case for
-    which no other solver's answer is better. A gap is the distance to the optimum, as a fraction of
-    the optimum. If a solver solved a case twice, the later result counts. The rows are sorted, best
-    first, by wins, then by mean gap, then by name.
+    If a solver solved a case twice, the later result counts. The rows are sorted, best first, by wins,
+    then by mean gap, then by name.
     """
     scores: dict[str, dict[str, Solved]] = {}
     for result in results:

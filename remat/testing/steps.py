@@ -86,10 +86,8 @@ def random_step(seed: int, *, nodes: int = 6, plain: bool = False) -> SchedulePr
 
     Args:
         seed: seed of the random source.
-        nodes: number of nodes that run. The problem may have further nodes that never run, such as
-            inputs that exist from the start.
-        plain: if True, all fields except names, inputs, costs, sizes and ``unit`` keep their
-            defaults.
+        nodes: number of nodes that run, besides nodes that never run, such as inputs.
+        plain: whether all fields but names, inputs, costs, sizes and ``unit`` keep their defaults.
     """
     draw = random.Random(seed)
     rich = not plain
@@ -177,12 +175,12 @@ def layered(nodes: int, *, width: float, seed: int) -> ScheduleProblem:
     draw = random.Random(seed)
     count = math.ceil(math.sqrt(nodes * (1 / width - 1)))
     layers: list[list[int]] = []
-    made = 0
-    while made < nodes:
+    placed = 0
+    while placed < nodes:
         mean = nodes / count
-        wide = min(nodes - made, max(1, round(draw.uniform(0.25 * mean, 1.75 * mean))))
-        layers.append(list(range(made, made + wide)))
-        made += wide
+        wide = min(nodes - placed, max(1, round(draw.uniform(0.25 * mean, 1.75 * mean))))
+        layers.append(list(range(placed, placed + wide)))
+        placed += wide
     inputs: list[set[int]] = [set() for _ in range(nodes)]
     for k in range(1, len(layers)):
         for v in layers[k]:

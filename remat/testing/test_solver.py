@@ -47,10 +47,7 @@ def reached(problem: Problem[Any], solution: AnySolution) -> int:
 
 
 def claimed(problem: Problem[Any], solution: AnySolution) -> int:
-    """Return the bound on the optimum that the solver claims, proven or not.
-
-    A bound on costs is negated, as `reached` negates costs.
-    """
+    """Return the bound on the optimum that the solver claims, proven or not; negated for costs."""
     bound = solution.bound if solution.claimed_bound is None else solution.claimed_bound
     return bound if problem.maximises else -bound
 
@@ -61,14 +58,8 @@ def assert_honest(
     """Assert that a verified solution and the solver's claims agree with the known optimum.
 
     No answer may be better than the optimum, and no claimed bound may exclude the optimum. On a
-    knapsack, an exact solver must also prove its answer optimal.
-
-    Args:
-        solver: the solver that answered.
-        problem: the problem.
-        solution: the verified solution.
-        optimum: the optimum of the problem; None if no answer fits, which fails the assertion.
-        label: name of the problem in messages.
+    knapsack, an exact solver must also prove its answer optimal. An ``optimum`` of None, where no answer
+    fits, fails the assertion. ``label`` names the problem in messages.
     """
     assert optimum is not None, f"{label}: nothing fits, and yet {solution} was taken"
     best = optimum if problem.maximises else -optimum
@@ -91,15 +82,8 @@ def assert_honest(
 def assert_agree(solver: Solver, one: Solution, other: Solution, factor: int, label: str) -> None:
     """Assert that the answers to two related knapsacks do not contradict each other.
 
-    The caller ensures that the second optimum is at least ``factor`` times the first one. So the
-    second bound, and for an exact solver the second value, must be at least ``factor * one.value``.
-
-    Args:
-        solver: the solver that gave both answers.
-        one: the answer to the first problem.
-        other: the answer to the second problem.
-        factor: number by which values of the first problem are multiplied in the second problem.
-        label: name of the two problems in messages.
+    The caller ensures that the second optimum is at least ``factor`` times the first one. So the second
+    bound, and for an exact solver the second value, must be at least ``factor * one.value``.
     """
     bound = other.bound if other.claimed_bound is None else other.claimed_bound
     assert factor * one.value <= bound, (

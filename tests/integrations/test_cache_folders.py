@@ -188,15 +188,6 @@ def test_without_a_folder_for_temporary_files_a_step_trains(
     assert warned_of() == []
 
 
-def test_without_a_folder_for_temporary_files_highs_decides(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    problem = remat.KnapsackProblem([1, 2, 3], [3, 4, 5], 4)
-    expected = remat.solve(problem, "milp")
-    monkeypatch.setattr(tempfile, "TemporaryFile", nowhere)
-    assert remat.solve(problem, "milp").saved == expected.saved
-
-
 def model() -> Any:
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)), (torch.ones(2, 4),), {}
 

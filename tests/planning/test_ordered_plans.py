@@ -177,6 +177,6 @@ def test_a_solver_that_refuses_a_step_decides_by_bytes_alone(noisy: remat.JointG
 
 
 def test_a_wrong_schedule_is_refused_by_name(noisy: remat.JointGraph) -> None:
-    """Like all wrong answers of `tests/solvers/test_schedule_problem.py`."""
+    """Like all wrong answers of `tests/solvers/schedule/test_schedule_problem.py`."""
     with pytest.raises(SolverError, match="solver 'wrong' returned a schedule that cannot run"):
         within(noisy, Wrong())

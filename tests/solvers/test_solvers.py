@@ -154,7 +154,7 @@ from remat.solvers.knapsack.cpsat import CpSat
 from remat.solvers.knapsack.pulp_cbc import PulpCbc
 
 assert remat.Solver and remat.KnapsackProblem and remat.Answer
-heavy = {"torch", "numpy", "scipy", "ortools", "pulp", "pytest", "pluggy"}
+heavy = {"torch", "numpy", "scipy", "ortools", "pulp", "highspy", "pytest", "pluggy"}
 problem = KnapsackProblem((3, 4, 5), (3, 4, 6), 8)
 print(heavy & set(sys.modules), run(PulpCbc(), problem).value, "ortools" in sys.modules)
 print(run(CpSat(), problem).value)

@@ -281,7 +281,7 @@ def test_start_up_imports_no_torch(pytester: pytest.Pytester, option) -> None:
     takes = "solver" if option else ""
     heavy = {"torch", "numpy", "scipy", "ortools", "pulp"}
     if not option:
-        heavy |= {"remat.solvers", "remat.plugins", "remat.testing.choices"}
+        heavy |= {"remat.solvers", "remat.plugins", "remat.testing.selection"}
     pytester.makepyfile(
         f"""
         import sys

@@ -31,8 +31,6 @@ ROUNDS = 60
 #: Largest coefficient to which rows and the objective are scaled. The program is scaled because HiGHS's
 #: tolerances are absolute.
 _SCALE = 2.0**20
-#: Status that SciPy returns for an infeasible program.
-_INFEASIBLE = 2
 #: Program point: a moment of the step, or the rerun of one module call as (module, call).
 Point = int | tuple[int, int]
 
@@ -192,7 +190,7 @@ class _Program:
 
     def solve(self, budget: int | None, gap: float, time_limit: float | None) -> _Answer | None:
         """Solve for the least recompute time within a budget, or for the least peak if the budget is None."""
-        from scipy.optimize import Bounds
+        from scipy.sparse import csr_array, vstack
 
         unit_bytes = max(1.0, float(self._plain.max(initial=0)) / _SCALE)
         costs = np.zeros(self._count + 1)
@@ -206,17 +204,21 @@ class _Program:
             unit = max(1.0, costs.max() / _SCALE)
             costs /= unit
             upper[-1] = budget / unit_bytes  # the budget limits the peak column
-        limits = {"time_limit": time_limit} if time_limit is not None else {"node_limit": NODES}
+        memory, high = self._memory(unit_bytes)
+        nesting = self._nesting()
         solved = milp(
             costs,
-            constraints=[self._memory(unit_bytes), self._nesting()],
-            integrality=np.append(np.ones(self._count), 0),
-            bounds=Bounds(0, upper),
-            options={"mip_rel_gap": gap, **limits},
+            vstack([csr_array(memory), nesting]),
+            high=np.append(high, np.ones(nesting.shape[0])),
+            integral=np.append(np.ones(self._count), 0),
+            upper=upper,
+            gap=gap,
+            nodes=NODES,
+            time_limit=time_limit,
         )
-        if solved.status == _INFEASIBLE:
+        if solved.infeasible:
             return None
-        bound = max(0.0, float(solved.mip_dual_bound or 0.0)) * unit
+        bound = max(0.0, solved.bound) * unit
         if solved.x is None:
             return _Answer(decision=None, bound=bound)
         decision = {
@@ -227,18 +229,14 @@ class _Program:
         }
         return _Answer(decision=decision, bound=bound)
 
-    def _memory(self, unit_bytes: float) -> Any:
-        """Return the constraints that limit memory at program points to the program's peak variable."""
-        from scipy.optimize import LinearConstraint
-        from scipy.sparse import csr_array
-
+    def _memory(self, unit_bytes: float) -> tuple[Any, Any]:
+        """Return the rows that limit memory at program points to the peak variable, and their upper limits."""
         rows = [np.append(row / unit_bytes, -1.0) for row in self._rows.values()]
         moments = [self._moment(point) for point in self._rows]
-        return LinearConstraint(csr_array(np.stack(rows)), ub=-self._plain[moments] / unit_bytes)
+        return np.stack(rows), -self._plain[moments] / unit_bytes
 
     def _nesting(self) -> Any:
-        """Return the constraints that a module and its ancestors together take at most one stored set."""
-        from scipy.optimize import LinearConstraint
+        """Return the rows in which a module and its ancestors together take at most one stored set; limits are 1."""
         from scipy.sparse import lil_array
 
         matrix = lil_array((len(self._columns), self._count + 1))
@@ -246,4 +244,4 @@ class _Program:
             for ancestor in (k, *self._tree.ancestors(k)):
                 if ancestor in self._columns:
                     matrix[i, self._columns[ancestor]] = 1.0
-        return LinearConstraint(matrix.tocsr(), ub=1.0)
+        return matrix.tocsr()

@@ -15,7 +15,7 @@ from remat.solvers.base import Solver
 from remat.solvers.effort import EFFORT
 from remat.solvers.graph.flow import Network
 from remat.solvers.graph.hull import Hull
-from remat.solvers.graph.problem import GraphProblem, evaluate, infeasible
+from remat.solvers.graph.problem import GraphProblem, evaluate
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.solution import GraphSolution, Solution
 from remat.solvers.verify import verify
@@ -26,10 +26,10 @@ def by_knapsack(
 ) -> GraphSolution:
     """Choose the nodes to save with a knapsack solver, and return the cheapest choice found.
 
-    The solver first gets knapsacks whose items are all nodes of the reduced problem that cost
-    something to recompute. If ``problem.known`` has decisions, the solver then gets knapsacks
-    without the nodes that one of these decisions recomputes. The known decisions follow a
-    compiler's rules, which save expensive nodes. Expensive nodes are often the better items.
+    The solver first gets knapsacks whose items are all nodes of the reduced problem that cost something
+    to recompute. If ``problem.known`` has decisions, the solver then gets knapsacks without the nodes
+    that one of these decisions recomputes. The known decisions follow a compiler's rules, which save
+    expensive nodes. Expensive nodes are often the better items.
 
     Args:
         solver: the knapsack solver; the solution and errors name it.
@@ -43,12 +43,11 @@ def by_knapsack(
     hull = Hull.of(problem)
     reduction, core, least_bytes = hull.reduction, hull.core, hull.least_bytes
     capacity = sum(problem.size) if problem.capacity is None else problem.capacity
-    if least_bytes > capacity:
-        raise infeasible(capacity, least_bytes)
+    hull.check_capacity(capacity)
     scored = [(d, evaluate(problem, d)) for d in problem.known]
     fitting = [d for d, e in scored if e.saved_bytes <= capacity]
-    # The cut of fewest bytes fits if any decision fits, so `found` always has an answer.
-    found = [verify(problem, solver, d) for d in (reduction.invert(hull.least.saved), *fitting)]
+    # The cut of fewest bytes fits if any decision fits, so `solutions` is never empty.
+    solutions = [verify(problem, solver, d) for d in (reduction.invert(hull.least.saved), *fitting)]
     weight = _weights(core)
     items = [i for i in range(len(core)) if core.cost[i] and weight[i]]
     sets = [items]
@@ -60,14 +59,14 @@ def by_knapsack(
         sets.append([i for i in items if reduction.kept[i] not in again])
     elapsed_s, deterministic = 0.0, True
     for chosen in sets:
-        if min(f.cost for f in found) == 0:
+        if min(f.cost for f in solutions) == 0:
             break
         for picked, saved in _rounds(pick, core, chosen, weight, capacity, capacity - least_bytes):
             elapsed_s += picked.elapsed_s
             deterministic &= picked.deterministic
             if saved is not None:
-                found.append(verify(problem, solver, reduction.invert(saved)))
-    best = min(found, key=lambda s: (s.cost, s.saved_bytes, s.saved))
+                solutions.append(verify(problem, solver, reduction.invert(saved)))
+    best = min(solutions, key=lambda s: (s.cost, s.saved_bytes, s.saved))
     return replace(best, elapsed_s=elapsed_s, deterministic=deterministic and solver.deterministic)
 
 
@@ -79,23 +78,8 @@ def _rounds(
     capacity: int,
     offered: int,
 ) -> Iterator[tuple[Solution, tuple[int, ...] | None]]:
-    """Solve knapsacks in rounds, and compute a cut that turns each choice into saved nodes.
-
-    The minimum cut often saves fewer bytes than the picked items weigh. The bytes left over are
-    added to the knapsack's capacity in the next round.
-
-    Args:
-        pick: a function that solves a knapsack and returns the verified solution.
-        core: the reduced graph problem.
-        items: nodes of the core that become items of the knapsack.
-        weight: weight of each node of the core, in bytes.
-        capacity: bytes that a decision may save.
-        offered: capacity of the first knapsack, in bytes.
-
-    Yields:
-        In each round, the knapsack's solution and the nodes of the core that the minimum cut saves.
-        If these nodes take more bytes than the capacity, None stands in their place.
-    """
+    """Yield the solution of each round's knapsack, and the nodes that its cut saves; None if they do not fit."""
+    # The minimum cut often saves fewer bytes than the picked items weigh. The next round offers the bytes left over.
     for _ in range(EFFORT.rounds):
         knapsack = KnapsackProblem(
             weights=tuple(weight[i] for i in items),
@@ -117,13 +101,7 @@ def _rounds(
 
 
 def _weights(core: GraphProblem) -> list[int]:
-    """Return, for each node, its *weight*: a number of bytes that suffices to avoid its recomputation.
-
-    The weight of a savable node is the node's size. A node that cannot be saved, such as an
-    operator with several results, has the summed weights of its readers. The reason is that saving
-    all readers avoids its recomputation. The weight is 0 if saving cannot avoid the recomputation,
-    or if the node may not be recomputed at all.
-    """
+    """Return, for each node, the bytes that suffice to avoid its recomputation; 0 if no bytes suffice."""
     readers: list[list[int]] = [[] for _ in core.names]
     for i, reads in enumerate(core.inputs):
         for j in reads:
@@ -133,6 +111,7 @@ def _weights(core: GraphProblem) -> list[int]:
     for i in range(len(core) - 1, -1, -1):
         if core.savable[i]:
             weight[i] = core.size[i]
+        # Saving all readers of a node that cannot be saved, such as one with several results, avoids its run.
         elif i not in needed and all(weight[r] for r in readers[i]):
             weight[i] = sum(weight[r] for r in readers[i])
     return [w if core.recomputable[i] else 0 for i, w in enumerate(weight)]

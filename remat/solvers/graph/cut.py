@@ -9,18 +9,16 @@ from typing import ClassVar
 
 from remat.solvers.base import Solver
 from remat.solvers.graph.hull import Hull
-from remat.solvers.graph.problem import GraphProblem, evaluate, infeasible
+from remat.solvers.graph.problem import GraphProblem, evaluate
 from remat.solvers.solution import Answer
 
 
 class CutSolver(Solver):
     """First minimum cut that fits the capacity: strict compiler rules first, fewest bytes last.
 
-    The rules ban operators such as reductions from recomputation. A `GraphProblem` has no
-    operators, so the solver cannot apply such rules itself. The caller puts the cuts into the
-    problem's ``known``, those under the strictest rules first. If ``known`` is empty, the solver
-    tries the cut of least cost. If no cut fits the capacity, the solver takes the decision that
-    saves the fewest bytes of all. The solver proves no bound.
+    The rules ban operators such as reductions from recomputation. A `GraphProblem` has no operators, so
+    the caller puts the cuts into ``known``, those under the strictest rules first. The solver proves no
+    bound.
     """
 
     __slots__ = ()
@@ -29,18 +27,13 @@ class CutSolver(Solver):
     requires: ClassVar[tuple[str, ...]] = ("scipy", "numpy")
 
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
-        """Return the first of the candidate cuts whose saved bytes fit the capacity.
-
-        Raises:
-            BudgetError: every decision saves more bytes than the capacity.
-        """
+        """Return the first of the candidate cuts whose saved bytes fit the capacity."""
         capacity = sum(problem.size) if problem.capacity is None else problem.capacity
         for saved in problem.known:
             if evaluate(problem, saved).saved_bytes <= capacity:
                 return Answer(saved)
         hull = Hull.of(problem)
-        if capacity < hull.least_bytes:
-            raise infeasible(capacity, hull.least_bytes)
+        hull.check_capacity(capacity)
         fewest, cheapest = hull.ends
         # If `known` has cuts and none fits, only the cut of fewest bytes is left.
         free = not problem.known and cheapest.saved_bytes <= capacity

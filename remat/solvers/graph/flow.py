@@ -1,12 +1,9 @@
 """Minimum cuts of a graph problem, computed with OR-Tools' push-relabel maximum flow in int64, or with SciPy's.
 
-Each node is split into an *in* and an *out* vertex. If *in* is on the sink side of the cut, the
-node is recomputed in backward. If *out* is on the sink side, the node's value is available in
-backward. So cutting the arc in→out saves the node, and cutting the arc source→in recomputes the
-node. The arc out(u)→in(v) is never cut, because a recomputed node needs each of its inputs. If a
-node must not be recomputed, its *in* vertex is merged with the source. If backward reads a node,
-its *out* vertex is merged with the sink. Merging takes far fewer arcs than arcs of infinite
-capacity.
+Each node is split into an *in* and an *out* vertex. Cutting the arc in→out saves the node, and cutting
+the arc source→in recomputes it. The arc out(u)→in(v) is never cut, because a recomputed node needs
+each of its inputs. If a node must not be recomputed, its *in* vertex is merged with the source. If
+backward reads a node, its *out* vertex is merged with the sink.
 """
 
 from __future__ import annotations
@@ -27,12 +24,7 @@ _ROOM = 2**58
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinimumCut:
-    """A minimum cut and the nodes that it saves.
-
-    Attributes:
-        value: capacity of the cut: the total price of the saved and recomputed nodes.
-        saved: positions of the saved nodes, in node order.
-    """
+    """A minimum cut: the total price of its saved and recomputed nodes, and the saved nodes in node order."""
 
     value: int
     saved: tuple[int, ...]
@@ -42,11 +34,11 @@ class MinimumCut:
 class Losses:
     """Value of a minimum cut, and the *loss* of each choice: how much the choice adds to this value.
 
-    The total price of a decision is ``value`` plus the losses of all its choices, including those
-    in ``edges``.
+    The total price of a decision is ``value`` plus the losses of all its choices, including those in
+    ``edges``.
 
     Attributes:
-        value: capacity of the cut: the smallest total price of any decision.
+        value: the smallest total price of any decision.
         save: for each node, the loss if the node is saved.
         recompute: for each node, the loss if the node is recomputed.
         edges: for each edge (input, reader), the loss if the input is available in backward but the
@@ -63,9 +55,7 @@ class InfeasibleCutError(ProblemError):
     """Raised if backward needs a node that can be neither saved nor recomputed.
 
     Attributes:
-        chain: positions of nodes. Each node after the first can only be recomputed, and reads the
-            node before it. The first node can be neither saved nor recomputed. Backward reads the
-            last one.
+        chain: the nodes that show the conflict, as `conflict` returns them.
     """
 
     def __init__(self, problem: GraphProblem, chain: Sequence[int]) -> None:
@@ -80,7 +70,8 @@ class InfeasibleCutError(ProblemError):
 class Network:
     """Flow network of one graph problem. Each finite cut is a decision which nodes to save.
 
-    Each call of `cut` or `losses` passes the prices of saving and recomputing, in one common unit.
+    Each call of `cut` or `losses` passes the prices of saving and recomputing each node, in one common
+    unit. Prices that sum past 64-bit integers raise a `ProblemError`.
 
     Args:
         problem: the nodes and edges, with the nodes that may be saved or recomputed.
@@ -99,6 +90,7 @@ class Network:
             raise InfeasibleCutError(problem, chain)
         n = len(problem)
         self._problem = problem
+        # Merging vertices with the source or the sink takes far fewer arcs than arcs of infinite capacity.
         out = [-1] * n
         inn = [_SOURCE] * n
         count = 2
@@ -151,16 +143,8 @@ class Network:
     def cut(self, weight: Any, penalty: Any = None) -> MinimumCut:
         """Return the decision whose saved and recomputed nodes have the smallest total price.
 
-        If several decisions have that price, the one that recomputes least is returned: the cut
-        nearest to backward.
-
-        Args:
-            weight: price of saving each node of the problem, as non-negative ints in a sequence or
-                array.
-            penalty: price of recomputing each node, in the same form; None: recomputation is free.
-
-        Raises:
-            ProblemError: the prices sum past the range of 64-bit integers.
+        Of several such decisions, the one that recomputes least is returned: the cut nearest to backward.
+        A ``penalty`` of None makes recomputation free.
         """
         import numpy as np
 
@@ -180,27 +164,16 @@ class Network:
         return self.cut(*scaled).saved
 
     def losses(self, weight: Any, penalty: Any) -> Losses:
-        """Return the *loss* of each choice: how much the choice adds to the minimum cut's price.
-
-        The losses follow from the maximum flow, and every loss is at least 0. The total price of
-        any decision equals the value of the cut plus the losses of the decision's choices.
-
-        Args:
-            weight: price of saving each node of the problem, as non-negative ints.
-            penalty: price of recomputing each node, in the same form.
-
-        Raises:
-            ProblemError: the prices sum past the range of 64-bit integers.
-        """
+        """Return the *loss* of each choice: how much the choice adds to the minimum cut's price."""
         import numpy as np
 
         n = len(self._problem)
         save, again = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
         through = np.zeros(len(self._need[0]), dtype=np.int64)
-        found = self._flow(weight, penalty)
+        solved = self._flow(weight, penalty)
         value = 0
-        if found is not None:
-            flow, caps, paid = found
+        if solved is not None:
+            flow, caps, paid = solved
             value = int(flow.optimal_flow())
             left = caps - np.asarray(flow.flows(np.arange(len(caps))), dtype=np.int64)
             k, m = len(self._saves), len(self._need[0])
@@ -213,16 +186,10 @@ class Network:
         return Losses(value=value, save=save.tolist(), recompute=again.tolist(), edges=edges)
 
     def _flow(self, weight: Any, penalty: Any) -> tuple[Any, Any, Any] | None:
-        """Solve the maximum flow; the arguments are those of `losses`.
-
-        Returns:
-            The solved flow, the capacities of its arcs, and a mask over the recomputable nodes that
-            backward may need: True if the node's penalty is above 0. None if backward reads no
-            node.
-        """
+        """Solve the maximum flow; return it with its arcs' capacities and a mask of the nodes with a penalty."""
         import numpy as np
 
-        if not len(self._saves):
+        if not len(self._saves):  # backward reads no node
             return None
         weights = np.asarray(weight, dtype=np.int64)
         penalties = None if penalty is None else np.asarray(penalty, dtype=np.int64)
@@ -252,17 +219,7 @@ class Network:
 
 
 def _solved(tails: Any, heads: Any, capacities: Any, *, most: int) -> Any:
-    """Solve a maximum flow with OR-Tools or, if OR-Tools is missing, with SciPy.
-
-    Args:
-        tails: vertex at the tail of each arc.
-        heads: vertex at the head of each arc.
-        capacities: capacity of each arc.
-        most: an upper bound on the flow.
-
-    Raises:
-        ProblemError: the flow has no optimum.
-    """
+    """Solve a maximum flow with OR-Tools or, if OR-Tools is missing, with SciPy."""
     try:
         from ortools.graph.python import max_flow
     except ModuleNotFoundError:

@@ -21,7 +21,7 @@ from typing import Any
 
 from remat.solvers.graph.flow import Losses, Network
 from remat.solvers.graph.pareto import lower_hull, pareto
-from remat.solvers.graph.problem import GraphProblem, evaluate
+from remat.solvers.graph.problem import GraphProblem, evaluate, infeasible
 from remat.solvers.graph.reduction import reduce_graph
 from remat.solvers.kernel import kernel
 
@@ -73,16 +73,9 @@ _HULLS: weakref.WeakValueDictionary[tuple[int, ...], Hull] = weakref.WeakValueDi
 class Hull:
     """Lower convex hull of the (saved bytes, cost) pairs of all decisions of a graph problem.
 
-    Edges are computed on demand: by `edge` for one capacity, by `vertices` for all.
-
-    Args:
-        problem: the graph problem; its capacity is ignored.
-
-    Attributes:
-        reduction: the reduction of the problem to its *core*, a smaller graph problem. All minimum
-            cuts are cuts of the core.
-        least: the vertex of the decision that saves the fewest bytes.
-        least_bytes: the fewest bytes that any decision saves.
+    Edges are computed on demand: by `edge` for one capacity, by `vertices` for all. The problem's
+    capacity is ignored. All minimum cuts are cuts of the core, the problem that `reduction` leaves.
+    ``least`` is the vertex with the fewest saved bytes, ``least_bytes``.
     """
 
     def __init__(self, problem: GraphProblem) -> None:
@@ -109,25 +102,24 @@ class Hull:
 
     @classmethod
     def of(cls, problem: GraphProblem) -> Hull:
-        """Return a problem's hull from a cache, or compute it.
-
-        Copies of the problem with another capacity get the same hull. The cache holds weak
-        references, so a hull stays in it only while some caller holds the hull.
-        """
+        """Return the hull of a problem, or of a copy with another capacity, from a cache; else compute it."""
+        # The cache holds weak references, so a hull stays while some caller holds it.
         key = tuple(id(getattr(problem, f)) for f in _SHAPE)
         hull = _HULLS.get(key)
         if hull is None:
             hull = _HULLS[key] = cls(problem)  # the hull keeps the fields alive, so no id is reused
         return hull
 
-    def compiled(self, edge: Edge) -> Any:
-        """Build the kernel's `GraphCore` from the core and from `losses` at an edge's prices.
+    def check_capacity(self, capacity: int) -> None:
+        """Raise `BudgetError` if every decision saves more bytes than the capacity."""
+        if capacity < self.least_bytes:
+            raise infeasible(capacity, self.least_bytes)
 
-        The compiled kernel must exist. The result for the latest edge is cached.
-        """
-        key, known = (edge.price, edge.scale), self._compiled
-        if known is not None and known[0] == key:
-            return known[1]
+    def compiled(self, edge: Edge) -> Any:
+        """Build the kernel's `GraphCore` from the core and its losses at an edge's prices; cached for one edge."""
+        key, cached = (edge.price, edge.scale), self._compiled
+        if cached is not None and cached[0] == key:
+            return cached[1]
         module = kernel()
         assert module is not None
         core = module.GraphCore(*_columns(self.core, self.losses(edge)), edge.price)
@@ -136,20 +128,16 @@ class Hull:
         return core
 
     def edge(self, capacity: int) -> Edge:
-        """Return the edge around a capacity, whose ``fits`` is the last vertex within the capacity.
-
-        Args:
-            capacity: bytes, at least `least_bytes`.
-        """
+        """Return the edge around a capacity of at least `least_bytes`; ``fits`` is the last vertex within it."""
         while True:
             i = bisect_right(self._vertices, capacity, key=lambda v: v.saved_bytes) - 1
             fits = self._vertices[i]
             if i + 1 == len(self._vertices):  # saving more avoids no cost
                 return Edge(fits=fits, over=fits, price=0, scale=1, value=fits.cost)
             over = self._vertices[i + 1]
-            known = self._edges.get((fits.saved_bytes, over.saved_bytes))
-            if known is not None:
-                return known
+            edge = self._edges.get((fits.saved_bytes, over.saved_bytes))
+            if edge is not None:
+                return edge
             self._refine(fits, over)
 
     @property
@@ -186,15 +174,7 @@ class Hull:
         )
 
     def _prices(self, cost: int, saved_bytes: int) -> tuple[int, int]:
-        """Return prices at which two vertices cost the same in total, as large as 64 bits allow.
-
-        Args:
-            cost: difference in cost between two vertices.
-            saved_bytes: difference in bytes between the two vertices.
-
-        Returns:
-            The price of a byte, and the price of a unit of cost.
-        """
+        """Return the prices of a byte and of a unit of cost at which two vertices, with these differences, cost the same."""
         total = cost * self._total_size + saved_bytes * self._total_cost
         if total <= ROOM:
             times = ROOM // max(1, total)
@@ -203,12 +183,7 @@ class Hull:
         return cost * ROOM // total, max(1, saved_bytes * ROOM // total)
 
     def _vertex(self, price: int, scale: int) -> tuple[Vertex, int]:
-        """Return the decision with the smallest ``price`` · bytes + ``scale`` · cost, and this sum.
-
-        Args:
-            price: price of a saved byte.
-            scale: price of a unit of cost.
-        """
+        """Return the decision with the smallest ``price`` · bytes + ``scale`` · cost, and this sum."""
         cut = self._network.cut(price * self._size, scale * self._cost)
         saved_bytes = int(self._size[list(cut.saved)].sum()) if cut.saved else 0
         if scale:  # cheaper than following the decision through the graph
@@ -219,8 +194,8 @@ class Hull:
 
     def _insert(self, vertex: Vertex) -> bool:
         """Add a vertex to the hull if it lies below the hull, and return whether it was added."""
-        found = pareto((*self._vertices, vertex), _FIGURES)
-        self._vertices = lower_hull(found, _FIGURES)
+        vertices = pareto((*self._vertices, vertex), _FIGURES)
+        self._vertices = lower_hull(vertices, _FIGURES)
         return any(v is vertex for v in self._vertices)
 
 

@@ -1,12 +1,10 @@
 """Solve the graph problem with Lagrange multipliers, and search for decisions near the hull.
 
-The module `remat.solvers.graph.hull` computes the lower convex hull of the (bytes, cost) pairs of all
-decisions. For every capacity, the hull gives a lower bound on the cost, a price of a byte, and a
-decision that fits but may leave bytes unused. The *total* of a decision is its cost plus its bytes
-at this price. The *loss* of a decision is its total less the least total of any decision. The
-compiled kernel enumerates the decisions of little loss, node by node in topological order. A
-*prefix* is a decision on the first nodes of that order. The exact enumeration keeps all prefixes of
-little loss. The beam search keeps only a limited number of them, the *beam*.
+`remat.solvers.graph.hull` gives, for every capacity, a lower bound on the cost, a price of a byte, and
+a decision that may leave bytes unused. The *loss* of a decision is how far its cost, plus its bytes at
+this price, is above the least such total. The compiled kernel enumerates the decisions of little loss,
+node by node in topological order. A *prefix* is a decision on the first nodes of that order. The exact
+enumeration keeps all prefixes of little loss. The beam search keeps a limited number, the *beam*.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from typing import ClassVar
 from remat.solvers.base import Solver
 from remat.solvers.effort import EFFORT
 from remat.solvers.graph.hull import Edge, Hull
-from remat.solvers.graph.problem import GraphProblem, infeasible
+from remat.solvers.graph.problem import GraphProblem
 from remat.solvers.kernel import kernel
 from remat.solvers.solution import Answer
 
@@ -26,8 +24,6 @@ from remat.solvers.solution import Answer
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incumbent:
     """The best decision found so far for a problem's *core*, with its cost and a lower bound.
-
-    The core is the reduced problem, without the nodes that need no decision.
 
     Attributes:
         saved: positions of the saved nodes in the core.
@@ -65,14 +61,10 @@ class Lagrangian(Solver):
     requires: ClassVar[tuple[str, ...]] = ("scipy", "numpy")
 
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
-        """Choose the nodes to save; the answer also has a lower bound on the cost of any choice.
-
-        Raises:
-            BudgetError: every decision saves more bytes than the capacity.
-        """
+        """Choose the nodes to save; the answer also has a lower bound on the cost of any choice."""
         search = Search(problem, time_limit=time_limit)
-        found = search.repair(search.start())
-        return search.answer(search.exact(found, work=self.work, tolerance=self.gap))
+        best = search.repair(search.start())
+        return search.answer(search.exact(best, work=self.work, tolerance=self.gap))
 
 
 class Search:
@@ -83,8 +75,7 @@ class Search:
         time_limit: seconds from now until the searches stop; None: no clock, only work is counted.
 
     Raises:
-        BudgetError: every decision saves more bytes than the capacity. The message has the fewest
-            possible bytes.
+        BudgetError: every decision saves more bytes than the capacity.
     """
 
     def __init__(self, problem: GraphProblem, *, time_limit: float | None = None) -> None:
@@ -92,8 +83,7 @@ class Search:
         self.core = self.hull.core
         total = sum(problem.size)
         self.capacity = total if problem.capacity is None else min(problem.capacity, total)
-        if self.capacity < self.hull.least_bytes:
-            raise infeasible(self.capacity, self.hull.least_bytes)
+        self.hull.check_capacity(self.capacity)
         self.edge: Edge = self.hull.edge(self.capacity)
         self.deadline = None if time_limit is None else time.monotonic() + time_limit
 
@@ -105,14 +95,9 @@ class Search:
         )
 
     def repair(self, best: Incumbent, *, most: int = EFFORT.beam) -> Incumbent:
-        """Run up to two beam searches near the hull, and return the best decision known afterwards.
+        """Run up to two beam searches near the hull, ``most`` prefixes wide; return the best decision known afterwards.
 
-        The searches end early at a gap of `SolverEffort.gap`, or if the time is up. Without the kernel,
-        ``best`` is returned unchanged.
-
-        Args:
-            best: the best decision known so far.
-            most: width of the beam: number of prefixes (partial decisions) kept after each node.
+        Without the kernel, ``best`` is returned unchanged.
         """
         for share in EFFORT.beam_losses:
             if best.gap <= EFFORT.gap or self.late() or kernel() is None:
@@ -124,13 +109,9 @@ class Search:
     def exact(self, best: Incumbent, *, work: int, tolerance: float = EFFORT.gap) -> Incumbent:
         """Enumerate the decisions that could be better than ``best``; return the best one known.
 
-        The enumeration also raises the lower bound. It ends early if the gap reaches the tolerance,
-        or if the work or the time is spent. Without the kernel, ``best`` is returned unchanged.
-
-        Args:
-            best: the best decision known so far.
-            work: limit on the enumeration, in the kernel's units.
-            tolerance: the gap at which to stop, as a fraction of the cost.
+        The enumeration also raises the lower bound. It ends early if the gap reaches ``tolerance``, a
+        fraction of the cost, or if the work or the time is spent. Without the kernel, ``best`` is returned
+        unchanged.
         """
         # The limit on the loss grows in steps. A better decision found early makes later steps needless, and
         # each finished step proves a bound. All prefixes are kept: dropping one would void the proof.
@@ -150,16 +131,13 @@ class Search:
     def _seconds_left(self) -> float:
         return 0.0 if self.deadline is None else max(1e-3, self.deadline - time.monotonic())
 
-    def answer(self, found: Incumbent) -> Answer:
-        """Extend a decision for the core to an answer for the whole problem.
-
-        A core of at most `SolverEffort.small` nodes is first searched for the optimum. With optimal answers, a
-        larger budget never leads to a higher cost.
-        """
+    def answer(self, best: Incumbent) -> Answer:
+        """Extend a decision for the core to an answer for the whole problem."""
+        # With optimal answers, a larger budget never leads to a higher cost.
         if len(self.core) <= EFFORT.small:
-            found = self.exact(found, work=EFFORT.small_work, tolerance=0.0)
-        by_clock = found.by_clock or (found.gap > 0 and self.late())
-        return Answer(self.hull.reduction.invert(found.saved), found.bound, by_clock=by_clock)
+            best = self.exact(best, work=EFFORT.small_work, tolerance=0.0)
+        by_clock = best.by_clock or (best.gap > 0 and self.late())
+        return Answer(self.hull.reduction.invert(best.saved), best.bound, by_clock=by_clock)
 
     def late(self) -> bool:
         """Return whether the deadline has passed."""
@@ -168,29 +146,18 @@ class Search:
     def _run(
         self, best: Incumbent, *, share: float, most: int, work: int
     ) -> tuple[Incumbent, int, bool]:
-        """Enumerate decisions whose loss is at most a fraction ``share`` of the bound.
-
-        Args:
-            best: the best decision known so far.
-            share: the largest loss, as a fraction of the bound.
-            most: number of prefixes (partial decisions) to keep after each node.
-            work: limit on the enumeration, in the kernel's units.
-
-        Returns:
-            The best decision known afterwards, the work done, and whether the enumeration was
-            complete: no prefix within the limit on the loss was dropped.
-        """
+        """Enumerate decisions whose loss is at most a fraction of the bound; return the best, the work, completeness."""
         edge = self.edge
         limit = int(max(1, edge.bound(self.capacity)) * share) * edge.scale
-        found, complete, saved_bytes, loss, saved, spent, by_clock = self.hull.compiled(edge).run(
-            self.capacity, limit, work, most, self._seconds_left()
-        )
+        improved, complete, saved_bytes, loss, saved, spent, by_clock = self.hull.compiled(
+            edge
+        ).run(self.capacity, limit, work, most, self._seconds_left())
         cost, proven = best.cost, best.bound
-        if found:
+        if improved:
             cost = (edge.value + loss - edge.price * saved_bytes) // edge.scale
         if complete:  # all decisions that were not enumerated lose more than the limit
             proven = max(proven, -((edge.price * self.capacity - edge.value - limit) // edge.scale))
-        better = found and cost < best.cost
+        better = improved and cost < best.cost
         cost = min(cost, best.cost)
         return (
             Incumbent(

@@ -1,4 +1,4 @@
-"""Solve the graph problem as a mixed-integer program with HiGHS, called through SciPy.
+"""Solve the graph problem as a mixed-integer program with HiGHS.
 
 For each node, a binary variable says whether the node is saved, and a second variable whether the
 node is recomputed. The recompute variables may be continuous, because their values follow from the
@@ -47,35 +47,22 @@ class GraphMilp(Solver):
     requires: ClassVar[tuple[str, ...]] = ("scipy", "numpy")
 
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
-        """Choose the nodes to save; the answer also has a lower bound on the cost of any choice.
-
-        Raises:
-            BudgetError: every decision saves more bytes than the capacity.
-        """
+        """Choose the nodes to save; the answer also has a lower bound on the cost of any choice."""
         search = Search(problem, time_limit=time_limit)
         return search.answer(self.improve(search, search.repair(search.start())))
 
     def improve(self, search: Search, best: Incumbent) -> Incumbent:
-        """Run HiGHS, and return the cheaper of HiGHS's decision and ``best``, with the tighter bound.
-
-        Args:
-            search: the problem, with its capacity, hull and deadline.
-            best: the best decision known so far, with a lower bound on the cost.
-        """
+        """Run HiGHS, and return the cheaper of HiGHS's decision and ``best``, with the tighter bound."""
         if best.gap <= self.gap or search.late():
             return best
         program, unit = _program(search, best)
-        limit: dict[str, Any] = {"node_limit": self.nodes}
-        if search.deadline is not None:
-            limit = {"time_limit": max(0.1, search.deadline - time.monotonic())}
-        result = milp(**program, options={"mip_rel_gap": self.gap, **limit})
-        # SciPy's status 1 means that a limit was reached: nodes, or time if there is a deadline.
-        by_clock = best.by_clock or (result.status == 1 and search.deadline is not None)
+        left = None if search.deadline is None else max(0.1, search.deadline - time.monotonic())
+        result = milp(**program, gap=self.gap, nodes=self.nodes, time_limit=left)
         bound = best.bound
-        if result.mip_dual_bound is not None and math.isfinite(result.mip_dual_bound):
-            dual = result.mip_dual_bound - _MARGIN * max(1.0, abs(result.mip_dual_bound))
+        if math.isfinite(result.bound):
+            dual = result.bound - _MARGIN * max(1.0, abs(result.bound))
             bound = max(bound, min(best.cost, math.ceil(dual * unit)))  # costs are integers
-        elif result.status == 2:  # infeasible: no decision costs less than the best known one
+        elif result.infeasible:  # no decision costs less than the best known one
             bound = best.cost
         saved, cost = best.saved, best.cost
         if result.x is not None:
@@ -83,21 +70,16 @@ class GraphMilp(Solver):
             fits = done.saved_bytes <= search.capacity
             if fits and (done.recompute_cost, done.saved_bytes) < (cost, 2**63):
                 saved, cost = done.saved, done.recompute_cost
+        by_clock = best.by_clock or result.by_clock
         return Incumbent(saved=saved, cost=cost, bound=min(bound, cost), by_clock=by_clock)
 
 
 def _program(search: Search, best: Incumbent) -> tuple[dict[str, Any], float]:
-    """Build the mixed-integer program of a graph problem.
-
-    The columns are the save variables of all nodes, then the recompute variables of all nodes.
-
-    Returns:
-        The arguments of `milp`, and the cost, in the problem's unit, of one unit of the objective.
-    """
+    """Build the arguments of `milp`, and the cost of one unit of its objective."""
     import numpy as np
-    from scipy.optimize import Bounds, LinearConstraint
     from scipy.sparse import csr_matrix
 
+    # The columns are the save variables of all nodes, then the recompute variables of all nodes.
     core = search.core
     n = len(core)
     losses, edge = search.hull.losses(search.edge), search.edge
@@ -126,13 +108,15 @@ def _program(search: Search, best: Incumbent) -> tuple[dict[str, Any], float]:
         for j in reads if may_again[i] else ():
             row([(j, 1.0), (n + j, 1.0), (n + i, -1.0)], 0.0)
     row([(i, -float(size[i])) for i in range(n) if may_save[i]], -search.capacity / scale)
+    # Exclude decisions that cost more than the best known one.
     row([(n + i, -float(c)) for i, c in enumerate(objective[n:]) if c], -best.cost / unit)
     matrix = csr_matrix((values, (rows, columns)), shape=(len(low), 2 * n))
     program = {
-        "c": objective,
-        "constraints": LinearConstraint(matrix, np.asarray(low), math.inf),
+        "cost": objective,
+        "rows": matrix,
+        "low": low,
+        "upper": [*may_save, *may_again],
         # Recompute variables are continuous: the optimum is the same, with fewer variables to branch on.
-        "integrality": np.concatenate([np.ones(n), np.zeros(n)]),
-        "bounds": Bounds(0, np.asarray([*may_save, *may_again], dtype=np.float64)),
+        "integral": [True] * n + [False] * n,
     }
     return program, unit

@@ -10,50 +10,38 @@ from remat.errors import ProblemError
 T = TypeVar("T")
 
 
-def pareto(found: Iterable[T], of: Callable[[T], tuple[int, int]]) -> list[T]:
-    """Return the Pareto-optimal items by (bytes, cost), fewest bytes first.
-
-    Args:
-        found: the items; of items with equal (bytes, cost), the first is returned.
-        of: function that returns the (bytes, cost) of an item.
-    """
-    best: list[T] = []
-    for t in sorted(found, key=of):
-        if not best or of(t)[1] < of(best[-1])[1]:
-            best.append(t)
-    return best
+def pareto(items: Iterable[T], of: Callable[[T], tuple[int, int]]) -> list[T]:
+    """Return the Pareto-optimal items by their (bytes, cost), fewest bytes first; of equal items, the first."""
+    front: list[T] = []
+    for item in sorted(items, key=of):
+        if not front or of(item)[1] < of(front[-1])[1]:
+            front.append(item)
+    return front
 
 
-def lower_hull(best: Iterable[T], of: Callable[[T], tuple[int, int]]) -> list[T]:
-    """Return the vertices of the lower convex hull of Pareto-optimal items, fewest bytes first.
-
-    Args:
-        best: the Pareto-optimal items, fewest bytes first, as `pareto` returns them.
-        of: function that returns the (bytes, cost) of an item.
-    """
+def lower_hull(front: Iterable[T], of: Callable[[T], tuple[int, int]]) -> list[T]:
+    """Return the vertices of the lower convex hull of the items that `pareto` returned, fewest bytes first."""
     hull: list[T] = []
-    for t in best:
+    for item in front:
         while len(hull) > 1:
-            (a_bytes, a_cost), (b_bytes, b_cost), (c_bytes, c_cost) = map(of, (*hull[-2:], t))
+            (a_bytes, a_cost), (b_bytes, b_cost), (c_bytes, c_cost) = map(of, (*hull[-2:], item))
             if (b_cost - a_cost) * (c_bytes - a_bytes) < (c_cost - a_cost) * (b_bytes - a_bytes):
                 break
             hull.pop()  # on or above the line between its neighbours
-        hull.append(t)
+        hull.append(item)
     return hull
 
 
 def knee(points: Sequence[tuple[int, int]], by: str) -> int:
     """Return the index of the point beyond which more bytes lower the cost only a little.
 
-    Bytes and cost are scaled to [0, 1] over the points.
+    Bytes and cost are scaled to [0, 1] over the points. If all points have the same bytes or the same
+    cost, the last index is returned.
 
     Args:
         points: (bytes, cost) of Pareto-optimal items, fewest bytes first.
         by: ``"origin"``: the point nearest to (least bytes, least cost). ``"chord"``: the point
             farthest below the line from the first to the last point.
-
-    Returns:
-        The index; the last one if all points have the same bytes or the same cost.
 
     Raises:
         ProblemError: ``by`` is another text.

@@ -113,8 +113,8 @@ class Evaluation:
         saved: the saved nodes that backward reads, in node order; other saved nodes are left out.
         recomputed: the nodes that run again in backward, in node order.
         saved_bytes: total bytes of ``saved``.
-        recompute_cost: total cost of the second runs of nodes, in the problem's unit. A recomputed
-            node that did not run in forward adds nothing.
+        recompute_cost: total cost of the second runs of nodes. A recomputed node that did not run in
+            forward adds nothing.
     """
 
     saved: tuple[int, ...]
@@ -124,14 +124,7 @@ class Evaluation:
 
 
 def evaluate(problem: GraphProblem, saved: Iterable[int]) -> Evaluation:
-    """Compute the bytes and the cost of a decision.
-
-    The function follows the reads of backward up the graph, through every node that is not saved.
-
-    Args:
-        problem: the graph problem.
-        saved: positions of the nodes to save. A saved node that backward does not read adds no
-            bytes.
+    """Compute the bytes and the cost of a decision, given as the positions of the saved nodes.
 
     Raises:
         ProblemError: an entry of ``saved`` is no node or cannot be saved, or backward reads a node
@@ -161,11 +154,11 @@ def evaluate(problem: GraphProblem, saved: Iterable[int]) -> Evaluation:
             )
         again[i] = 1
         stack.extend(problem.inputs[i])
-    kept = tuple(i for i in range(n) if keep[i] and read[i])
+    saved_and_read = tuple(i for i in range(n) if keep[i] and read[i])
     # A saved node with `in_forward` False runs in forward after all, with its inputs. If backward runs one
     # of them again, that second run has a cost.
     forward = bytearray(problem.in_forward)
-    stack = [i for i in kept if not forward[i]]
+    stack = [i for i in saved_and_read if not forward[i]]
     while stack:
         i = stack.pop()
         if not forward[i]:
@@ -173,9 +166,9 @@ def evaluate(problem: GraphProblem, saved: Iterable[int]) -> Evaluation:
             stack.extend(problem.inputs[i])
     recomputed = tuple(i for i in range(n) if again[i])
     return Evaluation(
-        saved=kept,
+        saved=saved_and_read,
         recomputed=recomputed,
-        saved_bytes=sum(problem.size[i] for i in kept),
+        saved_bytes=sum(problem.size[i] for i in saved_and_read),
         recompute_cost=sum(problem.cost[i] for i in recomputed if forward[i]),
     )
 
@@ -193,15 +186,7 @@ def always_saved(problem: GraphProblem) -> tuple[int, ...]:
 
 
 def worth_saving(problem: GraphProblem, saved: Iterable[int]) -> list[int]:
-    """Return the recomputed nodes of a decision that could be saved instead to lower its cost.
-
-    Args:
-        problem: the graph problem.
-        saved: positions of the nodes that the decision saves.
-
-    Returns:
-        Positions of savable nodes whose second run has a cost, highest cost per byte first.
-    """
+    """Return the recomputed nodes of a decision that could be saved to lower its cost, highest cost per byte first."""
     again = (
         i
         for i in evaluate(problem, saved).recomputed
@@ -213,13 +198,9 @@ def worth_saving(problem: GraphProblem, saved: Iterable[int]) -> list[int]:
 def conflict(problem: GraphProblem, fixed: Sequence[bool] | None = None) -> tuple[int, ...] | None:
     """Return a chain of nodes that makes the problem infeasible; None if the problem is feasible.
 
-    The first node of the chain can be neither saved nor recomputed. Each later node cannot be saved,
-    so it must be recomputed from the node before it. Backward reads the last node.
-
-    Args:
-        problem: the graph problem.
-        fixed: for each node, True forbids its recomputation even if the problem allows it. None:
-            only the problem decides.
+    The first node of the chain can be neither saved nor recomputed. Each later node cannot be saved, so
+    it must be recomputed from the node before it. Backward reads the last node. ``fixed`` is that of
+    `Network`.
     """
     n = len(problem)
     parent = [-2] * n
@@ -243,12 +224,7 @@ def conflict(problem: GraphProblem, fixed: Sequence[bool] | None = None) -> tupl
 
 
 def infeasible(capacity: int, least_bytes: int) -> BudgetError:
-    """Build the error for a problem in which every decision saves more than ``capacity`` bytes.
-
-    Args:
-        capacity: bytes that may be saved.
-        least_bytes: the fewest bytes that any decision saves.
-    """
+    """Build the error for a problem in which every decision saves more than ``capacity`` bytes."""
     return BudgetError(
         f"no decision saves as little as {capacity} bytes; the least possible is {least_bytes}: "
         "raise the budget, or loosen MUST_SAVE tags"

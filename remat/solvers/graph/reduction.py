@@ -11,13 +11,12 @@ from remat.solvers.knapsack.reduction import Reduction
 
 
 def reduce_graph(problem: GraphProblem) -> Reduction[GraphProblem]:
-    """Remove nodes that an optimal decision need not save, and return the reduced problem.
+    """Remove nodes that an optimal decision need not save, and return the reduced problem, the *core*.
 
-    The reduced problem is called the *core*. Every node of the core has ``in_forward`` True, and
-    keeps its name. A node whose ``in_forward`` was False gets cost 0 in the core. So a lower bound
-    for the core also holds for the whole problem. A decision may run such a node in forward and
-    again in backward; only `evaluate` on the whole problem counts that cost. If there is no such
-    node, every optimum of the core extends to an optimum of the problem.
+    Every node of the core has ``in_forward`` True. A node whose ``in_forward`` was False costs 0 in the
+    core, so a lower bound for the core also holds for the whole problem. Only `evaluate` on the whole
+    problem counts the cost of a run in forward and again in backward. Without such nodes, every optimum
+    of the core extends to an optimum of the problem.
 
     These rules are applied, the first one once and the others until nothing changes:
 
@@ -25,9 +24,8 @@ def reduce_graph(problem: GraphProblem) -> Reduction[GraphProblem]:
       it costs nothing and reads free nodes only. Free nodes are left out of the core.
     - A recomputable node that costs nothing and cannot be saved is replaced by its inputs.
     - A recomputable node with a single reader is not worth saving if the reader can be saved and
-      takes no more bytes. The reason is that saving the reader avoids more cost. If the node is not
-      saved, it is merged into the reader. A node that backward reads directly is exempt from this
-      rule.
+      takes no more bytes: saving the reader avoids more cost. If the node is not saved, it is merged
+      into the reader. A node that backward reads directly is exempt from this rule.
     - A recomputable node that costs nothing is not worth saving if it has a single input, and this
       input can be saved and takes no more bytes.
     """
@@ -67,10 +65,7 @@ class _Work:
         self.alive: list[int] = []
 
     def drop_free(self) -> None:
-        """Apply the first rule of `reduce_graph`: remove free nodes.
-
-        Nodes that backward does not need, neither directly nor for recomputation, are removed too.
-        """
+        """Apply the first rule of `reduce_graph`: remove free nodes, and nodes that backward does not need."""
         p = self.problem
         free = [s and b == 0 for s, b in zip(p.savable, p.size, strict=True)]
         for i, reads in enumerate(p.inputs):
@@ -92,11 +87,9 @@ class _Work:
         return changed
 
     def order(self) -> list[int]:
-        """Return the remaining nodes in an order that makes the kernel's search `GraphCore` small.
-
-        A node with ``in_forward`` False comes right after the last of its inputs, so that few values
-        are alive at any position. All other nodes keep their order.
-        """
+        """Return the remaining nodes in an order that makes the kernel's search `GraphCore` small."""
+        # A node with `in_forward` False comes right after the last of its inputs, so that few values are alive at any
+        # position. All other nodes keep their order.
         anchor: dict[int, int] = {}
         for i in self.alive:
             reads = (anchor[j] for j in self.inputs[i])
@@ -127,8 +120,8 @@ class _Work:
                 self.savable[i] = False
             if not self.savable[i]:
                 self.cost[reader] += self.cost[i]
-                kept = (j for j in self.inputs[reader] if j != i)
-                self.inputs[reader] = list(dict.fromkeys((*kept, *self.inputs[i])))
+                others = (j for j in self.inputs[reader] if j != i)
+                self.inputs[reader] = list(dict.fromkeys((*others, *self.inputs[i])))
                 for j in self.inputs[i]:
                     readers[j].discard(i)
                     readers[j].add(reader)

@@ -12,16 +12,8 @@ class ScipyFlow:
     """Maximum flow with the methods of OR-Tools' ``SimpleMaxFlow`` that `Network` calls.
 
     Capacities are scaled down to 32 bits, and SciPy solves the scaled problem. The residual graph is
-    then solved at smaller scales. At scale 1, a round without flow proves the optimum.
-
-    Args:
-        tails: vertex at the tail of each arc, as an array of ints. The head of an arc is never the
-            tail of an arc back.
-        heads: vertex at the head of each arc.
-        capacities: capacity of each arc, in int64.
-        source: the source vertex.
-        sink: the sink vertex.
-        most: an upper bound on the flow.
+    then solved at smaller scales. At scale 1, a round without flow proves the optimum. The arguments are
+    those of `_solved`; no arc has an arc back.
     """
 
     def __init__(
@@ -40,8 +32,8 @@ class ScipyFlow:
         # What a scale leaves of the flow is less than a unit of that scale for each pair of vertices.
         scale, step = max(0, most.bit_length() - _BITS), max(1, _BITS - len(pairs).bit_length())
         while True:
-            sent = self._send(source, scale)
-            if not sent and not scale:
+            progress = self._send(source, scale)
+            if not progress and not scale:
                 break
             scale = max(0, scale - step)
 
@@ -63,31 +55,27 @@ class ScipyFlow:
             ),
             shape=(self._count, self._count),
         )
-        found = maximum_flow(graph, source, self._sink)
-        moved = np.asarray(found.flow[self._tails, self._heads]).ravel().astype(np.int64) << scale
+        solved = maximum_flow(graph, source, self._sink)
+        moved = np.asarray(solved.flow[self._tails, self._heads]).ravel().astype(np.int64) << scale
         self._ahead -= moved
         self._back += moved
-        return bool(found.flow_value)
+        return bool(solved.flow_value)
 
     def optimal_flow(self) -> int:
         """Return the value of the maximum flow."""
         return int(self._back[self._heads == self._sink].sum())
 
     def flows(self, arcs: Any) -> Any:
-        """Return the flow through each of the arcs, in int64.
-
-        Args:
-            arcs: positions of arcs.
-        """
+        """Return the flow through each of the arcs at the given positions, in int64."""
         import numpy as np
 
-        left, found = self._back.tolist(), np.zeros(len(self._capacities), dtype=np.int64)
+        left, flows = self._back.tolist(), np.zeros(len(self._capacities), dtype=np.int64)
         for arc, (pair, capacity) in enumerate(
             zip(self._pair.tolist(), self._capacities.tolist(), strict=True)
         ):
-            found[arc] = sent = min(left[pair], capacity)
-            left[pair] -= sent
-        return found[arcs]
+            flows[arc] = flow = min(left[pair], capacity)
+            left[pair] -= flow
+        return flows[arcs]
 
     def get_sink_side_min_cut(self) -> Any:
         """Return the vertices from which the residual graph reaches the sink."""

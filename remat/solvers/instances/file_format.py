@@ -54,12 +54,7 @@ _COLUMNS = {
 
 
 def dump(head: Mapping[str, Any], problem: AnyProblem) -> str:
-    """Convert an instance to JSON text; equal instances give equal text.
-
-    Args:
-        head: the description of the problem: a value for each key of `HEAD`, such as ``"name"``.
-        problem: the problem.
-    """
+    """Convert an instance to JSON text; ``head`` has a value for each key of `HEAD`."""
     columns = {key: getattr(problem, key) for key in _COLUMNS[problem.kind]}
     for key in _FLAGS if isinstance(problem, GraphProblem) else ():
         columns[key] = "".join("1" if flag else "0" for flag in columns[key])
@@ -79,10 +74,8 @@ def _lines(values: Mapping[str, Any]) -> list[str]:
 def parse(text: str) -> tuple[dict[str, Any], AnyProblem]:
     """Parse the text of `dump`, or a published graph in node-link JSON.
 
-    Returns:
-        The description and the problem. The description has the keys of `HEAD`; its values are
-        unchecked, except for the unit. The problem is checked, except for the length and
-        printability of its names.
+    The description has the keys of `HEAD`, of which only the unit is checked. The problem is checked,
+    except for the length and printability of its names.
 
     Raises:
         ProblemError: the text is not a complete instance of this version, has unknown keys, or has
@@ -114,11 +107,7 @@ def parse(text: str) -> tuple[dict[str, Any], AnyProblem]:
 
 
 def _problem(kind: Any, columns: Any, unit: str) -> Any:
-    """Build a problem of class ``kind`` from the JSON object ``columns`` of a file.
-
-    This function checks the keys, and the JSON types of their values. The constructor of ``kind``
-    checks the entries. Both raise `ProblemError`.
-    """
+    """Build a problem of class ``kind`` from the JSON object ``columns`` of a file; its constructor checks the entries."""
     if type(columns) is not dict:
         raise ProblemError(f"problem is {short(columns)}; expected an object")
     _keys("problem", columns, _COLUMNS[kind.kind])
@@ -140,23 +129,19 @@ def text_of(label: str, value: object) -> str:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """Parse a JSON text that is one object, without NaN, infinities and duplicate keys.
-
-    Raises:
-        ProblemError: the text is anything else; the message names the fault.
-    """
+    """Parse a JSON text that is one object, without NaN, infinities and duplicate keys."""
 
     def refuse(constant: str) -> None:
         raise ProblemError(f"{constant} stands where only integers may")
 
     # Python's `json` silently takes the last of duplicate keys.
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        entries: dict[str, Any] = {}
         for key, value in pairs:
-            if key in found:
+            if key in entries:
                 raise ProblemError(f"key {short(key)} stands there twice; expected it once")
-            found[key] = value
-        return found
+            entries[key] = value
+        return entries
 
     try:
         data = json.loads(text, parse_constant=refuse, object_pairs_hook=once)
@@ -173,14 +158,16 @@ def _object(text: str) -> dict[str, Any]:
     return data
 
 
-def _keys(what: str, data: dict[str, Any], expected: Sequence[str]) -> None:
+def _keys(owner: str, data: dict[str, Any], expected: Sequence[str]) -> None:
     missing = [key for key in expected if key not in data]
     unknown = [key for key in data if key not in expected]
     if missing:
-        raise ProblemError(f"{what} has no key {short(missing[0])}; expected {', '.join(expected)}")
+        raise ProblemError(
+            f"{owner} has no key {short(missing[0])}; expected {', '.join(expected)}"
+        )
     if unknown:
         raise ProblemError(
-            f"{what} has the unknown key {short(unknown[0])}; expected {', '.join(expected)}"
+            f"{owner} has the unknown key {short(unknown[0])}; expected {', '.join(expected)}"
         )
 
 

@@ -118,8 +118,8 @@ def save_instance(path: str | os.PathLike[str], instance: Instance) -> None:
 def load_instance(source: str | os.PathLike[str]) -> Instance:
     """Read an instance from a file. Loading runs no code from the file.
 
-    Published graphs in networkx's node-link JSON are read as step problems. A file with a million
-    nodes takes seconds. Files of more than 128 MiB are refused.
+    Published graphs in networkx's node-link JSON are read as step problems. Files of more than 128 MiB
+    are refused.
 
     Args:
         source: a path, or the JSON text itself: a ``str`` that starts with ``{``.

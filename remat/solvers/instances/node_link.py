@@ -28,13 +28,10 @@ def is_node_link(data: Any) -> bool:
 def read_node_link(data: dict[str, Any]) -> ScheduleProblem:
     """Convert a node-link graph to a step problem without a capacity.
 
-    The nodes are in the order of the list ``graph.order`` in the file. If the file has no such
-    list, the nodes are sorted topologically.
+    The nodes are in the order of ``graph.order`` or, if the file has no such list, sorted topologically.
 
     Raises:
-        ProblemError: a node has no cost or size under a supported key, an edge leads to a missing
-            node, the graph has a cycle, or the order contradicts the edges. The message names the
-            fault.
+        ProblemError: the graph is incomplete or contradicts itself; the message names the fault.
     """
     import networkx as nx
 

@@ -1,10 +1,9 @@
 """Run a solver in its own process, so that its crash does not end the planner.
 
-`isolated` wraps a solver. The solver's process is a fresh interpreter, not a fork. The process
-starts immediately and stays alive between calls, so start-up does not count in the solver's time.
-The process's output is captured and its memory is limited. A process that does not return in time
-is killed, together with all processes that it started. A crash, a lack of memory and a kill each
-raise a `SolverError` that names the cause. The next call starts a new process.
+`isolated` wraps a solver. The solver's process is a fresh interpreter, not a fork. The process starts
+immediately and stays alive between calls, so start-up does not count in the solver's time. A process
+that does not return in time is killed, with all processes that it started. A crash, a lack of memory
+and a kill each raise a `SolverError` that names the cause. The next call starts a new process.
 
 Isolation protects against accidents, not against attacks: the process has the user's rights.
 """
@@ -90,9 +89,10 @@ def isolated(
     # which has the methods for all kinds of problems.
     for capability in Solver.__annotations__:
         setattr(wrapper, capability, getattr(kind, capability))
-    made = wrapper(solver, _Limits(memory_bytes, grace_s, hang_s, environment))
-    made.start()
-    return made
+    isolated_solver = wrapper(solver, _Limits(memory_bytes, grace_s, hang_s, environment))
+    # Start now, so that the time limit of the first call does not include the imports of the solver.
+    isolated_solver.start()
+    return isolated_solver
 
 
 def obstacle(solver: Solver) -> str | None:
@@ -121,11 +121,7 @@ class _Limits(NamedTuple):
 
 
 class Isolated(Solver):
-    """A solver that runs another solver in a separate process; created by `isolated`.
-
-    Attributes:
-        inner: the solver that runs in the process.
-    """
+    """A solver that runs another solver, ``inner``, in a separate process; created by `isolated`."""
 
     name: ClassVar[str] = "isolated"
 
@@ -141,17 +137,17 @@ class Isolated(Solver):
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
         """Solve a knapsack in the process, and kill the process if it does not return in time."""
-        return self._choose(problem, time_limit)
+        return self._solve(problem, time_limit)
 
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
         """Solve a graph problem in the process, and kill the process if it does not return in time."""
-        return self._choose(problem, time_limit)
+        return self._solve(problem, time_limit)
 
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
         """Solve a step problem in the process, and kill the process if it does not return in time."""
-        answer = self._choose(problem, time_limit)
+        answer = self._solve(problem, time_limit)
         return ScheduleAnswer(answer.saved, answer.bound, by_clock=answer.by_clock)
 
     def start(self) -> None:
@@ -165,17 +161,15 @@ class Isolated(Solver):
             self._end()
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # A copy in another process starts a solver process of its own.
         return functools.partial(isolated, **self._limits._asdict()), (self.inner,)
 
-    def _choose(self, problem: Problem[Any], time_limit: float | None) -> Answer:
-        """Run the solver on a problem in the process, and return its unverified answer.
-
-        The solver's process parses the answer with `remat.solvers.verify.read`. The process of the
-        caller verifies the answer later.
-        """
+    def _solve(self, problem: Problem[Any], time_limit: float | None) -> Answer:
+        """Run the solver on a problem in the process, and return its unverified answer."""
         within_s, when = self._limits.hang_s, ""
         if time_limit is not None:
             within_s, when = time_limit + self._limits.grace_s, f" (time limit {time_limit:g} s)"
+        # The solver's process parses the answer with `read`; the process of the caller verifies it later.
         reply = self._ask((problem.method, problem, time_limit), within_s, when)
         status = None if reply["status"] is None else Status(reply["status"])
         return Answer(
@@ -189,18 +183,7 @@ class Isolated(Solver):
     def _ask(
         self, question: tuple[Any, ...], within_s: float | None, when: str = ""
     ) -> dict[str, Any]:
-        """Send a question to the process and return its reply.
-
-        Args:
-            question: name of the solver's method, the problem and the time limit.
-            within_s: seconds after which the process is killed; None: no limit.
-            when: text for error messages that says when the process failed, such as
-                ``" (time limit 5 s)"``; it follows the description of the failure.
-
-        Raises:
-            BudgetError: the solver found no answer within the capacity.
-            SolverError: the solver raised, returned an invalid answer, died or was killed.
-        """
+        """Send a question to the process and return its reply; ``when`` says in messages when the process failed."""
         with self._lock:
             return self._exchange(self._running(), pickle.dumps(question), within_s, when)
 
@@ -244,11 +227,11 @@ class Isolated(Solver):
             raise failure
         return reply
 
-    def _fail(self, process: _Process, what: str) -> NoReturn:
+    def _fail(self, process: _Process, failure: str) -> NoReturn:
         self._end()
         printed = process.tail()
         last = f"; it printed last: {printed.splitlines()[-1][:200]!r}" if printed else ""
-        error = SolverError(self.name, f"solver '{self.name}' {what}{last}")
+        error = SolverError(self.name, f"solver '{self.name}' {failure}{last}")
         if printed:
             error.add_note(printed)
         raise error from None
@@ -290,24 +273,12 @@ class _Process:
         self._finalizer = weakref.finalize(self, _end, self._child, self._owner, self._connection)
 
     def alive(self) -> bool:
-        """Return whether the solver's process runs and the calling process started it.
-
-        After a fork, the child must not use the solver process of its parent.
-        """
+        """Return whether the solver's process runs and the calling process started it."""
+        # After a fork, the child must not use the solver process of its parent.
         return self._owner == os.getpid() and self._child.poll() is None
 
     def exchange(self, message: bytes, within_s: float | None) -> bytes:
-        """Send a message, wait for the reply, and return the reply's bytes.
-
-        Args:
-            message: the pickled question.
-            within_s: seconds to wait; None: no limit.
-
-        Raises:
-            TimeoutError: no reply arrived in time.
-            EOFError: the process has ended.
-            OSError: the process has ended.
-        """
+        """Send a message, and return the reply; raise TimeoutError if it is late, EOFError or OSError if the process ended."""
         deadline = time.monotonic() + (float("inf") if within_s is None else within_s)
         # `send` and `recv_bytes` have no time limit. The watchdog kills a process that does not read the
         # message, or that stops in the middle of its reply.

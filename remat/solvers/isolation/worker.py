@@ -1,8 +1,8 @@
 """Code that runs inside a solver's own process; `remat.solvers.isolation.process` is the parent's side.
 
-Questions from the parent and replies to it go through one connection, because the solver may print
-to standard output and standard error. Questions are pickled, because the worker trusts the parent.
-Replies are JSON, so that a garbled reply runs no code in the parent.
+Questions and replies go through one connection, because the solver may print to standard output.
+Questions are pickled, because the worker trusts the parent. Replies are JSON, so that a garbled reply
+runs no code in the parent.
 """
 
 from __future__ import annotations
@@ -31,11 +31,7 @@ _ORPHAN_S = 30.0
 
 
 def main(fd: int) -> None:
-    """Load the solver, then answer questions until the parent closes the connection.
-
-    Args:
-        fd: file descriptor of the connection to the parent.
-    """
+    """Load the solver, then answer questions on file descriptor ``fd`` until the parent closes the connection."""
     os.set_inheritable(fd, False)  # child processes of the solver must not keep the connection open
     faulthandler.enable()
     connection: Connection[Any, Any] = Connection(fd)
@@ -49,13 +45,9 @@ def main(fd: int) -> None:
 
 
 def _receive(connection: Connection[Any, Any]) -> bytes:
-    """Return the next message, and set an alarm that ends this process if the reply is late.
-
-    The message comes with a limit in seconds; None sets no alarm. The alarm is set 30 s later than
-    this limit, because the parent usually kills a late process at the limit. The alarm is for the
-    case that the parent has died.
-    """
+    """Return the next message, and set an alarm that ends this process if the reply is late."""
     within_s, message = connection.recv()
+    # The parent kills a late process at the limit. The alarm, 30 s later, is for the case that the parent has died.
     if within_s is not None:  # the operating system's alarm also ends C code that hangs
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, within_s + _ORPHAN_S)
@@ -64,15 +56,7 @@ def _receive(connection: Connection[Any, Any]) -> bytes:
 
 
 def _set_up(message: bytes) -> tuple[Solver | None, bytes]:
-    """Load the solver, and limit the memory of this process.
-
-    Args:
-        message: a pickled tuple of the solver's name, the parent's script or None, the memory limit
-            in bytes or None, and the pickled solver.
-
-    Returns:
-        The solver, and the reply for the parent. If loading fails, None and an error reply.
-    """
+    """Load the solver, limit the memory of this process, and return the solver and a reply; None with an error reply."""
     name, main_file, memory_bytes, pickled = pickle.loads(message)
     try:
         if main_file is not None:
@@ -108,12 +92,7 @@ def _limit_memory(more: int) -> None:
 
 
 def _answer(solver: Solver, message: bytes) -> bytes:
-    """Return the reply to one question: a parsed but unverified answer, a refusal, or an error.
-
-    Args:
-        solver: the solver of this process.
-        message: a pickled tuple of the name of the solver's method, the problem and the time limit.
-    """
+    """Return the reply to one question: a parsed but unverified answer, a refusal, or an error."""
     try:
         with solver_errors(solver):
             method, problem, time_limit = pickle.loads(message)

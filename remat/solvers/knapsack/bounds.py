@@ -1,7 +1,7 @@
 """Linear relaxation of a knapsack: a feasible choice and a proven upper bound from one sort.
 
-The compiled kernel computes exactly the same result about ten times as fast. The Python code here
-defines that result, and runs if remat was installed without a compiler.
+The compiled kernel computes the same result about ten times as fast. The Python code defines the
+result, and runs if remat was installed without a compiler.
 
 Source: G. B. Dantzig, "Discrete-variable extremum problems", Operations Research 5 (1957).
 """
@@ -18,15 +18,13 @@ from remat.solvers.kernel import kernel
 class Relaxation:
     """Result of the linear relaxation of a knapsack, with the better of two greedy choices.
 
-    One greedy choice takes the items by value per weight. The other one takes the most valuable
-    item first, then the rest by value per weight.
+    One greedy choice takes the items by value per weight. The other one takes the most valuable item
+    first, then the remaining items by value per weight.
 
     Attributes:
-        order: indices of the items that weigh at most the capacity, sorted by value per weight,
-            best first; ties by index.
+        order: the items that weigh at most the capacity, best value per weight first; ties by index.
         bound: upper bound on the value of any choice that fits the capacity.
-        saved: sorted item indices of the better greedy choice. It fits and has at least half the
-            optimal value.
+        saved: sorted items of the better greedy choice, which has at least half the optimal value.
         value: total value of ``saved``.
     """
 
@@ -37,10 +35,7 @@ class Relaxation:
 
 
 def efficiency_order(weights: Sequence[int], values: Sequence[int]) -> tuple[int, ...]:
-    """Return the item indices sorted by value per weight, best first; ties by index.
-
-    Ratios are compared exactly. Items of weight 0 come first.
-    """
+    """Return the item indices sorted by exact value per weight, best first; ties by index."""
     # Sort by integer quotients, because float division could confuse close ratios. Two distinct
     # fractions with denominators below 2**k differ by more than 2**-2k. So their floors differ after
     # a shift by 2k bits, and equal fractions stay equal.
@@ -51,16 +46,7 @@ def efficiency_order(weights: Sequence[int], values: Sequence[int]) -> tuple[int
 
 
 def fill(weights: Sequence[int], order: Iterable[int], room: int) -> list[int]:
-    """Go through items in the given order, and take each one that fits into the room still left.
-
-    Args:
-        weights: weight of each item.
-        order: indices of the items.
-        room: total weight that the taken items may have.
-
-    Returns:
-        The indices of the taken items, in the given order.
-    """
+    """Go through items in the given order, and return those that still fit into ``room``."""
     taken = []
     for i in order:
         if weights[i] <= room:
@@ -72,14 +58,7 @@ def fill(weights: Sequence[int], order: Iterable[int], room: int) -> list[int]:
 def repair(
     weights: Sequence[int], values: Sequence[int], capacity: int, picked: Iterable[int]
 ) -> tuple[int, ...]:
-    """Make a choice of items fit the capacity, and fill the remaining capacity greedily.
-
-    The items of ``picked`` are taken by value per weight, best first; an item that no longer fits
-    is dropped. The remaining capacity is filled in the same way with items outside ``picked``.
-
-    Returns:
-        The sorted indices of the items taken.
-    """
+    """Take the picked items by value per weight while they fit, then others likewise; return the sorted indices."""
     order, chosen = efficiency_order(weights, values), set(picked)
     # A stable sort puts the chosen items first, and leaves each part in order of value per weight.
     return tuple(sorted(fill(weights, sorted(order, key=lambda i: i not in chosen), capacity)))

@@ -43,16 +43,13 @@ class CpSat(CoreSolver):
     def refuses(self, problem: KnapsackProblem) -> str | None:
         """Return why CP-SAT cannot add up the weights or values of the reduced knapsack; None if it can."""
         core = reduce(problem).core
-        for what, total in (("weights", core.total_weight), ("values", core.total_value)):
+        for label, total in (("weights", core.total_weight), ("values", core.total_value)):
             if total > _SUM_LIMIT:
-                return f"{what} sum to {total}, above the 2**62 - 1 that CP-SAT can add up"
+                return f"{label} sum to {total}, above the 2**62 - 1 that CP-SAT can add up"
         return None
 
     def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Run CP-SAT, with the greedy choice as a hint, to a proven optimum or to its limit.
-
-        The limit is ``time_limit`` in seconds, or `work` if ``time_limit`` is None.
-        """
+        """Run CP-SAT, with the greedy choice as a hint, to a proven optimum or to its limit on time or `work`."""
         from ortools.sat.python import cp_model
 
         started = time.monotonic()
@@ -70,12 +67,12 @@ class CpSat(CoreSolver):
 
         saved, bound = relaxed.saved, relaxed.bound
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            found = [i for i, pick in enumerate(picks) if solver.boolean_value(pick)]
+            picked = [i for i, pick in enumerate(picks) if solver.boolean_value(pick)]
             if status == cp_model.FEASIBLE:
                 # A search that was cut short may leave capacity for further items.
-                found = list(core.repaired(found))
-            if core.value_of(found) >= relaxed.value:
-                saved = tuple(found)
+                picked = list(core.repaired(picked))
+            if core.value_of(picked) >= relaxed.value:
+                saved = tuple(picked)
             bound = min(bound, _bound(core, solver, status == cp_model.OPTIMAL, saved))
         proven = core.value_of(saved) == bound
         return Answer(saved, bound, by_clock=not proven and time_limit is not None)
@@ -83,14 +80,9 @@ class CpSat(CoreSolver):
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
-        """Search for the cheapest schedule in which no node runs more than twice.
+        """Search for the cheapest schedule in which no node runs more than twice, from the schedule of `Greedy`.
 
-        The search starts from the schedule of `Greedy`. The answer has no bound, because a schedule
-        with more runs of a node might be cheaper.
-
-        Raises:
-            RefusalError: there are more than `SolverEffort.schedule_nodes` nodes, or the sums are too large.
-            BudgetError: no schedule within the capacity was found.
+        The answer has no bound, because a schedule with more runs of a node might be cheaper.
         """
         from ortools.sat.python import cp_model
 
@@ -108,34 +100,29 @@ class CpSat(CoreSolver):
         if problem.capacity is None:
             return ScheduleAnswer(order)
         start = evicting(problem)
-        known = order if start is None else start
+        hint = order if start is None else start
         core = step_core(problem)
-        model, rows = schedule_model(core, core.apply(problem, known))
+        model, rows = schedule_model(core, core.apply(problem, hint))
         solver = self._engine(started, time_limit)
         status = interruptible(lambda: solver.solve(model), solver.stop_search)
         by_clock = time_limit is not None and status != cp_model.OPTIMAL
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             # Positions are distinct, but unused ones leave gaps: a model has more positions than runs.
             runs = sorted((solver.value(t), v) for v, p, t in rows if solver.boolean_value(p))
-            found = core.invert([v for _, v in runs])[0]
+            schedule = core.invert([v for _, v in runs])[0]
             # A search that was cut short may end with a schedule that is worse than its hint.
-            if start is None or _cost(problem, found) <= _cost(problem, start):
-                return ScheduleAnswer(found, by_clock=by_clock)
+            if start is None or _cost(problem, schedule) <= _cost(problem, start):
+                return ScheduleAnswer(schedule, by_clock=by_clock)
         if start is None:
             raise not_found(problem, evaluate_schedule(problem, order).peak_bytes)
         return ScheduleAnswer(start, by_clock=by_clock)
 
     def _engine(self, started: float, time_limit: float | None) -> Any:
-        """Return OR-Tools' ``CpSolver`` with one worker and a limit on its time or work.
-
-        Args:
-            started: time of the monotonic clock at which the solver was called.
-            time_limit: seconds from ``started``; None: the limit is `work`.
-        """
+        """Return OR-Tools' ``CpSolver`` with a limit on its work, or on its time since ``started``."""
         from ortools.sat.python import cp_model
 
         solver = cp_model.CpSolver()
-        solver.parameters.num_workers = 1
+        solver.parameters.num_workers = 1  # answers of several workers do not repeat
         solver.parameters.random_seed = 0
         # OR-Tools would replace Python's handler for the rest of the process: Ctrl-C would then kill it.
         solver.parameters.catch_sigint_signal = False

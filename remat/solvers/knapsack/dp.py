@@ -23,8 +23,7 @@ class DynamicProgram(CoreSolver):
     """Dynamic programming over the capacity in steps; exact if the steps are fine enough.
 
     Attributes:
-        steps: number of equal steps into which the capacity is divided. Time and memory grow with
-            the number of items times this number.
+        steps: number of equal steps into which the capacity is divided.
     """
 
     steps: int = 10_000
@@ -37,11 +36,7 @@ class DynamicProgram(CoreSolver):
             raise ProblemError(f"steps must be at least 1, got {self.steps}")
 
     def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Return the best choice from a table of the greatest value per capacity.
-
-        The items enter the table one by one, best value per weight first. If the time is up before
-        the last item, or if weights were rounded, a greedy choice may be returned instead.
-        """
+        """Return the best choice from a table of the greatest value per capacity, or a better greedy choice."""
         deadline = None if time_limit is None else time.monotonic() + time_limit
         unit = -(-core.capacity // self.steps)  # 1 (no rounding) if capacity <= steps
         # In multiples of `unit`. Weights are rounded up and the capacity down, so that a choice always fits.
@@ -65,20 +60,10 @@ class DynamicProgram(CoreSolver):
 def _fill_table(
     problem: KnapsackProblem, order: tuple[int, ...], deadline: float | None
 ) -> tuple[list[int], bool]:
-    """Fill the table of dynamic programming, and read back the best choice.
-
-    Args:
-        problem: the knapsack, with weights and capacity in multiples of a step.
-        order: the items in the order in which they enter the table.
-        deadline: time of the monotonic clock at which to stop; None: no limit.
-
-    Returns:
-        First, the best choice among the items that entered the table; among equally good choices,
-        the lightest one. Second, whether all items entered the table.
-    """
+    """Return the best, then lightest, choice among the items before the deadline, and whether all items were tried."""
     import numpy as np
 
-    columns = problem.capacity + 1
+    columns = problem.capacity + 1  # weights and capacity are in multiples of a step
     best = np.zeros(columns, dtype=np.int64)  # best[c]: greatest value within capacity c
     taken: list[tuple[int, np.ndarray]] = []  # per item, one bit per capacity, to save memory
     done = True

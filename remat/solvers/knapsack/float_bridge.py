@@ -65,16 +65,8 @@ def problem_from_floats(
 ) -> KnapsackProblem:
     """Convert floats to a knapsack problem in integers.
 
-    Each float is read as the decimal that Python prints for it. If any weight or the capacity is
-    not a whole number, the capacity is raised by the fraction `TOLERANCE`. Memory is scaled to
-    integers by one factor, and runtimes by another. If the exact integers of either would sum to
-    more than 63 bits, they are rounded: memory and runtimes up, the capacity down. Rounded memory
-    sums to at most 60 bits, and rounded runtimes to at most 53 bits.
-
-    Args:
-        memory: memory of each item, in any unit.
-        runtimes: runtime of each item, in any unit.
-        max_memory: the capacity, in the unit of ``memory``.
+    Memory is scaled by one factor, and runtimes by another. If the exact integers of either would sum to
+    more than 63 bits, memory and runtimes are rounded up and the capacity down.
 
     Raises:
         ProblemError: a number is invalid, infinite or negative, or the lengths differ.
@@ -100,11 +92,11 @@ def problem_from_floats(
         weight_scale = _coarse_scale(weights, _COARSE_WEIGHTS)
     if value_scale is None:
         value_scale = _coarse_scale(values, _COARSE_VALUES)
-    whole = tuple(math.ceil(w * weight_scale) for w in weights)
+    scaled = tuple(math.ceil(w * weight_scale) for w in weights)
     return KnapsackProblem(
-        weights=whole,
+        weights=scaled,
         values=tuple(math.ceil(v * value_scale) for v in values),
-        capacity=sum(whole) if all_fit else math.floor(capacity * weight_scale),
+        capacity=sum(scaled) if all_fit else math.floor(capacity * weight_scale),
     )
 
 

@@ -68,17 +68,12 @@ class KnapsackFrontier:
     def knee(self, *, by: str = "origin") -> int:
         """Return the index of the point beyond which more weight adds little value.
 
-        The *loss* of a point is the greatest value on the frontier less the value of the point.
-        Weight and loss are scaled to [0, 1] over the frontier.
+        Weight, and the value that a point lacks to the greatest value, are scaled to [0, 1] over the
+        frontier. If all points have the same weight or the same value, the last index is returned.
 
         Args:
             by: ``"origin"``: the point nearest to zero scaled weight and zero scaled loss.
-                ``"chord"``: the point farthest below the line from the lightest to the heaviest
-                point.
-
-        Returns:
-            The index of the point; the last index if all points have the same weight or the same
-            value.
+                ``"chord"``: the point farthest below the line from the lightest to the heaviest point.
 
         Raises:
             ProblemError: ``by`` is another text.
@@ -91,10 +86,10 @@ class KnapsackFrontier:
 def knapsack_frontier(
     problem: KnapsackProblem, *, most_points: int = EFFORT.points
 ) -> KnapsackFrontier:
-    """Compute the Pareto frontier of a knapsack.
+    """Compute the Pareto frontier of a knapsack up to its capacity.
 
     Args:
-        problem: the knapsack; points heavier than its capacity are left out.
+        problem: the knapsack.
         most_points: number of points above which some points are dropped.
             `KnapsackFrontier.tolerance` states the resulting error.
 
@@ -107,27 +102,18 @@ def knapsack_frontier(
     compiled = kernel()
     if compiled is None:
         return _by_numpy(problem, capacity, most_points)
-    found = compiled.Frontier(problem.weights, problem.values, capacity, most_points)
-    weights, values = found.points()
+    frontier = compiled.Frontier(problem.weights, problem.values, capacity, most_points)
+    weights, values = frontier.points()
     return KnapsackFrontier(
         weights=weights,
         values=values,
-        tolerance=found.tolerance,
-        _items=found.items,
+        tolerance=frontier.tolerance,
+        _items=frontier.items,
     )
 
 
 def _by_numpy(problem: KnapsackProblem, capacity: int, most: int) -> KnapsackFrontier:
-    """Compute the frontier of a knapsack with NumPy; used if the compiled kernel is missing.
-
-    A point is the choice of an earlier point plus one item. This item and a reference to the
-    earlier point are stored, so that `KnapsackFrontier.items` can collect the items of a point.
-
-    Args:
-        problem: the knapsack.
-        capacity: points heavier than this are left out.
-        most: number of points above which some points are dropped.
-    """
+    """Compute the frontier of a knapsack with NumPy; used if the compiled kernel is missing."""
     import numpy as np
 
     free = [
@@ -138,6 +124,7 @@ def _by_numpy(problem: KnapsackProblem, capacity: int, most: int) -> KnapsackFro
     weight = np.zeros(1, dtype=np.int64)
     value = np.full(1, problem.value_of(free), dtype=np.int64)
     node = np.full(1, -1, dtype=np.int64)
+    # A point is an earlier point plus one item. Both are stored, so that `items` can collect the items of a point.
     parents: list[int] = []
     item_of: list[int] = []
     factor = 1.0
@@ -188,11 +175,9 @@ def _by_numpy(problem: KnapsackProblem, capacity: int, most: int) -> KnapsackFro
 
 
 class DynamicMemoryBudget(Solver):
-    """Choice at the knee of the Pareto frontier, beyond which more memory adds little value.
+    """Choice at the knee of the Pareto frontier, which saves fewer bytes than the capacity allows.
 
-    PyTorch's solver of the same name sweeps a hundred budgets. This solver computes the frontier
-    up to the capacity once, and returns the choice at its knee. The choice deliberately saves fewer
-    bytes than the capacity allows.
+    PyTorch's solver of the same name sweeps a hundred budgets. This solver computes the frontier once.
     """
 
     __slots__ = ()

@@ -10,11 +10,7 @@ from remat.solvers.solution import Answer
 
 
 class Greedy(CoreSolver):
-    """Items by value per weight, best first; the choice has at least half the optimal value.
-
-    The guarantee holds because the solver returns the better of two choices. The second choice
-    starts with the most valuable item.
-    """
+    """Items by value per weight, best first; the choice has at least half the optimal value."""
 
     __slots__ = ()
 
@@ -28,14 +24,8 @@ class Greedy(CoreSolver):
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> list[int]:
-        """Schedule the nodes in the problem's order, and evict values if memory runs out.
-
-        The time limit is ignored.
-
-        Raises:
-            BudgetError: no schedule within the capacity was found.
-        """
-        found = evicting(problem)
-        if found is None:
+        """Schedule the nodes in the problem's order, and evict values if memory runs out; ignore the time limit."""
+        schedule = evicting(problem)
+        if schedule is None:
             raise not_found(problem, evaluate_schedule(problem, problem.order).peak_bytes)
-        return found
+        return schedule

@@ -1,8 +1,7 @@
-"""Solver of knapsacks with HiGHS, through ``scipy.optimize.milp``.
+"""Solver of knapsacks with HiGHS.
 
-HiGHS computes in floating point. The capacity is raised by half a unit, so that rounding does not
-exclude a choice that fills the capacity exactly. `remat.solvers.knapsack.tolerances` then repairs the choice
-in integers, and loosens HiGHS's bound by the possible rounding error.
+HiGHS computes in floating point. `remat.solvers.knapsack.tolerances` repairs the choice in integers, and
+loosens HiGHS's bound by the possible rounding error.
 """
 
 from __future__ import annotations
@@ -31,17 +30,15 @@ class Milp(ToleranceSolver):
     def attempt(self, problem: KnapsackProblem, time_limit: float | None) -> Attempt:
         """Run HiGHS to proven optimality, or to its limit: time, or nodes if there is no time limit."""
         import numpy as np
-        from scipy.optimize import Bounds, LinearConstraint
 
-        limit = {"node_limit": self.nodes} if time_limit is None else {"time_limit": time_limit}
         result = milp(
             -np.array(problem.values, dtype=np.float64),
-            constraints=LinearConstraint([problem.weights], ub=problem.capacity + 0.5),
-            integrality=np.ones(len(problem)),
-            bounds=Bounds(0, 1),
-            options={"mip_rel_gap": 0.0, **limit},
+            [problem.weights],
+            # Half a unit, so that rounding does not exclude a choice that fills the capacity exactly.
+            high=problem.capacity + 0.5,
+            integral=np.ones(len(problem)),
+            nodes=self.nodes,
+            time_limit=time_limit,
         )
         picked = () if result.x is None else tuple(np.flatnonzero(result.x > 0.5).tolist())
-        bound = result.mip_dual_bound
-        upper = float("inf") if bound is None else -bound
-        return Attempt(picked=picked, upper=upper)
+        return Attempt(picked=picked, upper=-result.bound)

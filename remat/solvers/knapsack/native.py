@@ -22,14 +22,12 @@ LARGEST_SUM = 2**60
 class Native(Solver):
     """Exact knapsacks by MINKNAP's expanding core in C++, and step problems by annealing.
 
-    Identical items are grouped, and the greatest common divisor is divided out. The *break item* is
-    the first one in order of value per weight that no longer fits. The *core*, the items searched
-    so far, grows around the break item, and upper bounds prune the choices (Pisinger 1997). For
-    larger problems, one bound uses the capacity and the number of items together (after Martello,
-    Pisinger, Toth 1999). Another bound is the cost of capacity that no set of items can fill (a
-    group relaxation, after Gomory 1969). The items are sorted by how much the opposite decision
-    lowers the bound. The remaining choices are enumerated from both ends of this order. Limits
-    count work, so the answer repeats unless a time limit is set.
+    Identical items are grouped, and the greatest common divisor is divided out. The *break item* is the
+    first one in order of value per weight that no longer fits. The *core*, the items searched so far,
+    grows around the break item, and upper bounds prune the choices (Pisinger 1997). For larger problems,
+    one bound uses the capacity and the number of items together (after Martello, Pisinger, Toth 1999).
+    Another bound is the cost of capacity that no set of items can fill (a group relaxation, after Gomory
+    1969). Limits count work, so the answer repeats unless a time limit is set.
     """
 
     __slots__ = ()
@@ -54,14 +52,7 @@ class Native(Solver):
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
-        """Solve a step problem by simulated annealing; the schedule need not be optimal.
-
-        See `remat.solvers.schedule.annealing`.
-
-        Raises:
-            SolverError: the compiled kernel is missing.
-            BudgetError: no schedule within the capacity was found.
-        """
+        """Solve a step problem by simulated annealing; the schedule need not be optimal."""
         return anneal(_compiled(), problem, time_limit=time_limit)
 
     def search(
@@ -72,11 +63,9 @@ class Native(Solver):
         Args:
             problem: the knapsack.
             work: number of states that the search may create; `solve` passes `SolverEffort.states`.
-            states: number of states that the search may keep at one time; `solve` passes `SolverEffort.states_kept`.
+            states: number of states that the search may keep at one time; `solve` passes
+                `SolverEffort.states_kept`.
             time_limit: seconds; None: no clock.
-
-        Raises:
-            SolverError: the compiled kernel is missing.
         """
         saved, value, bound, optimal, by_clock = _compiled().solve(
             problem.weights,

@@ -7,10 +7,8 @@ CBC computes in floating point, as HiGHS does. PuLP writes numbers with thirteen
 the sums are kept below that length. PuLP does not return a bound, only whether the answer is
 optimal.
 
-PuLP imports ``highspy`` if it is installed. The ``libhighs`` libraries of ``highspy`` and OR-Tools
-have the same name, and the one loaded second fails. remat needs OR-Tools, so `load_pulp` keeps PuLP
-from importing ``highspy``. PuLP 4 also imports CP-SAT, and with it pandas, which doubles the time of
-the import, so `load_pulp` leaves CP-SAT out too.
+PuLP imports the modules of other solvers, and `load_pulp` leaves these out. CP-SAT imports pandas, which
+doubles the time of the import. Some versions of ``highspy`` keep OR-Tools from loading after them.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ class PulpCbc(ToleranceSolver):
         return "PuLP is installed, but no CBC binary: pip install 'pulp[cbc]'"
 
     def attempt(self, problem: KnapsackProblem, time_limit: float | None) -> Attempt:
-        """Run the solver to proven optimality, or until its limit on time or nodes."""
+        """Run CBC to proven optimality, or until its limit on time or nodes."""
         started = time.monotonic()
         pulp = load_pulp()
         model = pulp.LpProblem("knapsack", pulp.LpMaximize)
@@ -79,13 +77,7 @@ class PulpCbc(ToleranceSolver):
 
 
 def _is_optimal(pulp: Any, model: Any, outcome: Any) -> bool:
-    """Return whether CBC proved its answer optimal.
-
-    Args:
-        pulp: the module.
-        model: the solved problem.
-        outcome: the result of ``model.solve`` with a gap of zero.
-    """
+    """Return whether CBC proved its answer optimal; ``outcome`` is the result of ``model.solve``."""
     if hasattr(pulp, "LpSolveStatus"):  # PuLP 4 returns statistics
         # CBC reports that the gap was reached, instead of an optimum, even if the gap is zero.
         return outcome.status in (pulp.LpSolveStatus.Optimal, pulp.LpSolveStatus.GapLimit)
@@ -106,10 +98,7 @@ def _engine(**options: Any) -> Any:
 
 
 def load_pulp() -> Any:
-    """Import PuLP without the solvers that it would load; PuLP then calls these unavailable.
-
-    If another solver's module is already imported, PuLP finds this module.
-    """
+    """Import PuLP without the solvers that it would load; PuLP then calls these unavailable."""
     if "pulp" in sys.modules:
         return sys.modules["pulp"]
     hidden = [name for name in _UNNEEDED if name not in sys.modules]

@@ -22,8 +22,7 @@ class Reduction(Generic[P]):
         kept: for every item or node of the core, its index in the original problem.
         always: indices, in the original problem, of the removed items or nodes that are saved.
         always_value: for a knapsack, the total value of ``always``.
-        value_unit: number of units of value or cost, in the original problem, that make one unit in
-            the core.
+        value_unit: units of value, in the original problem, that make one unit in the core.
     """
 
     core: P
@@ -80,23 +79,14 @@ def reduce(problem: KnapsackProblem) -> Reduction[KnapsackProblem]:
 def fix_variables(core: KnapsackProblem, relaxed: Relaxation) -> Reduction[KnapsackProblem]:
     """Fix items as in the linear relaxation if the opposite cannot beat the greedy choice.
 
-    The *break item* is the first item in order of value per weight that no longer fits. Its value
-    per weight is the price of capacity. At this price, the relaxation saves the items that are
-    worth more than their weight costs. The *loss* of an item is how much the opposite decision for
-    this item lowers the relaxation's bound. If the bound less the loss is at most the greedy value
-    ``relaxed.value``, the opposite is no improvement, and the item is decided. On problems of ten
-    thousand items, a few dozen items remain. An optimum of the remaining items extends to an
-    optimum of the core, unless ``relaxed.saved`` is already optimal.
+    The *break item* is the first item in order of value per weight that no longer fits. Its value per
+    weight is the price of capacity. The *loss* of an item is how much the opposite decision lowers the
+    relaxation's bound at this price. If the bound less the loss is at most the greedy value, the item is
+    decided. Of ten thousand items, a few dozen remain. Their optimum extends to an optimum of the core,
+    unless ``relaxed.saved`` is already optimal.
 
     Source: R. S. Dembo, P. L. Hammer, "A reduction algorithm for knapsack problems", Methods of
     Operations Research 36 (1980).
-
-    Args:
-        core: the core that `reduce` returned.
-        relaxed: the linear relaxation of the core, with a greedy choice.
-
-    Returns:
-        The reduction whose core has the items that are still undecided.
     """
     weights, values = core.weights, core.values
     room, worth, prefix = core.capacity, 0, set[int]()
@@ -131,9 +121,8 @@ def fix_variables(core: KnapsackProblem, relaxed: Relaxation) -> Reduction[Knaps
 class CoreSolver(Solver):
     """Base class of knapsack solvers that search only the items that `reduce` leaves undecided.
 
-    A subclass defines ``search`` instead of ``solve``. The knapsack that ``search`` gets has at
-    least two items. Every item has a weight and a value above 0 and fits the capacity on its own,
-    but the items do not all fit together.
+    A subclass defines ``search`` instead of ``solve``. The knapsack that ``search`` gets has at least two
+    items. Each has a weight and a value above 0 and fits the capacity, but not all fit together.
     """
 
     __slots__ = ()
@@ -146,23 +135,16 @@ class CoreSolver(Solver):
         return reduction.invert_answer(self.solve_core(reduction.core, time_limit=time_limit))
 
     def solve_core(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Run `search` on the items that `fix_variables` leaves undecided; return an answer for the core.
-
-        If a greedy choice has a greater value, it is returned instead.
-
-        Args:
-            core: the core that `reduce` returned.
-            time_limit: seconds; None: no clock.
-        """
+        """Run `search` on the items that `fix_variables` leaves undecided; return an answer for the core."""
         relaxed = core.relaxed()
         if relaxed.value == relaxed.bound:
             return Answer(relaxed.saved, relaxed.value)
         fixed = fix_variables(core, relaxed)
         inner = reduce(fixed.core)
-        found = Answer((), 0)
+        inner_answer = Answer((), 0)
         if inner.kept:
-            found = self.search(inner.core, time_limit=time_limit)
-        answer = fixed.invert_answer(inner.invert_answer(found))
+            inner_answer = self.search(inner.core, time_limit=time_limit)
+        answer = fixed.invert_answer(inner.invert_answer(inner_answer))
         bound = relaxed.bound if answer.bound is None else min(answer.bound, relaxed.bound)
         # `fix_variables` keeps only choices better than `relaxed`, so the bound of the remaining items may
         # be below `relaxed.value` if no such choice exists.
@@ -174,13 +156,5 @@ class CoreSolver(Solver):
         return replace(answer, bound=bound)
 
     def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Solve the knapsack of the undecided items; subclasses define this method.
-
-        Args:
-            core: the knapsack of the undecided items, after `reduce` and `fix_variables`.
-            time_limit: seconds; None: no clock.
-
-        Returns:
-            An answer whose indices refer to ``core``.
-        """
+        """Solve the knapsack of the undecided items; subclasses define this method."""
         raise NotImplementedError

@@ -26,13 +26,7 @@ _RELATIVE_TRUST = 1e-6  # fraction added to an upper bound; HiGHS's bounds were 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """Result of a floating-point solver on a knapsack whose numbers were scaled down.
-
-    Attributes:
-        picked: indices of the items that the solver chose.
-        upper: the solver's upper bound on the value of the scaled knapsack; infinity if it has
-            none.
-    """
+    """Items that a floating-point solver picked in a scaled knapsack, and its upper bound; infinity if none."""
 
     picked: tuple[int, ...]
     upper: float
@@ -67,10 +61,6 @@ class ToleranceSolver(CoreSolver):
         """Solve a scaled knapsack to proven optimality, or until a limit on time or search nodes.
 
         The picked items may exceed the capacity slightly.
-
-        Args:
-            problem: the scaled knapsack.
-            time_limit: seconds; None: a limit on search nodes applies instead.
         """
         raise NotImplementedError
 
@@ -80,16 +70,7 @@ def scale_down(
 ) -> tuple[KnapsackProblem, int]:
     """Divide the numbers of a knapsack so that the sums of weights and values stay within limits.
 
-    Weights and the capacity are rounded down, values are rounded up.
-
-    Args:
-        problem: the knapsack.
-        weight_limit: the largest sum of weights.
-        value_limit: the largest sum of values.
-
-    Returns:
-        The same items in coarser units, and the number of original units of value that make one
-        coarse unit.
+    Returns the same items in coarser units, and the original units of value that make one coarse unit.
     """
     weight_unit = -(-max(problem.total_weight, 1) // weight_limit)
     value_unit = -(-max(problem.total_value, 1) // max(1, value_limit - len(problem)))

@@ -1,8 +1,7 @@
 """Solve the step problem (see `ScheduleProblem`) by simulated annealing in the compiled C++ kernel.
 
-A schedule is a sequence of runs of nodes. One edit moves a run, or adds or removes a recomputation:
-a second or later run of a node. A *turn* is one annealing search of the kernel, from a given
-schedule, with a given number of edits.
+A schedule is a sequence of runs of nodes. One edit moves a run, or adds or removes a second or later
+run of a node. A *turn* is one annealing search of the kernel, with a given number of edits.
 """
 
 from __future__ import annotations
@@ -45,19 +44,10 @@ def anneal(
 ) -> ScheduleAnswer:
     """Return the cheapest schedule within the capacity that simulated annealing finds.
 
-    A *turn* is one annealing search of the kernel. The first turns start from the best of these
-    schedules: every node once, the schedule from `evicting`, and those in ``problem.known``. The
-    last turns start from the best schedule found so far. During a turn, a schedule may exceed the
-    capacity, but excess bytes add a penalty to its cost. The answer's bound is the cost of running
-    each node once.
-
-    Args:
-        compiled: the kernel module.
-        problem: the step problem to solve.
-        time_limit: seconds; None: no clock, and the number of edits alone ends the search.
-
-    Returns:
-        The schedule, its bound, and whether the clock ended the search.
+    The first turns start from the best of these schedules: every node once, the schedule from
+    `evicting`, and those in ``problem.known``. The last turns start from the best schedule found so far.
+    During a turn, a schedule may exceed the capacity, but excess bytes add a penalty to its cost. The
+    answer's bound is the cost of running each node once.
 
     Raises:
         BudgetError: no schedule within the capacity was found.
@@ -80,9 +70,9 @@ def anneal(
             # The kernel takes 0 seconds as "no clock", so a time limit that has passed becomes 1 ms.
             left = 0.0 if deadline is None else max(0.001, deadline - time.monotonic())
             turns = [(seed, moves, *row) for seed, row in enumerate(rows, 1)]
-            found = graph.anneal(best if rows is _AGAIN else start, capacity, turns, left)
-            by_clock = any(clock for _, clock, *_ in found)
-            best = min((best, *(tuple(sequence) for *_, sequence in found)), key=rank)
+            results = graph.anneal(best if rows is _AGAIN else start, capacity, turns, left)
+            by_clock = any(clock for _, clock, *_ in results)
+            best = min((best, *(tuple(sequence) for *_, sequence in results)), key=rank)
             # If the clock ended a turn, no time is left for the next turns.
             if rank(best)[:2] == (False, least) or by_clock:
                 break
@@ -101,15 +91,6 @@ def improve(
     moves: int,
 ) -> list[tuple[tuple[int, ...], int]]:
     """Lower the cost of a schedule that fits the capacity, or the peak of one that does not.
-
-    Several annealing searches start from this schedule.
-
-    Args:
-        compiled: the kernel module.
-        problem: the step problem, with a capacity.
-        sequence: the nodes in the order in which they run.
-        boundary: position in ``sequence`` at which backward begins.
-        moves: number of edits that each annealing search tries.
 
     Returns:
         Pairs, best first: the given schedule and the best schedule of each search, each with the
@@ -136,17 +117,7 @@ def improve(
 def _rank(
     problem: ScheduleProblem, runs: Sequence[int], boundary: int | None = None
 ) -> tuple[bool, int, int]:
-    """Return the sort key of a schedule; the smallest key is best.
-
-    Args:
-        problem: the step problem.
-        runs: the nodes in the order in which they run.
-        boundary: position in ``runs`` at which backward begins; None: as late as possible.
-
-    Returns:
-        Three entries. The first is True if the peak exceeds the capacity. The second is the peak in
-        bytes if it exceeds the capacity, and the cost if not. The third is the peak in bytes.
-    """
+    """Return the sort key of a schedule, smallest first: whether it exceeds the capacity, then peak or cost, then peak."""
     done = evaluate_schedule(problem, runs, boundary)
     over = problem.capacity is not None and done.peak_bytes > problem.capacity
     return over, done.peak_bytes if over else done.cost, done.peak_bytes
@@ -163,16 +134,11 @@ def _first_boundary(problem: ScheduleProblem, sequence: Sequence[int]) -> int:
 
 
 def _starts(problem: ScheduleProblem, core: StepCore) -> list[tuple[int, ...]]:
-    """Return the sequences from which annealing may start, as node numbers of ``core``.
-
-    ``core`` is the problem in the kernel's form. The first sequence runs each node once. The others
-    are the problem's known schedules and the schedule from `evicting`. Illegal schedules, such as
-    one that lacks a node, are left out.
-    """
+    """Return the legal sequences, in nodes of ``core``, from which annealing may start."""
     evicted = evicting(problem)
-    found = [core.start]
+    starts = [core.start]
     for known in (*problem.known, *((evicted,) if evicted else ())):
         with contextlib.suppress(ProblemError):  # `known` is unchecked: it may be no legal schedule
             evaluate_schedule(problem, known)
-            found.append(core.apply(problem, known))
-    return found
+            starts.append(core.apply(problem, known))
+    return starts

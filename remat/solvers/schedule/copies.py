@@ -39,13 +39,11 @@ class WithCopies:
     """A step problem extended by nodes for offload copies, with a schedule of the extended problem.
 
     Nodes are numbered in this order: the fetch nodes, the nodes of the original problem, the *away*
-    nodes, the send nodes. Each copy has one node of every kind. An away node holds the offloaded
-    bytes in forward.
+    nodes, the send nodes. Each copy has one node of every kind.
 
     Attributes:
         problem: the extended problem.
-        sequence: the schedule of the extended problem: a schedule of the original problem, with
-            runs of the send and fetch nodes added.
+        sequence: the schedule of the extended problem.
         boundary: position in ``sequence`` at which backward begins.
         fetches: number of fetch nodes.
         nodes: number of nodes of the original problem.
@@ -58,15 +56,7 @@ class WithCopies:
     nodes: int
 
     def invert(self, sequence: Sequence[int], boundary: int) -> tuple[tuple[int, ...], int]:
-        """Convert a schedule of the extended problem to one of the original problem.
-
-        Args:
-            sequence: nodes of the extended problem in the order in which they run.
-            boundary: position in ``sequence`` at which backward begins.
-
-        Returns:
-            The schedule without the runs of copies, and the position at which its backward begins.
-        """
+        """Convert a schedule of the extended problem, and its boundary, to those of the original problem."""
         own = [v - self.fetches for v in sequence]
         before = sum(0 <= v < self.nodes for v in own[:boundary])
         return tuple(v for v in own if 0 <= v < self.nodes), before
@@ -75,18 +65,9 @@ class WithCopies:
 def with_copies(
     problem: ScheduleProblem, sequence: Sequence[int], boundary: int, copies: Sequence[Copy]
 ) -> WithCopies:
-    """Add copies as nodes to a step problem, and add the runs of these nodes to a schedule.
-
-    In the extended problem, only backward nodes read a fetched value. A forward node that runs
-    again in backward may also read fetched values, but these bytes are not counted. The cause is
-    that ``inputs`` has one entry for all runs of a node.
-
-    Args:
-        problem: the step problem.
-        sequence: a schedule of the problem.
-        boundary: position in ``sequence`` at which backward begins.
-        copies: the offloaded values, with their positions in ``sequence``.
-    """
+    """Add copies as nodes to a step problem, and add the runs of these nodes to a schedule."""
+    # Only backward nodes read a fetched value here, because `inputs` has one entry for all runs of a node. A forward node
+    # that runs again in backward may read fetched values too; these bytes are not counted.
     k, n = len(copies), len(problem)
     late = frozenset(problem.backward)
     fetch_of = {c.value: f for f, c in enumerate(copies)}

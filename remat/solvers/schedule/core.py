@@ -49,11 +49,8 @@ class StepCore:
     boundary: int
 
     def columns(self) -> tuple[Sequence[int], ...]:
-        """Return the arguments of the kernel's `StepGraph`.
-
-        Large costs and bytes are scaled down. Bytes are rounded up, so a schedule that fits in the
-        kernel also fits the problem.
-        """
+        """Return the arguments of the kernel's `StepGraph`, with large costs and bytes scaled down."""
+        # Bytes are rounded up, so a schedule that fits in the kernel also fits the problem.
         starts = (0, *accumulate(map(len, self.reads)))
         return (
             _scaled(self.cost),
@@ -75,11 +72,7 @@ class StepCore:
         return [-(-x >> self.shift) for x in numbers] if self.shift else numbers
 
     def invert(self, sequence: Sequence[int]) -> tuple[tuple[int, ...], int]:
-        """Convert a sequence of the core to a schedule of the problem.
-
-        Returns:
-            The schedule, and the position in it at which backward begins.
-        """
+        """Convert a sequence of the core to a schedule of the problem, and the position of its backward."""
         at = sequence.index(self.boundary) if self.boundary >= 0 else len(sequence)
         runs = tuple(v for v in sequence if v < self.nodes)
         return runs, sum(v < self.nodes for v in sequence[:at])
@@ -87,13 +80,7 @@ class StepCore:
     def apply(
         self, problem: ScheduleProblem, sequence: Sequence[int], boundary: int | None = None
     ) -> tuple[int, ...]:
-        """Convert a schedule of the problem to a sequence of the core.
-
-        Args:
-            problem: the step problem.
-            sequence: the nodes in the order in which they run.
-            boundary: position in ``sequence`` at which backward begins; None: as late as possible.
-        """
+        """Convert a schedule of the problem to a sequence of the core; a boundary of None is as late as possible."""
         head, tail = self.nodes, self.nodes + 1
         if self.boundary < 0:
             return (head, *sequence, tail)
@@ -136,8 +123,8 @@ def step_core(problem: ScheduleProblem) -> StepCore:
     for v in runnable:
         if not reads[v]:
             reads[v] = (begun,)
-    for one, other in pairwise(problem.ordered):
-        reads[other] += (token(one),)
+    for earlier, later in pairwise(problem.ordered):
+        reads[later] += (token(earlier),)
     if boundary >= 0:
         reads[boundary] = (begun, *(token(v) for v in problem.forward))
         over = token(boundary)

@@ -20,15 +20,10 @@ _RUNS = 2
 
 
 def schedule_model(core: StepCore, start: Sequence[int]) -> tuple[Any, list[Any]]:
-    """Build the CP-SAT model of a step problem.
+    """Build the CP-SAT model of a step problem, with a legal sequence of the core as a hint.
 
-    Args:
-        core: the step problem in the kernel's form, see `StepCore`.
-        start: a legal sequence of the core's nodes, given to CP-SAT as a hint.
-
-    Returns:
-        The model, and one tuple ``(node, presence, position)`` for each possible run. Presence is a
-        Boolean variable, and position an integer variable.
+    Returns the model, and a tuple ``(node, presence, position)`` for each possible run: a Boolean and an
+    integer variable.
     """
     from ortools.sat.python import cp_model
 
@@ -38,19 +33,19 @@ def schedule_model(core: StepCore, start: Sequence[int]) -> tuple[Any, list[Any]
     last = sum(count.values()) - 1
     at = {v: [model.new_int_var(0, last, "") for _ in range(count[v])] for v in nodes}
     there = {v: [model.new_bool_var("") for _ in range(count[v])] for v in nodes}
-    memory, bytes_of, moments = [], [], []
+    memory, bytes_of, runs = [], [], []
     for v in nodes:
         model.add(there[v][0] == 1)
         for k in range(count[v]):
             moment = model.new_optional_fixed_size_interval_var(at[v][k], 1, there[v][k], "")
-            moments.append(moment)
+            runs.append(moment)
             if core.extra[v]:
                 memory.append(moment)
                 bytes_of.append(core.extra[v])
             if k:  # order a node's runs: a permutation would be the same schedule
                 model.add_implication(there[v][k], there[v][k - 1])
                 model.add(at[v][k] > at[v][k - 1]).only_enforce_if(there[v][k])
-    model.add_no_overlap(moments)
+    model.add_no_overlap(runs)
     model.add(at[core.start[0]][0] == 0)
     stays: dict[int, list[Any]] = {}
     for x, m in enumerate(core.maker):
@@ -77,6 +72,7 @@ def schedule_model(core: StepCore, start: Sequence[int]) -> tuple[Any, list[Any]
                     model.add(at[m][j] < at[w][k]).only_enforce_if(read)
                     if core.size[x]:
                         model.add(stays[x][j] > at[w][k]).only_enforce_if(read)
+    # Values and extra bytes are intervals of positions, so this limits the bytes at every position.
     model.add_cumulative(memory, bytes_of, core.capacity)
     model.minimize(sum(core.cost[v] * p for v in nodes for p in there[v][1:]))
     seen = dict.fromkeys(nodes, 0)

@@ -8,24 +8,15 @@ from remat.solvers.schedule.problem import MOST_RUNS_PER_NODE, ScheduleProblem
 def evicting(problem: ScheduleProblem) -> list[int] | None:
     """Build a schedule that runs nodes in the problem's order and evicts values if memory runs out.
 
-    If a run does not fit, values that the run does not need are evicted. Large values, values that
-    are cheap to recompute, and values whose next read is far ahead are evicted first. The score for
-    this order is that of "Dynamic tensor rematerialization" (Kirisame et al., ICLR 2021), except
-    that future reads are known here.
-
-    Args:
-        problem: the step problem, with its capacity.
-
-    Returns:
-        The schedule, with another run of a node wherever its evicted value is read. None if this
-        method finds no schedule within the capacity. With a capacity of None, ``problem.order`` as
-        a list.
+    Large values, values that are cheap to recompute, and values whose next read is far ahead are evicted
+    first. The score for this order is that of "Dynamic tensor rematerialization" (Kirisame et al., ICLR
+    2021), except that future reads are known here. None if no schedule within the capacity is found.
     """
     order = problem.order
     if problem.capacity is None:
         return list(order)
     maker = [problem.maker(i) for i in range(len(problem))]
-    made, given = problem.results, problem.given
+    results, given = problem.results, problem.given
     fixed = {*problem.once, *given}  # their values cannot be recomputed, so they are never evicted
     stays, size = set(problem.to_end), problem.size
     uses: list[list[int]] = [
@@ -42,6 +33,7 @@ def evicting(problem: ScheduleProblem) -> list[int] | None:
     most = MOST_RUNS_PER_NODE * len(problem)  # `ScheduleProblem.read` refuses longer schedules
     gone = set(given)  # nodes that cannot run: given ones, and those of `once` after their run
 
+    # `position` is that of the node in `order` for which runs are needed; `pinned` values must not be evicted.
     def room(bytes_wanted: int, pinned: set[int], position: int) -> bool:
         nonlocal now
         over = now + bytes_wanted - problem.capacity  # type: ignore[operator]
@@ -62,17 +54,7 @@ def evicting(problem: ScheduleProblem) -> list[int] | None:
         return False
 
     def run(v: int, position: int, pinned: set[int]) -> bool:
-        """Append the runs that recompute a node's evicted inputs, then a run of the node.
-
-        Args:
-            v: the node.
-            position: position, in ``order``, of the node for which these runs are needed.
-            pinned: values that these runs must not evict.
-
-        Returns:
-            False if an input cannot be recomputed, or if a run does not fit the capacity; True
-            otherwise.
-        """
+        """Append the runs of a node's evicted inputs, then its own; return False if one is impossible."""
         nonlocal now
         mine = pinned | set(problem.inputs[v])
         for u in problem.inputs[v]:
@@ -80,9 +62,9 @@ def evicting(problem: ScheduleProblem) -> list[int] | None:
                 continue
             if maker[u] in gone or len(runs) > most or not run(maker[u], position, mine):
                 return False
-        fresh = [i for i in made[v] if i not in alive]
+        fresh = [i for i in results[v] if i not in alive]
         extra = problem.extra_bytes(v)
-        if not room(sum(size[i] for i in fresh) + extra, mine | set(made[v]), position):
+        if not room(sum(size[i] for i in fresh) + extra, mine | set(results[v]), position):
             return False
         runs.append(v)
         if v in fixed:
@@ -90,15 +72,11 @@ def evicting(problem: ScheduleProblem) -> list[int] | None:
         for i in fresh:
             alive.add(i)
             now += size[i]
-        drop([*made[v], *problem.inputs[v]], position, pinned)
+        drop([*results[v], *problem.inputs[v]], position, pinned)
         return True
 
     def drop(values: list[int], position: int, pinned: set[int]) -> None:
-        """Free the given values that are no longer needed.
-
-        A value is needed if it is in ``pinned`` or ``to_end``, or is read at a later position of
-        ``order``.
-        """
+        """Free the values that are neither pinned nor in ``to_end``, and that no later position reads."""
         nonlocal now
         for i in values:
             if i in alive and i not in stays and i not in pinned and not uses[i]:

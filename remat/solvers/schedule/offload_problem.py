@@ -56,8 +56,6 @@ class OffloadProblem:
 class CarriedSchedule:
     """A schedule with the values that it carries from forward to backward.
 
-    `evaluate_offloads` evaluates such a schedule with any set of offloaded values.
-
     Attributes:
         sequence: the nodes in the order in which they run.
         evaluation: memory and cost of the schedule without offloads.
@@ -86,8 +84,7 @@ class OffloadChoice:
             ``placement``.
         cost: recompute cost plus exposed transfer time, the time for which runs wait for copies.
         peak_bytes: most bytes alive on the device at one time.
-        host_bytes: most bytes in the host's memory at one time. All copies to the host end before
-            backward begins, and no copy back begins earlier, so these are all offloaded bytes.
+        host_bytes: bytes of all offloaded values, which are in the host's memory at one time.
         over: bytes above the capacities of the device and of the host, summed over all positions of the
             schedule; 0 if the decision fits.
         placement: the copies' positions in the schedule, with the memory and the waits.
@@ -118,32 +115,24 @@ def carried(
     sequence: Sequence[int],
     boundary: int | None = None,
 ) -> CarriedSchedule:
-    """Evaluate a schedule without offloads, and find the values that it carries into backward.
+    """Evaluate a schedule without offloads, and find the values that forward makes and backward reads.
 
-    These are the values that forward makes and backward reads.
-
-    Args:
-        problem: the step problem with its copy times.
-        sequence: the nodes in the order in which they run.
-        boundary: position in ``sequence`` at which backward begins; None: as late as possible.
-
-    Raises:
-        ProblemError: the schedule cannot run.
+    A ``boundary`` of None puts the beginning of backward as late as possible.
     """
     step = problem.step
     evaluation = evaluate_schedule(step, sequence, boundary)
-    made, stays = step.results, step.given.union(step.to_end)
+    results, stays = step.results, step.given.union(step.to_end)
     ready: dict[int, int] = {}
     needed: dict[int, int] = {}
     for at, v in enumerate(sequence):
         if at < evaluation.boundary:
-            for u in (*step.inputs[v], *made[v]):
+            for u in (*step.inputs[v], *results[v]):
                 ready[u] = at
             continue
         for u in step.inputs[v]:
             if u in ready and u not in needed:
                 needed[u] = at
-        for u in made[v]:
+        for u in results[v]:
             if u not in needed:
                 # Backward recomputes the value before reading it, so forward's value is not carried over.
                 ready.pop(u, None)
@@ -173,9 +162,6 @@ def evaluate_offloads(
             within the capacity. The peak exceeds the capacity only if waiting does not suffice.
             None: no limit.
         saved: positions of the saved nodes in the graph problem, for the result.
-
-    Raises:
-        ProblemError: a value in ``offloaded`` must not be offloaded.
     """
     step, evaluation, idle = problem.step, schedule.evaluation, schedule.idle
     used = tuple(sorted({v for v in (*offloaded, *problem.always) if v in idle}))
@@ -199,6 +185,7 @@ def evaluate_offloads(
     alive = [a + c for a, c in zip(evaluation.bytes_alive, accumulate(change), strict=False)]
     times = [problem.times[v] for v in schedule.sequence]
     placed = place(times, schedule.boundary, alive, transfers, capacity)
+    # All sends end before backward begins, and no fetch begins earlier, so the host holds all values at once.
     host_bytes, most = sum(map(problem.on_host, used)), placed.bytes_alive
     # The device's excess is summed over all positions of the schedule, so count the host's excess at each
     # position too. Otherwise the device's excess would outweigh it.

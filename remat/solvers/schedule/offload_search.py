@@ -28,9 +28,7 @@ Scheduled = tuple[Sequence[int], int]
 
 
 class OffloadSearch:
-    """Search for the cheapest decision which values to save, recompute and offload.
-
-    The peak memory of the device must stay within one capacity.
+    """Search for the cheapest decision which values to save, recompute and offload within a peak.
 
     Args:
         problem: the step problem with its copy times.
@@ -61,30 +59,25 @@ class OffloadSearch:
     def choice(self, saved: Iterable[int], offloaded: Iterable[int]) -> OffloadChoice:
         """Build the schedule of a decision, and evaluate it.
 
-        Args:
-            saved: positions of the saved nodes in the graph problem.
-            offloaded: nodes of the step problem whose values are offloaded.
+        ``saved`` are nodes of the graph problem, and ``offloaded`` nodes of the step problem, here as in the
+        other methods.
 
         Raises:
             ProblemError: backward reads a value that is neither saved nor recomputable.
         """
-        kept = evaluate(self._graph, {*saved, *self._always}).saved
-        known = self._schedules.get(kept)
-        if known is None:
-            sequence, boundary = self.schedule(kept)
-            known = carried(self._problem, sequence, boundary)
-            self._schedules[kept] = known
+        saved_and_read = evaluate(self._graph, {*saved, *self._always}).saved
+        carried_schedule = self._schedules.get(saved_and_read)
+        if carried_schedule is None:
+            sequence, boundary = self.schedule(saved_and_read)
+            carried_schedule = carried(self._problem, sequence, boundary)
+            self._schedules[saved_and_read] = carried_schedule
             self._walked += 3 * len(sequence)
-        return self.evaluated(kept, known, offloaded)
+        return self.evaluated(saved_and_read, carried_schedule, offloaded)
 
     def settled(self, choice: OffloadChoice) -> OffloadChoice:
-        """Change the set of offloaded values to improve a decision; return the improved decision.
-
-        The saved nodes stay the same. Values are offloaded until the schedule fits the capacity.
-        Then each offload is dropped if the decision is better without it.
-        """
+        """Improve a decision by changing only its offloaded values, and return the improved decision."""
         self._grant(EFFORT.offload_around)
-        return self._dropped(self._mended(choice, again=False))
+        return self._drop_offloads(self._fit_capacity(choice, again=False))
 
     def on(
         self,
@@ -93,28 +86,14 @@ class OffloadSearch:
         boundary: int,
         offloaded: Iterable[int],
     ) -> OffloadChoice:
-        """Evaluate a decision whose runs are in a given order, and return it as an `OffloadChoice`.
-
-        Args:
-            saved: positions of the saved nodes in the graph problem.
-            sequence: nodes of the step problem in the order in which they run.
-            boundary: position in ``sequence`` at which backward begins.
-            offloaded: nodes of the step problem whose values are offloaded.
-        """
+        """Evaluate a decision whose runs are in a given order, and return it as an `OffloadChoice`."""
         return self.evaluated(saved, carried(self._problem, sequence, boundary), offloaded)
 
     def sent(self, saved: tuple[int, ...], sequence: Sequence[int], boundary: int) -> OffloadChoice:
         """Offload values of a schedule until it fits the capacity, and return the decision.
 
-        The values are tried in the order of their last uses in forward. At first, only offloads
-        that add no exposed transfer time are taken. If the schedule still exceeds the capacity,
-        other offloads follow. At the end, each offload is dropped if the decision is better without
-        it.
-
-        Args:
-            saved: positions of the saved nodes in the graph problem.
-            sequence: nodes of the step problem in the order in which they run.
-            boundary: position in ``sequence`` at which backward begins.
+        The values are tried in the order of their last uses in forward. At first, only offloads that add no
+        exposed transfer time are taken.
         """
         self._grant(EFFORT.offload_around)
         best = self.on(saved, sequence, boundary, ())
@@ -126,18 +105,12 @@ class OffloadSearch:
                 choice = self.evaluated(saved, best.schedule, (*best.offloaded, v))
                 if choice.over < best.over and choice.exposed <= best.exposed:
                     best = choice
-        return self._dropped(self._mended(best, again=False))
+        return self._drop_offloads(self._fit_capacity(best, again=False))
 
     def evaluated(
         self, saved: tuple[int, ...], schedule: CarriedSchedule, offloaded: Iterable[int]
     ) -> OffloadChoice:
-        """Evaluate a decision on a schedule, and return it as an `OffloadChoice`.
-
-        Args:
-            saved: positions of the saved nodes in the graph problem.
-            schedule: the schedule of the decision.
-            offloaded: nodes of the step problem whose values are offloaded.
-        """
+        """Evaluate a decision on its schedule, and return it as an `OffloadChoice`."""
         self._walked += len(schedule.sequence)
         self._evaluations += 1
         return evaluate_offloads(self._problem, schedule, offloaded, self.capacity, saved)
@@ -145,11 +118,8 @@ class OffloadSearch:
     def copies(self, choice: OffloadChoice, *, at_once: bool) -> list[Copy]:
         """Return, for each offloaded value of a decision, between which runs it is off the device.
 
-        Args:
-            choice: the decision.
-            at_once: True: copies take no time, so a value is off the device from its last use in
-                forward to its first use in backward. False: copies take the time that the host link
-                needs.
+        If ``at_once`` is True, copies take no time: a value is off the device from its last use in forward to
+        its first use in backward.
         """
         offloaded, placement = choice.offloaded, choice.placement
         places = [*zip(placement.freed, placement.fetched, strict=True)]
@@ -174,13 +144,9 @@ class OffloadSearch:
 
     # ---- the search -----------------------------------------------------------------------------------
     def best(self, starts: Iterable[Iterable[int]]) -> OffloadChoice:
-        """Search, and return the cheapest decision found within the capacity.
+        """Search, and return the cheapest decision found within the capacity, or else that with the least excess.
 
-        If no decision found fits, the one with the smallest `OffloadChoice.over` is returned.
-
-        Args:
-            starts: decisions from which the search starts, each a set of nodes to save; at least
-                one.
+        ``starts`` are sets of nodes to save, at least one.
         """
         self._grant(1.0)
         # Local moves only find nearby decisions, so start from decisions without and with offloads.
@@ -194,9 +160,8 @@ class OffloadSearch:
     def greedy(self, start: OffloadChoice) -> OffloadChoice:
         """Offload values of a decision until it fits the capacity; return the new decision.
 
-        The values are sorted by bytes per unit of copy time, highest first. Values with similar
-        rates are sorted by their last use in forward, earliest first. A binary search finds how
-        many values from the start of this order must be offloaded.
+        The values are sorted by bytes per unit of copy time, highest first. Values with similar rates are
+        sorted by their last use in forward, earliest first.
         """
         problem, rates = self._problem, []
         for v, (ready, _) in start.schedule.idle.items():
@@ -227,25 +192,17 @@ class OffloadSearch:
 
     # ---- local moves ----------------------------------------------------------------------------------
     def improved(self, best: OffloadChoice) -> OffloadChoice:
-        """Improve a decision by changes of one value at a time, and return the improved decision.
-
-        A change moves one value to another policy: save, recompute or offload. The search ends if
-        no change improves the decision, or if the work is spent.
-        """
+        """Improve a decision by moving one value at a time to another policy, until no move helps or the work is spent."""
         while not self._spent():
             before = best
-            for change in (self._mended, self._dropped, self._saved_more):
+            for change in (self._fit_capacity, self._drop_offloads, self._save_more):
                 best = change(best)
             if best.rank >= before.rank:
                 break
         return best
 
-    def _mended(self, best: OffloadChoice, *, again: bool = True) -> OffloadChoice:
-        """Improve a decision while its schedule exceeds the capacity; return the improved decision.
-
-        Each step offloads a value that is in memory at the peak but not used there. If no offload
-        improves the decision and ``again`` is True, a saved value is recomputed instead.
-        """
+    def _fit_capacity(self, best: OffloadChoice, *, again: bool = True) -> OffloadChoice:
+        """Offload values that are idle at the peak, or recompute a saved value, while the schedule exceeds the capacity."""
         sizes, time = self._problem.step.size, self._problem.copy_time
         while best.over and not self._spent():
             alive, over = best.placement.bytes_alive, best.over
@@ -264,35 +221,24 @@ class OffloadSearch:
             else:
                 saved = (self._node_of[i] for i in best.saved)
                 nodes = self._of_nodes(saved)[: EFFORT.offload_mends] if again else []
-                choice = self._given_up(best, nodes)
+                choice = self._recompute_first(best, nodes)
                 if choice is best:
                     break
                 best = choice
         return best
 
     def _of_nodes(self, nodes: Iterable[int]) -> list[int]:
-        """Convert nodes of the step problem to nodes of the graph problem.
-
-        Only recomputable nodes whose value takes memory are returned. They are sorted by recompute
-        cost per byte, lowest first.
-        """
+        """Convert nodes of the step problem to recomputable nodes of the graph problem, least cost per byte first."""
         p, wanted = self._graph, set(nodes)
-        found = [
+        matches = [
             i
             for i, v in enumerate(self._node_of)
             if v in wanted and p.recomputable[i] and p.size[i]
         ]
-        return sorted(found, key=lambda i: (p.cost[i] / p.size[i], i))
+        return sorted(matches, key=lambda i: (p.cost[i] / p.size[i], i))
 
-    def _given_up(self, best: OffloadChoice, nodes: Sequence[int]) -> OffloadChoice:
-        """Recompute one of the given nodes instead of saving it, and return the new decision.
-
-        The nodes are tried one by one, until a new decision is better than ``best``.
-
-        Args:
-            best: the decision to improve; returned if no change improves it.
-            nodes: saved nodes of the graph problem, in the order in which they are tried.
-        """
+    def _recompute_first(self, best: OffloadChoice, nodes: Sequence[int]) -> OffloadChoice:
+        """Recompute the first of the given saved nodes that improves the decision so; return the new decision."""
         for i in nodes:
             if self._spent():
                 break
@@ -304,11 +250,8 @@ class OffloadSearch:
                 return choice
         return best
 
-    def _dropped(self, best: OffloadChoice) -> OffloadChoice:
-        """Drop each offload without which the decision is better; return the resulting decision.
-
-        Values with the longest copies are tried first.
-        """
+    def _drop_offloads(self, best: OffloadChoice) -> OffloadChoice:
+        """Drop each offload without which the decision is better, longest copies first; return the decision."""
         time = self._problem.copy_time
         for v in sorted(best.offloaded, key=lambda v: (-time[v], v)):
             if self._spent():
@@ -319,11 +262,8 @@ class OffloadSearch:
                 best = choice
         return best
 
-    def _saved_more(self, best: OffloadChoice) -> OffloadChoice:
-        """Try to save or offload recomputed values, then try to recompute offloaded values.
-
-        A change is kept only if it improves the decision. The resulting decision is returned.
-        """
+    def _save_more(self, best: OffloadChoice) -> OffloadChoice:
+        """Save or offload recomputed values, and recompute offloaded values, where the decision improves."""
         p, node_of = self._graph, self._node_of
         again = [i for i in worth_saving(p, best.saved) if node_of[i] >= 0]
         for i in again:
@@ -332,12 +272,12 @@ class OffloadSearch:
                     return best
                 choice = self.choice((*best.saved, i), (*best.offloaded, *more))
                 if choice.over and choice.cost < best.cost:
-                    choice = self._mended(choice)
+                    choice = self._fit_capacity(choice)
                 if choice.rank < best.rank:
                     best = choice
                     break
         while not self._spent():
-            choice = self._given_up(best, self._of_nodes(best.offloaded))
+            choice = self._recompute_first(best, self._of_nodes(best.offloaded))
             if choice is best:
                 break
             best = choice

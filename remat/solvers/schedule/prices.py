@@ -11,12 +11,7 @@ T = TypeVar("T")
 
 
 def price_between(prices: Mapping[int, float]) -> Callable[[int, int], float]:
-    """Return a function that sums the prices from one program point to another, both included.
-
-    Args:
-        prices: price of one byte at each program point, a position in the joint graph; 0 at points
-            that are not in the mapping.
-    """
+    """Return a function that sums the prices from one program point to another, both included."""
     moments = sorted(prices)
     sums = [0.0, *accumulate(prices[m] for m in moments)]
 
@@ -43,24 +38,24 @@ def search_by_prices(
         rank: sort key of a decision: its bytes above the limits, then its cost.
         cheapest: returns the cheapest decision at the current prices.
         move: moves the prices. Its arguments are the cheapest decision, an estimate of the optimal
-            cost, and a factor of the step size. It returns False to end the search.
+            cost, and a factor of the change. It returns False to end the search.
         most: the first estimate of the optimal cost. The cost of the best decision within the
             limits replaces this estimate once there is such a decision.
         cuts: maximum number of calls of ``cheapest``, each of which computes a minimum cut.
     """
-    step, idle = 1.0, 0
+    factor, idle = 1.0, 0
     for _ in range(cuts):
-        found = cheapest()
-        if rank(found) < rank(best):
-            best, idle = found, 0
+        candidate = cheapest()
+        if rank(candidate) < rank(best):
+            best, idle = candidate, 0
             over, cost = rank(best)
             if not over:
                 most = max(1, cost)
         else:
-            # As usual in subgradient searches, halve the step after four cuts without progress.
+            # As usual in subgradient searches, halve the factor after four cuts without progress.
             idle += 1
             if idle % 4 == 0:
-                step /= 2
-        if not move(found, most, step):
+                factor /= 2
+        if not move(candidate, most, factor):
             break
     return best

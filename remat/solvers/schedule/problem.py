@@ -129,21 +129,14 @@ class ScheduleProblem(Problem[Schedule]):
         self._check_roles()
 
     def _check_roles(self) -> None:
-        """Check that the fields that name nodes, such as ``once``, do not contradict each other.
-
-        Then extend ``backward`` to all nodes that can run only after the boundary.
-
-        Raises:
-            ProblemError: two fields that name the same node contradict each other, or a field names
-                a node twice or in the wrong order.
-        """
+        """Check that the fields that name nodes, such as ``once``, do not contradict each other; extend ``backward``."""
         for label in _SETS:
             if len(set(getattr(self, label))) != len(getattr(self, label)):
                 raise ProblemError(f"ScheduleProblem.{label} names a node twice")
-        for this, that in (("at_start", "at_boundary"), ("forward", "backward")):
-            for i in set(getattr(self, this)) & set(getattr(self, that)):
+        for label, other_label in (("at_start", "at_boundary"), ("forward", "backward")):
+            for i in set(getattr(self, label)) & set(getattr(self, other_label)):
                 raise ProblemError(
-                    f"ScheduleProblem.{this} and .{that} both name '{self.names[i]}'"
+                    f"ScheduleProblem.{label} and .{other_label} both name '{self.names[i]}'"
                 )
         given = self.given
         running = {
@@ -151,13 +144,13 @@ class ScheduleProblem(Problem[Schedule]):
         }
         running["part_of"] = {i for i, p in enumerate(self.part_of) if p >= 0 and i in given}
         for i in sorted(given | self.parts):
-            what = "is there without a run" if i in given else "is part of another node"
+            why = "is there without a run" if i in given else "is part of another node"
             for label, nodes in running.items():
                 if i in nodes:
-                    raise self._misnamed(label, i, what)
+                    raise self._misnamed(label, i, why)
             if self.inputs[i] or self.cost[i] or self.extra_bytes(i):
                 raise ProblemError(
-                    f"ScheduleProblem has inputs, a cost or extra bytes for '{self.names[i]}', which {what}; "
+                    f"ScheduleProblem has inputs, a cost or extra bytes for '{self.names[i]}', which {why}; "
                     "expected none"
                 )
         for i in self.parts:
@@ -174,10 +167,10 @@ class ScheduleProblem(Problem[Schedule]):
                 f"ScheduleProblem.at_boundary names '{self.names[self.at_boundary[0]]}', but no node runs after the "
                 "boundary; expected some in backward, or one that reads it"
             )
-        for one, other in pairwise(self.ordered):
-            if one >= other or late[one] > late[other]:
+        for earlier, later in pairwise(self.ordered):
+            if earlier >= later or late[earlier] > late[later]:
                 raise ProblemError(
-                    f"ScheduleProblem.ordered has '{self.names[one]}' before '{self.names[other]}'; expected "
+                    f"ScheduleProblem.ordered has '{self.names[earlier]}' before '{self.names[later]}'; expected "
                     "nodes in the problem's own order, those after the boundary last"
                 )
         for i in self.forward:
@@ -229,10 +222,10 @@ class ScheduleProblem(Problem[Schedule]):
     @property
     def results(self) -> list[list[int]]:
         """For each node, the nodes whose values its run makes: the node itself, then its parts (see ``part_of``)."""
-        made = [[i] for i in range(len(self))]
+        results = [[i] for i in range(len(self))]
         for i in sorted(self.parts):
-            made[self.part_of[i]].append(i)
-        return made
+            results[self.part_of[i]].append(i)
+        return results
 
     def extra_bytes(self, node: int) -> int:
         """Return the bytes that a run of a node takes besides its inputs and results."""
@@ -316,8 +309,7 @@ class ScheduleEvaluation:
         cost: summed cost of all runs, in the problem's unit.
         peak_bytes: most bytes alive at one time.
         peak_at: position of the first run that reaches the peak; 0 for a schedule without runs.
-        boundary: position at which backward begins; the number of runs if no run belongs to
-            backward.
+        boundary: position at which backward begins; the number of runs if there is no backward.
         bytes_alive: bytes alive during each run.
     """
 
@@ -331,27 +323,12 @@ class ScheduleEvaluation:
 def evaluate_schedule(
     problem: ScheduleProblem, sequence: Sequence[int], boundary: int | None = None
 ) -> ScheduleEvaluation:
-    """Compute the memory and cost of a schedule by following its runs.
-
-    `ScheduleEvaluator` is faster for many schedules of one problem.
-
-    Args:
-        problem: the step problem; its capacity is ignored.
-        sequence: the nodes in the order in which they run.
-        boundary: position in ``sequence`` at which backward begins; None: as late as possible.
-
-    Raises:
-        ProblemError: the schedule cannot run; the message names the first wrong run and the reason.
-    """
+    """Compute the memory and cost of a schedule by following its runs; see `ScheduleEvaluator.evaluate`."""
     return ScheduleEvaluator(problem).evaluate(sequence, boundary)
 
 
 class ScheduleEvaluator:
-    """Computes the memory and cost of many schedules of one step problem.
-
-    Args:
-        problem: the step problem; its capacity is ignored.
-    """
+    """Computes the memory and cost of many schedules of one step problem, whose capacity is ignored."""
 
     def __init__(self, problem: ScheduleProblem) -> None:
         self._problem, self._results = problem, problem.results
@@ -368,7 +345,11 @@ class ScheduleEvaluator:
             self._special[i] = _NEVER
 
     def evaluate(self, sequence: Sequence[int], boundary: int | None = None) -> ScheduleEvaluation:
-        """Compute the memory and cost of a schedule; see `evaluate_schedule`."""
+        """Compute the memory and cost of a schedule; a ``boundary`` of None is as late as possible.
+
+        Raises:
+            ProblemError: the schedule cannot run; the message names the first wrong run and the reason.
+        """
         problem, backward = self._problem, self._backward
         latest = next((p for p, v in enumerate(sequence) if v in backward), len(sequence))
         if boundary is None:
@@ -408,11 +389,11 @@ class ScheduleEvaluator:
                     )
                 ended[u] = position
             # A later run starts a new lifetime of the value. The previous lifetime ended at its last reader.
-            for made in results[v]:
-                if started[made] >= 0:
-                    change[started[made]] += size[made]
-                    change[ended[made] + 1] -= size[made]
-                started[made] = ended[made] = position
+            for value in results[v]:
+                if started[value] >= 0:
+                    change[started[value]] += size[value]
+                    change[ended[value] + 1] -= size[value]
+                started[value] = ended[value] = position
         self._check_order(first, boundary)
         last = max(0, len(sequence) - 1)
         for i in problem.to_end:
@@ -435,24 +416,16 @@ class ScheduleEvaluator:
         )
 
     def _check_order(self, first: Sequence[int], boundary: int) -> None:
-        """Check that every node runs, and that first runs respect ``ordered`` and ``forward``.
-
-        Args:
-            first: position of each node's first run; -1 for none.
-            boundary: position at which backward begins.
-
-        Raises:
-            ProblemError: a node breaks one of these rules; the message names it.
-        """
+        """Check that every node runs, and that first runs respect ``ordered`` and ``forward``."""
         problem, names = self._problem, self._problem.names
         for v in self._runnable:
             if first[v] < 0:
                 raise ProblemError(f"'{names[v]}' never runs")
-        for one, other in pairwise(problem.ordered):
-            if first[one] > first[other]:
+        for earlier, later in pairwise(problem.ordered):
+            if first[earlier] > first[later]:
                 raise ProblemError(
-                    f"'{names[other]}' first runs at {first[other]}, before '{names[one]}' at "
-                    f"{first[one]}, but the order of the two is fixed"
+                    f"'{names[later]}' first runs at {first[later]}, before '{names[earlier]}' at "
+                    f"{first[earlier]}, but the order of the two is fixed"
                 )
         for v in problem.forward:
             if first[v] >= boundary:
@@ -464,14 +437,9 @@ class ScheduleEvaluator:
 def least_peak(problem: ScheduleProblem) -> tuple[int, int]:
     """Return a lower bound on the peak of every schedule, and the node whose run takes these bytes.
 
-    During a run, memory holds at least the run's inputs, results and extra bytes. It also holds the
-    resident bytes, and the values that exist from the start to the end. At the end of the schedule,
-    all values in ``to_end`` are in memory.
-
-    Returns:
-        The bytes, and the node. If the end of the schedule takes the most bytes, -1 replaces the
-        node.
+    If the end of the schedule takes the most bytes, -1 replaces the node.
     """
+    # During a run, memory holds at least its inputs, results and extra bytes, and what exists from start to end.
     # A value in `to_end` that a run makes may not exist yet during other runs.
     stays = set(problem.to_end)
     always = {i for i in problem.at_start if i in stays}
@@ -487,14 +455,7 @@ def least_peak(problem: ScheduleProblem) -> tuple[int, int]:
 
 
 def not_found(problem: ScheduleProblem, least_found: int) -> BudgetError:
-    """Build the error for a search that found no schedule within the capacity.
-
-    A schedule within the capacity may still exist.
-
-    Args:
-        problem: the step problem.
-        least_found: the lowest peak found, in bytes.
-    """
+    """Build the error for a search that found no schedule within the capacity, though one may exist."""
     return BudgetError(
         f"no schedule with a peak of {problem.capacity} bytes was found; the least found has {least_found}, "
         f"and it is proven only that none has less than {least_peak(problem)[0]}: raise the capacity, or give "

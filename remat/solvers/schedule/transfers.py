@@ -91,12 +91,9 @@ def place(
 ) -> Placement:
     """Place copies in a schedule so that runs wait as little for the link as the capacity allows.
 
-    The memory of a sent value is free once the runs during its copy have taken as long as the copy.
-    If memory is needed sooner, the schedule waits. Fetches are placed like sends with time reversed.
-    All sends end before forward ends, and no fetch begins before backward begins.
-
-    No other placement with the same order of copies waits less. The reason is that each send starts
-    as early as possible, each fetch ends as late as possible, and neither delays another copy.
+    The memory of a sent value is free once the runs during its copy have taken as long as the copy. If
+    memory is needed sooner, the schedule waits. All sends end before forward ends, and no fetch begins
+    before backward begins. No other placement with the same order of copies waits less.
 
     Args:
         times: time of each run.
@@ -107,14 +104,15 @@ def place(
         capacity: bytes that may be alive; None: no limit. If the capacity is too small even when
             the schedule waits for every copy, ``bytes_alive`` of the result exceeds it.
     """
+    # Each send starts as early as possible, each fetch ends as late as possible, and neither delays another copy.
     n = len(times)
     alive = list(bytes_alive)
-    sent, back = _queues(n, transfers)
+    sends, fetches = _queues(n, transfers)
     head = alive[:boundary]
-    freed, sending = _through(times[:boundary], head, sent, capacity)
+    freed, sending = _through(times[:boundary], head, sends, capacity)
     # Fetches are sends with time reversed, so both directions share `_through`.
     tail = alive[boundary:][::-1]
-    mirrored, waits = _through(times[boundary:][::-1], tail, back, capacity)
+    mirrored, waits = _through(times[boundary:][::-1], tail, fetches, capacity)
     return Placement(
         freed=tuple(freed[i] for i in range(len(transfers))),
         fetched=tuple(n - 1 - mirrored[i] for i in range(len(transfers))),
@@ -133,17 +131,7 @@ def exposed_time_at(
 ) -> int:
     """Compute the exposed transfer time of a schedule whose copies are placed at given positions.
 
-    The exposed transfer time is the total time for which runs wait for the link. The copies queue
-    in the same order as in `place`.
-
-    Args:
-        times: time of each run.
-        boundary: position of the first run of backward.
-        transfers: the values that are sent and fetched.
-        freed: for each transfer, position of the forward run after which its memory is free; at
-            least ``ready``.
-        fetched: for each transfer, position of the backward run before which its fetch begins; at
-            most ``needed``.
+    The positions are those of `Placement`, and the copies queue in the same order as in `place`.
     """
     n = len(times)
     sent, back = _queues(n, transfers)
@@ -153,28 +141,17 @@ def exposed_time_at(
 
 
 def _queues(n: int, transfers: Sequence[Transfer]) -> tuple[list[_Copy], list[_Copy]]:
-    """Return the queues of the copies to the host, and of the copies back with time reversed.
-
-    Args:
-        n: number of runs.
-        transfers: the values that are sent and fetched.
-    """
-    sent = sorted(enumerate(transfers), key=lambda entry: (entry[1].ready, entry[0]))
-    back = sorted(enumerate(transfers), key=lambda entry: (-entry[1].needed, -entry[0]))
+    """Return the queues of the copies to the host, and of the copies back with time reversed."""
+    sends = sorted(enumerate(transfers), key=lambda entry: (entry[1].ready, entry[0]))
+    fetches = sorted(enumerate(transfers), key=lambda entry: (-entry[1].needed, -entry[0]))
     return (
-        [(t.ready, t.nbytes, t.copy_time, i) for i, t in sent],
-        [(n - 1 - t.needed, t.nbytes, t.copy_time, i) for i, t in back],
+        [(t.ready, t.nbytes, t.copy_time, i) for i, t in sends],
+        [(n - 1 - t.needed, t.nbytes, t.copy_time, i) for i, t in fetches],
     )
 
 
 def _exposed_time(times: Sequence[int], queue: Sequence[tuple[int, int, int]]) -> int:
-    """Compute the time for which runs wait for one queue of copies.
-
-    Args:
-        times: time of each run.
-        queue: three numbers for each copy: the position of the run after which it enters the queue,
-            its duration, and the position of the run at whose end it must have ended.
-    """
+    """Compute the time for which runs wait for copies, each with the runs of its entry and its deadline."""
     now = idle_from = exposed_time = entered = 0
     due: dict[int, int] = {}  # for each run, the time at which the copies due at its end have ended
     for at, time in enumerate(times):
@@ -195,18 +172,7 @@ def _through(
     queue: Sequence[_Copy],
     capacity: int | None,
 ) -> tuple[dict[int, int], list[Wait]]:
-    """Place the copies of one queue (one direction of the link), and compute the waits.
-
-    Args:
-        times: time of each run.
-        alive: bytes alive at each run; the bytes of copies in the queue are added in place.
-        queue: the copies, in the order in which the link carries them.
-        capacity: bytes that may be alive; None: no limit.
-
-    Returns:
-        First, a dict from the index of a transfer to the position of the run after which its copy
-        has left the queue. Second, the list of waits.
-    """
+    """Place the copies of one queue, add their bytes to ``alive``, and return where each leaves and the waits."""
     now = idle_from = held = entered = begin = 0
     inside: deque[tuple[int, int, int, int]] = deque()
     left: dict[int, int] = {}

@@ -18,7 +18,7 @@ ALL = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class SolverUnderTest:
     """A solver to test, or the reason why it cannot be tested.
 
     Attributes:
@@ -32,14 +32,9 @@ class Candidate:
     reason: str | None
 
     def solves(self, kind: object) -> bool:
-        """Return whether the solver solves a kind of problem; True if the solver's class is unknown.
-
-        Args:
-            kind: ``"knapsack"``, ``"graph"`` or ``"schedule"``. For any other value, which names no
-                kind of problem, the result is True.
-        """
-        known = [problem.kind for problem in KINDS]
-        return self.kind is None or kind in self.kind.solves or kind not in known
+        """Return whether the solver solves a kind of problem; True if ``kind`` names none, or if the class is unknown."""
+        kinds = [problem.kind for problem in KINDS]
+        return self.kind is None or kind in self.kind.solves or kind not in kinds
 
     def solver(self) -> Solver:
         """Return an instance of the solver, or skip the current test with ``reason``."""
@@ -48,7 +43,7 @@ class Candidate:
         return self.kind()
 
 
-def choose(names: Iterable[str], folder: Path) -> tuple[Candidate, ...]:
+def select(names: Iterable[str], folder: Path) -> tuple[SolverUnderTest, ...]:
     """Look up and return the solvers given to ``--solver``, each once, in the given order.
 
     Args:
@@ -58,34 +53,35 @@ def choose(names: Iterable[str], folder: Path) -> tuple[Candidate, ...]:
     Raises:
         pytest.UsageError: a name is unknown, or a class is not a usable solver.
     """
-    chosen: dict[str, Candidate] = {}
+    selected: dict[str, SolverUnderTest] = {}
     for name in names:
         for each in registry().solvers if name == ALL else (name,):
-            chosen.setdefault(each, _candidate(each, folder))
-    return tuple(chosen.values())
+            selected.setdefault(each, _look_up(each, folder))
+    return tuple(selected.values())
 
 
 @functools.cache
-def available() -> tuple[Candidate, ...]:
+def available() -> tuple[SolverUnderTest, ...]:
     """Return every registered solver that can run here."""
     solvers = registry().solvers
     return tuple(
-        Candidate(name=name, kind=solvers[name], reason=None) for name in registry().solver_names()
+        SolverUnderTest(name=name, kind=solvers[name], reason=None)
+        for name in registry().solver_names()
     )
 
 
-def _candidate(name: str, folder: Path) -> Candidate:
+def _look_up(name: str, folder: Path) -> SolverUnderTest:
     if ":" in name and str(folder) not in sys.path:
         sys.path.append(str(folder))  # at the end, so that installed modules win
     try:
         kind = registry().solver_class(name)
     except SolverError as error:
         # If the package in `name` is missing, `name` is wrong. Any other missing module is a dependency.
-        missing = _missing_module(error)
-        if missing is None or name.partition(":")[0].partition(".")[0] == missing.partition(".")[0]:
+        absent = _missing_module(error)
+        if absent is None or name.partition(":")[0].partition(".")[0] == absent.partition(".")[0]:
             raise pytest.UsageError(f"--solver={name}: {error}") from None
-        return Candidate(name=name, kind=None, reason=f"module '{missing}' is not installed")
-    return Candidate(name=name, kind=kind, reason=unavailable(kind))
+        return SolverUnderTest(name=name, kind=None, reason=f"module '{absent}' is not installed")
+    return SolverUnderTest(name=name, kind=kind, reason=unavailable(kind))
 
 
 def _missing_module(error: SolverError) -> str | None:

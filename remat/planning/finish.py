@@ -157,7 +157,7 @@ def finish(
         ),
         lower=state.joint.lower,
         torch=torch.__version__,
-        remat="" if state.hooks is not None or state.count_outputs else __version__,
+        remat=__version__,
         region_budget="" if region is None else str(Budget(share=region)),
         least_because=limits.least_because,
         operators=state.operators,

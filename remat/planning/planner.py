@@ -130,30 +130,16 @@ def plan_graph(
     # Each deciding pass replaces the decision of the pass before, so the plan records the last one's options.
     cost = budgeted[-1].cost if budgeted else Roofline()
     count_workspaces(state, cost.on(state.joint))
-    made = finish(
+    return finish(
         pipeline.run(state, in_place=True).state,
         cost=cost,
         budget=budgeted[-1].budget if budgeted else Budget(share=1.0),
         fingerprint=fingerprint,
     )
-    # If this plan is saved and applied later, the default passes apply it, and the figures may differ from those of
-    # the user's pipeline. A plan without a version of remat is not refused for such a difference.
-    return replace(made, remat="")
 
 
 def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: bool) -> Plan:
-    """Split a joint graph by the saved plan that was made for it, and return the plan with recomputed figures.
-
-    Args:
-        joint: the captured step.
-        plan: the saved plan; its figures are checked.
-        request: the options.
-        in_place: whether to change ``joint`` itself instead of a copy.
-
-    Raises:
-        PlanError: the options conflict with the plan, a recorded figure differs from the recomputed one, or the step
-            exceeds the plan's budget.
-    """
+    """Split a joint graph by the saved plan that was made for it, and return the plan with the figures of the graph."""
     if plan.reread_inputs and not request.reread_inputs:
         raise PlanError(
             f"this plan for '{plan.graph}' may read inputs again in backward, but reread_inputs is "
@@ -195,7 +181,7 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         region_budget=Budget.parse(plan.region_budget).share if plan.region_budget else None,
         least_because=plan.least_because,
     )
-    exposed = exposed_time(prepared, plan, request)  # refuses offloads that were edited
+    exposed = exposed_time(prepared, plan, request)
     found = Provenance(solver=plan.solver, items=plan.items, deterministic=plan.deterministic)
     done = split(replace(prepared, decision=plan.decision, limits=limits, provenance=found))
     if has_symbols(done.index.values):
@@ -218,7 +204,7 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         peak_limit=plan.peak_limit,
     )
     made = replace(made, copied_outputs=plan.copied_outputs)
-    check_applied(plan, made, request)
+    check_applied(plan, made, alone=not request.of_several)
     return made
 
 

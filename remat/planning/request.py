@@ -23,7 +23,7 @@ from remat.passes.packing.pairs import SavedTensorHooks
 from remat.planning.pipelines import PREPARE, SPLIT, PassManager
 from remat.planning.plan import Plan
 from remat.planning.plans import PlanSet
-from remat.planning.reading.readers import READERS
+from remat.planning.readers import READERS
 from remat.planning.saved_plans import plan_for, read_known_plan
 from remat.plugins.registry import registry
 from remat.solvers.base import Solver

@@ -17,7 +17,7 @@ from remat.errors import BudgetError, ProblemError, RematError
 from remat.fitting.fit import _by_speed, read_batches, read_memory, rows_up_to_most
 from remat.fitting.table import FitRow
 from remat.graph.costs import Roofline
-from tests.planning.fit_cells import cells
+from tests.fitting.fit_cells import cells
 
 
 def test_the_predicted_peak_is_what_training_allocates() -> None:

@@ -40,8 +40,8 @@ from benchmarks.workloads import FITTED, text
 from remat.graph.memory.liveness import own_outputs, simulate_peak
 from remat.passes.packing.pairs import pack_float8, unpack_float8
 from remat.running.measure import measure_step
-from tests.models import ZOO, Outcome, Step, build
 from tests.fitting.fit_cells import cells as fit_cells
+from tests.models import ZOO, Outcome, Step, build
 from tests.steps import measure_held
 
 #: Largest difference that the simulation may have, and least rank correlation.

@@ -13,6 +13,7 @@ from remat.files import Form, save_record, write_record
 from remat.graph import ops
 from remat.planning.plan import Plan
 from remat.planning.planner import Planner
+from remat.planning.reading.plan_text import MOST_SHOWN
 from remat.planning.reading.view import page_of
 from remat.planning.search.all_peaks import frontier_by_peak
 from remat.planning.search.candidates import Candidate
@@ -22,11 +23,6 @@ from remat.report.page_data import Page
 from remat.report.step_view import FrontierView
 from remat.solvers.graph.pareto import knee
 from remat.units import Budget, format_apart, format_bytes, format_cost
-
-#: Most points that the text of a frontier lists, so that the text fits one screen.
-MOST_SHOWN = 16
-#: Largest number of points of a frontier for which the slider of a page has a plan.
-STOPS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,11 +182,7 @@ class Frontier:
         return plan
 
     def check_same(self, plan: Plan) -> None:
-        """Raise an error if a plan cannot be shown on this frontier.
-
-        Raises:
-            ProblemError: the plan has another graph or cost model than the frontier.
-        """
+        """Raise a ProblemError if a plan has another graph or cost model than this frontier."""
         if (plan.fingerprint, plan.cost) != (self._planner.context.fingerprint, self.cost):
             raise ProblemError(
                 f"{plan!r} is of another graph or cost model ({plan.cost}) than this "
@@ -293,7 +285,7 @@ class Frontier:
 
     def _page(self, plan: Plan, title: str, on_step: Callable[[str], None] | None) -> Page:
         """Return the page of `explore`, whose slider shows each decision once; arguments as there."""
-        points, knee, plans = self.thinned(STOPS), plan, list[Plan]()
+        points, knee, plans = self.thinned(MOST_SHOWN), plan, list[Plan]()
         with warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore", PeakWarning

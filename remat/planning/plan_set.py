@@ -97,11 +97,7 @@ class SetPlanner:
         self._planners, self._graphs = [*map(Planner, searches)], SeveralGraphs(searches)
 
     def within_bytes(self) -> PlanSet:
-        """Plan all graphs under a budget on saved bytes: a number of bytes, or a ratio as in `plan_graphs`.
-
-        Raises:
-            BudgetError: the graphs together cannot save as few bytes as the budget allows.
-        """
+        """Plan all graphs under a budget on saved bytes: a number of bytes, or a ratio as in `plan_graphs`."""
         planners, passed, budget = self._planners, self._passed, self._request.budget
         # If the user's code sets a budget for a graph, only this budget counts for the graph. The requested budget
         # counts for the other graphs.
@@ -119,7 +115,7 @@ class SetPlanner:
 
         taken = sum(self._runs[k] * d.saved_bytes for k, d in own.items())
         smallest = with_own(s.decisions.at(s.context.least_bytes) for s in free)
-        least = self._saved(smallest) + passed.kept(smallest)
+        least = self._graphs.saved_bytes(smallest) + passed.kept(smallest)
         full = (
             sum(r * s.context.full_bytes for r, s in zip(runs, free, strict=True))
             + passed.all_bytes
@@ -146,7 +142,7 @@ class SetPlanner:
                 break
             found = with_own(s.decisions.at(c) for s, c in zip(free, shares, strict=True))
             kept = passed.kept(found)
-            if self._saved(found) + kept <= capacity and self._graphs.cost(
+            if self._graphs.saved_bytes(found) + kept <= capacity and self._graphs.cost(
                 found
             ) < self._graphs.cost(best):
                 best = found
@@ -160,18 +156,10 @@ class SetPlanner:
         """Return the simulated peak of the step under one decision for each graph, in bytes."""
         lowered = (p.context.lowered for p in self._planners)
         decided = [Candidate.of(low, d, 0) for low, d in zip(lowered, decisions, strict=True)]
-        return max(self._graphs.highest(decided))
+        return self._graphs.peak(decided)
 
     def within_peak(self, budget: Budget | None = None) -> PlanSet:
-        """Plan all graphs under a budget on the peak of the step.
-
-        Args:
-            budget: the budget; None: that of the request.
-
-        Raises:
-            BudgetError: no plans were found within the peak. Or there are hooks on saved tensors, with which the peak
-                of the step cannot be computed.
-        """
+        """Plan all graphs under a budget on the peak of the step; None: that of the request."""
         budget = budget or self._request.budget
         label, count = budget.label, len(self._planners)
         if self._request.hooks is not None:
@@ -181,16 +169,13 @@ class SetPlanner:
                 "budget in bytes or as a share"
             )
         best = self._graphs.within(budget)
-        saved = self._saved(best) + self._passed.kept(best)
+        saved = self._graphs.saved_bytes(best) + self._passed.kept(best)
         return self._finished(best, max(saved, self._full_bytes), budget)
 
     def _parts_of_host(self, searches: Sequence[Search], host_memory: int) -> list[int]:
-        """Divide the host's memory among the graphs; return the bytes of each.
-
-        Each graph gets the bytes that it must offload. The rest is divided in proportion to the bytes that each graph
-        saves at budget 1. Bytes count once for each run, because the host's memory holds the offloaded values of all
-        runs when forward ends.
-        """
+        """Divide the host's memory among the graphs; return the bytes of each."""
+        # The host's memory holds the values of all runs when forward ends, so bytes count once for each run. What remains
+        # after the values that must be offloaded is divided by the bytes that each graph saves at budget 1.
         runs, must = self._runs, []
         for search in searches:
             tagged = search.context.tagged
@@ -203,13 +188,7 @@ class SetPlanner:
         return [m + rest * n // total for m, n in zip(must, full, strict=True)]
 
     def _finished(self, decided: Sequence[Candidate], capacity: int, budget: Budget) -> PlanSet:
-        """Build the plans of the decisions, and compute the figures of the whole step.
-
-        Args:
-            decided: one decision for each graph.
-            capacity: the most bytes that all graphs together may save.
-            budget: the budget that the plans record.
-        """
+        """Build the plans of the decisions, and compute the figures of the whole step."""
         planners, request, passed = self._planners, self._request, self._passed
         decided = [p.search.offloads.with_tagged(d) for p, d in zip(planners, decided, strict=True)]
         away = sum(r * d.host_bytes for r, d in zip(self._runs, decided, strict=True))
@@ -238,8 +217,8 @@ class SetPlanner:
             peak_bytes=max(map(max, highest_of_graphs(partitioned))),
             budget=str(budget),
             runs=tuple(self._runs),
-            without_peak_bytes=max(
-                self._graphs.highest([p.search.decisions.without_remat for p in planners])
+            without_peak_bytes=self._graphs.peak(
+                [p.search.decisions.without_remat for p in planners]
             )
             if known
             else 0,
@@ -261,17 +240,9 @@ class SetPlanner:
         )
         return full + self._passed.all_bytes
 
-    def _saved(self, decided: Sequence[Candidate]) -> int:
-        """Return the bytes that all runs of all graphs save together, given one decision for each graph."""
-        return sum(runs * d.saved_bytes for runs, d in zip(self._runs, decided, strict=True))
-
 
 def _refuse_strange_order(joints: Sequence[JointGraph]) -> None:
-    """Raise an error unless the graphs are all graphs of one step, in the order in which they run.
-
-    Raises:
-        PlanError: a graph receives a value that no earlier run makes, or a run of the step is missing.
-    """
+    """Raise an error unless the graphs are all graphs of one step, in the order in which they run."""
     for joint in joints:
         if joint.runs not in (1, len(joint.turns)):
             raise PlanError(
@@ -310,17 +281,7 @@ def _why_least(searches: Sequence[Search]) -> tuple[str, str]:
 
 
 def _shares(searches: Sequence[Search], runs: Sequence[int], room: int) -> list[int] | None:
-    """Distribute bytes over graphs: choose one point on each graph's frontier, at the least total cost.
-
-    Args:
-        searches: one for each graph.
-        runs: how often each graph runs.
-        room: bytes that all runs of all graphs together may save.
-
-    Returns:
-        For each graph, the bytes that one run may save. None if the points with the fewest bytes together exceed
-        ``room``.
-    """
+    """Distribute ``room`` bytes over graphs at the least total cost; None if the fewest saved bytes exceed them."""
 
     def extend(k: int, saved: int, cost: int, decided: Candidate) -> tuple[int, int] | None:
         saved += runs[k] * decided.saved_bytes
@@ -364,13 +325,7 @@ class _Passed:
         return sum(self._bytes.values())
 
     def kept(self, decided: Sequence[Candidate]) -> int:
-        """Return the bytes of those passed activations that the producing graph or a receiving graph saves.
-
-        Each activation counts once, even if several graphs save it.
-
-        Args:
-            decided: one decision for each graph.
-        """
+        """Return the bytes of the passed activations that their producer or a receiver saves, each counted once."""
         saved = [set(d.decision.saved) for d in decided]
         return sum(
             nbytes

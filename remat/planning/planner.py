@@ -60,6 +60,7 @@ from remat.planning.plan import Plan
 from remat.planning.request import PlanRequest
 from remat.planning.search.candidates import Candidate
 from remat.planning.search.compiled import CompiledSearch
+from remat.planning.search.effort import DEFAULT
 from remat.planning.search.measures import Measures, curve_of
 from remat.planning.search.peak_bounds import peak_bounds
 from remat.planning.search.proposals import search_of
@@ -69,10 +70,6 @@ from remat.report.before_after import BeforeAfter
 from remat.running.workspace import measure_deferred
 from remat.solvers.kernel import missing
 from remat.units import Budget, counted, format_bytes
-
-#: For steps that Inductor compiles, `warn_of_peak` estimates compiled peaks only if the simulated peaks are close: if
-#: the plan's peak times this factor is at least the peak at budget 1.
-_CLEARLY_LOWER = 1.25
 
 
 def plan_graph(
@@ -224,7 +221,7 @@ def warn_of_peak(plan: Plan, figures: BeforeAfter | None = None) -> None:
         return
     # Estimates of compiled peaks take time. They are not needed if the simulated peaks differ clearly.
     is_estimated = plan.lower == "inductor"
-    if is_estimated and figures.peak_bytes * _CLEARLY_LOWER >= figures.without_peak_bytes:
+    if is_estimated and figures.peak_bytes * DEFAULT.lower_surely >= figures.without_peak_bytes:
         figures = replace(
             figures,
             peak_bytes=plan.predicted_peak_bytes,
@@ -311,11 +308,7 @@ class Planner:
 
     @classmethod
     def _cheapest_of(cls, planners: Sequence[Self]) -> Self:
-        """Return the planner of the cheapest step within the budget; if there is none, of the step with the least peak.
-
-        Args:
-            planners: of the same step with different numbers of chunks, without chunks first.
-        """
+        """Return the planner of the cheapest step within the budget; if there is none, of the step with the least peak."""
         budget = planners[0].context.request.budget
         limit = planners[0].limit_of(budget)
         best, least = min(planners, key=lambda p: p.search.least_found), math.inf
@@ -376,10 +369,7 @@ class Planner:
         return with_tagged(self._saving(budget))
 
     def _saving(self, budget: Budget) -> Candidate:
-        """Return the decision under a budget on saved bytes, before tagged values are offloaded; see `decide`.
-
-        Every saved value counts, including values that `decide` offloads afterwards.
-        """
+        """Return the decision under a budget on saved bytes, before tagged values are offloaded; see `decide`."""
         context, decisions = self.context, self.search.decisions
         limits = replace(context.request.deciding(), budget=budget).limits(context.state)
         if limits.capacity != context.full_bytes:
@@ -495,13 +485,7 @@ class Planner:
         )
 
     def _described(self, decided: Candidate, limit: int, measure: str) -> str:
-        """Say which candidates were found, and why one was chosen.
-
-        Args:
-            decided: the candidate that was chosen.
-            limit: the limit on the peak, in bytes.
-            measure: the peak that counted: simulated or estimated.
-        """
+        """Say which candidates were found, and why one was chosen."""
         made, peaks = self.search.decisions.proposed, self.search.measures
         each = ", ".join(f"{count} {how}" for how, count in made.most_common())
         run = self.search.rounds_run
@@ -516,16 +500,7 @@ class Planner:
 
 
 def _by_bounds(search: Search, made: Plan) -> tuple[BeforeAfter | None, bool]:
-    """Compare a plan with the step without remat by bounds on both peaks.
-
-    Args:
-        search: the search that the plan is from.
-        made: the plan.
-
-    Returns:
-        A comparison of the highest peak that the plan may have with the lowest that the step without remat may have, and
-        whether both peaks are exact. The comparison is None if no bounds are known.
-    """
+    """Compare a plan with the step without remat by bounds on both peaks; also return whether the bounds are exact."""
     context = search.context
     if not context.is_eager or context.request.hooks is not None or context.state.plain:
         return None, False
@@ -537,6 +512,7 @@ def _by_bounds(search: Search, made: Plan) -> tuple[BeforeAfter | None, bool]:
     own, other = (peak_bounds(context.state, d) for d in (made.decision, full.decision))
     if own is None or other is None:
         return None, False
+    # The highest peak that the plan may have, and the lowest that the step without remat may have.
     figures = BeforeAfter(
         peak_bytes=own[1],
         without_peak_bytes=other[0],
@@ -551,17 +527,10 @@ def _by_bounds(search: Search, made: Plan) -> tuple[BeforeAfter | None, bool]:
 
 @paused_collection()
 def _figures(planner: Planner, state: State, decided: Candidate) -> dict[str, Any]:
-    """Compute the `LATER` figures of a plan.
-
-    The joint graph is split again, because whoever got the plan's modules may have changed them.
-
-    Args:
-        planner: the planner that made the plan.
-        state: the graph with the plan's decision, on which ranks agreed.
-        decided: the decision of this rank.
-    """
+    """Compute the `LATER` figures of a plan."""
     measures, context = planner.search.measures, planner.context
     measure_deferred(context.state.joint.graph)
     alone = context.request.hooks is None and state.decision == decided.decision
+    # Whoever got the plan's modules may have changed them, so the joint graph is split again.
     curve = measures.curve(decided) if alone else curve_of(split(state))
     return later_figures(state, curve.peak_bytes, planner.baseline, context.step_costs)

@@ -25,12 +25,11 @@ from remat.planning.plan import Plan
 from remat.planning.plans import PlanSet
 from remat.planning.readers import READERS
 from remat.planning.saved_plans import plan_for, read_known_plan
+from remat.planning.search.effort import DEFAULT
 from remat.plugins.registry import registry
 from remat.solvers.base import Solver
 from remat.units import Budget, Peak
 
-#: Numbers of chunks that ``chunk="auto"`` compares.
-CHUNKS = (1, 2, 4, 8, 16)
 #: Situation in which options may conflict: when they are parsed, or when a caller finds that something is unsupported.
 Situation = Literal[
     "options of passes",
@@ -193,11 +192,11 @@ class PlanRequest:
     def each_chunk(self) -> list[PlanRequest]:
         """Return one request for each number of chunks to try.
 
-        With ``chunk="auto"``, these are the numbers in `CHUNKS`, fewest first. Else the result is this request alone.
+        With ``chunk="auto"``, these are the numbers of `Effort.chunks`, fewest first. Else the result is this request alone.
         """
         if self.chunk != "auto":
             return [self]
-        return [replace(self, chunk=ChunkLoss(chunks=n) if n > 1 else None) for n in CHUNKS]
+        return [replace(self, chunk=ChunkLoss(chunks=n) if n > 1 else None) for n in DEFAULT.chunks]
 
     def by(self, solver: str | Solver, *, isolation: str | None = None) -> PlanRequest:
         """Return the request with another solver.

@@ -115,19 +115,7 @@ def plan_for(
 
 
 def why_not_for(joint: JointGraph, plans: Sequence[Plan]) -> str:
-    """Explain why no saved plan matches a graph, and what to do about it.
-
-    A plan records its lowering, its version of PyTorch, and a digest of its operators. If all of these are equal,
-    shapes, dtypes or constants differ. If only the operators differ, the plan is of another model, or Dynamo has split
-    the model into other graphs.
-
-    Args:
-        joint: a graph whose fingerprint no plan has.
-        plans: all saved plans.
-
-    Returns:
-        Text for an error message.
-    """
+    """Explain why no saved plan matches a graph, and what to do about it."""
     lowers = {p.lower for p in plans}
     if joint.lower not in lowers:
         made = sorted(lowers)[0]
@@ -146,6 +134,7 @@ def why_not_for(joint: JointGraph, plans: Sequence[Plan]) -> str:
         "capture did not (torch.compile(…, fullgraph=True) tells), or an option of Inductor that changes what is "
         "traced (fallback_random) was set for only one of both"
     )
+    # If only the operators differ, Dynamo may have split the model into other graphs.
     if operators_digest(joint) in {p.operators for p in plans}:
         why = (
             "the same operators in the same order, so shapes, dtypes, constants or options of the model "

@@ -96,10 +96,7 @@ def _undeclared(node: fx.Node) -> tuple[str, ...]:
 
 
 def _saved_name(node: fx.Node) -> str:
-    """Return the name in the joint graph of a value that forward returns.
-
-    A value that a saved-tensor hook has packed keeps the name of the original value.
-    """
+    """Return the name in the joint graph of a value that forward returns, and that a hook may have packed."""
     return str(node.meta.get("packed_from", node.name))
 
 

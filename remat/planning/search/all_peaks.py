@@ -71,13 +71,7 @@ def _simulated(search: Search, found: Candidate) -> Candidate:
 
 
 def _down_to_least(search: Search, found: Sequence[Candidate], *, ordered: bool) -> list[Candidate]:
-    """Return candidates from the least peak up to the lowest peak of a frontier.
-
-    Args:
-        search: the search for candidates within one peak.
-        found: the candidates of the frontier, lowest peak first.
-        ordered: whether node orders are searched.
-    """
+    """Return candidates from the least peak up to the lowest peak of a frontier."""
     lowest = _simulated(search, search.within_peak(search.least_found, offload=False))
     least, made = lowest.peak_bytes, list[Candidate]()
     first = next((f for f in found if not f.ordered), None)
@@ -95,17 +89,9 @@ def _down_to_least(search: Search, found: Sequence[Candidate], *, ordered: bool)
 def _above(
     search: Search, line: tuple[tuple[int, int], ...], found: list[Candidate]
 ) -> list[Candidate]:
-    """Record the lower bound in each candidate's provenance; return the Pareto-optimal ones, lowest peak first.
-
-    First, tagged values of the candidates are offloaded.
-
-    Args:
-        search: the search for candidates within one peak.
-        line: vertices (peak bytes, cost) of a line below which no decision lies, lowest peak first.
-        found: the candidates.
-    """
+    """Record the lower bound in each candidate's provenance; return the Pareto-optimal ones, lowest peak first."""
     pool = CandidatePool[Candidate]()
-    for before in found:
+    for before in found:  # a bound holds for the decision with its tagged values offloaded
         d = search.offloads.with_tagged(before)
         d = d if d is before else _simulated(search, d)
         bound = next((cost for peak, cost in line if peak >= d.peak_bytes), 0)
@@ -116,13 +102,7 @@ def _above(
 def _cheaper_with_offloads(
     search: Search, found: Sequence[Candidate], least_possible: int
 ) -> list[Candidate]:
-    """Return candidates with offloads that improve a frontier: some are cheaper, some have lower peaks.
-
-    Args:
-        search: the search for candidates within one peak.
-        found: the candidates of the frontier, without offloads, lowest peak first.
-        least_possible: lower bound on the peak of every schedule, in bytes.
-    """
+    """Return candidates with offloads that improve a frontier: some are cheaper, some have lower peaks."""
     thin = found[:: max(1, len(found) // search.effort.all_peaks.offloaded)]
     wanted: list[tuple[int, Candidate | None]] = [(d.peak_bytes, d) for d in thin]
     lowest = found[0].peak_bytes

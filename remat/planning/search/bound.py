@@ -73,15 +73,7 @@ class PeakBounds:
         return max(found)
 
     def _hull(self, moment: int) -> tuple[Hull, int]:
-        """Build the graph problem in which only runs after ``moment`` read values; return its hull.
-
-        Args:
-            moment: position in the joint graph of a node that backward runs under every decision.
-
-        Returns:
-            The lower convex hull of the problem's (saved bytes, cost) pairs, and the bytes that are alive under every
-            decision while the node runs.
-        """
+        """Return the hull of the graph problem in which only runs after ``moment`` read values, and the bytes alive then."""
         state, problem, sizes = self._state, self._problem, self._sizes
         index, late, lowered = state.index, state.roles.tangent_closure, state.lowered()
         before = self._reach(moment, index.inputs)
@@ -123,14 +115,7 @@ class PeakBounds:
         return Hull(narrowed), sum(alive.values())
 
     def _reach(self, moment: int, edges: tuple[tuple[int, ...], ...]) -> set[int]:
-        """Return the nodes of backward that ``moment`` depends on, or those that depend on ``moment``.
-
-        Args:
-            moment: position in the joint graph of a node that backward runs under every decision. The result leaves out
-                this node.
-            edges: for each position, the positions of the node's inputs, or those of its users. The nodes that can be
-                reached over these edges are returned, by position.
-        """
+        """Return the nodes of backward that ``edges``, to inputs or to users, reach from ``moment``."""
         late = self._state.roles.tangent_closure
         found: set[int] = set()
         stack = [moment]

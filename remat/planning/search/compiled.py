@@ -166,13 +166,10 @@ class CompiledSearch:
         return _unproven(self._best(budget, done, limit, margin))
 
     def _refuse_less_than_inputs(self, budget: Budget) -> None:
-        """Raise a BudgetError if a budget on the peak is in bytes and below the bytes of parameters and inputs.
-
-        The message names the least estimated peak, so the error costs one search.
-        """
+        """Raise a BudgetError if a budget on the peak is in bytes and below the bytes of parameters and inputs."""
         given = self.input_bytes
         if budget.peak_bytes is not None and budget.peak_bytes < given:
-            least, _ = self._explore()
+            least, _ = self._explore()  # a search, so that the message can name the least peak
             raise BudgetError(
                 f"budget is a peak of {format_bytes(budget.peak_bytes)} ({budget.peak_bytes} bytes), which is infeasible: "
                 f"parameters and inputs alone take {format_bytes(given)} ({given} bytes). The least peak of any plan found is "
@@ -181,14 +178,7 @@ class CompiledSearch:
             )
 
     def _best(self, budget: Budget, done: CompiledRound, limit: int, margin: int) -> Candidate:
-        """Choose one of the candidates found, by the rules of `within`.
-
-        Args:
-            budget: the requested budget.
-            done: the compilations so far.
-            limit: the peak in bytes that the budget stands for.
-            margin: number of bytes by which an estimated peak must be below ``limit`` to count as within the budget.
-        """
+        """Choose one of the candidates found, by the rules of `within`."""
         known, last = done.peaks, done.is_last(budget)
         pool, full, expected = self.search.pool, self.full, self.search.measures.estimated
         more = int(ESTIMATED.negligible * self._context.step_cost)
@@ -244,13 +234,7 @@ class CompiledSearch:
         return [n for n, _ in self._context.cuts(DEFAULT.vertices) if most is None or n <= most]
 
     def _explore(self) -> tuple[int, int]:
-        """Add candidates to the pool, with peaks from the least peak up to the peak of the decision for budget 1.
-
-        Returns:
-            The two estimated peaks, in bytes, that the ratios 0 and 1 stand for: the least one of all candidates, and
-            that of the decision for budget 1. If the number of chunks of the loss was chosen, ratio 1 stands for at
-            least the estimated peak of the step without chunks.
-        """
+        """Search at all peaks up to that of budget 1; return the estimated peaks that the ratios 0 and 1 stand for."""
         search = self.search
         at = self.try_saved(without_gaps(self._vertices))
         for _ in range(DEFAULT.compiling.halvings):
@@ -261,46 +245,36 @@ class CompiledSearch:
             search.add(search.least_peak)
         else:
             self._lower()
-        return self._expected(search.lowest_by(self._expected)), max(most, self._most)
+        return self._expected(search.pool.best(self._expected)), max(most, self._most)
 
     def _lower(self) -> None:
         """Search for decisions with estimated peaks below those of all candidates, and add them to the pool."""
         context, search = self._context, self.search
         starts = [saved for _, saved in context.cuts(4 * DEFAULT.vertices)]
         for _ in range(ESTIMATED.lowest):
-            best = search.lowest_by(self._expected)
+            best = search.pool.best(self._expected)
             near = search.near(self._expected, best)
             found = search.lowest(near, [best.saved, *starts], ESTIMATED)
             search.add(*map(search.decisions.informed, found))
-            if search.lowest_by(self._expected) is best:
+            if search.pool.best(self._expected) is best:
                 return
 
     def try_saved(self, capacities: Sequence[int]) -> dict[int, int]:
-        """Add the decision at each limit on saved bytes to the pool.
-
-        Returns a dict from each limit to the estimated peak of its decision, both in bytes.
-        """
+        """Add the decision at each limit on saved bytes to the pool; return their estimated peaks by limit."""
         found = {nbytes: self.search.decisions.at(nbytes) for nbytes in capacities}
         self.search.add(*found.values())
         with_tagged = self.search.offloads.with_tagged
         return {nbytes: self._expected(with_tagged(d)) for nbytes, d in found.items()}
 
     def try_around(self, capacities: Sequence[int], wanted: int) -> None:
-        """Find the largest limit on saved bytes whose decision has an estimated peak of at most ``wanted``.
-
-        The limits are bisected. If none that is tried is within ``wanted``, all are tried from the largest one down,
-        because peaks do not always rise with saved bytes. The decision at each limit that is tried is added to the pool.
-
-        Args:
-            capacities: the limits on saved bytes, in any order.
-            wanted: the highest estimated peak, in bytes.
-        """
+        """Find the largest limit on saved bytes whose decision has an estimated peak of at most ``wanted``."""
         asked = sorted(capacities)
         low, high = 0, len(asked) - 1
         while low <= high:
             middle = (low + high) // 2
             (peak,) = self.try_saved([asked[middle]]).values()
             low, high = (middle + 1, high) if peak <= wanted else (low, middle - 1)
+        # Peaks do not always rise with saved bytes, so bisection may miss the limits whose decisions are within the peak.
         if not self.search.pool.cheapest(self._limits(wanted)):
             for nbytes in reversed(without_gaps(asked)):
                 if self.try_saved([nbytes])[nbytes] <= wanted:
@@ -311,15 +285,7 @@ class CompiledSearch:
         return replace(self.search.limits(wanted, self._expected), without=known or ())
 
     def _aim(self, wanted: int, known: Mapping[Decision, int]) -> bool:
-        """Search for decisions with estimated peaks just within ``wanted``, and add them to the pool.
-
-        Args:
-            wanted: the estimated peak to stay within, in bytes.
-            known: the compiled peak, in bytes, of each decision that was compiled.
-
-        Returns:
-            Whether a decision that was not compiled has an estimated peak within ``wanted``.
-        """
+        """Search just within an estimated peak; return whether a decision that was not compiled is within it."""
         search, limits = self.search, self._limits(wanted, known)
         search.add(search.decisions.allowed_full)
         if wanted < self.input_bytes:  # nor has any estimate
@@ -328,21 +294,15 @@ class CompiledSearch:
         return search.pool.cheapest(limits, cost_of) is not None
 
     def _offloading(self, wanted: int) -> None:
-        """Search for decisions near an estimated peak that may offload values, and add them to the pool.
-
-        Each search has a limit on the simulated peak. The first limit is ``wanted`` plus the difference of the two peaks
-        for the decision with the least simulated peak and no offloads, but not far below that peak, where limits may be
-        infeasible.
-
-        Args:
-            wanted: the estimated peak to stay within, in bytes.
-        """
+        """Search for decisions near an estimated peak that may offload values, and add them to the pool."""
         search = self.search
         least = search.least_found
         lowest = search.within_peak(least, offload=False)
         search.pool.add(lowest)
         feasible = search.measures.simulated(lowest)
         step = feasible // DEFAULT.offloading.steps
+        # Estimated and simulated peaks differ by similar bytes for similar decisions. Limits far below `feasible` may be
+        # infeasible.
         start = max(wanted + feasible - self._expected(lowest), feasible - step)
 
         def ask(peak_bytes: int) -> Candidate:
@@ -362,11 +322,7 @@ def _unproven(found: Candidate) -> Candidate:
 
 
 def without_gaps(vertices: Sequence[int]) -> list[int]:
-    """Return limits on saved bytes to try: the given ones and, in large intervals between them, evenly spaced ones.
-
-    Args:
-        vertices: the given limits, in bytes: saved bytes at vertices of `GraphContext.hull`.
-    """
+    """Return the given limits on saved bytes and, in large intervals between them, evenly spaced ones."""
     found, most = set(vertices), max(1, max(vertices) // DEFAULT.compiling.gap)
     for a, b in pairwise(sorted(vertices)):
         parts = -(-(b - a) // most)
@@ -375,13 +331,7 @@ def without_gaps(vertices: Sequence[int]) -> list[int]:
 
 
 def beside_least(at: Mapping[int, int]) -> list[int]:
-    """Return new limits on saved bytes to try: the midpoints between the best limit and its two neighbours.
-
-    The best limit is the one whose decision has the least estimated peak.
-
-    Args:
-        at: for each limit on saved bytes that was tried, the estimated peak of its decision in bytes.
-    """
+    """Return the midpoints between the limit whose decision has the least estimated peak and its neighbours."""
     asked = sorted(at)
     k = min(range(len(asked)), key=lambda i: at[asked[i]])
     return [(a + b) // 2 for a, b in pairwise(asked[max(0, k - 1) : k + 2])]

@@ -44,11 +44,7 @@ class Copies:
         self._transfers = self._needed(link) if self._has_room else []
 
     def _needed(self, link: Link) -> list[Transfer]:
-        """Return the transfer of each offloaded value, in the order of the offloads.
-
-        A transfer holds the value's bytes, the time of one copy, and two positions among the runs of the step. The
-        value can be sent after the run ``ready``, and must be back on the device before the run ``needed``.
-        """
+        """Return the transfer of each offloaded value, in the order of the offloads."""
         nodes, at = self._nodes, {node: k for k, node in enumerate(self._nodes)}
         first, second = nodes[: self._boundary], nodes[self._boundary :]
         sent = {str(n.meta.get("packed_from")): n for n in first if n.target is WAIT_COPIED}

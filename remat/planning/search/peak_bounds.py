@@ -114,11 +114,7 @@ class _Step:
         return self._owner[i] == i and self._index.nodes[i].op == "call_function"
 
     def _of_forward(self, inputs: set[int]) -> Iterator[Span]:
-        """Yield the storages that forward allocates.
-
-        Args:
-            inputs: owners of the storages of the step's inputs.
-        """
+        """Yield the storages that forward allocates; ``inputs`` are the owners of the storages of inputs."""
         owner, moment = self._owner, self._moments
         last = [0] * len(self._index)
         for i in self._forward:

@@ -149,6 +149,10 @@ class CandidatePool(Generic[T]):
         # Best first, because a measure may have to split the graph.
         return next(filter(limits.allow, sorted(self, key=rank)), None)
 
+    def best(self, rank: Rank) -> T:
+        """Return the candidate of least ``rank``; the pool must have one."""
+        return min(self, key=rank)
+
     def pareto(self, measure: Measure = scheduled_peak) -> list[T]:
         """Return the Pareto-optimal candidates by (peak, cost), lowest peak first."""
         return pareto(self, lambda d: (measure(d), d.cost))

@@ -79,43 +79,27 @@ def by_node_orders(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
 
 
 def _ordered_from(search: Search, limits: Limits) -> Iterator[tuple[Candidate, int]]:
-    """Yield the candidates that searches over node orders start from, each with its number of searches.
-
-    By the simulated peak: the best candidate in the node order of the passes. If its peak exceeds the limit, the cheapest
-    candidate within the limits follows. By the estimated peak: the candidate with the least peak, and one of low
-    cost whose peak may slightly exceed the limit. The two lead to different local optima.
-    """
+    """Yield the candidates that searches over node orders start from, each with its number of searches."""
     rounds = search.rounds(limits.measure)
     if search.is_exact(limits.measure):
         plain = [d for d in search.pool if not (d.decision.is_ordered or d.offloads_more)]
-        start, best = CandidatePool(plain).cheapest(rank=limits.rank), search.recomputing(limits)
-        assert start is not None, "the search by prices found a candidate"
-        above = limits.measure(start) > limits.peak_bytes
-        yield start, 1 if above else rounds.orders
-        if best is not None and best.schedule and above:
+        start, best = CandidatePool(plain).best(limits.rank), search.recomputing(limits)
+        exceeds = limits.measure(start) > limits.peak_bytes
+        yield start, 1 if exceeds else rounds.orders
+        if best is not None and best.schedule and exceeds:
             yield best, rounds.orders
         return
-    least = search.lowest_by(limits.measure)
+    # The candidate with the least peak and one near the limit lead to different local optima.
+    least = search.pool.best(limits.measure)
     yield least, rounds.from_least
-    start = search.recomputing(replace(limits, peak_bytes=rounds.above * limits.peak_bytes))
-    start = start or search.nearest(limits)
-    if start is not least:
-        yield start, rounds.orders
+    above = replace(limits, peak_bytes=rounds.above * limits.peak_bytes)
+    near = search.recomputing(above) or search.nearest(limits)
+    if near is not least:
+        yield near, rounds.orders
 
 
 def _annealed(search: Search, limits: Limits, start: Candidate, searches: int) -> Candidates:
-    """Yield schedules that are cheaper than those found, within limits.
-
-    The first search starts from ``start``; each later one from the cheapest candidate near the limit that these
-    searches found. Its limit is corrected by the mean difference between the peaks in the step problem and the
-    measured peaks of these candidates. The limit falls with each search in a row that finds nothing within it.
-
-    Args:
-        search: the search.
-        limits: the limits, with the measure.
-        start: the candidate that the first search starts from.
-        searches: maximum number of searches.
-    """
+    """Yield schedules that are cheaper than those found, within limits."""
     context, rounds, wanted = search.context, search.rounds(limits.measure), int(limits.peak_bytes)
     near, own = search.near(limits.measure, start), CandidatePool([start])
     exact = search.is_exact(limits.measure)
@@ -130,6 +114,7 @@ def _annealed(search: Search, limits: Limits, start: Candidate, searches: int) -
     for _ in range(searches):
         search.rounds_run["by node orders"] += 1
         seen = {d.decision for d in search.pool}
+        # The limit falls with each search in a row that finds nothing within it.
         limit = wanted + offset - misses * int(rounds.lowered * wanted)
         made = filter(context.may_save, near.orders.within(start, limit, share=share))
         new = [d for d in made if d.decision not in seen and d.schedule != start.schedule]
@@ -144,6 +129,7 @@ def _annealed(search: Search, limits: Limits, start: Candidate, searches: int) -
         misses = 0 if any(peak <= wanted for peak in reached) else misses + 1
         if (least is not None and not least.cost) or idle == rounds.idle:
             return
+        # Peaks of the step problem exceed the measured ones by similar bytes for similar candidates.
         offset = sum(offsets) // len(offsets) if offsets else offset
         start = own.cheapest(above, cost_of) or CandidatePool(new).cheapest(rank=cost_of) or start
 
@@ -175,10 +161,7 @@ def _closing_in(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
 
 
 def at_ratio_zero(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
-    """Propose what is found at the least peak, where it is known and may be cheaper.
-
-    So a higher ratio of the peak does not cost more than ratio 0.
-    """
+    """Propose what is found at the least peak, so that no higher ratio of the peak costs more than ratio 0."""
     if not _is_searched(search, limits, seeds):
         return
     least, best = search.known_least, search.recomputing(limits)

@@ -66,10 +66,8 @@ class Schedules:
 
     @cached_property
     def _runs_of(self) -> list[tuple[int, ...]]:
-        """For each position in the joint graph: the nodes of the step problem that stand for the node's first run.
-
-        These are two nodes for a random operator whose generator state is saved, and none for a view.
-        """
+        """For each position in the joint graph: the nodes of the step problem that stand for the node's first run."""
+        # Two nodes for a random operator whose generator state is saved, and none for a view.
         return [self.step.runs_of(node.name) for node in self._state.index.nodes]
 
     @cached_property

@@ -229,24 +229,10 @@ class Search:
 
     def nearest(self, limits: Limits) -> Candidate:
         """Return the candidate of the pool whose measured peak is nearest to a limit."""
-        best = self.pool.cheapest(rank=lambda d: abs(limits.measure(d) - limits.peak_bytes))
-        assert best is not None, "there are candidates"
-        return best
-
-    def lowest_by(self, measure: Measure) -> Candidate:
-        """Return the candidate of the pool with the least measured peak."""
-        best = self.pool.cheapest(rank=measure)
-        assert best is not None, "there are candidates"
-        return best
+        return self.pool.best(lambda d: abs(limits.measure(d) - limits.peak_bytes))
 
     def _none_within(self, asked: str, possible: int, *, infeasible: bool = False) -> BudgetError:
-        """Return the error for a limit on the peak within which no plan was found.
-
-        Args:
-            asked: the budget, as text.
-            possible: lower bound on the peak of every schedule, in bytes; 0 if none is known.
-            infeasible: whether the limit is below ``possible``.
-        """
+        """Return the error for a limit on the peak within which no plan was found."""
         context, least = self.context, self.least_found
         alive = f"{possible} bytes ({format_bytes(possible)})"
         if infeasible:
@@ -311,11 +297,9 @@ class Search:
                 found.add(*decisions.on_frontier())
             found.add(*map(decisions.informed, self.lowest(self.simulated, seeds)))
         self.add(*found)
-        simulated = self.measures.simulated
-        allowed = Limits(saved_bytes=context.most_saved)
-        best = found.cheapest(allowed, lambda d: (simulated(d), d.cost))
-        assert best is not None, "the decision at budget 1 is allowed"
-        return best
+        # The decision at budget 1 is allowed, so there is one.
+        allowed = CandidatePool(filter(context.may_save, found))
+        return allowed.best(lambda d: (self.measures.simulated(d), d.cost))
 
     def lowest(
         self, near: Near, seeds: Iterable[Iterable[int]], rounds: Rounds = SIMULATED
@@ -334,23 +318,19 @@ class Search:
         # No schedule has a peak of 0 bytes, so under this limit the search returns the lowest peaks that it reaches.
         limits = Limits(peak_bytes=0, saved_bytes=self.context.most_saved)
         reached = CandidatePool(near.prices.reached(limits, seeds))
-        best, lower = reached.cheapest(rank=limits.rank), None
-        if not self.context.request.hooks:
-            lower = near.orders.lowest(reached, rounds.lower)
-        return [d for d in (best, lower) if d is not None]
+        best = reached.best(limits.rank)
+        lower = None if self.context.request.hooks else near.orders.lowest(reached, rounds.lower)
+        return [best] if lower is None else [best, lower]
 
     def _bounded(self, found: Candidate, peak_bytes: int) -> Candidate:
-        """Return a copy of a candidate with a lower bound in its provenance.
-
-        No decision whose peak is at most ``peak_bytes`` costs less than the bound, not even one with offloads if values
-        may be offloaded. With hooks on saved tensors, the bound is 0, because hooks may change the bytes of saved values.
-        The cheapest decision keeps its own bound.
-        """
+        """Return a candidate with a bound below which no decision within ``peak_bytes`` costs, with offloads if allowed."""
         if found.decision == self.decisions.allowed_cheapest.decision:
             return found
         # The bound that `found` has may hold for a limit on saved bytes, so it does not hold for a peak.
         context, bound = self.context, 0
-        if not context.request.hooks:
+        if (
+            not context.request.hooks
+        ):  # hooks may pack saved values into fewer bytes, so nothing is proven
             moments = self.schedules.highest(self.schedules.tried(found.saved))
             if context.may_offload:
                 bound = bound_with_offloads(context, self.bounds, peak_bytes, moments)

@@ -80,6 +80,10 @@ class SeveralGraphs:
         """
         return tuple(map(max, highest_of_graphs([*map(self._split, range(len(decided)), decided)])))
 
+    def peak(self, decided: Sequence[Candidate]) -> int:
+        """Return the most bytes alive in the whole step under one candidate for each graph."""
+        return max(self.highest(decided))
+
     def within(self, budget: Budget) -> list[Candidate]:
         """Return the cheapest decisions found, one for each graph, that keep the step within a budget on its peak.
 
@@ -91,16 +95,16 @@ class SeveralGraphs:
         # These decisions cost least, so they are the result if they are within the peak. If values are tagged for
         # offloading, others may be cheaper, because operators may wait for copies.
         tagged = any(s.context.tagged for s in self._searches)
-        if peak_bytes is not None and not tagged and max(self.highest(cheapest)) <= peak_bytes:
+        if peak_bytes is not None and not tagged and self.peak(cheapest) <= peak_bytes:
             return cheapest
         full, lowest = [s.decisions.allowed_full for s in self._searches], self._lowest
-        least = max(self.highest(lowest))
+        least = self.peak(lowest)
         if peak_bytes is None:
-            most = max(self.highest(full))
+            most = self.peak(full)
             # `_lowest` starts from estimated peaks, so the decisions for budget 1 may have a lower peak.
             least = min(least, most)
             peak_bytes = least + bytes_of_share(budget.peak_share or 0.0, most - least)
-        limits = Limits(peak_bytes=peak_bytes, measure=lambda one: max(self.highest(one.each)))
+        limits = Limits(peak_bytes=peak_bytes, measure=lambda found: self.peak(found.each))
         pool = CandidatePool(self._chosen(limits))
         pool.add(*map(self._together, (self._searched(lowest, least), full)))
         best = pool.cheapest(limits)
@@ -122,7 +126,7 @@ class SeveralGraphs:
         return Together(
             each=tuple(decided),
             cost=self.cost(decided),
-            saved_bytes=sum(r * d.saved_bytes for r, d in zip(self.runs, decided, strict=True)),
+            saved_bytes=self.saved_bytes(decided),
         )
 
     def _split(self, k: int, decided: Candidate) -> PartitionedGraph:
@@ -142,12 +146,8 @@ class SeveralGraphs:
 
     @cached_property
     def _options(self) -> list[list[Candidate]]:
-        """For each graph, the candidates from which `_choices` selects one.
-
-        These are the decisions of the graph's frontiers by peak and by saved bytes, the decision at budget 1, and the
-        cheapest decision. Candidates that exceed a budget that the user's code sets for the graph are left out. Equal
-        graphs, such as equal layers, are decided once and share their candidates.
-        """
+        """For each graph, the candidates from which `_choices` selects one."""
+        # Equal graphs, such as equal layers, are decided once and share their candidates.
         known: dict[Same, list[Candidate]] = {}
         for key, search in zip(self._same, self._searches, strict=True):
             if key in known:
@@ -161,12 +161,8 @@ class SeveralGraphs:
 
     @cached_property
     def _others(self) -> list[int]:
-        """For each graph, the bytes of other graphs that are alive at the step's peak while this graph runs.
-
-        Examples are parameters of other graphs, and gradients. Neither the graph's own peak counts, nor values saved by
-        earlier runs of any graph. The bytes are computed for the decisions at budget 1, because other decisions
-        hardly change them.
-        """
+        """For each graph, the bytes of other graphs, such as parameters, that are alive at the peak while this graph runs."""
+        # Other decisions than those at budget 1 hardly change these bytes.
         full = [s.decisions.allowed_full for s in self._searches]
         saved, others = 0, []
         highest = self.highest(full)
@@ -178,13 +174,7 @@ class SeveralGraphs:
         return others
 
     def _choices(self, score: Callable[[int, int, int], int | None]) -> list[Choice]:
-        """Choose one decision for each graph; return the Pareto-optimal choices by (saved bytes, score).
-
-        Args:
-            score: function that computes the score, which is minimised, of a choice extended by the decision of
-                one more graph. Its arguments are the score so far, the estimated peak of the step while that graph
-                runs, and the cost of all runs of that graph. It returns None if the decision cannot be added.
-        """
+        """Return the Pareto-optimal choices by (saved bytes, score); ``score`` extends a score, or refuses, by one decision."""
 
         def extend(k: int, saved: int, so_far: int, decided: Candidate) -> tuple[int, int] | None:
             runs, nbytes = self.runs[k], decided.saved_bytes
@@ -202,10 +192,8 @@ class SeveralGraphs:
 
     @cached_property
     def _lowest(self) -> list[Candidate]:
-        """The decisions, one per graph, with which the step has the least peak found.
-
-        The search starts from `_least`, and tries other decisions for the graph during which the step peaks.
-        """
+        """The decisions, one per graph, with which the step has the least peak found."""
+        # `_least` has the least estimated peak, so the split graphs may peak elsewhere.
         chosen = [*self._least[2]]
         for _ in range(DEFAULT.several.rounds):
             highest = self.highest(chosen)
@@ -215,17 +203,14 @@ class SeveralGraphs:
                 : DEFAULT.several.low
             ]:
                 other = [*chosen[:k], option, *chosen[k + 1 :]]
-                if max(self.highest(other)) < peak:
-                    chosen, peak = other, max(self.highest(other))
+                if self.peak(other) < peak:
+                    chosen, peak = other, self.peak(other)
             if chosen is before:
                 break
         return chosen
 
     def _chosen(self, limits: Limits) -> Iterator[Together]:
-        """Yield cheap decisions, one per graph, with which the peak of the step approaches a limit.
-
-        The peak of a choice is an estimate, so the limit on the estimate is corrected.
-        """
+        """Yield cheap decisions, one per graph, with which the peak of the step approaches a limit."""
 
         def ask(peak_bytes: int) -> Together | None:
             found = self._choices(
@@ -237,17 +222,7 @@ class SeveralGraphs:
         return aim(ask, limits.measure, peak, start=peak, rounds=DEFAULT.several.rounds)
 
     def _with_offloads(self, chosen: list[Candidate], peak_bytes: int) -> list[Candidate]:
-        """Offload values in each graph if that makes the graph's decision cheaper, and the step stays within the peak.
-
-        The graph of highest cost comes first.
-
-        Args:
-            chosen: one candidate for each graph.
-            peak_bytes: limit on the peak of the whole step, in bytes.
-
-        Returns:
-            One candidate for each graph.
-        """
+        """Offload values in each graph if that makes the graph's decision cheaper, and the step stays within the peak."""
         for k in sorted(range(len(chosen)), key=lambda k: (-chosen[k].cost, k)):
             search, room = self._searches[k], peak_bytes - self.highest(chosen)[k]
             # The first attempt lets this graph's peak rise by the room that is left. That may raise the peak while
@@ -258,7 +233,7 @@ class SeveralGraphs:
                 if found is None or found.cost >= chosen[k].cost:
                     break
                 other = [*chosen[:k], found, *chosen[k + 1 :]]
-                if max(self.highest(other)) <= peak_bytes:
+                if self.peak(other) <= peak_bytes:
                     chosen = other
                     break
         return chosen
@@ -266,14 +241,7 @@ class SeveralGraphs:
     def _lowered_by_offloads(
         self, chosen: list[Candidate], peak_bytes: int
     ) -> list[Candidate] | None:
-        """Offload values in one graph after another until the step is within a peak; return the decisions.
-
-        None if the step stays above the peak.
-
-        Args:
-            chosen: one candidate for each graph.
-            peak_bytes: limit on the peak of the whole step, in bytes.
-        """
+        """Offload values in one graph after another until the step is within a peak; None if it stays above."""
         for _ in range(DEFAULT.several.rounds):
             highest = self.highest(chosen)
             over = max(highest) - peak_bytes
@@ -290,7 +258,7 @@ class SeveralGraphs:
                 peak = search.measures.simulated(chosen[k])
                 found = search.offloads.with_offloads(peak - less, None)
                 other = chosen if found is None else [*chosen[:k], found, *chosen[k + 1 :]]
-                if max(self.highest(other)) < max(highest):
+                if self.peak(other) < max(highest):
                     chosen = other
                     break
             if chosen is before:
@@ -298,15 +266,7 @@ class SeveralGraphs:
         return None
 
     def _searched(self, chosen: list[Candidate], peak_bytes: int) -> list[Candidate]:
-        """Search for cheaper decisions of the graphs of highest cost, within the bytes that other graphs leave free.
-
-        Args:
-            chosen: one candidate for each graph.
-            peak_bytes: limit on the peak of the whole step, in bytes.
-
-        Returns:
-            One candidate for each graph.
-        """
+        """Search for cheaper decisions of the graphs of highest cost, within the bytes that other graphs leave free."""
         dearest = sorted(range(len(chosen)), key=lambda k: (-self.runs[k] * chosen[k].cost, k))
         for k in dearest[: DEFAULT.several.searched]:
             alone = self._searches[k].context.is_alone  # a named solver decides alone
@@ -322,12 +282,16 @@ class SeveralGraphs:
             found = search.searched(replace(limits, saved_bytes=most), chosen[k])
             if found is not None and found.cost < chosen[k].cost:
                 other = [*chosen[:k], found, *chosen[k + 1 :]]
-                chosen = other if max(self.highest(other)) <= peak_bytes else chosen
+                chosen = other if self.peak(other) <= peak_bytes else chosen
         return chosen
 
     def cost(self, decided: Sequence[Candidate]) -> int:
         """Return the summed cost that decisions, one per graph, add to all runs of their graphs."""
         return sum(runs * d.cost for runs, d in zip(self.runs, decided, strict=True))
+
+    def saved_bytes(self, decided: Sequence[Candidate]) -> int:
+        """Return the bytes that all runs of all graphs save together, under one decision for each graph."""
+        return sum(runs * d.saved_bytes for runs, d in zip(self.runs, decided, strict=True))
 
 
 def _identity(search: Search) -> Same:

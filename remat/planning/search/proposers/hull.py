@@ -57,18 +57,7 @@ class Starts:
         return run(Lagrangian(work=0), self._context.lowered.problem.within(capacity)).saved
 
     def _closing_in(self, peak_bytes: int) -> Iterator[tuple[int, ...]]:
-        """Yield decisions at limits on saved bytes that approach the largest limit whose decision is within a peak.
-
-        The limits lie between the last vertex of the hull within the peak and the next vertex. False position (regula
-        falsi) and bisection propose them in turn. If no vertex is within the peak, a few intervals beside the vertex
-        with the least peak are halved first.
-
-        Args:
-            peak_bytes: limit on the peak, in bytes.
-
-        Yields:
-            The saved nodes of a decision.
-        """
+        """Yield decisions at limits on saved bytes that approach the largest limit whose decision is within a peak."""
         tried, ends = self._schedules.tried, self._ends()
         # Between two vertices that are far apart, decisions may have lower peaks than at both.
         for _ in range(2 * DEFAULT.closing):
@@ -85,8 +74,9 @@ class Starts:
         if low is None or high is None:
             return
         for turn in range(DEFAULT.closing):
-            if high[0] - low[0] <= max(1, low[0] // 500):
+            if high[0] - low[0] <= max(1, low[0] // DEFAULT.aiming.close):
                 return
+            # False position (regula falsi) and bisection propose limits in turn.
             share = (peak_bytes - low[1]) / max(1, high[1] - low[1]) if turn % 2 == 0 else 0.5
             # The ratio is clamped, because false position may otherwise stay at one end of the interval.
             capacity = low[0] + int(min(max(share, 0.05), 0.95) * (high[0] - low[0]))
@@ -99,11 +89,6 @@ class Starts:
 def _around(
     ends: list[tuple[int, int]], peak_bytes: int
 ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
-    """Return the last pair whose peak is within ``peak_bytes``, and the pair after it; None for a missing pair.
-
-    Args:
-        ends: pairs of saved bytes and peak bytes, fewest saved bytes first.
-        peak_bytes: limit on the peak, in bytes.
-    """
+    """Return the last pair whose peak is within ``peak_bytes``, and the pair after it; None for a missing pair."""
     last = max((k for k, (_, peak) in enumerate(ends) if peak <= peak_bytes), default=-1)
     return ends[last] if last >= 0 else None, ends[last + 1] if ends[last + 1 :] else None

@@ -67,31 +67,27 @@ class Mixtures:
         low, high = best[0].peak_bytes, best[-1].peak_bytes
         return [low + (high - low) * k // count for k in range(count)]
 
+    def _cheapest(self, peak_bytes: int) -> Candidate:
+        """Return the cheapest candidate within one of the peaks of `_peaks`, which begin with that of a candidate."""
+        found = self._seen.cheapest(Limits(peak_bytes=peak_bytes))
+        assert found is not None, f"a candidate has a peak of at most {peak_bytes} bytes"
+        return found
+
     def _follow(self, peaks: list[int]) -> None:
-        """Evaluate minimum cuts under prices (Lagrange multipliers) per program point, adjusted to each peak in turn.
-
-        The highest peak comes first. The prices for each lower peak start from the last prices for the peak before.
-
-        Args:
-            peaks: the peaks in bytes, lowest first.
-        """
+        """Evaluate minimum cuts under prices (Lagrange multipliers) per program point, adjusted to each peak in turn."""
         cuts, prices = Cuts(self._schedules), Prices()
+        # The prices for each lower peak start from the last prices for the peak before.
         for peak_bytes in reversed(peaks):
             for _ in range(self._effort.cuts):
                 found = cuts.at(prices)
-                cheapest = self._seen.cheapest(Limits(peak_bytes=peak_bytes))
-                assert cheapest is not None, "`_peaks` begins with the peak of a candidate"
-                most = max(1, cheapest.cost)
+                most = max(1, self._cheapest(peak_bytes).cost)
                 moved = cuts.moved(prices, found, Limits(peak_bytes=peak_bytes), most)
                 if moved is None:
                     break
                 prices = moved
 
     def _mix(self) -> None:
-        """Evaluate mixtures of two neighbouring candidates on the lower hull of (peak, cost).
-
-        A mixture takes one candidate's choices up to a node, and the other candidate's choices after this node.
-        """
+        """Evaluate mixtures of two neighbouring candidates on the lower hull of (peak, cost)."""
         best, size = lower_hull(self._seen.pareto(), by_peak), self.problem.size
         part = max(1, (best[-1].peak_bytes - best[0].peak_bytes) // self._effort.parts)
         for low, high in pairwise(best):
@@ -107,19 +103,15 @@ class Mixtures:
                         self.tried(mixed)
 
     def _add(self) -> None:
-        """For many peaks: take the cheapest candidate within the peak, and evaluate decisions that save more values.
-
-        The peaks are those of the Pareto-optimal candidates, and evenly spaced ones.
-        """
-        left = len(self._seen) + max(self._effort.least, self._effort.work // max(1, self._nodes))
+        """For many peaks: take the cheapest candidate within the peak, and evaluate decisions that save more values."""
+        left = len(self._seen) + DEFAULT.evaluations(self._nodes, self._effort.least)
         targets = {
             *self._peaks(self._effort.parts),
             *(t.peak_bytes for t in self._seen.pareto()[:-1]),
         }
         # In this order, the first targets already cover the whole range, in case the evaluations run out.
         for peak_bytes in _spread(sorted(targets)):
-            tried = self._seen.cheapest(Limits(peak_bytes=peak_bytes))
-            assert tried is not None, "`_peaks` begins with the peak of a candidate"
+            tried = self._cheapest(peak_bytes)
             more = self._room(tried, peak_bytes)
             while more and len(self._seen) < left:
                 if self.tried((*tried.saved, *more)).peak_bytes <= peak_bytes:
@@ -129,15 +121,7 @@ class Mixtures:
                 more = more[: len(more) // 4]
 
     def _room(self, tried: Candidate, peak_bytes: int) -> list[int]:
-        """Return recomputed values that can probably be saved, together, within a peak; highest cost per byte first.
-
-        Args:
-            tried: the candidate that recomputes the values.
-            peak_bytes: limit on the peak, in bytes.
-
-        Returns:
-            Nodes of the graph problem.
-        """
+        """Return recomputed values that can probably be saved together within a peak, highest cost per byte first."""
         problem, (begin, first, _) = self.problem, self._schedules.uses()
         room = np.full(self._nodes + 1, peak_bytes)
         for moment, nbytes in tried.alive.items():

@@ -65,10 +65,7 @@ class Offloads:
 
     @cached_property
     def _node_of(self) -> list[int]:
-        """For each node of the graph problem, the node of the step problem that computes its value.
-
-        -1 if the value cannot be saved, takes no bytes, or is not computed by a single node of the step problem.
-        """
+        """For each node of the graph problem, the node of the step problem that computes its value; -1 if none does."""
         of_value, problem = self._schedules.step.of_value, self.lowered.problem
         return [
             of_value.get(name, -1) if size and save else -1
@@ -150,11 +147,7 @@ class Offloads:
         )
 
     def _is_pinned(self, i: int) -> bool:
-        """Return whether the copy of a node's value to the host is in page-locked memory.
-
-        Args:
-            i: position of the node in the graph problem.
-        """
+        """Return whether the copy of a node's value to the host is in page-locked memory."""
         return is_pinned(self.state.index.values[self.lowered.position[i]])
 
     def _scheduled(self, saved: Iterable[int]) -> tuple[Sequence[int], int]:
@@ -165,16 +158,7 @@ class Offloads:
     def _candidates(
         self, peak_bytes: int, without: Candidate | None
     ) -> list[tuple[OffloadChoice, Decision | None]]:
-        """Return choices of saved and offloaded values, the best first.
-
-        Args:
-            peak_bytes: limit on the peak, in bytes.
-            without: the best decision without offloads; None if there is none.
-
-        Returns:
-            Pairs. The first item is a choice. The second is the `Decision` with the node orders of the choice, or None
-            if the passes order the nodes.
-        """
+        """Return choices, the best first, each with the `Decision` of its node orders; None for those of the passes."""
         graph = self.lowered.problem
         search = OffloadSearch(self._problem(), graph, self._node_of, self._scheduled, peak_bytes)
         begun = [self._best(search, without), *self._from_above(search)]
@@ -185,30 +169,22 @@ class Offloads:
         candidates += [(c, None) for c in begun if all(c is not other for other, _ in candidates)]
         return sorted(candidates, key=lambda pair: pair[0].rank)
 
-    def _best(self, search: OffloadSearch, without: Candidate | None) -> OffloadChoice:
-        """Return the best choice of saved and offloaded values, searched from known decisions without offloads.
+    @property
+    def _starts(self) -> list[tuple[int, ...]]:
+        """The saved nodes of the decisions that every search starts from."""
+        decisions = self._decisions.cheapest, self._decisions.full, self._context.runtime_optimal
+        return [d.saved for d in decisions]
 
-        Args:
-            search: the search for decisions with offloads.
-            without: the best decision without offloads, which is one of the starts; None if there is none.
-        """
-        saved = [
-            d.saved
-            for d in (self._decisions.cheapest, self._decisions.full, self._context.runtime_optimal)
-        ]
+    def _best(self, search: OffloadSearch, without: Candidate | None) -> OffloadChoice:
+        """Return the best choice of saved and offloaded values, searched from known decisions without offloads."""
+        saved = self._starts
         if without is not None and not without.decision.is_ordered:
             saved.append(without.saved)
         saved += [cut for _, cut in self._context.cuts(DEFAULT.offloading.starts)]
         return search.best(saved)
 
     def _from_above(self, search: OffloadSearch) -> Iterator[OffloadChoice]:
-        """Yield choices of saved and offloaded values, made from decisions whose peak is above the limit.
-
-        In such a decision, values are offloaded until its peak is within the limit, as far as offloads can lower it.
-
-        Args:
-            search: the search for decisions with offloads, which holds the limit and chooses the values to offload.
-        """
+        """Yield choices of saved and offloaded values, made from decisions whose peak is above the limit."""
         seen, peak_bytes = set[tuple[int, ...]](), search.capacity
         room = self.request.link.bytes_in(self._context.forward_time)
         for share in DEFAULT.offloading.above:
@@ -217,15 +193,8 @@ class Offloads:
             higher = self._schedules.seen.cheapest(limits)
             # An evaluated decision is reused, unless its peak is so low that a new search may find a cheaper one.
             if higher is None or higher.peak_bytes < peak_bytes + above // 2:
-                starts = [
-                    d.saved
-                    for d in (
-                        self._decisions.cheapest,
-                        self._decisions.full,
-                        self._context.runtime_optimal,
-                    )
-                ]
-                higher = self._prices.within(limits, starts, orders=self._orders.is_possible)
+                higher = self._prices.within(limits, self._starts, orders=self._orders.is_possible)
+            # Values are offloaded until the peak is within the limit, as far as offloads can lower it.
             if higher.saved not in seen:
                 seen.add(higher.saved)
                 yield search.sent(higher.saved, *self._scheduled(higher.saved))
@@ -236,19 +205,7 @@ class Offloads:
         choice: OffloadChoice,
         without: Candidate | None,
     ) -> tuple[OffloadChoice, Decision | None]:
-        """Search for better node orders for a choice, with the same values offloaded.
-
-        Searches start from the schedule of ``choice``, and from the schedule of ``without`` if it has one.
-
-        Args:
-            search: evaluates choices.
-            choice: the choice whose offloads are kept.
-            without: the best decision without offloads; None if there is none.
-
-        Returns:
-            The best choice found, and the `Decision` with its node orders. If no choice is better than ``choice``:
-            ``choice`` and None.
-        """
+        """Search for better node orders with the same offloads; return the best choice, with its `Decision` if it has any."""
         if not choice.offloaded:
             return choice, None
         best: tuple[OffloadChoice, Decision | None] = choice, None
@@ -266,22 +223,11 @@ class Offloads:
     def _orders_from(
         self, search: OffloadSearch, start: OffloadChoice, share: float
     ) -> Iterator[tuple[OffloadChoice, Decision]]:
-        """Yield choices with the offloads of ``start`` and other node orders, found by searches over node orders.
-
-        The first search assumes that copies take no time, and the second keeps the copies where ``start`` has
-        them. If each result exceeds the peak or makes operators wait for copies, up to two searches follow. They
-        aim at a lower peak, which leaves room for values that are being copied.
-
-        Args:
-            search: evaluates choices.
-            start: the choice to start from.
-            share: number of edits of the schedule to try, as a ratio of the usual number.
-
-        Yields:
-            A choice, and the `Decision` with its node orders.
-        """
+        """Yield choices with the offloads of ``start`` and other node orders, found by searches over node orders."""
         orders, aimed, fits = self._orders, search.capacity, False
         own = start.schedule.sequence, start.schedule.boundary
+        # First as if copies took no time, then with the copies of `start`. If operators still wait or the peak is exceeded,
+        # two searches aim at a lower peak, which leaves room for values that are being copied.
         for turn, at_once in enumerate((True, False, True, True)):
             if aimed <= 0 or (turn > 1 and fits):
                 return
@@ -301,17 +247,7 @@ class Offloads:
     def _placed(
         self, found: OffloadChoice, ordered: Decision | None, peak_bytes: int
     ) -> tuple[Candidate | None, int]:
-        """Convert a choice to a candidate, with places for the copies of its offloaded values.
-
-        Args:
-            found: the choice of saved and offloaded values.
-            ordered: the decision with the node orders of the choice; None if the passes order the nodes.
-            peak_bytes: limit on the peak, in bytes.
-
-        Returns:
-            The candidate and its bytes above the peak. None and 0 if one of the values cannot be offloaded;
-            later searches do not offload such values.
-        """
+        """Convert a choice to a candidate with places for its copies; return as `_carried_out` does."""
         problem = self.lowered.problem
         named = {at: i for i, at in enumerate(self._node_of) if at >= 0}
         offloads = tuple(
@@ -329,19 +265,13 @@ class Offloads:
         )
 
     def _fitting(self, host_bytes: int, saved: Container[str]) -> list[Tagged]:
-        """Return the tagged values among the saved ones that fit into the host's memory together.
-
-        Values that must be offloaded are returned even if they do not fit; `with_tagged` then raises an error.
-
-        Args:
-            host_bytes: bytes that other values take in the host's memory.
-            saved: names of the saved values.
-        """
+        """Return the tagged values among the saved ones that fit into the host's memory together."""
         found, most = [], self.host_bytes
         for tagged in self._context.tagged:
             name, nbytes = tagged.value.name, tagged.value.host_bytes
             if tagged.why or name in self._left_out or name not in saved:
                 continue
+            # Values that must be offloaded are listed even if they do not fit: `with_tagged` raises an error for these.
             if tagged.must or most is None or host_bytes + nbytes <= most:
                 found.append(tagged)
                 host_bytes += nbytes
@@ -401,22 +331,12 @@ class Offloads:
     def _carried_out(
         self, wanted: Candidate, offloads: tuple[Offload, ...], peak_bytes: int
     ) -> tuple[Candidate | None, int]:
-        """Split the graph by a decision with offloads, and choose places for the copies within a peak.
-
-        Args:
-            wanted: the decision without offloads.
-            offloads: the values to offload; ``wanted`` saves each of them.
-            peak_bytes: limit on the peak, in bytes.
-
-        Returns:
-            The candidate and its bytes above the peak. None and 0 if one of the values cannot be offloaded;
-            later searches do not offload such values.
-        """
+        """Place the copies of a decision within a peak; return a candidate and its excess bytes, or None and 0."""
         decision = replace(wanted.decision, offloads=offloads)
         decided = replace(self.state, decision=decision, provenance=wanted.provenance)
         plain = PassManager(SPLIT).run(decided, in_place=True, verify=False).state
         _, refused = traced_offloads(plain, offloads)
-        if refused:
+        if refused:  # later searches do not offload these values
             self._left_out |= refused
             return None, 0
         done = PassManager((OffloadSaved(),)).run(plain, in_place=True, verify=False)

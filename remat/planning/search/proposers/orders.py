@@ -52,11 +52,8 @@ class Orders:
 
     @cached_property
     def _free(self) -> ScheduleProblem:
-        """The step problem with a further rule: a value that must stay alive is computed only once.
-
-        Such a value either lives to the end of the step, or may be saved but not recomputed. The rule is needed because
-        in the step problem, the value of a later run replaces the value of an earlier run.
-        """
+        """The step problem with a further rule: a value that must stay alive is computed only once."""
+        # In the step problem, the value of a later run replaces that of an earlier run.
         problem, index = self.step.problem, self._state.index
         # A second run of an operator that returns a tuple computes all elements again, even those that may only be
         # saved. So the rule includes such operators. Decisions without node orders may run them again, because the
@@ -75,14 +72,11 @@ class Orders:
 
     @cached_property
     def can_be_ordered(self) -> bool:
-        """Whether the graph's nodes can run in every order in which each node runs after its inputs.
-
-        False if the graph writes to memory. Allowed are only writes of forward to inputs that no node reads
-        afterwards. False, too, if some computed value must not be saved.
-        """
+        """Whether the graph's nodes can run in every order in which each node runs after its inputs."""
         state, problem, index = self._state, self._problem, self._state.index
         if state.storages.rewritten:
             return False
+        # Forward may write to inputs that no node reads afterwards.
         writing = [
             i for i, p in enumerate(index.plain) if not p and ops.is_mutating(index.nodes[i])
         ]
@@ -227,11 +221,9 @@ class Orders:
         return [changed.invert(*schedule) for schedule in better]
 
     def _runs_once(self, sequence: Sequence[int]) -> list[int]:
-        """Return the positions of those runs of a schedule that `_free` allows: all but some second and later runs.
-
-        The schedule of a decision may run an operator again although `_free` forbids it. For example, one element of
-        the returned tuple is needed again, and another element may only be saved.
-        """
+        """Return the positions of those runs of a schedule that `_free` allows: all but some second and later runs."""
+        # The passes may run an operator again although `_free` forbids it: one element of its tuple is needed again, and
+        # another may only be saved.
         once = {*self._free.once}
         # In reverse order, so that the first run of each node is entered last.
         first = {v: p for p, v in reversed([*enumerate(sequence)])}
@@ -280,11 +272,7 @@ class Orders:
         )
 
     def _reads_late(self, forward: Sequence[int]) -> bool:
-        """Return whether forward reads an input after writing to it.
-
-        Args:
-            forward: positions in the joint graph of the nodes of forward, in the order in which they run.
-        """
+        """Return whether forward reads an input after writing to it."""
         index, owner = self._state.index, self._state.storages.owner
         gone: set[int] = set()
         for i in forward:

@@ -57,9 +57,7 @@ class PriceSearch:
         # Only new evaluations count against the limit, because cached ones take no time.
         self._last = len(schedules.seen) + effort.evaluations(len(schedules.context.state.index))
         begun = [schedules.tried(start) for start in starts]
-        first = CandidatePool(begun).cheapest(rank=limits.rank)
-        assert first is not None, "there is a start"
-        found = [self._priced(limits, first)]
+        found = [self._priced(limits, CandidatePool(begun).best(limits.rank))]
         if limits.excess(found[0]):
             sets = checkpointed(self._cuts, limits, self._checkpoints)
             found += [self._priced(limits, begin, checkpoints) for checkpoints, begin in sets]
@@ -75,8 +73,7 @@ class PriceSearch:
             starts: as in `reached`.
             orders: whether node orders are searched from the result, which lowers the cost further.
         """
-        best = CandidatePool(self.reached(limits, starts)).cheapest(rank=limits.rank)
-        assert best is not None
+        best = CandidatePool(self.reached(limits, starts)).best(limits.rank)
         large = len(self.schedules.context.state.index) > self._effort.large
         if limits.excess(best) or (large and orders):
             return best  # a search over node orders saves further values, too, and is faster on large graphs
@@ -85,13 +82,7 @@ class PriceSearch:
     def _priced(
         self, limits: Limits, best: Candidate, checkpoints: frozenset[int] = frozenset()
     ) -> Candidate:
-        """Search for a better candidate by minimum cuts under prices; return the best candidate.
-
-        Args:
-            limits: the limits.
-            best: the best candidate so far, which is returned if no cut is better.
-            checkpoints: nodes of the graph problem that every cut saves.
-        """
+        """Search for a better candidate by minimum cuts under prices; return the best candidate."""
         # Polyak's step needs the optimal cost, which is unknown. The cost of the best candidate is used instead, or
         # twice this cost if the candidate exceeds the limits.
         most = max(1, best.cost if not limits.excess(best) else 2 * best.cost)

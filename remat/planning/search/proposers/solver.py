@@ -95,19 +95,12 @@ class SolverDecisions:
         return self._better_than_cut(partial(self.within, limits, usual))
 
     def _better_than_cut(self, solved: Callable[[], Candidate]) -> Candidate:
-        """Return the solver's decision at budget 1, or the runtime-optimal partition unless the former is surely better.
-
-        So a step without a budget is no worse than without remat. The solver's decision is surely better if its peak is
-        no higher, and its modelled cost is lower by more than the error of the cost model. For Inductor, the peaks are
-        estimated. If not even the lower bound on the cost is that low, the solver is not called.
-
-        Args:
-            solved: calls the solver for its decision at budget 1.
-        """
+        """Return the solver's decision at budget 1, or the runtime-optimal partition unless the former is surely better."""
         context, measures = self._context, self._measures
+        # A step without a budget must be no worse than without remat, although costs and estimated peaks have errors.
         cut, error = context.runtime_optimal, COST_ERROR * context.step_cost
         bound = context.hull.edge(context.full_bytes).bound(context.full_bytes)
-        if cut.cost - bound > error:
+        if cut.cost - bound > error:  # else the solver cannot be surely better, and is not called
             found = solved()
             peak = measures.simulated if context.is_eager else measures.estimated
             if cut.cost - found.cost > error and peak(found) <= peak(cut):

@@ -48,10 +48,12 @@ def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
     # Split without the recorded places, so that each value is offloaded right after its last use. `Copies` expects such
     # graphs, and applies the recorded places itself.
     unplaced = tuple(replace(v, freed_after="", fetched_before="") for v in plan.offloads)
-    done = split(replace(prepared, decision=replace(plan.decision, offloads=unplaced)))
+    split_state = split(replace(prepared, decision=replace(plan.decision, offloads=unplaced)))
     try:
         link = Link.parse(plan.link)
-        return Copies(done, plan.offloads, link, Times.of(prepared, request.cost)).exposed_time()
+        return Copies(
+            split_state, plan.offloads, link, Times.of(prepared, request.cost)
+        ).exposed_time()
     except (PlanError, ProblemError) as error:
         raise _refused(plan, str(error)) from None
 
@@ -78,7 +80,7 @@ def _refused(plan: Plan, fault: str) -> PlanError:
     )
 
 
-def check_applied(plan: Plan, made: Plan, *, alone: bool) -> None:
+def check_applied(plan: Plan, applied: Plan, *, alone: bool) -> None:
     """Refuse a saved plan whose step exceeds the plan's budget, or whose costs have another unit.
 
     A budget in saved bytes is compared with the saved bytes on the graph. A budget on the peak is compared with a peak
@@ -94,24 +96,24 @@ def check_applied(plan: Plan, made: Plan, *, alone: bool) -> None:
 
     Args:
         plan: the saved plan.
-        made: the plan that results from applying ``plan`` to its graph, with the figures of the graph.
+        applied: the plan that results from applying ``plan`` to its graph, with the figures of the graph.
         alone: whether the budget is for this graph alone.
 
     Raises:
         PlanError: the step exceeds the budget, or a plugin's cost model of the same name now counts in another unit.
     """
-    if plan.unit != made.unit:  # figures of the step without remat come from the file
-        raise _refused(plan, f"unit is {plan.unit} in it, and its costs are in {made.unit}")
+    if plan.unit != applied.unit:  # figures of the step without remat come from the file
+        raise _refused(plan, f"unit is {plan.unit} in it, and its costs are in {applied.unit}")
     asked, fault = plan.asked, ""
     limit = asked.peak_bytes or (plan.peak_limit if asked.on_peak else 0)
-    if made.symbolic:
+    if applied.symbolic:
         return
-    if asked.nbytes is not None and made.saved_bytes > asked.nbytes:
+    if asked.nbytes is not None and applied.saved_bytes > asked.nbytes:
         fault = (
-            f"budget is {asked} in it, and the step that it makes saves {made.saved_bytes} bytes; plan again "
+            f"budget is {asked} in it, and the step that it makes saves {applied.saved_bytes} bytes; plan again "
             f"within {asked}"
         )
-    elif limit and alone and (peak := _counted_peak(plan, made, limit)) > limit:
+    elif limit and alone and (peak := _counted_peak(plan, applied, limit)) > limit:
         fault = (
             f"budget is {asked} in it, {limit} bytes, and the step that it makes has a peak of {peak} bytes; plan "
             f"again within {asked}. If it is one of several graphs' plans under one budget, apply their PlanSet"
@@ -120,10 +122,10 @@ def check_applied(plan: Plan, made: Plan, *, alone: bool) -> None:
         raise PlanError(f"this plan for '{plan.graph}' does not keep its budget: {fault}")
 
 
-def _counted_peak(plan: Plan, made: Plan, limit: int) -> int:
+def _counted_peak(plan: Plan, applied: Plan, limit: int) -> int:
     """Return the peak that `check_applied` compares with a limit, both in bytes."""
     if plan.lower == "inductor" and plan.planned_peak_bytes:  # compiled when it was saved
-        return min(made.peak_bytes, plan.peak_bytes) if plan.asked.peak_bytes else 0
-    if made.peak_bytes > limit and made.lower == "inductor":
-        return min(made.peak_bytes, made.predicted_peak_bytes)
-    return made.peak_bytes
+        return min(applied.peak_bytes, plan.peak_bytes) if plan.asked.peak_bytes else 0
+    if applied.peak_bytes > limit and applied.lower == "inductor":
+        return min(applied.peak_bytes, applied.predicted_peak_bytes)
+    return applied.peak_bytes

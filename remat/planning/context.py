@@ -217,9 +217,9 @@ class GraphContext:
             return None
         return Budget(share=own).capacity(full=self.full_bytes, least=self.least_bytes)
 
-    def may_save(self, found: Candidate) -> bool:
+    def may_save(self, candidate: Candidate) -> bool:
         """Return whether a candidate saves at most `most_saved` bytes."""
-        return self.most_saved is None or found.saved_bytes <= self.most_saved
+        return self.most_saved is None or candidate.saved_bytes <= self.most_saved
 
     @property
     def is_alone(self) -> bool:

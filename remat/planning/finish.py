@@ -77,15 +77,15 @@ def finish(
     cost = cost.on(state.joint)
     lowered = state.lowered(cost)
     check_tagged(state, lowered)
-    away = sum(value.host_bytes for value in state.decision.offloads)
-    if host_bytes is not None and away > host_bytes:
+    offloaded_bytes = sum(value.host_bytes for value in state.decision.offloads)
+    if host_bytes is not None and offloaded_bytes > host_bytes:
         raise BudgetError(
             f"host_memory is {format_bytes(host_bytes)} ({host_bytes} bytes), and this plan for '{state.joint.name}' "
-            f"has {format_bytes(away)} in the host's memory; plan again within it, or raise it to {away}"
+            f"has {format_bytes(offloaded_bytes)} in the host's memory; plan again within it, or raise it to {offloaded_bytes}"
         )
     problem = lowered.problem
     saved_bytes = sum(saved_in(state).values())
-    limits, found = state.limits or SavedLimits(), state.provenance or Provenance()
+    limits, provenance = state.limits or SavedLimits(), state.provenance or Provenance()
     capacity = saved_bytes if limits.capacity is None else limits.capacity
     verify(
         Split(
@@ -116,8 +116,8 @@ def finish(
         recompute_cost = sum(once[state.index.by_name[name]] for name in recomputed)
     else:
         scored = evaluate(problem, lowered.saved_of(state.decision))
-        kept = (i for i in scored.saved if lowered.kind[i] is SavedKind.VALUE)
-        saved = tuple(problem.names[i] for i in kept)
+        saved_nodes = (i for i in scored.saved if lowered.kind[i] is SavedKind.VALUE)
+        saved = tuple(problem.names[i] for i in saved_nodes)
         again = (i for i in scored.recomputed if problem.in_forward[i])
         recomputed = tuple(problem.names[i] for i in again)
         recompute_cost = scored.recompute_cost
@@ -134,18 +134,18 @@ def finish(
         recompute_cost=recompute_cost,
         recompute_bound=min(
             recompute_cost + exposed_time,
-            max(found.recompute_bound, hull.edge(most).bound(most)),
+            max(provenance.recompute_bound, hull.edge(most).bound(most)),
         ),
         unit=problem.unit,
         capacity=capacity,
         full_bytes=limits.full_bytes if limits.full_bytes is not None else saved_bytes,
         least_bytes=limits.least_bytes if limits.least_bytes is not None else 0,
         budget=str(budget),
-        solver=found.solver,
+        solver=provenance.solver,
         cost=str(cost),
-        items=found.items,
-        deterministic=found.deterministic,
-        solve_s=found.elapsed_s,
+        items=provenance.items,
+        deterministic=provenance.deterministic,
+        solve_s=provenance.elapsed_s,
         graph=state.joint.name,
         fingerprint=fingerprint,
         fallbacks=tuple(cost.fallbacks(priced)),

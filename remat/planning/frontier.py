@@ -94,14 +94,14 @@ class Frontier:
         if by != "peak":
             context.request.check("no offloading", "a frontier by what is saved")
         if by == "peak":
-            found, bound = frontier_by_peak(search)
+            candidates, bound = frontier_by_peak(search)
         else:
             decided = [*map(search.offloads.with_tagged, search.decisions.pareto())]
-            found = [replace(d, peak_bytes=search.measures.simulated(d)) for d in decided]
+            candidates = [replace(d, peak_bytes=search.measures.simulated(d)) for d in decided]
             # The hull counts values that are tagged for offloading as saved bytes, but the points do not. Subtracting
             # the most bytes that a point offloads keeps the bound valid.
-            away = max(d.host_bytes for d in decided)
-            bound = tuple((v.saved_bytes - away, v.cost) for v in context.hull.vertices)
+            offloaded_bytes = max(d.host_bytes for d in decided)
+            bound = tuple((v.saved_bytes - offloaded_bytes, v.cost) for v in context.hull.vertices)
         return cls(
             graph=context.state.joint.name,
             solver=context.request.solver.name,
@@ -111,7 +111,7 @@ class Frontier:
                 FrontierPoint(
                     saved_bytes=d.saved_bytes, recompute_cost=d.cost, peak_bytes=d.peak_bytes
                 )
-                for d in found
+                for d in candidates
             ),
             bound=bound,
             by=by,
@@ -119,7 +119,7 @@ class Frontier:
             full_bytes=context.full_bytes,
             least_bytes=context.least_bytes,
             _planner=planner,
-            _decided=tuple(found),
+            _decided=tuple(candidates),
         )
 
     @property
@@ -334,8 +334,8 @@ class Frontier:
         if len(points) <= rows:
             return list(points)
         last = len(points) - 1
-        kept = {last * i // (rows - 2) for i in range(rows - 1)} | {points.index(self.knee())}
-        return [points[i] for i in sorted(kept)]
+        positions = {last * i // (rows - 2) for i in range(rows - 1)} | {points.index(self.knee())}
+        return [points[i] for i in sorted(positions)]
 
     def __repr__(self) -> str:
         knee, shown = self.knee(), self.thinned(MOST_SHOWN)

@@ -81,15 +81,15 @@ class PassManager(Pipeline):
             ProblemError: the text cannot be parsed, or the order of the passes is invalid. If a single place in the
                 text is at fault, the message shows this place.
         """
-        known = registry()
-        known.learn_operators()
+        registered = registry()
+        registered.learn_operators()
         return cls(
             pipeline_text.read_pipeline(
                 text,
-                passes=known.passes if passes is None else passes,
+                passes=registered.passes if passes is None else passes,
                 readers={
-                    Solver: known.solver,
-                    CostModel: known.cost_model,
+                    Solver: registered.solver,
+                    CostModel: registered.cost_model,
                     Budget: Budget.parse,
                     **(readers or {}),
                 },

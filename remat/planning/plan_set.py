@@ -101,33 +101,33 @@ class SetPlanner:
         planners, passed, budget = self._planners, self._passed, self._request.budget
         # If the user's code sets a budget for a graph, only this budget counts for the graph. The requested budget
         # counts for the other graphs.
-        own = {
+        by_region = {
             k: planner.decide(Budget(share=1.0))
             for k, planner in enumerate(planners)
             if planner.context.region_budget is not None
         }
-        free = [p.search for k, p in enumerate(planners) if k not in own]
-        runs = [r for k, r in enumerate(self._runs) if k not in own]
+        free = [p.search for k, p in enumerate(planners) if k not in by_region]
+        runs = [r for k, r in enumerate(self._runs) if k not in by_region]
 
         def with_own(decided: Iterable[Candidate]) -> list[Candidate]:
             others = iter(decided)
-            return [own[k] if k in own else next(others) for k in range(len(planners))]
+            return [by_region[k] if k in by_region else next(others) for k in range(len(planners))]
 
-        taken = sum(self._runs[k] * d.saved_bytes for k, d in own.items())
+        region_bytes = sum(self._runs[k] * d.saved_bytes for k, d in by_region.items())
         smallest = with_own(s.decisions.at(s.context.least_bytes) for s in free)
-        least = self._graphs.saved_bytes(smallest) + passed.kept(smallest)
+        least = self._graphs.saved_bytes(smallest) + passed.saved_bytes(smallest)
         full = (
             sum(r * s.context.full_bytes for r, s in zip(runs, free, strict=True))
             + passed.all_bytes
         )
-        shared = 0 if budget.nbytes is not None else taken
+        shared = 0 if budget.nbytes is not None else region_bytes
         limits = {"full": max(full, least - shared), "least": least - shared}
         why = _why_least(free) if budget.below(**limits) else ("", "")
         capacity = shared + budget.capacity(**limits, why=why)
         # Frontiers do not count activations that one graph passes to another, so their bytes are reserved. The first
         # round reserves the bytes of all of them; each further round, of those that the last decisions save.
         best, reserve = smallest, passed.all_bytes
-        room = capacity - taken
+        room = capacity - region_bytes
         # If the cheapest decisions of all graphs fit together, bytes need not be distributed.
         most = [max(s.context.hull.ends[1].saved_bytes, s.context.least_bytes) for s in free]
         cheapest = sum(r * b for r, b in zip(runs, most, strict=True)) + passed.all_bytes <= room
@@ -140,16 +140,18 @@ class SetPlanner:
             shares = _shares(free, runs, room - reserve)
             if shares is None:
                 break
-            found = with_own(s.decisions.at(c) for s, c in zip(free, shares, strict=True))
-            kept = passed.kept(found)
-            if self._graphs.saved_bytes(found) + kept <= capacity and self._graphs.cost(
-                found
-            ) < self._graphs.cost(best):
-                best = found
+            candidates = with_own(s.decisions.at(c) for s, c in zip(free, shares, strict=True))
+            passed_bytes = passed.saved_bytes(candidates)
+            if self._graphs.saved_bytes(
+                candidates
+            ) + passed_bytes <= capacity and self._graphs.cost(candidates) < self._graphs.cost(
+                best
+            ):
+                best = candidates
             # All reserved bytes are used, so another round would distribute the same bytes again.
-            if kept >= reserve:
+            if passed_bytes >= reserve:
                 break
-            reserve = kept
+            reserve = passed_bytes
         return self._finished(best, capacity, budget)
 
     def peak_of(self, decisions: Sequence[Decision]) -> int:
@@ -169,7 +171,7 @@ class SetPlanner:
                 "budget in bytes or as a share"
             )
         best = self._graphs.within(budget)
-        saved = self._graphs.saved_bytes(best) + self._passed.kept(best)
+        saved = self._graphs.saved_bytes(best) + self._passed.saved_bytes(best)
         return self._finished(best, max(saved, self._full_bytes), budget)
 
     def _parts_of_host(self, searches: Sequence[Search], host_memory: int) -> list[int]:
@@ -191,11 +193,11 @@ class SetPlanner:
         """Build the plans of the decisions, and compute the figures of the whole step."""
         planners, request, passed = self._planners, self._request, self._passed
         decided = [p.search.offloads.with_tagged(d) for p, d in zip(planners, decided, strict=True)]
-        away = sum(r * d.host_bytes for r, d in zip(self._runs, decided, strict=True))
-        if request.host_memory is not None and away > request.host_memory:
+        offloaded_bytes = sum(r * d.host_bytes for r, d in zip(self._runs, decided, strict=True))
+        if request.host_memory is not None and offloaded_bytes > request.host_memory:
             raise BudgetError(
                 f"host_memory is {format_bytes(request.host_memory)} ({request.host_memory} bytes), and the values of "
-                f"{len(planners)} graphs that must be offloaded take {format_bytes(away)}; raise it to {away}, or tag fewer"
+                f"{len(planners)} graphs that must be offloaded take {format_bytes(offloaded_bytes)}; raise it to {offloaded_bytes}, or tag fewer"
             )
         # A ratio of the peak stands for bytes of the whole step, so it limits no graph alone.
         each = zip(planners, decided, strict=True)
@@ -207,12 +209,12 @@ class SetPlanner:
             for p, plan in zip(planners, plans, strict=True)
         ]
         baselines = [p.baseline for p in planners]
-        known = request.hooks is None and all(b.peak_bytes for b in baselines)
+        has_baseline = request.hooks is None and all(b.peak_bytes for b in baselines)
         # With policies by module, the step without remat is not planned, so its peak is unknown.
-        known = known and all(p.context.state.plain is None for p in planners)
-        made = PlanSet(
+        has_baseline = has_baseline and all(p.context.state.plain is None for p in planners)
+        plan_set = PlanSet(
             plans=tuple(plans),
-            passed_bytes=passed.kept(decided),
+            passed_bytes=passed.saved_bytes(decided),
             capacity=capacity,
             peak_bytes=max(map(max, highest_of_graphs(partitioned))),
             budget=str(budget),
@@ -220,17 +222,17 @@ class SetPlanner:
             without_peak_bytes=self._graphs.peak(
                 [p.search.decisions.without_remat for p in planners]
             )
-            if known
+            if has_baseline
             else 0,
         )
-        if known and not budget.on_peak and capacity < self._full_bytes:
-            made.before_after.warn_if_not_lower(
+        if has_baseline and not budget.on_peak and capacity < self._full_bytes:
+            plan_set.before_after.warn_if_not_lower(
                 f"budget {budget.label} for {len(plans)} graphs",
                 capacity / self._full_bytes,
                 of_graph=False,
                 is_estimated=False,
             )
-        return made
+        return plan_set
 
     @property
     def _full_bytes(self) -> int:
@@ -250,9 +252,9 @@ def _refuse_strange_order(joints: Sequence[JointGraph]) -> None:
                 "again"
             )
     turns = sorted((turn, k) for k, joint in enumerate(joints) for turn in joint.turns)
-    made = [joints[k].num_fwd_outputs for _, k in turns]
+    outputs = [joints[k].num_fwd_outputs for _, k in turns]
     for place, (turn, k) in enumerate(turns):
-        earlier = all(at < place and output < made[at] for _, at, output in turn.received)
+        earlier = all(at < place and output < outputs[at] for _, at, output in turn.received)
         if turn.at != place or not earlier:
             raise PlanError(
                 f"run {turn.at} of the step, of graph {k} of {len(joints)}, '{joints[k].name}', comes at place {place} of "
@@ -308,28 +310,28 @@ class _Passed:
 
     def __init__(self, joints: Sequence[JointGraph]) -> None:
         self._bytes: dict[tuple[int, int], int] = {}
-        self._made: dict[tuple[int, int], str] = {}
-        self._read: dict[tuple[int, int], list[tuple[int, str]]] = {}
+        self._producers: dict[tuple[int, int], str] = {}
+        self._readers: dict[tuple[int, int], list[tuple[int, str]]] = {}
         for k, joint in enumerate(joints):
             primals = primals_of(joint)
             for position, producer, output in joint.received:
-                made: fx.Node = outputs_of(joints[producer].graph)[output]
+                value: fx.Node = outputs_of(joints[producer].graph)[output]
                 key = (producer, output)
-                self._bytes[key] = storage_bytes(made.meta.get("val"))
-                self._made[key] = made.name
-                self._read.setdefault(key, []).append((k, primals[position].name))
+                self._bytes[key] = storage_bytes(value.meta.get("val"))
+                self._producers[key] = value.name
+                self._readers.setdefault(key, []).append((k, primals[position].name))
 
     @property
     def all_bytes(self) -> int:
         """Bytes of all activations that one graph of the step hands to a later graph."""
         return sum(self._bytes.values())
 
-    def kept(self, decided: Sequence[Candidate]) -> int:
+    def saved_bytes(self, decided: Sequence[Candidate]) -> int:
         """Return the bytes of the passed activations that their producer or a receiver saves, each counted once."""
         saved = [set(d.decision.saved) for d in decided]
         return sum(
             nbytes
             for key, nbytes in self._bytes.items()
-            if self._made[key] in saved[key[0]]
-            or any(name in saved[k] for k, name in self._read[key])
+            if self._producers[key] in saved[key[0]]
+            or any(name in saved[k] for k, name in self._readers[key])
         )

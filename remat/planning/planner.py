@@ -178,15 +178,19 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         region_budget=Budget.parse(plan.region_budget).share if plan.region_budget else None,
         least_because=plan.least_because,
     )
-    exposed = exposed_time(prepared, plan, request)
-    found = Provenance(solver=plan.solver, items=plan.items, deterministic=plan.deterministic)
-    done = split(replace(prepared, decision=plan.decision, limits=limits, provenance=found))
-    if has_symbols(done.index.values):
+    exposed_ps = exposed_time(prepared, plan, request)
+    provenance = Provenance(solver=plan.solver, items=plan.items, deterministic=plan.deterministic)
+    split_state = split(
+        replace(prepared, decision=plan.decision, limits=limits, provenance=provenance)
+    )
+    if has_symbols(split_state.index.values):
         # The capacity was computed for other symbolic sizes. At the present sizes, the plan may save more bytes.
-        kept = sum(saved_in(done).values())
-        done = replace(done, limits=replace(limits, capacity=max(plan.capacity, kept)))
-    made = finish(
-        done,
+        saved_bytes = sum(saved_in(split_state).values())
+        split_state = replace(
+            split_state, limits=replace(limits, capacity=max(plan.capacity, saved_bytes))
+        )
+    applied = finish(
+        split_state,
         cost=request.cost,
         budget=plan.asked,
         fingerprint=plan.fingerprint,
@@ -197,12 +201,12 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         ),
         link=plan.link,
         host_bytes=request.host_memory,
-        exposed_time=exposed,
+        exposed_time=exposed_ps,
         peak_limit=plan.peak_limit,
     )
-    made = replace(made, copied_outputs=plan.copied_outputs)
-    check_applied(plan, made, alone=not request.of_several)
-    return made
+    applied = replace(applied, copied_outputs=plan.copied_outputs)
+    check_applied(plan, applied, alone=not request.of_several)
+    return applied
 
 
 def warn_of_peak(plan: Plan, figures: BeforeAfter | None = None) -> None:
@@ -290,20 +294,20 @@ class Planner:
             warn_without_kernel()
         if request.chunk != "auto":
             return cls(search_of(GraphContext.of(joint, request, **options)))
-        made: list[GraphContext] = []
+        contexts: list[GraphContext] = []
         try:
             for each in request.each_chunk():
-                made += [GraphContext.of(joint, each, **{**options, "in_place": False})]
+                contexts += [GraphContext.of(joint, each, **{**options, "in_place": False})]
         except PlanError as error:
-            if not made:
+            if not contexts:
                 raise
             warn(f"'{joint.name}' is planned without chunks: {error}", BudgetWarning)
-        searches, ends = [*map(search_of, made)], None
-        whole = searches[0]
+        searches, ends = [*map(search_of, contexts)], None
+        unchunked = searches[0]
         if request.budget.peak_share is not None:
-            full = whole.measures.simulated(whole.decisions.allowed_full)
+            full = unchunked.measures.simulated(unchunked.decisions.allowed_full)
             ends = min(s.least_found for s in searches), full
-        baseline = cls(whole).baseline
+        baseline = cls(unchunked).baseline
         return cls._cheapest_of([cls(s, ends=ends, baseline=baseline) for s in searches])
 
     @classmethod
@@ -320,8 +324,8 @@ class Planner:
             if context.step_cost >= least or not below:
                 continue
             with contextlib.suppress(BudgetError):
-                found = planner.decide(budget)
-                cost = context.step_cost + found.cost
+                candidate = planner.decide(budget)
+                cost = context.step_cost + candidate.cost
                 best, least = (planner, cost) if cost < least else (best, least)
         return best
 
@@ -352,9 +356,9 @@ class Planner:
         """
         if budget.on_peak:
             started, limit = time.perf_counter(), self.limit_of(budget)
-            found = self.search.within_peak(limit)
+            candidate = self.search.within_peak(limit)
             took = time.perf_counter() - started
-            return replace(found, provenance=replace(found.provenance, elapsed_s=took))
+            return replace(candidate, provenance=replace(candidate.provenance, elapsed_s=took))
         if not self.context.tagged:
             replace(self.context.request, budget=budget).check("nothing tagged")
             return self._saving(budget)
@@ -362,10 +366,10 @@ class Planner:
         if budget.nbytes is not None:
             # The graph problem counts tagged values as saved bytes, although every plan offloads them. So a first try
             # raises the budget by their bytes.
-            away = with_tagged(self.search.decisions.full).host_bytes
-            found = with_tagged(self._saving(Budget(nbytes=budget.nbytes + away)))
-            if found.saved_bytes <= budget.nbytes:
-                return found
+            offloaded_bytes = with_tagged(self.search.decisions.full).host_bytes
+            candidate = with_tagged(self._saving(Budget(nbytes=budget.nbytes + offloaded_bytes)))
+            if candidate.saved_bytes <= budget.nbytes:
+                return candidate
         return with_tagged(self._saving(budget))
 
     def _saving(self, budget: Budget) -> Candidate:
@@ -390,8 +394,8 @@ class Planner:
         if plain is not None:
             count_workspaces(plain, context.request.cost)
             request = replace(context.request, policies=Policies(), chunk=None)
-            whole = GraphContext(plain, request, fingerprint=context.fingerprint)
-            return Planner(search_of(whole)).baseline
+            plain_context = GraphContext(plain, request, fingerprint=context.fingerprint)
+            return Planner(search_of(plain_context)).baseline
         try:
             full = search.decisions.without_remat
         except RematError:
@@ -423,13 +427,13 @@ class Planner:
             copied_outputs: positions of the outputs that the step returns as copies.
         """
         budget = self.context.request.budget
-        made = self.finish(decided, budget, agree, copied_outputs=copied_outputs)
-        if budget.on_peak or made.capacity >= made.full_bytes:
-            return made
-        bounded, is_exact = _by_bounds(self.search, made)
+        plan = self.finish(decided, budget, agree, copied_outputs=copied_outputs)
+        if budget.on_peak or plan.capacity >= plan.full_bytes:
+            return plan
+        bounded, is_exact = _by_bounds(self.search, plan)
         if bounded is None or not bounded.is_lower(is_estimated=False):
-            warn_of_peak(made, bounded if is_exact else None)
-        return made
+            warn_of_peak(plan, bounded if is_exact else None)
+        return plan
 
     def finish(
         self,
@@ -459,23 +463,25 @@ class Planner:
         )
         if budget.on_peak:
             limits = replace(limits, region_budget=context.region_budget)
-        how: dict[str, Any] = {"limits": limits, "provenance": decided.provenance}
+        origin: dict[str, Any] = {"limits": limits, "provenance": decided.provenance}
         if agree is not None:
-            state = replace(context.state, decision=decided.decision, **how)
-            done = split(PassManager((agree,)).run(state, in_place=True, verify=False).state)
+            state = replace(context.state, decision=decided.decision, **origin)
+            split_state = split(PassManager((agree,)).run(state, in_place=True, verify=False).state)
         elif context.request.hooks is None:
-            done = replace(measures.taken(decided), **how)
+            split_state = replace(measures.take_split(decided), **origin)
         else:
-            done = split(replace(context.state, decision=decided.decision, **how))
+            split_state = split(replace(context.state, decision=decided.decision, **origin))
         if peak_limit is None:
             peak_limit = 0 if budget.peak_share is None else self.limit_of(budget)
         limit = budget.peak_bytes or peak_limit
         return finish(
-            done,
+            split_state,
             cost=context.request.cost,
             budget=budget,
             fingerprint=context.fingerprint,
-            later=partial(_figures, self, replace(done, forward=None, backward=None), decided),
+            later=partial(
+                _figures, self, replace(split_state, forward=None, backward=None), decided
+            ),
             link=context.link,
             host_bytes=context.host_bytes,
             exposed_time=decided.exposed_time,
@@ -486,20 +492,22 @@ class Planner:
 
     def _described(self, decided: Candidate, limit: int, measure: str) -> str:
         """Say which candidates were found, and why one was chosen."""
-        made, peaks = self.search.decisions.proposed, self.search.measures
-        each = ", ".join(f"{count} {how}" for how, count in made.most_common())
-        run = self.search.rounds_run
-        rounds = " and ".join(f"{counted(count, 'round')} {how}" for how, count in run.items())
-        how = decided.provenance.proposer or "the runtime-optimal cut"
+        counts, peaks = self.search.decisions.proposed, self.search.measures
+        each = ", ".join(f"{count} {proposer}" for proposer, count in counts.most_common())
+        rounds_run = self.search.rounds_run
+        rounds = " and ".join(
+            f"{counted(count, 'round')} {proposer}" for proposer, count in rounds_run.items()
+        )
+        proposer = decided.provenance.proposer or "the runtime-optimal cut"
         peak = peaks.estimated(decided) if measure == "estimated" else peaks.simulated(decided)
         why = "cheapest within" if peak <= limit else "lowest peak found, above"
         return (
-            f"{counted(made.total(), 'candidate')}, {each}; {rounds or 'no round of searching'}; chosen: {how}, the {why} "
+            f"{counted(counts.total(), 'candidate')}, {each}; {rounds or 'no round of searching'}; chosen: {proposer}, the {why} "
             f"{format_bytes(limit)} by the {measure} peak"
         )
 
 
-def _by_bounds(search: Search, made: Plan) -> tuple[BeforeAfter | None, bool]:
+def _by_bounds(search: Search, plan: Plan) -> tuple[BeforeAfter | None, bool]:
     """Compare a plan with the step without remat by bounds on both peaks; also return whether the bounds are exact."""
     context = search.context
     if not context.is_eager or context.request.hooks is not None or context.state.plain:
@@ -509,7 +517,7 @@ def _by_bounds(search: Search, made: Plan) -> tuple[BeforeAfter | None, bool]:
     except RematError:
         return None, False
     measure_deferred(context.state.joint.graph)
-    own, other = (peak_bounds(context.state, d) for d in (made.decision, full.decision))
+    own, other = (peak_bounds(context.state, d) for d in (plan.decision, full.decision))
     if own is None or other is None:
         return None, False
     # The highest peak that the plan may have, and the lowest that the step without remat may have.
@@ -517,10 +525,10 @@ def _by_bounds(search: Search, made: Plan) -> tuple[BeforeAfter | None, bool]:
         peak_bytes=own[1],
         without_peak_bytes=other[0],
         step_cost=context.step_cost,
-        recompute_cost=made.recompute_cost,
+        recompute_cost=plan.recompute_cost,
         without_recompute_cost=full.cost,
-        unit=made.unit,
-        exposed_time=made.exposed_time,
+        unit=plan.unit,
+        exposed_time=plan.exposed_time,
     )
     return figures, own[0] == own[1] and other[0] == other[1]
 

@@ -104,28 +104,32 @@ class PlanRequest:
             RematError: an option is invalid, or two options conflict. The error's attribute ``option`` is the name of
                 the invalid option, or of one of the two.
         """
-        asked = PlanOptions(**options)
+        plan_options = PlanOptions(**options)
         registry().learn_operators()  # fingerprints depend on the operators that plugins declare
         readers: dict[str, Callable[[Any], object]] = {
             **READERS,
-            "solver": partial(registry().solver, isolation=asked.isolation),
+            "solver": partial(registry().solver, isolation=plan_options.isolation),
             "plan": read_known_plan,
         }
         read: dict[str, Any] = {}
         for name, reader in readers.items():
-            value = getattr(asked, name)
-            if value is not None or name in asked.given:
+            value = getattr(plan_options, name)
+            if value is not None or name in plan_options.given:
                 with about(name):
                     read[name] = reader(value)
         # A budget beside saved plans is meant for the graphs without a plan.
-        others = asked.plan is not None and "budget" in asked.given
-        made = cls(**read, count_outputs=asked.count_outputs, plans_others=others)
+        others = plan_options.plan is not None and "budget" in plan_options.given
+        request = cls(**read, count_outputs=plan_options.count_outputs, plans_others=others)
         # An option such as policies={} is given, but asks for nothing.
-        own = [name for name in asked.given if name in _OF_PASSES and getattr(made, name, True)]
-        if own:
-            made.check("options of passes", ", ".join(own))
-        made.check("parsed")
-        return made
+        of_passes = [
+            name
+            for name in plan_options.given
+            if name in _OF_PASSES and getattr(request, name, True)
+        ]
+        if of_passes:
+            request.check("options of passes", ", ".join(of_passes))
+        request.check("parsed")
+        return request
 
     @classmethod
     def without_budget(cls, **options: Unpack[PlanOptionsDict]) -> PlanRequest:
@@ -181,7 +185,7 @@ class PlanRequest:
         """
         for conflict in CONFLICTS:
             if conflict.situation == situation and conflict.holds(self):
-                message = conflict.message.format(asked=self, subject=subject)
+                message = conflict.message.format(request=self, subject=subject)
                 raise ProblemError(message, option=conflict.option)
 
     @property
@@ -293,7 +297,7 @@ class Conflict(NamedTuple):
         option: name of the option to change.
         situation: the situation in which the conflict matters.
         holds: whether a request has the conflict.
-        message: message of the error, a template with the fields ``asked``, the request, and ``subject``.
+        message: message of the error, a template with the fields ``request``, the request, and ``subject``.
     """
 
     option: str
@@ -307,86 +311,88 @@ CONFLICTS = (
     Conflict(
         "pipeline",
         "options of passes",
-        lambda asked: asked.pipeline,
+        lambda request: request.pipeline,
         "{subject} given beside a pipeline, with which such options do not go together: they are options of the "
-        "pipeline's own passes, for example '{asked.example}'",
+        "pipeline's own passes, for example '{request.example}'",
     ),
     Conflict(
         "pipeline",
         "parsed",
-        lambda asked: asked.pipeline and asked.hooks,
+        lambda request: request.pipeline and request.hooks,
         "hooks do not go together with a pipeline: end the pipeline with the pass 'saved-tensor-hooks(pair=float8)'",
     ),
     Conflict(
         "host_memory",
         "parsed",
-        lambda asked: asked.host_memory is not None and (asked.hooks or asked.pipeline),
+        lambda request: request.host_memory is not None and (request.hooks or request.pipeline),
         "host_memory is given beside hooks or a pipeline, whose bytes in the host's memory are not planned; leave one "
         "of them out",
     ),
     Conflict(
         "offload",
         "parsed",
-        lambda asked: asked.offload and asked.hooks,
-        "offload and hooks={asked.hooks.name!r} are given; hooks pack every saved value, offload sends some to the "
+        lambda request: request.offload and request.hooks,
+        "offload and hooks={request.hooks.name!r} are given; hooks pack every saved value, offload sends some to the "
         "host: leave one of them out",
     ),
     Conflict(
         "offload",
         "parsed",
-        lambda asked: asked.offload and asked.plan is None and asked.cost.unit != "ps",
-        "offload is given with cost model '{asked.cost}', whose unit is {asked.cost.unit}; expected one that gives "
+        lambda request: request.offload and request.plan is None and request.cost.unit != "ps",
+        "offload is given with cost model '{request.cost}', whose unit is {request.cost.unit}; expected one that gives "
         "times, such as roofline:h100: copies take time",
     ),
     Conflict(
         "offload",
         "parsed",
-        lambda asked: asked.offload and asked.pipeline,
+        lambda request: request.offload and request.pipeline,
         "offload does not go together with a pipeline, whose passes decide",
     ),
     Conflict(
         "chunk",
         "parsed",
-        lambda asked: asked.chunk == "auto" and asked.plan is None and not asked.budget.on_peak,
-        "chunk='auto' is given with budget {asked.budget.label}; expected a budget on the peak, by which the number of "
+        lambda request: (
+            request.chunk == "auto" and request.plan is None and not request.budget.on_peak
+        ),
+        "chunk='auto' is given with budget {request.budget.label}; expected a budget on the peak, by which the number of "
         "chunks is chosen: remat.Peak('40GiB') or remat.Peak(0.5), or a number: chunk=8",
     ),
     Conflict(
         "plan",
         "several graphs",
-        lambda asked: asked.plan,
+        lambda request: request.plan,
         "plan= applies one saved plan to one graph, got several graphs",
     ),
     Conflict(
         "pipeline",
         "several graphs",
-        lambda asked: asked.pipeline,
+        lambda request: request.pipeline,
         "pipeline= runs on one graph, got several graphs",
     ),
     Conflict(
         "chunk",
         "several graphs",
-        lambda asked: asked.chunk,
+        lambda request: request.chunk,
         "chunk= splits the loss of a step in one graph, got several graphs",
     ),
     # Under a budget on saved bytes, only tagged values are offloaded, so without any the option has no effect.
     Conflict(
         "offload",
         "nothing tagged",
-        lambda asked: asked.offload and not asked.budget.on_peak,
-        "offload is given with budget {asked.budget.label}, and nothing is tagged for offloading; expected a budget on "
+        lambda request: request.offload and not request.budget.on_peak,
+        "offload is given with budget {request.budget.label}, and nothing is tagged for offloading; expected a budget on "
         "the peak, which is what offloading lowers: remat.Peak('40GiB') or remat.Peak(0.5), as text peak:0.5",
     ),
     Conflict(
         "offload",
         "no offloading",
-        lambda asked: asked.offload,
+        lambda request: request.offload,
         "{subject} does not offload; leave offload out, or plan one graph within a peak",
     ),
     Conflict(
         "chunk",
         "no choice of chunks",
-        lambda asked: asked.chunk == "auto",
+        lambda request: request.chunk == "auto",
         "{subject} does not choose a number of chunks; give one, such as chunk=8, or plan one graph within a peak",
     ),
 )

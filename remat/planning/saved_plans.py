@@ -93,25 +93,25 @@ def plan_for(
             False, or every plan was made for another lowering or version of PyTorch.
     """
     plans = (saved,) if isinstance(saved, Plan) else saved.plans
-    mine = [p for p in plans if p.fingerprint == fingerprint]
-    if mine:
-        return mine[nth % len(mine)]
+    matches = [p for p in plans if p.fingerprint == fingerprint]
+    if matches:
+        return matches[nth % len(matches)]
     could_be = any((p.lower, p.torch) == (joint.lower, torch.__version__) for p in plans)
     # If no plan can match any graph of this process, the user has probably given wrong plans. Planning all graphs would
     # hide this mistake.
     if others and could_be:
         return None
     graph = f"'{joint.name}' ({fingerprint[:12]}…)"
-    what = f"none of the {len(plans)} plans is for graph {graph}"
+    fault = f"none of the {len(plans)} plans is for graph {graph}"
     if isinstance(saved, Plan):
-        what = (
+        fault = (
             f"this plan is for graph '{saved.graph}' ({saved.fingerprint[:12]}…), not for {graph}"
         )
     hint = (
         "; or give a budget beside the plans, under which graphs without a plan are planned when they "
         'are met: options={"plan": plans, "budget": 0.5}'
     )
-    raise PlanError(f"{what}: {why_not_for(joint, plans)}{hint if could_be else ''}")
+    raise PlanError(f"{fault}: {why_not_for(joint, plans)}{hint if could_be else ''}")
 
 
 def why_not_for(joint: JointGraph, plans: Sequence[Plan]) -> str:

@@ -146,8 +146,8 @@ def _raised(plan: PlanRecord) -> str:
     """Explain that no plan saves as few bytes as the ratio stands for; empty if one does."""
     share = Budget.parse(plan.region_budget) if plan.region_budget else plan.asked
     full, least = max(plan.full_bytes, plan.least_bytes), plan.least_bytes
-    known = plan.least_because and share.share is not None and plan.capacity == least
-    if not known or not share.below(full=full, least=least):
+    is_raised = plan.least_because and share.share is not None and plan.capacity == least
+    if not is_raised or not share.below(full=full, least=least):
         return ""
     return (
         f"{share.label} of {format_bytes(full)} is {format_bytes(bytes_of_share(share.share or 0.0, full))}; "
@@ -225,16 +225,16 @@ def learned_text(nodes: Iterable[fx.Node]) -> str:
     Args:
         nodes: the nodes of a graph. The first node with a size gives the line of the user's code.
     """
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for node in nodes:
         for size in numbers_of(node.meta.get("val")):
             for symbol in getattr(expression_of(size), "free_symbols", ()):
                 learned = size.node.shape_env.create_symintnode(symbol, hint=None)
-                if symbol.name not in found and has_symbols([learned], learned=True):
-                    found[symbol.name] = f"{symbol.name} ({source_line(node)}) as {hint(learned):,}"
-    if not found:
+                if symbol.name not in texts and has_symbols([learned], learned=True):
+                    texts[symbol.name] = f"{symbol.name} ({source_line(node)}) as {hint(learned):,}"
+    if not texts:
         return ""
     return (
-        f". A size that depends on data counts by a number: {', '.join(found.values())}. A bound in the model's code, "
+        f". A size that depends on data counts by a number: {', '.join(texts.values())}. A bound in the model's code, "
         "torch._check(size <= N), makes it N at most"
     )

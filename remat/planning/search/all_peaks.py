@@ -35,63 +35,67 @@ def frontier_by_peak(search: Search) -> tuple[list[Candidate], tuple[tuple[int, 
         partial(bound_with_offloads, context, search.bounds) if offloading else search.bounds.bound
     )
     # Schedules of its own: what a search within one peak has tried does not change the frontier.
-    schedules = Schedules(context, search.schedules.step)
+    schedules = Schedules(context, search.schedules.lowered_step)
     cuts = [saved for _, saved in context.cuts(search.effort.all_peaks.starts)]
     if context.is_alone:
-        own = [_simulated(search, d) for d in (decisions.allowed_full, *decisions.on_frontier())]
+        decided = [
+            _simulated(search, d) for d in (decisions.allowed_full, *decisions.on_frontier())
+        ]
         line = line_of_bounds(schedules, bound, cuts)
-        return _above(search, line, own), line
+        return _above(search, line, decided), line
     others = decisions.full.saved, context.runtime_optimal.saved
-    found = Mixtures(schedules).find([*cuts, *others], context.on_step)
-    runs = len(schedules.step.problem.runnable)
+    candidates = Mixtures(schedules).find([*cuts, *others], context.on_step)
+    runs = len(schedules.lowered_step.problem.runnable)
     orders = search.simulated.orders
     ordered = runs <= search.effort.few and orders.is_possible
     if ordered:
-        pool = CandidatePool(found)
-        for tried in found[:: max(1, len(found) // search.effort.all_peaks.ordered)]:
+        pool = CandidatePool(candidates)
+        for start in candidates[:: max(1, len(candidates) // search.effort.all_peaks.ordered)]:
             context.on_step("searching orders")
-            pool.add(*orders.within(tried, tried.peak_bytes)[:1])
-        found = pool.pareto()
+            pool.add(*orders.within(start, start.peak_bytes)[:1])
+        candidates = pool.pareto()
     context.on_step("proving bounds")
     line = line_of_bounds(schedules, bound, cuts)
-    made = [decisions.informed(f, "" if f.schedule else "mixed") for f in found]
-    if len(found) * len(context.state.index) <= search.effort.all_peaks.simulated:
-        made = [_simulated(search, d) for d in made]
+    points = [decisions.with_provenance(f, "" if f.schedule else "mixed") for f in candidates]
+    if len(candidates) * len(context.state.index) <= search.effort.all_peaks.simulated:
+        points = [_simulated(search, d) for d in points]
     if runs <= search.effort.small:
-        made += _down_to_least(search, found, ordered=ordered)
+        points += _down_to_least(search, candidates, ordered=ordered)
     if offloading:
-        frontier = CandidatePool(made).pareto()
-        made += _cheaper_with_offloads(search, frontier, schedules.least_possible)
-    return _above(search, line, made), line
+        frontier = CandidatePool(points).pareto()
+        points += _cheaper_with_offloads(search, frontier, schedules.least_possible)
+    return _above(search, line, points), line
 
 
-def _simulated(search: Search, found: Candidate) -> Candidate:
+def _simulated(search: Search, candidate: Candidate) -> Candidate:
     """Return a copy of a candidate with the simulated peak of its step as ``peak_bytes``."""
-    return replace(found, peak_bytes=search.measures.simulated(found))
+    return replace(candidate, peak_bytes=search.measures.simulated(candidate))
 
 
-def _down_to_least(search: Search, found: Sequence[Candidate], *, ordered: bool) -> list[Candidate]:
+def _down_to_least(
+    search: Search, candidates: Sequence[Candidate], *, ordered: bool
+) -> list[Candidate]:
     """Return candidates from the least peak up to the lowest peak of a frontier."""
     lowest = _simulated(search, search.within_peak(search.least_found, offload=False))
-    least, made = lowest.peak_bytes, list[Candidate]()
-    first = next((f for f in found if not f.ordered), None)
-    room = found[0].peak_bytes - least
+    least, points = lowest.peak_bytes, list[Candidate]()
+    first = next((f for f in candidates if not f.ordered), None)
+    room = candidates[0].peak_bytes - least
     if first and room > 0 and ordered:
         search.context.on_step("searching orders down to the least peak")
         for k in range(1, search.effort.all_peaks.to_least):
             orders = search.simulated.orders.within(
                 first, least + room * k // search.effort.all_peaks.to_least
             )
-            made += [_simulated(search, search.decisions.informed(d)) for d in orders]
-    return [*made, lowest]
+            points += [_simulated(search, search.decisions.with_provenance(d)) for d in orders]
+    return [*points, lowest]
 
 
 def _above(
-    search: Search, line: tuple[tuple[int, int], ...], found: list[Candidate]
+    search: Search, line: tuple[tuple[int, int], ...], candidates: list[Candidate]
 ) -> list[Candidate]:
     """Record the lower bound in each candidate's provenance; return the Pareto-optimal ones, lowest peak first."""
     pool = CandidatePool[Candidate]()
-    for before in found:  # a bound holds for the decision with its tagged values offloaded
+    for before in candidates:  # a bound holds for the decision with its tagged values offloaded
         d = search.offloads.with_tagged(before)
         d = d if d is before else _simulated(search, d)
         bound = next((cost for peak, cost in line if peak >= d.peak_bytes), 0)
@@ -100,22 +104,22 @@ def _above(
 
 
 def _cheaper_with_offloads(
-    search: Search, found: Sequence[Candidate], least_possible: int
+    search: Search, candidates: Sequence[Candidate], least_possible: int
 ) -> list[Candidate]:
     """Return candidates with offloads that improve a frontier: some are cheaper, some have lower peaks."""
-    thin = found[:: max(1, len(found) // search.effort.all_peaks.offloaded)]
+    thin = candidates[:: max(1, len(candidates) // search.effort.all_peaks.offloaded)]
     wanted: list[tuple[int, Candidate | None]] = [(d.peak_bytes, d) for d in thin]
-    lowest = found[0].peak_bytes
+    lowest = candidates[0].peak_bytes
     room = lowest - least_possible
     wanted += [
         (lowest - room * k // search.effort.all_peaks.below, None)
         for k in range(1, search.effort.all_peaks.below)
     ]
-    made = []
+    improved = []
     for peak, without in wanted:
         d = search.offloads.with_offloads(peak, without)
         if d is not None and d is not without:
-            made.append(_simulated(search, d))
+            improved.append(_simulated(search, d))
         elif without is None:
             break
-    return made
+    return improved

@@ -63,14 +63,14 @@ class PeakBounds:
         Returns:
             The highest of these bounds; 0 if ``moments`` is empty.
         """
-        found = [0]
+        bounds = [0]
         for moment in dict.fromkeys(moments):
             if moment not in self._hulls:
                 self._hulls[moment] = self._hull(moment)
-            hull, taken = self._hulls[moment]
-            capacity = max(hull.least_bytes, peak_bytes - taken)
-            found.append(hull.edge(capacity).bound(capacity))
-        return max(found)
+            hull, alive_bytes = self._hulls[moment]
+            capacity = max(hull.least_bytes, peak_bytes - alive_bytes)
+            bounds.append(hull.edge(capacity).bound(capacity))
+        return max(bounds)
 
     def _hull(self, moment: int) -> tuple[Hull, int]:
         """Return the hull of the graph problem in which only runs after ``moment`` read values, and the bytes alive then."""
@@ -88,8 +88,8 @@ class PeakBounds:
         for i in before:
             if any(u == moment or u in after for u in index.users[i]):
                 live(i)
-        made = {index.position[g] for g in self._gradients}
-        for i in made & before:
+        gradients = {index.position[g] for g in self._gradients}
+        for i in gradients & before:
             live(i)
         # Reads of inputs with a snapshot are ignored. Fewer reads can only lower the bound, so it stays valid.
         copied = {
@@ -98,7 +98,7 @@ class PeakBounds:
             if kind is SavedKind.SNAPSHOT
         }
         reads = {j for i in after for j in index.inputs[i] if not late[j] and j not in copied}
-        reads |= {i for i in made & after if not late[i]}
+        reads |= {i for i in gradients & after if not late[i]}
         needed = {at for j in reads if (at := lowered.of_position[j]) >= 0}
         owner = state.storages.owner
         # Saving a value takes no bytes if its storage is alive in any case.
@@ -117,14 +117,14 @@ class PeakBounds:
     def _reach(self, moment: int, edges: tuple[tuple[int, ...], ...]) -> set[int]:
         """Return the nodes of backward that ``edges``, to inputs or to users, reach from ``moment``."""
         late = self._state.roles.tangent_closure
-        found: set[int] = set()
+        reached: set[int] = set()
         stack = [moment]
         while stack:
             for j in edges[stack.pop()]:
-                if late[j] and j not in found:
-                    found.add(j)
+                if late[j] and j not in reached:
+                    reached.add(j)
                     stack.append(j)
-        return found
+        return reached
 
 
 def line_of_bounds(
@@ -148,14 +148,14 @@ def line_of_bounds(
     Returns:
         Vertices (peak bytes, cost) of the line, from the least possible peak upwards.
     """
-    best = pareto(map(schedules.tried, starts), lambda t: (t.peak_bytes, t.cost))
+    best = pareto(map(schedules.candidate, starts), lambda t: (t.peak_bytes, t.cost))
     low, high = schedules.least_possible, best[-1].peak_bytes
     moments = [m for t in (best[0], best[len(best) // 2]) for m in schedules.highest(t)]
     peaks = sorted({low + (high - low) * k // DEFAULT.bounds for k in range(DEFAULT.bounds + 1)})
     costs = accumulate((bound(p, moments) for p in peaks), min)
     line: dict[int, int] = {}
-    for cost, step in groupby(zip(peaks, costs, strict=True), key=itemgetter(1)):
-        end = max(peak_bytes for peak_bytes, _ in step)
+    for cost, flat in groupby(zip(peaks, costs, strict=True), key=itemgetter(1)):
+        end = max(peak_bytes for peak_bytes, _ in flat)
         line |= {low: cost, end: cost}
         low = end + 1
     return tuple(line.items())
@@ -183,10 +183,10 @@ def bound_with_offloads(
 
     def least(added: int) -> int:
         # `bytes_in` rounds down, which would make the bound too high.
-        sent = context.request.link.bytes_in(forward + added) + 1
+        sent_bytes = context.request.link.bytes_in(forward + added) + 1
         if context.host_bytes is not None:
-            sent = min(sent, context.host_bytes)
-        return bounds.bound(peak_bytes + sent, at_moments)
+            sent_bytes = min(sent_bytes, context.host_bytes)
+        return bounds.bound(peak_bytes + sent_bytes, at_moments)
 
     # For any smaller T, the bound `least(T)` is above T, so no decision costs T.
     return bisect_left(range(least(0)), True, key=lambda added: least(added) <= added)

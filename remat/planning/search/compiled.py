@@ -84,11 +84,11 @@ class CompiledSearch:
         joint = self._context.state.joint
         return sum(Sizes(joint.memories).of_all(primals_of(joint)).values())
 
-    def within(self, budget: Budget, done: CompiledRound | None = None) -> Candidate:
+    def within(self, budget: Budget, compilations: CompiledRound | None = None) -> Candidate:
         """Search for decisions, and choose the cheapest one whose peak is within a budget.
 
         The peak of a decision is its compiled peak if it was compiled, else its estimated peak. An estimate may
-        be wrong, so the caller compiles the decision, and calls again with the compiled peak in ``done``. The
+        be wrong, so the caller compiles the decision, and calls again with the compiled peak in ``compilations``. The
         decision for budget 1 saves no more than the runtime-optimal partition.
 
         Most estimates are off by less than 2 %. So an estimated peak counts as within the budget if it is at least 2 %
@@ -124,7 +124,7 @@ class CompiledSearch:
 
         Args:
             budget: a budget on the peak, in bytes or as a ratio.
-            done: the compilations so far; None: nothing was compiled yet.
+            compilations: the compilations so far; None: nothing was compiled yet.
 
         Returns:
             The candidate. The lower bound on the cost in its provenance is 0, because none is proven. Under a
@@ -134,36 +134,45 @@ class CompiledSearch:
             BudgetError: the budget is in bytes, and parameters and inputs alone exceed it.
         """
         self._refuse_less_than_inputs(budget)
-        done, context = done or CompiledRound(), self._context
-        known, excess, last = done.peaks, done.excess, done.is_last(budget)
+        compilations, context = compilations or CompiledRound(), self._context
+        compiled_peaks, excess, last = (
+            compilations.peaks,
+            compilations.excess,
+            compilations.is_last(budget),
+        )
         in_bytes, offloads = budget.peak_bytes is not None, context.request.offload is not None
         limit = budget.peak_bytes if in_bytes else self.limit
         # The last decision under a budget in bytes is the one with the least estimated peak. `_aim` looks only for
         # decisions near the budget, so it would not find that decision.
         near = not offloads and not (last and in_bytes)
-        found, margin, full = False, 0, self.full
+        has_fitting, margin, full = False, 0, self.full
         perhaps = DEFAULT.compiling.perhaps
-        if in_bytes and limit and not known and limit < self._expected(full) <= perhaps * limit:
+        if (
+            in_bytes
+            and limit
+            and not compiled_peaks
+            and limit < self._expected(full) <= perhaps * limit
+        ):
             # The estimate may be too high. Only the compiled step shows whether it fits without further recomputation.
             self.search.pool.add(full)
-            return _unproven(full)
+            return _without_bound(full)
         if limit is not None:
             margin = max(excess, limit // DEFAULT.compiling.margin)
-            if near and known.keys() <= {full.decision}:  # no search was made yet
+            if near and compiled_peaks.keys() <= {full.decision}:  # no search was made yet
                 self.try_around(self._vertices, limit - margin)
-            found = near and self._aim(limit - margin, known)
-        if not found:
+            has_fitting = near and self._aim(limit - margin, compiled_peaks)
+        if not has_fitting:
             least, most = self._explore()
             if limit is None:
                 limit = least + bytes_of_share(budget.peak_share or 0.0, max(0, most - least))
                 self.limit = limit
             margin = max(excess, min(limit // DEFAULT.compiling.margin, limit - least))
             if near:
-                self._aim(limit - margin, known)
+                self._aim(limit - margin, compiled_peaks)
             elif offloads:
                 self._offloading(limit - margin)
         assert limit is not None
-        return _unproven(self._best(budget, done, limit, margin))
+        return _without_bound(self._best(budget, compilations, limit, margin))
 
     def _refuse_less_than_inputs(self, budget: Budget) -> None:
         """Raise a BudgetError if a budget on the peak is in bytes and below the bytes of parameters and inputs."""
@@ -177,50 +186,64 @@ class CompiledSearch:
                 + learned_text(self._context.state.index.nodes)
             )
 
-    def _best(self, budget: Budget, done: CompiledRound, limit: int, margin: int) -> Candidate:
+    def _best(
+        self, budget: Budget, compilations: CompiledRound, limit: int, margin: int
+    ) -> Candidate:
         """Choose one of the candidates found, by the rules of `within`."""
-        known, last = done.peaks, done.is_last(budget)
+        compiled_peaks, last = compilations.peaks, compilations.is_last(budget)
         pool, full, expected = self.search.pool, self.full, self.search.measures.estimated
-        more = int(ESTIMATED.negligible * self._context.step_cost)
-        lowest = min(known.values(), default=0)
+        surcharge = int(ESTIMATED.negligible * self._context.step_cost)
+        lowest = min(compiled_peaks.values(), default=0)
 
-        def taken(found: Candidate) -> int:
-            return known.get(found.decision, expected(found))
+        def peak_of(candidate: Candidate) -> int:
+            return compiled_peaks.get(candidate.decision, expected(candidate))
 
-        def costs(found: Candidate) -> tuple[int, int]:
-            has_own_order = found.schedule is not None or found.decision.is_ordered
-            return found.cost + more * has_own_order, taken(found)
+        def rank(candidate: Candidate) -> tuple[int, int]:
+            has_own_order = candidate.schedule is not None or candidate.decision.is_ordered
+            return candidate.cost + surcharge * has_own_order, peak_of(candidate)
 
-        new = CandidatePool(pool.within(Limits(without=known)))
-        unlike = CandidatePool[Candidate]()
+        uncompiled = CandidatePool(pool.within(Limits(without=compiled_peaks)))
+        dissimilar = CandidatePool[Candidate]()
         if last and lowest > limit + limit // DEFAULT.compiling.far:
             # Estimates say little about this step, so prefer the decision that differs most from compiled ones.
             below = limit if budget.peak_bytes else lowest
-            unlike.add(*new.within(Limits(peak_bytes=below, measure=expected)))
-        if last and budget.peak_bytes and not unlike and (least := new.cheapest(rank=expected)):
+            dissimilar.add(*uncompiled.within(Limits(peak_bytes=below, measure=expected)))
+        if (
+            last
+            and budget.peak_bytes
+            and not dissimilar
+            and (least := uncompiled.cheapest(rank=expected))
+        ):
             return least
-        fits = CandidatePool(new.within(Limits(peak_bytes=limit - margin, measure=expected)))
-        if not known:
+        fitting = CandidatePool(
+            uncompiled.within(Limits(peak_bytes=limit - margin, measure=expected))
+        )
+        if not compiled_peaks:
             # A plan that may have to be replaced is worth it if it costs half of one that most likely fits.
-            sure = fits.cheapest(rank=cost_of)
-            most = max(full.cost, sure.cost / 2) if sure else math.inf
-            maybe = new.within(Limits(peak_bytes=limit, cost=most, measure=expected))
-            fits = CandidatePool(maybe) if maybe else fits
-        fits.add(*(d for d in pool if known.get(d.decision, limit + 1) <= limit))
-        if known and (last or not fits) and full.decision not in known and expected(full) < lowest:
-            fits = CandidatePool(d for d in new if d.decision == full.decision) or fits
-        if unlike and (budget.peak_bytes or not fits):
-            found = unlike.cheapest(rank=lambda d: d.saved_bytes)
+            cheapest = fitting.cheapest(rank=cost_of)
+            most = max(full.cost, cheapest.cost / 2) if cheapest else math.inf
+            possible = uncompiled.within(Limits(peak_bytes=limit, cost=most, measure=expected))
+            fitting = CandidatePool(possible) if possible else fitting
+        fitting.add(*(d for d in pool if compiled_peaks.get(d.decision, limit + 1) <= limit))
+        if (
+            compiled_peaks
+            and (last or not fitting)
+            and full.decision not in compiled_peaks
+            and expected(full) < lowest
+        ):
+            fitting = CandidatePool(d for d in uncompiled if d.decision == full.decision) or fitting
+        if dissimilar and (budget.peak_bytes or not fitting):
+            best = dissimilar.cheapest(rank=lambda d: d.saved_bytes)
         else:
-            found = fits.cheapest(rank=costs)
-        if found is None and known and budget.peak_bytes:
+            best = fitting.cheapest(rank=rank)
+        if best is None and compiled_peaks and budget.peak_bytes:
             # Compiling a decision takes long, so a decision whose estimate exceeds the budget is not chosen.
-            compiled = CandidatePool(d for d in pool if d.decision in known)
-            likely = new.cheapest(Limits(peak_bytes=limit, measure=expected), taken)
-            found = likely or compiled.cheapest(rank=taken)
-        found = found or new.cheapest(rank=taken) or pool.cheapest(rank=taken)
-        assert found is not None, "the search has found candidates"
-        return found
+            compiled = CandidatePool(d for d in pool if d.decision in compiled_peaks)
+            likely = uncompiled.cheapest(Limits(peak_bytes=limit, measure=expected), peak_of)
+            best = likely or compiled.cheapest(rank=peak_of)
+        best = best or uncompiled.cheapest(rank=peak_of) or pool.cheapest(rank=peak_of)
+        assert best is not None, "the search has found candidates"
+        return best
 
     @property
     def full(self) -> Candidate:
@@ -254,39 +277,39 @@ class CompiledSearch:
         for _ in range(ESTIMATED.lowest):
             best = search.pool.best(self._expected)
             near = search.near(self._expected, best)
-            found = search.lowest(near, [best.saved, *starts], ESTIMATED)
-            search.add(*map(search.decisions.informed, found))
+            candidates = search.lowest(near, [best.saved, *starts], ESTIMATED)
+            search.add(*map(search.decisions.with_provenance, candidates))
             if search.pool.best(self._expected) is best:
                 return
 
     def try_saved(self, capacities: Sequence[int]) -> dict[int, int]:
         """Add the decision at each limit on saved bytes to the pool; return their estimated peaks by limit."""
-        found = {nbytes: self.search.decisions.at(nbytes) for nbytes in capacities}
-        self.search.add(*found.values())
+        candidates = {nbytes: self.search.decisions.at(nbytes) for nbytes in capacities}
+        self.search.add(*candidates.values())
         with_tagged = self.search.offloads.with_tagged
-        return {nbytes: self._expected(with_tagged(d)) for nbytes, d in found.items()}
+        return {nbytes: self._expected(with_tagged(d)) for nbytes, d in candidates.items()}
 
     def try_around(self, capacities: Sequence[int], wanted: int) -> None:
         """Find the largest limit on saved bytes whose decision has an estimated peak of at most ``wanted``."""
-        asked = sorted(capacities)
-        low, high = 0, len(asked) - 1
+        limits = sorted(capacities)
+        low, high = 0, len(limits) - 1
         while low <= high:
             middle = (low + high) // 2
-            (peak,) = self.try_saved([asked[middle]]).values()
+            (peak,) = self.try_saved([limits[middle]]).values()
             low, high = (middle + 1, high) if peak <= wanted else (low, middle - 1)
         # Peaks do not always rise with saved bytes, so bisection may miss the limits whose decisions are within the peak.
         if not self.search.pool.cheapest(self._limits(wanted)):
-            for nbytes in reversed(without_gaps(asked)):
+            for nbytes in reversed(without_gaps(limits)):
                 if self.try_saved([nbytes])[nbytes] <= wanted:
                     break
 
-    def _limits(self, wanted: int, known: Mapping[Decision, int] | None = None) -> Limits:
-        """Return the limits of a candidate whose estimated peak is at most ``wanted``, without those in ``known``."""
-        return replace(self.search.limits(wanted, self._expected), without=known or ())
+    def _limits(self, wanted: int, compiled_peaks: Mapping[Decision, int] | None = None) -> Limits:
+        """Return the limits of a candidate whose estimated peak is at most ``wanted``, without those in ``compiled_peaks``."""
+        return replace(self.search.limits(wanted, self._expected), without=compiled_peaks or ())
 
-    def _aim(self, wanted: int, known: Mapping[Decision, int]) -> bool:
+    def _aim(self, wanted: int, compiled_peaks: Mapping[Decision, int]) -> bool:
         """Search just within an estimated peak; return whether a decision that was not compiled is within it."""
-        search, limits = self.search, self._limits(wanted, known)
+        search, limits = self.search, self._limits(wanted, compiled_peaks)
         search.add(search.decisions.allowed_full)
         if wanted < self.input_bytes:  # nor has any estimate
             return False
@@ -316,22 +339,22 @@ class CompiledSearch:
         )
 
 
-def _unproven(found: Candidate) -> Candidate:
+def _without_bound(candidate: Candidate) -> Candidate:
     """Return a copy of a candidate without a bound: none is proven for peaks of fused code."""
-    return replace(found, provenance=replace(found.provenance, recompute_bound=0))
+    return replace(candidate, provenance=replace(candidate.provenance, recompute_bound=0))
 
 
 def without_gaps(vertices: Sequence[int]) -> list[int]:
     """Return the given limits on saved bytes and, in large intervals between them, evenly spaced ones."""
-    found, most = set(vertices), max(1, max(vertices) // DEFAULT.compiling.gap)
+    limits, most = set(vertices), max(1, max(vertices) // DEFAULT.compiling.gap)
     for a, b in pairwise(sorted(vertices)):
         parts = -(-(b - a) // most)
-        found |= {a + (b - a) * k // parts for k in range(1, parts)}
-    return sorted(found)
+        limits |= {a + (b - a) * k // parts for k in range(1, parts)}
+    return sorted(limits)
 
 
 def beside_least(at: Mapping[int, int]) -> list[int]:
     """Return the midpoints between the limit whose decision has the least estimated peak and its neighbours."""
-    asked = sorted(at)
-    k = min(range(len(asked)), key=lambda i: at[asked[i]])
-    return [(a + b) // 2 for a, b in pairwise(asked[max(0, k - 1) : k + 2])]
+    limits = sorted(at)
+    k = min(range(len(limits)), key=lambda i: at[limits[i]])
+    return [(a + b) // 2 for a, b in pairwise(limits[max(0, k - 1) : k + 2])]

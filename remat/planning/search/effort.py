@@ -72,8 +72,8 @@ class Edits:
         """Return the edits that one round of a search for the least peak tries."""
         return min(self.lower_most, per_run * runs)
 
-    def tried(self, edits: float, runs: int) -> int:
-        """Return how many of the edits are tried on a schedule with so many runs."""
+    def allowed(self, edits: float, runs: int) -> int:
+        """Return how many of the edits a search tries on a schedule with so many runs."""
         return int(edits * min(1.0, self.many / max(1, runs)) ** 2)
 
 

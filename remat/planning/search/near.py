@@ -40,18 +40,22 @@ class Near:
         return cls(PriceSearch(schedules, effort), Orders(schedules), offset)
 
 
-def near_fused(done: State, schedules: Schedules, effort: Effort) -> Near:
+def near_fused(split_state: State, schedules: Schedules, effort: Effort) -> Near:
     """Return searches by the estimated peaks of fused code, for schedules near one candidate.
 
     Args:
-        done: the graph split by the candidate, whose differences between unfused graphs and fused code count.
+        split_state: the graph split by the candidate, whose differences between unfused graphs and fused code count.
         schedules: the decisions of the graph, with its step problem.
         effort: limits on the work of one search.
 
     Returns:
         The searches; the offset is the largest of these differences.
     """
-    graphs = (*modules_of(done), done.joint.num_fwd_outputs, done.joint.memories)
+    graphs = (
+        *modules_of(split_state),
+        split_state.joint.num_fwd_outputs,
+        split_state.joint.memories,
+    )
     fused, unfused = FusedWalk(*graphs), StepWalk(*graphs)
     both = list(zip(unfused.alive(), fused.alive(), strict=True))
     # By name of a node, the fewest bytes by which fused code holds less when the node runs.
@@ -60,5 +64,5 @@ def near_fused(done: State, schedules: Schedules, effort: Effort) -> Near:
         name, (more, fewer) = run_of(node), both[moment]
         less[name] = min(more - fewer, less.get(name, more))
     most = max([0, *less.values()])
-    step = schedules.step.with_extra({name: most - n for name, n in less.items()})
+    step = schedules.lowered_step.with_extra({name: most - n for name, n in less.items()})
     return Near.of(Schedules(schedules.context, step), effort, most)

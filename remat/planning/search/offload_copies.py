@@ -47,13 +47,13 @@ class Copies:
         """Return the transfer of each offloaded value, in the order of the offloads."""
         nodes, at = self._nodes, {node: k for k, node in enumerate(self._nodes)}
         first, second = nodes[: self._boundary], nodes[self._boundary :]
-        sent = {str(n.meta.get("packed_from")): n for n in first if n.target is WAIT_COPIED}
+        waits = {str(n.meta.get("packed_from")): n for n in first if n.target is WAIT_COPIED}
         back = {str(n.args[0]): n for n in second if n.target is RELOAD}
         return [
             Transfer(
                 nbytes=value.nbytes,
-                ready=at[sent[value.name]],
-                needed=at[back[sent[value.name].name]],
+                ready=at[waits[value.name]],
+                needed=at[back[waits[value.name].name]],
                 copy_time=link.time_ps(value.nbytes),
             )
             for value in self._offloads
@@ -73,10 +73,10 @@ class Copies:
             return self._offloads, 0, 0
         nodes, moments = self._nodes, self._moments
         alive = self._walk.alive()
-        found = place(self._times, self._boundary, alive, self._transfers, peak_bytes)
+        places = place(self._times, self._boundary, alive, self._transfers, peak_bytes)
         named = []
         for k, (value, transfer) in enumerate(zip(self._offloads, self._transfers, strict=True)):
-            freed, fetched = found.freed[k], found.fetched[k]
+            freed, fetched = places.freed[k], places.fetched[k]
             # Places are named by operators of the joint graph, so copies are skipped: passes have added them.
             while freed > transfer.ready and nodes[freed].target in _COPIES:
                 freed -= 1
@@ -89,7 +89,7 @@ class Copies:
                     fetched_before=moments[fetched] if fetched < transfer.needed else "",
                 )
             )
-        return tuple(named), found.exposed_time, max(0, max(found.bytes_alive) - peak_bytes)
+        return tuple(named), places.exposed_time, max(0, max(places.bytes_alive) - peak_bytes)
 
     def exposed_time(self) -> int:
         """Return the time in ps for which operators wait for copies, with the copies at the places in the offloads.

@@ -39,8 +39,8 @@ def by_named_solver(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
     start = replace(search.least_peak, schedule=None) if exact else search.nearest(limits)
     near = search.near(limits.measure, start)
     limit = int(limits.peak_bytes) + near.offset
-    if found := near.orders.solved(request.solver, start, limit, request.time_limit):
-        yield search.decisions.informed(found, "scheduled by the solver")
+    if candidate := near.orders.solved(request.solver, start, limit, request.time_limit):
+        yield search.decisions.with_provenance(candidate, "scheduled by the solver")
 
 
 def by_prices(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
@@ -52,10 +52,10 @@ def by_prices(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
     near = search.near(limits.measure, last)
     # A search goes on from what is known within its limits, such as the result for a smaller budget.
     best = search.recomputing(limits) if exact else None
-    known = [] if best is None else [best]
+    reused = [] if best is None else [best]
     if not exact:
-        known = [d for d in search.pool if not d.decision.is_ordered]
-    starts = [d.saved for d in (*seeds, *known)]
+        reused = [d for d in search.pool if not d.decision.is_ordered]
+    starts = [d.saved for d in (*seeds, *reused)]
     if exact or not starts:
         starts += search.starts.within(wanted)
 
@@ -63,7 +63,7 @@ def by_prices(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
         search.rounds_run["by prices"] += 1
         within = Limits(peak_bytes=peak_bytes, saved_bytes=limits.saved_bytes)
         found = near.prices.within(within, starts, orders=near.orders.is_possible)
-        return search.decisions.informed(found)
+        return search.decisions.with_provenance(found)
 
     rounds, start = search.rounds(limits.measure).prices, wanted + near.offset
     yield from aim(ask, limits.measure, wanted, start=start, rounds=rounds, last=last)
@@ -116,10 +116,10 @@ def _annealed(search: Search, limits: Limits, start: Candidate, searches: int) -
         seen = {d.decision for d in search.pool}
         # The limit falls with each search in a row that finds nothing within it.
         limit = wanted + offset - misses * int(rounds.lowered * wanted)
-        made = filter(context.may_save, near.orders.within(start, limit, share=share))
-        new = [d for d in made if d.decision not in seen and d.schedule != start.schedule]
+        allowed = filter(context.may_save, near.orders.within(start, limit, share=share))
+        new = [d for d in allowed if d.decision not in seen and d.schedule != start.schedule]
         own.add(*new)
-        informed = [search.offloads.with_tagged(search.decisions.informed(d)) for d in new]
+        informed = [search.offloads.with_tagged(search.decisions.with_provenance(d)) for d in new]
         yield from informed
         reached = [*map(measure, new if exact else informed)]
         offsets += [d.peak_bytes - peak for d, peak in zip(new, reached, strict=True)]
@@ -167,7 +167,7 @@ def at_ratio_zero(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
     least, best = search.known_least, search.recomputing(limits)
     if least is None or best is None or least >= limits.peak_bytes:
         return
-    lowest = search.schedules.tried(search.least_peak.saved)
+    lowest = search.schedules.candidate(search.least_peak.saved)
     if search.bounds.bound(least, search.schedules.highest(lowest)) <= best.cost:
         yield from _closing_in(search, replace(limits, peak_bytes=least), seeds)
 
@@ -198,9 +198,9 @@ def with_offloads(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
     # Offloading cannot go below this bound.
     if limits.peak_bytes >= search.schedules.least_possible:
         without = search.recomputing(limits)
-        found = search.offloads.with_offloads(int(limits.peak_bytes), without)
-        if found is not None:
-            yield found
+        candidate = search.offloads.with_offloads(int(limits.peak_bytes), without)
+        if candidate is not None:
+            yield candidate
 
 
 #: The proposers, in the order in which they are asked: each sees in the pool what those before have found.

@@ -33,7 +33,7 @@ class Schedules:
     Attributes:
         context: the prepared graph.
         problem: the graph problem.
-        seen: the candidates that `tried` returned.
+        seen: the candidates that `candidate` returned.
         is_given: whether the caller gave the step problem.
     """
 
@@ -47,7 +47,7 @@ class Schedules:
         self._uses: dict[frozenset[int], tuple[list[int], list[int], list[int]]] = {}
 
     @cached_property
-    def step(self) -> LoweredStep:
+    def lowered_step(self) -> LoweredStep:
         """The step problem, and the map from its nodes to the joint graph."""
         state = self._state
         return self._given or lower_step(state.joint, state.index, state.roles, self._lowered)
@@ -55,25 +55,25 @@ class Schedules:
     @cached_property
     def least_possible(self) -> int:
         """Lower bound on the peak of every schedule of the step, in bytes."""
-        return self.step.least_peak
+        return self.lowered_step.least_peak
 
-    def start(self, found: Candidate) -> tuple[Sequence[int], int]:
+    def start(self, candidate: Candidate) -> tuple[Sequence[int], int]:
         """Return the schedule of a candidate, and the position where backward begins."""
-        if found.schedule is not None:
-            return found.schedule
-        sequence, _, boundary = self.schedule(found.saved)
+        if candidate.schedule is not None:
+            return candidate.schedule
+        sequence, _, boundary = self.schedule(candidate.saved)
         return sequence, boundary
 
     @cached_property
     def _runs_of(self) -> list[tuple[int, ...]]:
         """For each position in the joint graph: the nodes of the step problem that stand for the node's first run."""
         # Two nodes for a random operator whose generator state is saved, and none for a view.
-        return [self.step.runs_of(node.name) for node in self._state.index.nodes]
+        return [self.lowered_step.runs_of(node.name) for node in self._state.index.nodes]
 
     @cached_property
     def _evaluator(self) -> ScheduleEvaluator:
         """Evaluator that computes the bytes alive over a schedule of the step problem."""
-        return ScheduleEvaluator(self.step.problem)
+        return ScheduleEvaluator(self.lowered_step.problem)
 
     @cached_property
     def _roots(self) -> tuple[int, ...]:
@@ -104,7 +104,7 @@ class Schedules:
             if not forward[i]:
                 forward[i] = 1
                 stack.extend(inputs[i])
-        sequence = [*self.step.copies]  # copies of inputs run first
+        sequence = [*self.lowered_step.copies]  # copies of inputs run first
         moments = [0] * len(sequence)
         for i in self.forward_order:
             if forward[i]:
@@ -152,7 +152,7 @@ class Schedules:
         position = self._state.index.position
         return tuple(position[v] for v in gradients if v in position)
 
-    def tried(self, saved: Iterable[int]) -> Candidate:
+    def candidate(self, saved: Iterable[int]) -> Candidate:
         """Evaluate a decision; return it as a candidate with saved bytes, cost, and bytes alive, cached.
 
         Args:
@@ -161,40 +161,40 @@ class Schedules:
         Raises:
             ProblemError: a node that backward needs is neither saved nor recomputable.
         """
-        done = evaluate(self.problem, {*saved, *self._always})
-        found = self.seen.known(done.saved)
-        if found is None:
-            sequence, moments, boundary = self.schedule(done.saved)
+        solution = evaluate(self.problem, {*saved, *self._always})
+        candidate = self.seen.cached(solution.saved)
+        if candidate is None:
+            sequence, moments, boundary = self.schedule(solution.saved)
             bytes_alive = self._evaluator.evaluate(sequence, boundary).bytes_alive
-            most = {SAVED: done.saved_bytes}
+            most = {SAVED: solution.saved_bytes}
             for moment, nbytes in zip(moments, bytes_alive, strict=True):
                 if nbytes > most.get(moment, 0):
                     most[moment] = nbytes
-            found = Candidate(
+            candidate = Candidate(
                 lowered=self._lowered,
-                saved=done.saved,
-                saved_bytes=done.saved_bytes,
-                cost=done.recompute_cost,
+                saved=solution.saved,
+                saved_bytes=solution.saved_bytes,
+                cost=solution.recompute_cost,
                 alive=most,
                 peak_bytes=max(bytes_alive, default=0),
             )
-            self.seen.add(found)
-        return found
+            self.seen.add(candidate)
+        return candidate
 
-    def highest(self, tried: Candidate) -> tuple[int, ...]:
+    def highest(self, candidate: Candidate) -> tuple[int, ...]:
         """Divide backward into at most `Effort.stretches` parts; return, for each part, the node with most bytes alive.
 
         Args:
-            tried: a candidate that the method `tried` returned, so that its bytes alive are known.
+            candidate: a candidate that the method `candidate` returned, so that its bytes alive are known.
 
         Returns:
             Positions in the joint graph of nodes that backward runs under every decision.
         """
         late = self._state.roles.tangent_closure
-        runs = [m for m in tried.alive if 0 <= m < len(late) and late[m]]
+        runs = [m for m in candidate.alive if 0 <= m < len(late) and late[m]]
         length = max(1, -(-len(runs) // DEFAULT.stretches))
         stretches = (runs[i : i + length] for i in range(0, len(runs), length))
-        return tuple(max(stretch, key=lambda m: tried.alive[m]) for stretch in stretches)
+        return tuple(max(stretch, key=lambda m: candidate.alive[m]) for stretch in stretches)
 
     def uses(
         self, checkpoints: frozenset[int] = frozenset()
@@ -217,14 +217,14 @@ class Schedules:
             return self._uses[checkpoints]
         lowered, index, roles = self._lowered, self._state.index, self._state.roles
         owner = self._state.storages.owner
-        kept = {lowered.position[i] for i in checkpoints}
+        checkpointed = {lowered.position[i] for i in checkpoints}
         end = len(index)
         first, last = [end] * end, [-1] * end
         for i in range(end - 1, -1, -1):
             for u in index.users[i]:
                 if roles.tangent_closure[u]:
                     first[i], last[i] = min(first[i], u), max(last[i], u)
-                elif u not in kept:
+                elif u not in checkpointed:
                     first[i], last[i] = (
                         min(first[i], first[u]),
                         max(last[i], first[u] if first[u] < end else -1),
@@ -234,9 +234,9 @@ class Schedules:
                 last[owner[i]] = max(last[owner[i]], last[i])
         begin = [p if roles.required_forward[p] else roles.first_late for p in range(end)]
         position = lowered.position
-        found = self._uses[checkpoints] = (
+        uses = self._uses[checkpoints] = (
             [begin[p] for p in position],
             [first[p] for p in position],
             [last[p] for p in position],
         )
-        return found
+        return uses

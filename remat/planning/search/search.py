@@ -115,9 +115,9 @@ class Search:
         self.pool.add(*(replace(d, lowered=self.context.lowered) for d in other.pool))
         return True
 
-    def add(self, *found: Candidate) -> None:
+    def add(self, *candidates: Candidate) -> None:
         """Add candidates that the user's code allows to the pool, with their tagged values offloaded."""
-        allowed = filter(self.context.may_save, found)
+        allowed = filter(self.context.may_save, candidates)
         self.pool.add(*map(self.offloads.with_tagged, allowed))
 
     def limits(self, peak_bytes: int, measure: Measure | None = None) -> Limits:
@@ -139,39 +139,39 @@ class Search:
             BudgetError: no candidate was found within the limit; the message names the least peak that was found.
         """
         context, limits = self.context, replace(self.limits(peak_bytes), offload=offload)
-        asked = f"budget is a peak of {format_bytes(peak_bytes)} ({peak_bytes} bytes)"
+        budget = f"budget is a peak of {format_bytes(peak_bytes)} ({peak_bytes} bytes)"
         # Hooks may pack saved values into fewer bytes, so the bound on the peak does not hold with hooks.
         possible = 0 if context.request.hooks else self.schedules.least_possible
         self.add(self.decisions.allowed_cheapest)
         if not self.is_solved(limits) or (offload and context.may_offload):
             if peak_bytes < possible:
-                raise self._none_within(asked, possible, infeasible=True)
+                raise self._none_within(budget, possible, infeasible=True)
             context.on_step(f"searching within a peak of {format_bytes(peak_bytes)}")
             self.propose(limits)
         best = self.pool.cheapest(limits, self._by_cost)
         if best is None:
-            raise self._none_within(asked, possible)
+            raise self._none_within(budget, possible)
         return self._bounded(best, peak_bytes)
 
-    def choose_again(self, found: Mapping[int, Candidate]) -> dict[int, Candidate]:
+    def choose_again(self, candidates: Mapping[int, Candidate]) -> dict[int, Candidate]:
         """Choose again for each limit of a ladder, among the candidates of all limits.
 
         So no larger limit costs more than a smaller one, and no smaller one has the higher peak.
 
         Args:
-            found: by limit on the simulated peak in bytes, the candidate that was found within it.
+            candidates: by limit on the simulated peak in bytes, the candidate that was found within it.
         """
-        pool = CandidatePool([*found.values(), *self.pool])
+        pool = CandidatePool([*candidates.values(), *self.pool])
         chosen = {}
-        for peak_bytes, before in found.items():
+        for peak_bytes, before in candidates.items():
             best = pool.cheapest(self.limits(peak_bytes), self._by_cost)
             same = best is None or best.decision == before.decision
             chosen[peak_bytes] = before if same or best is None else self._bounded(best, peak_bytes)
         return chosen
 
-    def _by_cost(self, found: Candidate) -> tuple[int, int, int]:
+    def _by_cost(self, candidate: Candidate) -> tuple[int, int, int]:
         """Return the sort key (cost, simulated peak, saved bytes)."""
-        return found.cost, self.measures.simulated(found), found.saved_bytes
+        return candidate.cost, self.measures.simulated(candidate), candidate.saved_bytes
 
     def propose(self, limits: Limits, *seeds: Candidate) -> None:
         """Ask each proposer for candidates within limits, and add all candidates to the pool.
@@ -182,8 +182,8 @@ class Search:
         """
         self.add(*seeds)
         for proposer in self._proposers:
-            for found in proposer(self, limits, seeds):
-                self.add(found)
+            for candidate in proposer(self, limits, seeds):
+                self.add(candidate)
 
     def searched(self, limits: Limits, *seeds: Candidate) -> Candidate | None:
         """Search within limits by the simulated peak, without offloads; return the cheapest candidate, None if there is none.
@@ -231,7 +231,7 @@ class Search:
         """Return the candidate of the pool whose measured peak is nearest to a limit."""
         return self.pool.best(lambda d: abs(limits.measure(d) - limits.peak_bytes))
 
-    def _none_within(self, asked: str, possible: int, *, infeasible: bool = False) -> BudgetError:
+    def _none_within(self, budget: str, possible: int, *, infeasible: bool = False) -> BudgetError:
         """Return the error for a limit on the peak within which no plan was found."""
         context, least = self.context, self.least_found
         alive = f"{possible} bytes ({format_bytes(possible)})"
@@ -250,7 +250,7 @@ class Search:
             named = context.state.policies or "by remat.region"
             held = f". All plans follow the policies {named}; others may lower the least peak"
         return BudgetError(
-            f"{asked}{why}. The least peak of any plan found is {format_bytes(least)} ({least} bytes); "
+            f"{budget}{why}. The least peak of any plan found is {format_bytes(least)} ({least} bytes); "
             f"{context.request.how_to_run(least)}. {_UNSHRUNK}{held}{learned_text(context.state.index.nodes)}"
         )
 
@@ -272,8 +272,8 @@ class Search:
     def least_found(self) -> int:
         """The least peak found, in bytes: of `least_peak`, the decision at budget 1, and the cheapest decision."""
         decisions = self.decisions
-        found = self.least_peak, decisions.allowed_cheapest, decisions.allowed_full
-        return min(map(self.measures.simulated, found))
+        ends = self.least_peak, decisions.allowed_cheapest, decisions.allowed_full
+        return min(map(self.measures.simulated, ends))
 
     @cached_property
     def least_peak(self) -> Candidate:
@@ -283,9 +283,9 @@ class Search:
         decision with the least peak, of those at several limits on saved bytes.
         """
         context, decisions = self.context, self.decisions
-        found = CandidatePool([decisions.allowed_full])
+        pool = CandidatePool([decisions.allowed_full])
         if context.is_alone:
-            found.add(*decisions.on_frontier())
+            pool.add(*decisions.on_frontier())
         else:
             seeds = [
                 *(saved for _, saved in context.cuts(4 * self.effort.vertices)),
@@ -294,11 +294,11 @@ class Search:
             # With hooks, which pack saved values, the lowest peak of the search may not be that of the step. Therefore,
             # decisions at several limits on saved bytes compete, too.
             if context.request.hooks:
-                found.add(*decisions.on_frontier())
-            found.add(*map(decisions.informed, self.lowest(self.simulated, seeds)))
-        self.add(*found)
+                pool.add(*decisions.on_frontier())
+            pool.add(*map(decisions.with_provenance, self.lowest(self.simulated, seeds)))
+        self.add(*pool)
         # The decision at budget 1 is allowed, so there is one.
-        allowed = CandidatePool(filter(context.may_save, found))
+        allowed = CandidatePool(filter(context.may_save, pool))
         return allowed.best(lambda d: (self.measures.simulated(d), d.cost))
 
     def lowest(
@@ -322,18 +322,18 @@ class Search:
         lower = None if self.context.request.hooks else near.orders.lowest(reached, rounds.lower)
         return [best] if lower is None else [best, lower]
 
-    def _bounded(self, found: Candidate, peak_bytes: int) -> Candidate:
+    def _bounded(self, candidate: Candidate, peak_bytes: int) -> Candidate:
         """Return a candidate with a bound below which no decision within ``peak_bytes`` costs, with offloads if allowed."""
-        if found.decision == self.decisions.allowed_cheapest.decision:
-            return found
+        if candidate.decision == self.decisions.allowed_cheapest.decision:
+            return candidate
         # The bound that `found` has may hold for a limit on saved bytes, so it does not hold for a peak.
         context, bound = self.context, 0
         if (
             not context.request.hooks
         ):  # hooks may pack saved values into fewer bytes, so nothing is proven
-            moments = self.schedules.highest(self.schedules.tried(found.saved))
+            moments = self.schedules.highest(self.schedules.candidate(candidate.saved))
             if context.may_offload:
                 bound = bound_with_offloads(context, self.bounds, peak_bytes, moments)
             else:
                 bound = self.bounds.bound(peak_bytes, moments)
-        return replace(found, provenance=replace(found.provenance, recompute_bound=bound))
+        return replace(candidate, provenance=replace(candidate.provenance, recompute_bound=bound))

@@ -104,7 +104,7 @@ class SeveralGraphs:
             # `_lowest` starts from estimated peaks, so the decisions for budget 1 may have a lower peak.
             least = min(least, most)
             peak_bytes = least + bytes_of_share(budget.peak_share or 0.0, most - least)
-        limits = Limits(peak_bytes=peak_bytes, measure=lambda found: self.peak(found.each))
+        limits = Limits(peak_bytes=peak_bytes, measure=lambda chosen: self.peak(chosen.each))
         pool = CandidatePool(self._chosen(limits))
         pool.add(*map(self._together, (self._searched(lowest, least), full)))
         best = pool.cheapest(limits)
@@ -118,8 +118,8 @@ class SeveralGraphs:
                 f"{format_bytes(least)} ({least} bytes): weights, gradients and what one operator needs at "
                 "once do not shrink with the budget. Raise the budget, or make the model or the batch smaller"
             )
-        found = self._searched([*best.each], peak_bytes)
-        return self._with_offloads(found, peak_bytes) if offloads else found
+        chosen = self._searched([*best.each], peak_bytes)
+        return self._with_offloads(chosen, peak_bytes) if offloads else chosen
 
     def _together(self, decided: Sequence[Candidate]) -> Together:
         """Return one candidate for each graph as a candidate of the whole step."""
@@ -148,16 +148,16 @@ class SeveralGraphs:
     def _options(self) -> list[list[Candidate]]:
         """For each graph, the candidates from which `_choices` selects one."""
         # Equal graphs, such as equal layers, are decided once and share their candidates.
-        known: dict[Same, list[Candidate]] = {}
+        by_graph: dict[Same, list[Candidate]] = {}
         for key, search in zip(self._same, self._searches, strict=True):
-            if key in known:
+            if key in by_graph:
                 continue
-            tried, decisions = search.schedules.tried, search.decisions
+            candidate, decisions = search.schedules.candidate, search.decisions
             by_saved = (*decisions.pareto(), decisions.allowed_full, decisions.cheapest)
-            found = frontier_by_peak(search)[0]
-            found += [replace(d, peak_bytes=tried(d.saved).peak_bytes) for d in by_saved]
-            known[key] = [*filter(search.context.may_save, found)]
-        return [known[key] for key in self._same]
+            candidates = frontier_by_peak(search)[0]
+            candidates += [replace(d, peak_bytes=candidate(d.saved).peak_bytes) for d in by_saved]
+            by_graph[key] = [*filter(search.context.may_save, candidates)]
+        return [by_graph[key] for key in self._same]
 
     @cached_property
     def _others(self) -> list[int]:
@@ -256,8 +256,8 @@ class SeveralGraphs:
                 search = self._searches[k]
                 less = -(-over // self.runs[k])
                 peak = search.measures.simulated(chosen[k])
-                found = search.offloads.with_offloads(peak - less, None)
-                other = chosen if found is None else [*chosen[:k], found, *chosen[k + 1 :]]
+                candidate = search.offloads.with_offloads(peak - less, None)
+                other = chosen if candidate is None else [*chosen[:k], candidate, *chosen[k + 1 :]]
                 if self.peak(other) < max(highest):
                     chosen = other
                     break
@@ -279,9 +279,9 @@ class SeveralGraphs:
             capacity = chosen[k].saved_bytes + min(room[k + 1 :], default=search.context.full_bytes)
             limits = search.limits(search.measures.simulated(chosen[k]) + room[k])
             most = min(capacity, capacity if limits.saved_bytes is None else limits.saved_bytes)
-            found = search.searched(replace(limits, saved_bytes=most), chosen[k])
-            if found is not None and found.cost < chosen[k].cost:
-                other = [*chosen[:k], found, *chosen[k + 1 :]]
+            candidate = search.searched(replace(limits, saved_bytes=most), chosen[k])
+            if candidate is not None and candidate.cost < chosen[k].cost:
+                other = [*chosen[:k], candidate, *chosen[k + 1 :]]
                 chosen = other if self.peak(other) <= peak_bytes else chosen
         return chosen
 

@@ -34,20 +34,20 @@ def filled(
     def better(saved: tuple[int, ...]) -> bool:
         nonlocal best
         try:
-            found = schedules.tried(saved)
+            candidate = schedules.candidate(saved)
         except ProblemError:
             # The dropped value cannot be recomputed: an input of it no longer exists.
             return False
-        if limits.excess(found) or found.cost >= best.cost:
+        if limits.excess(candidate) or candidate.cost >= best.cost:
             return False
-        best = found
+        best = candidate
         return True
 
     while True:
         before = best
-        again = worth_saving(problem, best.saved)
+        unsaved = worth_saving(problem, best.saved)
         failed = 0
-        for i in again:
+        for i in unsaved:
             if spent():
                 return best
             failed = 0 if better((*best.saved, i)) else failed + 1
@@ -57,9 +57,11 @@ def filled(
             return best
         if best is not before:
             continue
-        kept = [i for i in best.saved if problem.size[i] and problem.recomputable[i]]
-        kept.sort(key=lambda i: (problem.cost[i] / (1 + problem.size[i]), i))
-        for i, j in ((i, j) for i in again for j in kept if problem.cost[j] < problem.cost[i]):
+        exchangeable = [i for i in best.saved if problem.size[i] and problem.recomputable[i]]
+        exchangeable.sort(key=lambda i: (problem.cost[i] / (1 + problem.size[i]), i))
+        for i, j in (
+            (i, j) for i in unsaved for j in exchangeable if problem.cost[j] < problem.cost[i]
+        ):
             if spent():
                 return best
             if better((*(k for k in best.saved if k != j), i)):
@@ -87,10 +89,10 @@ def repaired(
         if draw.random() < 0.5:
             some.add(draw.choice([i for i in free if i in best.saved] or free))
         try:
-            found = schedules.tried({*best.saved} ^ some)
+            candidate = schedules.candidate({*best.saved} ^ some)
         except ProblemError:
             # The dropped value cannot be recomputed: an input of it no longer exists.
             continue
-        if limits.excess(found) <= limits.excess(best):
-            best = found
+        if limits.excess(candidate) <= limits.excess(best):
+            best = candidate
     return best

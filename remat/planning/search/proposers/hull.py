@@ -32,9 +32,9 @@ class Starts:
     def within(self, peak_bytes: int) -> list[tuple[int, ...]]:
         """Return the decisions from which each search within a peak starts, each as its saved nodes."""
         decisions, context = self._decisions, self._context
-        found = decisions.allowed_cheapest, decisions.allowed_full, context.runtime_optimal
+        decided = decisions.allowed_cheapest, decisions.allowed_full, context.runtime_optimal
         cuts = (saved for _, saved in context.cuts(DEFAULT.vertices))
-        return [*(d.saved for d in found), *self._closing_in(peak_bytes), *cuts]
+        return [*(d.saved for d in decided), *self._closing_in(peak_bytes), *cuts]
 
     def between(self, peak_bytes: int) -> tuple[int, int]:
         """Return two limits on saved bytes: of the last vertex within a peak, and of the vertex after it.
@@ -49,7 +49,7 @@ class Starts:
     def _ends(self) -> list[tuple[int, int]]:
         """Return about `Effort.vertices` vertices of the hull, each as its saved bytes and its schedule's peak in bytes."""
         cuts = self._context.cuts(DEFAULT.vertices)
-        return [(nbytes, self._schedules.tried(saved).peak_bytes) for nbytes, saved in cuts]
+        return [(nbytes, self._schedules.candidate(saved).peak_bytes) for nbytes, saved in cuts]
 
     def _near(self, capacity: int) -> tuple[int, ...]:
         """Return the saved nodes of a good decision within ``capacity`` saved bytes, without a proof of optimality."""
@@ -58,7 +58,7 @@ class Starts:
 
     def _closing_in(self, peak_bytes: int) -> Iterator[tuple[int, ...]]:
         """Yield decisions at limits on saved bytes that approach the largest limit whose decision is within a peak."""
-        tried, ends = self._schedules.tried, self._ends()
+        candidate, ends = self._schedules.candidate, self._ends()
         # Between two vertices that are far apart, decisions may have lower peaks than at both.
         for _ in range(2 * DEFAULT.closing):
             lowest = min(range(len(ends)), key=lambda i: ends[i][1])
@@ -69,20 +69,20 @@ class Starts:
             capacity = (ends[at][0] + ends[at + 1][0]) // 2
             saved = self._near(capacity)
             yield saved
-            ends.insert(at + 1, (capacity, tried(saved).peak_bytes))
+            ends.insert(at + 1, (capacity, candidate(saved).peak_bytes))
         low, high = _around(ends, peak_bytes)
         if low is None or high is None:
             return
-        for turn in range(DEFAULT.closing):
+        for index in range(DEFAULT.closing):
             if high[0] - low[0] <= max(1, low[0] // DEFAULT.aiming.close):
                 return
             # False position (regula falsi) and bisection propose limits in turn.
-            share = (peak_bytes - low[1]) / max(1, high[1] - low[1]) if turn % 2 == 0 else 0.5
+            share = (peak_bytes - low[1]) / max(1, high[1] - low[1]) if index % 2 == 0 else 0.5
             # The ratio is clamped, because false position may otherwise stay at one end of the interval.
             capacity = low[0] + int(min(max(share, 0.05), 0.95) * (high[0] - low[0]))
             saved = self._near(capacity)
             yield saved
-            peak = tried(saved).peak_bytes
+            peak = candidate(saved).peak_bytes
             low, high = ((capacity, peak), high) if peak <= peak_bytes else (low, (capacity, peak))
 
 

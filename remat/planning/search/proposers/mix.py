@@ -24,9 +24,9 @@ from remat.solvers.graph.pareto import lower_hull
 from remat.solvers.graph.problem import worth_saving
 
 
-def by_peak(found: Candidate) -> tuple[int, int]:
+def by_peak(candidate: Candidate) -> tuple[int, int]:
     """Return the (peak bytes, cost) of a candidate."""
-    return found.peak_bytes, found.cost
+    return candidate.peak_bytes, candidate.cost
 
 
 class Mixtures:
@@ -38,7 +38,7 @@ class Mixtures:
 
     def __init__(self, schedules: Schedules) -> None:
         self._schedules, self.problem = schedules, schedules.problem
-        self._seen, self.tried = schedules.seen, schedules.tried
+        self._seen, self.candidate = schedules.seen, schedules.candidate
         self._nodes = len(schedules.context.state.index)
         self._effort = DEFAULT.all_peaks
 
@@ -53,7 +53,7 @@ class Mixtures:
         """
         on_step("scheduling cuts")
         for start in starts:
-            self.tried(start)
+            self.candidate(start)
         self._follow(self._peaks(self._effort.peaks))
         on_step("mixing cuts")
         self._mix()
@@ -79,9 +79,9 @@ class Mixtures:
         # The prices for each lower peak start from the last prices for the peak before.
         for peak_bytes in reversed(peaks):
             for _ in range(self._effort.cuts):
-                found = cuts.at(prices)
+                candidate = cuts.at(prices)
                 most = max(1, self._cheapest(peak_bytes).cost)
-                moved = cuts.moved(prices, found, Limits(peak_bytes=peak_bytes), most)
+                moved = cuts.moved(prices, candidate, Limits(peak_bytes=peak_bytes), most)
                 if moved is None:
                     break
                 prices = moved
@@ -95,12 +95,15 @@ class Mixtures:
             differ = sorted({*low.saved} ^ {*high.saved})
             total = sum(size[i] for i in differ)
             for order in (differ, differ[::-1]):
-                mixed, done = {*low.saved}, 0
+                mixed, mixed_bytes = {*low.saved}, 0
                 for i in order:
-                    before, done = parts * done // max(1, total), done + size[i]
+                    before, mixed_bytes = (
+                        parts * mixed_bytes // max(1, total),
+                        mixed_bytes + size[i],
+                    )
                     mixed ^= {i}
-                    if before < parts * done // max(1, total) < parts:
-                        self.tried(mixed)
+                    if before < parts * mixed_bytes // max(1, total) < parts:
+                        self.candidate(mixed)
 
     def _add(self) -> None:
         """For many peaks: take the cheapest candidate within the peak, and evaluate decisions that save more values."""
@@ -111,29 +114,29 @@ class Mixtures:
         }
         # In this order, the first targets already cover the whole range, in case the evaluations run out.
         for peak_bytes in _spread(sorted(targets)):
-            tried = self._cheapest(peak_bytes)
-            more = self._room(tried, peak_bytes)
-            while more and len(self._seen) < left:
-                if self.tried((*tried.saved, *more)).peak_bytes <= peak_bytes:
+            candidate = self._cheapest(peak_bytes)
+            values = self._room(candidate, peak_bytes)
+            while values and len(self._seen) < left:
+                if self.candidate((*candidate.saved, *values)).peak_bytes <= peak_bytes:
                     break
                 # `_room` only estimates, so it may propose too many values: keep the quarter with the highest cost per
                 # byte.
-                more = more[: len(more) // 4]
+                values = values[: len(values) // 4]
 
-    def _room(self, tried: Candidate, peak_bytes: int) -> list[int]:
+    def _room(self, candidate: Candidate, peak_bytes: int) -> list[int]:
         """Return recomputed values that can probably be saved together within a peak, highest cost per byte first."""
         problem, (begin, first, _) = self.problem, self._schedules.uses()
         room = np.full(self._nodes + 1, peak_bytes)
-        for moment, nbytes in tried.alive.items():
+        for moment, nbytes in candidate.alive.items():
             if moment >= 0:
                 room[moment] -= nbytes
-        more = []
-        for i in worth_saving(problem, tried.saved):
-            there = room[begin[i] : first[i]]
-            if problem.size[i] and there.size and there.min() >= problem.size[i]:
-                there -= problem.size[i]
-                more.append(i)
-        return more
+        values = []
+        for i in worth_saving(problem, candidate.saved):
+            free_bytes = room[begin[i] : first[i]]
+            if problem.size[i] and free_bytes.size and free_bytes.min() >= problem.size[i]:
+                free_bytes -= problem.size[i]
+                values.append(i)
+        return values
 
 
 def _spread(items: list[int]) -> list[int]:

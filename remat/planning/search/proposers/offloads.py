@@ -66,7 +66,7 @@ class Offloads:
     @cached_property
     def _node_of(self) -> list[int]:
         """For each node of the graph problem, the node of the step problem that computes its value; -1 if none does."""
-        of_value, problem = self._schedules.step.of_value, self.lowered.problem
+        of_value, problem = self._schedules.lowered_step.of_value, self.lowered.problem
         return [
             of_value.get(name, -1) if size and save else -1
             for name, size, save in zip(problem.names, problem.size, problem.savable, strict=True)
@@ -92,7 +92,7 @@ class Offloads:
             for choice, decision in self._candidates(aimed, without):
                 if not choice.offloaded or choice.over or choice.cost >= most:
                     continue
-                decided, over = self._placed(choice, decision, peak_bytes)
+                decided, over = self._as_candidate(choice, decision, peak_bytes)
                 if decided is not None and not over:
                     over = max(0, self._measures.simulated(decided) - peak_bytes)
                     if not over and decided.cost < most:
@@ -109,7 +109,7 @@ class Offloads:
 
     def _problem(self) -> OffloadProblem:
         """Build the step problem with copy times: it also asks which values to offload between forward and backward."""
-        state, lowered, step = self.state, self.lowered, self._schedules.step
+        state, lowered, step = self.state, self.lowered, self._schedules.lowered_step
         problem, storages = step.problem, state.storages
         copy, host = [-1] * len(problem), list(problem.size)
         total = sum(lowered.problem.size)
@@ -161,12 +161,12 @@ class Offloads:
         """Return choices, the best first, each with the `Decision` of its node orders; None for those of the passes."""
         graph = self.lowered.problem
         search = OffloadSearch(self._problem(), graph, self._node_of, self._scheduled, peak_bytes)
-        begun = [self._best(search, without), *self._from_above(search)]
-        begun.sort(key=lambda c: c.rank)
+        choices = [self._best(search, without), *self._from_above(search)]
+        choices.sort(key=lambda c: c.rank)
         candidates = [
-            self._reordered(search, c, without) for c in begun[: DEFAULT.offloading.reordered]
+            self._reordered(search, c, without) for c in choices[: DEFAULT.offloading.reordered]
         ]
-        candidates += [(c, None) for c in begun if all(c is not other for other, _ in candidates)]
+        candidates += [(c, None) for c in choices if all(c is not other for other, _ in candidates)]
         return sorted(candidates, key=lambda pair: pair[0].rank)
 
     @property
@@ -225,14 +225,14 @@ class Offloads:
     ) -> Iterator[tuple[OffloadChoice, Decision]]:
         """Yield choices with the offloads of ``start`` and other node orders, found by searches over node orders."""
         orders, aimed, fits = self._orders, search.capacity, False
-        own = start.schedule.sequence, start.schedule.boundary
+        schedule = start.schedule.sequence, start.schedule.boundary
         # First as if copies took no time, then with the copies of `start`. If operators still wait or the peak is exceeded,
         # two searches aim at a lower peak, which leaves room for values that are being copied.
-        for turn, at_once in enumerate((True, False, True, True)):
-            if aimed <= 0 or (turn > 1 and fits):
+        for index, at_once in enumerate((True, False, True, True)):
+            if aimed <= 0 or (index > 1 and fits):
                 return
             copies = search.copies(start, at_once=at_once)
-            better = orders.improved(*own, aimed, copies, share=share)
+            better = orders.improved(*schedule, aimed, copies, share=share)
             if not better:
                 return
             other = search.settled(search.on(start.saved, *better[0], start.offloaded))
@@ -240,14 +240,14 @@ class Offloads:
             if decision is not None:
                 yield other, decision
                 fits = fits or not (other.over or other.exposed)
-            if turn:
+            if index:
                 aimed -= max(other.peak_bytes - search.capacity, *(c.nbytes for c in copies), 1)
 
     # ---- from a choice to a decision ------------------------------------------------------------------
-    def _placed(
-        self, found: OffloadChoice, ordered: Decision | None, peak_bytes: int
+    def _as_candidate(
+        self, choice: OffloadChoice, ordered: Decision | None, peak_bytes: int
     ) -> tuple[Candidate | None, int]:
-        """Convert a choice to a candidate with places for its copies; return as `_carried_out` does."""
+        """Convert a choice to a candidate with places for its copies; return as `_with_copies` does."""
         problem = self.lowered.problem
         named = {at: i for i, at in enumerate(self._node_of) if at >= 0}
         offloads = tuple(
@@ -256,26 +256,26 @@ class Offloads:
                 nbytes=problem.size[named[v]],
                 pinned=self._is_pinned(named[v]),
             )
-            for v in found.offloaded
+            for v in choice.offloaded
         )
-        decision = replace(ordered or self.lowered.decision(found.saved), offloads=())
-        wanted = Candidate.of(self.lowered, decision, found.cost - found.exposed)
-        return self._carried_out(
-            self._decisions.informed(wanted, WITH_OFFLOADS), offloads, peak_bytes
+        decision = replace(ordered or self.lowered.decision(choice.saved), offloads=())
+        wanted = Candidate.of(self.lowered, decision, choice.cost - choice.exposed)
+        return self._with_copies(
+            self._decisions.with_provenance(wanted, WITH_OFFLOADS), offloads, peak_bytes
         )
 
     def _fitting(self, host_bytes: int, saved: Container[str]) -> list[Tagged]:
         """Return the tagged values among the saved ones that fit into the host's memory together."""
-        found, most = [], self.host_bytes
+        fitting, most = [], self.host_bytes
         for tagged in self._context.tagged:
             name, nbytes = tagged.value.name, tagged.value.host_bytes
             if tagged.why or name in self._left_out or name not in saved:
                 continue
             # Values that must be offloaded are listed even if they do not fit: `with_tagged` raises an error for these.
             if tagged.must or most is None or host_bytes + nbytes <= most:
-                found.append(tagged)
+                fitting.append(tagged)
                 host_bytes += nbytes
-        return found
+        return fitting
 
     def with_tagged(self, decided: Candidate) -> Candidate:
         """Return a copy of a decision that also offloads the tagged values among its saved values; cached.
@@ -308,47 +308,47 @@ class Offloads:
             limits=decided.limits,
         )
         # Each failed attempt leaves out at least one value, so the loop ends.
-        found: Candidate | None = None
-        while found is None:
+        candidate: Candidate | None = None
+        while candidate is None:
             more = [t.value for t in self._fitting(decided.host_bytes, missing)]
-            found = decided
+            candidate = decided
             if more:
-                found, _ = self._carried_out(
+                candidate, _ = self._with_copies(
                     wanted, (*unplaced, *more), self._measures.simulated(decided)
                 )
         names = {value.name for value in (*before, *more)}
         for tagged in self._context.tagged:
             if tagged.must and tagged.value.name in missing - names:
                 raise tagged.refusal(self._left_out.get(tagged.value.name, ""))
-        if self.host_bytes is not None and found.host_bytes > self.host_bytes:
+        if self.host_bytes is not None and candidate.host_bytes > self.host_bytes:
             raise BudgetError(
                 f"host_memory is {format_bytes(self.host_bytes)} ({self.host_bytes} bytes), and the values of "
-                f"'{self.state.joint.name}' that must be offloaded take {format_bytes(found.host_bytes)}; raise it to "
-                f"{found.host_bytes}, or tag fewer"
+                f"'{self.state.joint.name}' that must be offloaded take {format_bytes(candidate.host_bytes)}; raise it to "
+                f"{candidate.host_bytes}, or tag fewer"
             )
-        return found
+        return candidate
 
-    def _carried_out(
-        self, wanted: Candidate, offloads: tuple[Offload, ...], peak_bytes: int
+    def _with_copies(
+        self, base: Candidate, offloads: tuple[Offload, ...], peak_bytes: int
     ) -> tuple[Candidate | None, int]:
         """Place the copies of a decision within a peak; return a candidate and its excess bytes, or None and 0."""
-        decision = replace(wanted.decision, offloads=offloads)
-        decided = replace(self.state, decision=decision, provenance=wanted.provenance)
+        decision = replace(base.decision, offloads=offloads)
+        decided = replace(self.state, decision=decision, provenance=base.provenance)
         plain = PassManager(SPLIT).run(decided, in_place=True, verify=False).state
         _, refused = traced_offloads(plain, offloads)
         if refused:  # later searches do not offload these values
             self._left_out |= refused
             return None, 0
-        done = PassManager((OffloadSaved(),)).run(plain, in_place=True, verify=False)
-        copies = Copies(done.state, offloads, self.request.link, self._context.times)
+        offloaded = PassManager((OffloadSaved(),)).run(plain, in_place=True, verify=False)
+        copies = Copies(offloaded.state, offloads, self.request.link, self._context.times)
         placed, exposed_time, over = copies.placed(peak_bytes)
-        decision = replace(wanted.decision, offloads=placed)
-        made = Candidate.of(
+        decision = replace(base.decision, offloads=placed)
+        candidate = Candidate.of(
             self.lowered,
             decision,
-            wanted.cost + exposed_time,
+            base.cost + exposed_time,
             exposed_time=exposed_time,
-            provenance=wanted.provenance,
-            limits=wanted.limits,
+            provenance=base.provenance,
+            limits=base.limits,
         )
-        return made, over
+        return candidate, over

@@ -46,22 +46,22 @@ class Orders:
         self._problem = schedules.problem
 
     @property
-    def step(self) -> LoweredStep:
+    def lowered_step(self) -> LoweredStep:
         """The step problem, and the map from its nodes to the joint graph."""
-        return self._schedules.step
+        return self._schedules.lowered_step
 
     @cached_property
     def _free(self) -> ScheduleProblem:
         """The step problem with a further rule: a value that must stay alive is computed only once."""
         # In the step problem, the value of a later run replaces that of an earlier run.
-        problem, index = self.step.problem, self._state.index
+        problem, index = self.lowered_step.problem, self._state.index
         # A second run of an operator that returns a tuple computes all elements again, even those that may only be
         # saved. So the rule includes such operators. Decisions without node orders may run them again, because the
         # passes keep the saved element.
         rows = zip(self._lowered.position, self._problem.recomputable, strict=True)
         again = {at for at, may_run_again in rows if may_run_again}
         elements = (n for i, n in enumerate(index.nodes) if is_element(n) and i not in again)
-        makers = {v for node in elements for v in self.step.runs_of(maker_of(node).name)}
+        makers = {v for node in elements for v in self.lowered_step.runs_of(maker_of(node).name)}
         stay = {problem.maker(i) for i in problem.to_end}.intersection(problem.runnable)
         return replace(problem, once=tuple(sorted(stay.union(makers, problem.once))))
 
@@ -87,7 +87,7 @@ class Orders:
             for i in writing
         ):
             return False
-        runs = {index.by_name[n] for n in self.step.of_name if n in index.by_name}
+        runs = {index.by_name[n] for n in self.lowered_step.of_name if n in index.by_name}
         return all(
             problem.savable[i] or isinstance(index.values[at], (tuple, list)) or at not in runs
             for i, at in enumerate(self._lowered.position)
@@ -106,8 +106,8 @@ class Orders:
             The schedules of `improved`, in the same order, as candidates. Those that cannot be executed are left out.
             Peaks may exceed the limit. The list may be empty.
         """
-        found = self.improved(*self._schedules.start(start), peak_bytes, share=share)
-        return [d for schedule in found if (d := self._decided(*schedule))]
+        schedules = self.improved(*self._schedules.start(start), peak_bytes, share=share)
+        return [d for schedule in schedules if (d := self._candidate(*schedule))]
 
     def solved(
         self,
@@ -131,20 +131,20 @@ class Orders:
         Raises:
             SolverError: the solver raises an error, or its answer is wrong.
         """
-        if not self.can_be_ordered or peak_bytes < self.step.least_peak:
+        if not self.can_be_ordered or peak_bytes < self.lowered_step.least_peak:
             return None
         sequence, _ = self._schedules.start(start)
-        known = [sequence[p] for p in self._runs_once(sequence)]
-        problem = self._free.within(peak_bytes).knowing([known])
+        first_runs = [sequence[p] for p in self._runs_once(sequence)]
+        problem = self._free.within(peak_bytes).knowing([first_runs])
         try:
-            found = run(solver, problem, time_limit=time_limit)
+            solution = run(solver, problem, time_limit=time_limit)
         except (BudgetError, RefusalError):
             return None
-        made = self._decided(found.sequence, found.boundary)
-        if made is None:
+        candidate = self._candidate(solution.sequence, solution.boundary)
+        if candidate is None:
             return None
-        how = replace(made.provenance, deterministic=found.deterministic)
-        return replace(made, provenance=how)
+        provenance = replace(candidate.provenance, deterministic=solution.deterministic)
+        return replace(candidate, provenance=provenance)
 
     def lowest(self, starts: Iterable[Candidate], per_run: int) -> Candidate | None:
         """Search for the schedule with the least peak: first from each start, then again from the best schedule found.
@@ -160,21 +160,21 @@ class Orders:
         low = 0
         todo = [*map(self._schedules.start, starts)]
         for _ in range(DEFAULT.edits.lower):
-            found: Candidate | None = None
+            lowest: Candidate | None = None
             for sequence, boundary in todo:
-                high = evaluate_schedule(self.step.problem, sequence, boundary).peak_bytes
+                high = evaluate_schedule(self.lowered_step.problem, sequence, boundary).peak_bytes
                 aim = (low + high) // 2
                 moves = DEFAULT.edits.least(len(sequence), per_run)
                 better = self.improved(sequence, boundary, aim, moves=moves)
                 decided = next(
-                    filter(None, (self._decided(*schedule) for schedule in better)), None
+                    filter(None, (self._candidate(*schedule) for schedule in better)), None
                 )
-                if decided and (found is None or decided.peak_bytes < found.peak_bytes):
-                    found, reached = decided, max(low, 2 * decided.peak_bytes - high)
-            if found is None or (best and found.peak_bytes >= best.peak_bytes):
+                if decided and (lowest is None or decided.peak_bytes < lowest.peak_bytes):
+                    lowest, reached = decided, max(low, 2 * decided.peak_bytes - high)
+            if lowest is None or (best and lowest.peak_bytes >= best.peak_bytes):
                 break
-            assert found.schedule is not None, "a decided schedule is kept"
-            best, low, todo = found, reached, [found.schedule]
+            assert lowest.schedule is not None, "a decided schedule is kept"
+            best, low, todo = lowest, reached, [lowest.schedule]
         return best
 
     def improved(
@@ -207,17 +207,17 @@ class Orders:
             return []
         # Estimates may lead a caller to a limit below 0. Like 0, it asks for the schedule with the lowest peak.
         problem = self._free.within(max(0, peak_bytes))
-        kept = self._runs_once(sequence)
-        start, boundary = [sequence[p] for p in kept], bisect_left(kept, boundary)
+        allowed = self._runs_once(sequence)
+        start, boundary = [sequence[p] for p in allowed], bisect_left(allowed, boundary)
         copied = [
-            replace(c, sent=bisect_left(kept, c.sent), fetched=bisect_left(kept, c.fetched))
+            replace(c, sent=bisect_left(allowed, c.sent), fetched=bisect_left(allowed, c.fetched))
             for c in copies
         ]
         changed = with_copies(problem, start, boundary, copied)
         edits = DEFAULT.edits
         usual = edits.usual(len(start), share) if moves is None else moves
-        tried = edits.tried(usual, len(start))
-        better = improve(compiled, changed.problem, changed.sequence, changed.boundary, moves=tried)
+        count = edits.allowed(usual, len(start))
+        better = improve(compiled, changed.problem, changed.sequence, changed.boundary, moves=count)
         return [changed.invert(*schedule) for schedule in better]
 
     def _runs_once(self, sequence: Sequence[int]) -> list[int]:
@@ -229,16 +229,16 @@ class Orders:
         first = {v: p for p, v in reversed([*enumerate(sequence)])}
         return [p for p, v in enumerate(sequence) if first[v] == p or v not in once]
 
-    def _decided(self, sequence: Sequence[int], boundary: int) -> Candidate | None:
+    def _candidate(self, sequence: Sequence[int], boundary: int) -> Candidate | None:
         """Convert a schedule to a candidate with its cost and peak; None if the schedule cannot be executed."""
         decision = self.decision_of(sequence, boundary)
-        done = evaluate_schedule(self.step.problem, sequence, boundary)
+        evaluation = evaluate_schedule(self.lowered_step.problem, sequence, boundary)
         # `done.cost` also counts the first run of every node, which is no recomputation.
-        cost = done.cost - sum(self.step.problem.cost)
+        cost = evaluation.cost - sum(self.lowered_step.problem.cost)
         if decision is None:
             return None
-        made = Candidate.of(self._lowered, decision, cost)
-        return replace(made, peak_bytes=done.peak_bytes, schedule=(sequence, boundary))
+        candidate = Candidate.of(self._lowered, decision, cost)
+        return replace(candidate, peak_bytes=evaluation.peak_bytes, schedule=(sequence, boundary))
 
     def decision_of(self, sequence: Sequence[int], boundary: int) -> Decision | None:
         """Convert a schedule of the step problem to a decision with node orders.
@@ -250,7 +250,7 @@ class Orders:
         Returns:
             The decision; None if the schedule cannot be executed.
         """
-        forward, backward = self.step.orders(sequence, boundary)
+        forward, backward = self.lowered_step.orders(sequence, boundary)
         state, index, lowered = self._state, self._state.index, self._lowered
         kinds = zip(lowered.kind, lowered.position, strict=True)
         orders = Decision(

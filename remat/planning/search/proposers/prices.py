@@ -56,14 +56,14 @@ class PriceSearch:
         schedules, effort = self.schedules, self._effort
         # Only new evaluations count against the limit, because cached ones take no time.
         self._last = len(schedules.seen) + effort.evaluations(len(schedules.context.state.index))
-        begun = [schedules.tried(start) for start in starts]
-        found = [self._priced(limits, CandidatePool(begun).best(limits.rank))]
-        if limits.excess(found[0]):
+        evaluated = [schedules.candidate(start) for start in starts]
+        candidates = [self._priced(limits, CandidatePool(evaluated).best(limits.rank))]
+        if limits.excess(candidates[0]):
             sets = checkpointed(self._cuts, limits, self._checkpoints)
-            found += [self._priced(limits, begin, checkpoints) for checkpoints, begin in sets]
-        if limits.saved_bytes is not None and all(map(limits.excess, found)):
-            found += [repaired(schedules, b, limits, effort, self._spent) for b in begun]
-        return found
+            candidates += [self._priced(limits, first, checkpoints) for checkpoints, first in sets]
+        if limits.saved_bytes is not None and all(map(limits.excess, candidates)):
+            candidates += [repaired(schedules, b, limits, effort, self._spent) for b in evaluated]
+        return candidates
 
     def within(self, limits: Limits, starts: Iterable[Iterable[int]], *, orders: bool) -> Candidate:
         """Search as in `reached`, then save further values in the best candidate; return the result.
@@ -91,9 +91,9 @@ class PriceSearch:
         def cheapest() -> Candidate:
             return self._cuts.at(prices, checkpoints)
 
-        def move(found: Candidate, most: int, step: float) -> bool:
+        def move(candidate: Candidate, most: int, step_size: float) -> bool:
             nonlocal prices
-            moved = self._cuts.moved(prices, found, limits, most, step)
+            moved = self._cuts.moved(prices, candidate, limits, most, step_size)
             prices = moved or {}
             return moved is not None and not self._spent()
 

@@ -45,9 +45,11 @@ class SolverDecisions:
         """
         if capacity not in self._at:
             self._context.on_step(f"deciding at {format_bytes(capacity)}")
-            made = self.within(replace(self._context.limits, capacity=capacity))
-            made = replace(made, provenance=replace(made.provenance, proposer=BY_SOLVER))
-            self._at[capacity] = made
+            candidate = self.within(replace(self._context.limits, capacity=capacity))
+            candidate = replace(
+                candidate, provenance=replace(candidate.provenance, proposer=BY_SOLVER)
+            )
+            self._at[capacity] = candidate
             self.proposed[BY_SOLVER] += 1
         return self._at[capacity]
 
@@ -62,12 +64,12 @@ class SolverDecisions:
         # Hulls are cached weakly. This reference keeps one alive, so that every decision shares it.
         _ = context.hull
         deciding = self._deciding if request is None else request.deciding()
-        found, provenance = deciding.decide(context.state, limits)
+        solution, provenance = deciding.decide(context.state, limits)
         return Candidate(
             lowered=context.lowered,
-            saved=found.saved,
-            saved_bytes=found.saved_bytes,
-            cost=found.cost,
+            saved=solution.saved,
+            saved_bytes=solution.saved_bytes,
+            cost=solution.cost,
             provenance=provenance,
             limits=limits,
         )
@@ -101,10 +103,10 @@ class SolverDecisions:
         cut, error = context.runtime_optimal, COST_ERROR * context.step_cost
         bound = context.hull.edge(context.full_bytes).bound(context.full_bytes)
         if cut.cost - bound > error:  # else the solver cannot be surely better, and is not called
-            found = solved()
+            candidate = solved()
             peak = measures.simulated if context.is_eager else measures.estimated
-            if cut.cost - found.cost > error and peak(found) <= peak(cut):
-                return found
+            if cut.cost - candidate.cost > error and peak(candidate) <= peak(cut):
+                return candidate
         proven = replace(cut.provenance, recompute_bound=min(cut.cost, bound))
         limits = replace(context.limits, capacity=context.full_bytes)
         return replace(cut, provenance=proven, limits=limits)
@@ -135,8 +137,8 @@ class SolverDecisions:
 
         The decision with the fewest saved bytes comes first.
         """
-        found = map(self.at, self._context.capacities())
-        return tuple(pareto(found, lambda d: (d.saved_bytes, d.cost)))
+        candidates = map(self.at, self._context.capacities())
+        return tuple(pareto(candidates, lambda d: (d.saved_bytes, d.cost)))
 
     def bisected(
         self, low: int, high: int, peak_bytes: int, most: int, measure: Measure
@@ -180,30 +182,31 @@ class SolverDecisions:
             high = min((c for c in capacities if c > low), default=low)
             yield from self.bisected(low, high, int(limits.peak_bytes), 6, limits.measure)
 
-    def informed(self, found: Candidate, proposer: str = "") -> Candidate:
+    def with_provenance(self, candidate: Candidate, proposer: str = "") -> Candidate:
         """Return a copy of a candidate that a search by peak found, with its provenance.
 
         The record gets the solver, the number of nodes, and the solver's seconds for all cached decisions.
 
         Args:
-            found: the candidate.
+            candidate: the candidate.
             proposer: how it was found; empty: by node orders if it has a schedule, else by prices.
         """
-        proposer = proposer or ("by node orders" if found.schedule is not None else "by prices")
+        proposer = proposer or ("by node orders" if candidate.schedule is not None else "by prices")
         self.proposed[proposer] += 1
         # The search starts from the cached decisions. So their time counts, and the search is deterministic only if
         # each of them is.
-        asked = [d.provenance for d in self._at.values()]
-        how = replace(
-            found.provenance,
+        solved = [d.provenance for d in self._at.values()]
+        provenance = replace(
+            candidate.provenance,
             proposer=proposer,
             solver=self._deciding.asked().name,
             items=len(self._context.lowered.problem),
-            elapsed_s=sum(p.elapsed_s for p in asked),
-            deterministic=found.provenance.deterministic and all(p.deterministic for p in asked),
+            elapsed_s=sum(p.elapsed_s for p in solved),
+            deterministic=candidate.provenance.deterministic
+            and all(p.deterministic for p in solved),
             recompute_bound=0,
         )
-        return replace(found, provenance=how, limits=None)
+        return replace(candidate, provenance=provenance, limits=None)
 
     def adopt(self, other: SolverDecisions) -> None:
         """Copy the decisions on an equal graph."""

@@ -19,15 +19,7 @@ from remat.planning.search.offload_costs import Times
 
 
 def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
-    """Compute the exposed transfer time of a saved plan: the time for which operators wait for copies.
-
-    Args:
-        prepared: the prepared graph, before it is split into forward and backward.
-        plan: the saved plan.
-        request: the options under which the plan is applied, with the plan's cost model.
-
-    Returns:
-        The time in ps; 0 if the plan offloads nothing.
+    """Compute the exposed transfer time of a saved plan on a prepared graph, in ps; 0 if the plan offloads nothing.
 
     Raises:
         PlanError: the graph cannot offload a value as the plan says, the plan's cost model gives no times, or the plan's
@@ -83,17 +75,6 @@ def _refused(plan: Plan, fault: str) -> PlanError:
 def check_applied(plan: Plan, applied: Plan, *, alone: bool) -> None:
     """Refuse a saved plan whose step exceeds the plan's budget, or whose costs have another unit.
 
-    A budget in saved bytes is compared with the saved bytes on the graph. A budget on the peak is compared with a peak
-    that depends on the plan:
-
-    - A plan that records the peak of its compiled step: the lower of the simulated peak and the recorded one, because
-      this process has not compiled the step yet. If the budget is a ratio of the peak, nothing is checked.
-    - Any other plan for Inductor: the lower of the simulated peak and the estimated peak of fused code.
-    - A plan for eager execution: the simulated peak.
-
-    With symbolic sizes, the caller checks the budget, because it knows the sizes that the step runs with. A budget on the
-    peak that several graphs share is not checked, because the peak of the step cannot be computed from one graph.
-
     Args:
         plan: the saved plan.
         applied: the plan that results from applying ``plan`` to its graph, with the figures of the graph.
@@ -107,12 +88,13 @@ def check_applied(plan: Plan, applied: Plan, *, alone: bool) -> None:
     asked, fault = plan.asked, ""
     limit = asked.peak_bytes or (plan.peak_limit if asked.on_peak else 0)
     if applied.symbolic:
-        return
+        return  # the caller checks the budget: it knows the sizes that the step runs with
     if asked.nbytes is not None and applied.saved_bytes > asked.nbytes:
         fault = (
             f"budget is {asked} in it, and the step that it makes saves {applied.saved_bytes} bytes; plan again "
             f"within {asked}"
         )
+    # The peak of a step of several graphs cannot be computed from one of them.
     elif limit and alone and (peak := _counted_peak(plan, applied, limit)) > limit:
         fault = (
             f"budget is {asked} in it, {limit} bytes, and the step that it makes has a peak of {peak} bytes; plan "
@@ -124,7 +106,9 @@ def check_applied(plan: Plan, applied: Plan, *, alone: bool) -> None:
 
 def _counted_peak(plan: Plan, applied: Plan, limit: int) -> int:
     """Return the peak that `check_applied` compares with a limit, both in bytes."""
-    if plan.lower == "inductor" and plan.planned_peak_bytes:  # compiled when it was saved
+    if plan.lower == "inductor" and plan.planned_peak_bytes:
+        # The plan has the peak of its compiled step, and this process has not compiled the step yet. A compiled step meets
+        # a ratio of the peak only approximately, so nothing is compared with a ratio.
         return min(applied.peak_bytes, plan.peak_bytes) if plan.asked.peak_bytes else 0
     if applied.peak_bytes > limit and applied.lower == "inductor":
         return min(applied.peak_bytes, applied.predicted_peak_bytes)

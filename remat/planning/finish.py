@@ -183,14 +183,7 @@ def finish(
 def later_figures(
     state: State, peak_bytes: int, baseline: Baseline, costs: Sequence[int]
 ) -> dict[str, Any]:
-    """Return the `LATER` figures of a plan, by the names of its fields.
-
-    Args:
-        state: the graph.
-        peak_bytes: the simulated peak of the step under the plan.
-        baseline: the step without remat.
-        costs: cost of one run of each node, by position; empty if the cost model cannot price backward.
-    """
+    """Return the `LATER` figures of a plan by field, from the simulated peak and the cost of each node's run."""
     return {
         "peak_bytes": peak_bytes,
         "step_cost": sum(costs),

@@ -1,7 +1,4 @@
-"""The default pipeline in two parts, before and after the decision, and pipelines that are parsed from text.
-
-A decision says which values forward saves for backward.
-"""
+"""The default pipeline in two parts, before and after the decision, and pipelines that are parsed from text."""
 
 from __future__ import annotations
 
@@ -178,15 +175,7 @@ def initial_state(
 
 
 def with_copies(state: State, places: Collection[int]) -> State:
-    """Make a prepared graph return copies of some of the user's outputs.
-
-    Args:
-        state: a state from `prepare`; its graph changes in place.
-        places: positions of the outputs to copy, among the outputs that the user sees.
-
-    Returns:
-        The given state.
-    """
+    """Make a prepared graph, in place, return copies of the user's outputs at ``places``; return the state."""
     with state.edit():
         copy_outputs(state.joint, places)
     return state
@@ -216,16 +205,15 @@ def modules_of(state: State) -> tuple[fx.GraphModule, fx.GraphModule]:
 
 
 def count_workspaces(state: State, cost: CostModel, *, later: bool = False) -> None:
-    """Record the bytes that operators allocate internally on a CPU, so that peaks count them.
-
-    Simulated peaks of an eager graph count the bytes, and estimated peaks of other graphs, whose operators run on
-    other layouts. Nothing is recorded if the cost model is not for a CPU.
+    """Record the workspaces of operators on a CPU, so that peaks count them; none if the cost model is for a GPU.
 
     Args:
         state: the prepared graph.
         cost: the cost model.
         later: whether the first reader of a node's bytes measures them.
     """
+    # Simulated peaks of an eager graph count workspaces. Inductor's operators run on other layouts, so only estimated
+    # peaks count those of its graphs.
     if is_for_cpu(cost):
         graph, compiled = state.joint.graph, state.joint.lower == "inductor"
         if later or compiled:
@@ -235,14 +223,7 @@ def count_workspaces(state: State, cost: CostModel, *, later: bool = False) -> N
 
 
 def step_costs_of(state: State, cost: CostModel, *, required: bool = False) -> Sequence[int]:
-    """Return the cost of one run of each node of a step, by position in the joint graph.
-
-    Nodes that only backward runs are included. If the cost model cannot price such a node, the whole result is empty.
-
-    Args:
-        state: a prepared graph, as `remat.planning.pipelines.prepare` returns it.
-        cost: the cost model.
-        required: whether to raise an error instead of an empty result.
+    """Return the cost of one run of each node of a step, by position; empty if backward cannot be priced.
 
     Raises:
         ProblemError: the cost model cannot price backward, and ``required`` is set.
@@ -260,14 +241,7 @@ def step_costs_of(state: State, cost: CostModel, *, required: bool = False) -> S
 
 
 def with_agreement(pipeline: Pipeline, agree: Pass) -> Pipeline:
-    """Return a pipeline with the pass ``agree`` before each partition pass.
-
-    A pipeline that already has a pass of the type of ``agree`` is returned unchanged.
-
-    Args:
-        pipeline: the pipeline.
-        agree: a pass that may change the decision, such as a pass that makes all ranks decide alike.
-    """
+    """Return a pipeline with the pass ``agree`` before each partition pass, unless it has a pass of this type."""
 
     def inserted(passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
         found: list[Pass] = []

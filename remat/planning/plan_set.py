@@ -1,7 +1,7 @@
 """Plan all graphs of one step under one budget. A step has several graphs if the model has graph breaks.
 
-Each graph has a frontier: its best decisions for all numbers of saved bytes, or for all peaks. Planning chooses one
-decision from each frontier, so that all graphs together keep the budget at the least cost.
+Planning chooses one decision from the frontier of each graph, so that all graphs together keep the budget at the least
+cost.
 """
 
 from __future__ import annotations
@@ -59,12 +59,7 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
 
 
 def set_planner(joints: Sequence[JointGraph], request: PlanRequest) -> SetPlanner:
-    """Return the planner of all graphs of a step; arguments as in `plan_graphs`.
-
-    Raises:
-        PlanError: as in `plan_graphs`.
-        ProblemError: as in `plan_graphs`.
-    """
+    """Return the planner of all graphs of a step; arguments and errors as in `plan_graphs`."""
     request.check("several graphs")
     if not joints:
         raise PlanError("there are no graphs to plan: remat.plan was given an empty list")
@@ -78,12 +73,7 @@ def set_planner(joints: Sequence[JointGraph], request: PlanRequest) -> SetPlanne
 
 
 class SetPlanner:
-    """Planner of all graphs of a step under one budget.
-
-    Args:
-        joints: the graphs, in the order in which they run.
-        request: the options.
-    """
+    """Planner of all graphs of a step, which are given in the order in which they run, under one budget."""
 
     def __init__(self, joints: Sequence[JointGraph], request: PlanRequest) -> None:
         self._request, self._passed = request, _Passed(joints)
@@ -302,11 +292,7 @@ def _shares(searches: Sequence[Search], runs: Sequence[int], room: int) -> list[
 
 
 class _Passed:
-    """The activations that one graph of a step passes to a later graph, with their bytes.
-
-    Args:
-        joints: the graphs, in the order in which they run.
-    """
+    """The activations that one graph of a step passes to a later graph, with their bytes."""
 
     def __init__(self, joints: Sequence[JointGraph]) -> None:
         self._bytes: dict[tuple[int, int], int] = {}

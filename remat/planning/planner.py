@@ -1,23 +1,7 @@
 """Planning: from a joint graph and a request to a decision, and from a decision to a plan.
 
-A request holds the options of planning. A decision says which values forward saves for backward, which of them are
-offloaded, and optionally in which order nodes run. The budget of ``remat plan MODEL --budget 0.3`` passes through
-these files, in this order::
-
-    cli/plan.py                 reads the option as text
-    planning/request.py         parses and checks all options
-    units.py                    parses the text as bytes of peak, as saved bytes, or as a ratio
-    planning/planner.py         selects the search: by the peak, or by saved bytes
-    planning/context.py         holds the prepared graph
-    planning/search/            finds candidates, and chooses among them
-    passes/decide/budgeted.py   converts the budget to a capacity in saved bytes, and calls the solver
-    solvers/run.py              runs one solver, and checks its answer
-    solvers/auto.py             the default solver: runs several solvers, and returns the best answer
-    solvers/graph/lagrangian.py       the strongest of these solvers: prices saved bytes, then searches near the best price
-    solvers/_native/module.cpp  the compiled code of this search
-
-`remat.solvers.verify` checks and scores the answer of a solver. After the split into two modules, `finish` scores and
-verifies every plan, however it was decided.
+`docs/architecture.md` lists the files that a budget passes through. After the split into two modules, `finish` scores
+and verifies every plan, however it was decided.
 """
 
 from __future__ import annotations
@@ -216,7 +200,7 @@ def warn_of_peak(plan: Plan, figures: BeforeAfter | None = None) -> None:
 
     Args:
         plan: a finished plan.
-        figures: the plan compared with the step without remat; None: as the plan says.
+        figures: its comparison with the step without remat; None: `PlanRecord.before_after`.
     """
     if plan.asked.on_peak or plan.capacity >= plan.full_bytes:
         return
@@ -250,18 +234,11 @@ def warn_without_kernel() -> None:
 class Planner:
     """Planner of one prepared graph: decides under any number of budgets, and builds plans from decisions.
 
-    A decision (`Candidate`) says which values forward saves, which of them are offloaded, and optionally in which
-    order nodes run.
-
     Args:
         search: the search for candidates of the graph.
         ends: peaks in bytes that the ratios 0 and 1 of the request's budget stand for. None: the least peak found, and
             the peak of the plan for budget 1.
         baseline: the step without remat; None: planned here.
-
-    Attributes:
-        context: the prepared graph, with the options.
-        search: the search for candidates.
     """
 
     def __init__(
@@ -278,14 +255,8 @@ class Planner:
     def of(cls, joint: JointGraph, request: PlanRequest, **options: Any) -> Self:
         """Prepare a joint graph; with ``chunk="auto"``, choose into how many chunks the loss of the step is split.
 
-        With ``"auto"``, the step is prepared once for each number of chunks. The planner of the cheapest step within
-        the request's budget is returned. If no step is within the budget, the planner of the step with the least peak
-        is returned. A step whose loss cannot be split is planned without chunks, with a warning.
-
-        Args:
-            joint: the captured step.
-            request: the options.
-            options: as in `GraphContext.of`.
+        A step whose loss cannot be split is planned without chunks, with a warning. ``options`` are those of
+        `GraphContext.of`.
 
         Raises:
             PlanError: the loss cannot be split into the given number of chunks.
@@ -330,11 +301,7 @@ class Planner:
         return best
 
     def estimated(self, before: CompiledSearch | None = None) -> CompiledSearch:
-        """Return the search by estimated peak.
-
-        Args:
-            before: the search on an earlier trace of the step, whose candidates are kept if the graph is equal.
-        """
+        """Return the search by estimated peak, with the candidates of an earlier trace if the graphs are equal."""
         # If the number of chunks was chosen, ratio 1 stands for the step without chunks.
         most = 0 if self._ends is None else self.baseline.expected_bytes
         return CompiledSearch(self.search, most, before)
@@ -345,10 +312,7 @@ class Planner:
         return self.search.peak_of(budget, ends)
 
     def decide(self, budget: Budget) -> Candidate:
-        """Return the decision under a budget.
-
-        The user's code may set a budget of its own for the graph, as a ratio of saved bytes. This ratio replaces a
-        given ratio of saved bytes, and applies in addition to any other budget.
+        """Return the decision under a budget, and under that which the user's code may set for the graph.
 
         Raises:
             BudgetError: no decision is within the budget.
@@ -382,11 +346,7 @@ class Planner:
 
     @cached_property
     def baseline(self) -> Baseline:
-        """Figures of the step without remat, to compare plans with.
-
-        The step runs under the default solver's plan for budget 1. It has no hooks on saved tensors, no policies by
-        module and no chunks of the loss. All figures are 0 if no plan is found for budget 1.
-        """
+        """Figures of the step without remat, hooks, policies and chunks; 0 if no plan is found for budget 1."""
         if self._baseline is not None:
             return self._baseline
         context, search = self.context, self.search
@@ -419,13 +379,7 @@ class Planner:
     def plan(
         self, decided: Candidate, agree: Pass | None = None, copied_outputs: tuple[int, ...] = ()
     ) -> Plan:
-        """Build the plan of a decision under the request's budget; see `warn_of_peak` for the warning that may follow.
-
-        Args:
-            decided: the decision.
-            agree: a pass that may change the decision before the split; None: no such pass.
-            copied_outputs: positions of the outputs that the step returns as copies.
-        """
+        """Build the plan of a decision under the request's budget, as `finish` does; warn as `warn_of_peak` does."""
         budget = self.context.request.budget
         plan = self.finish(decided, budget, agree, copied_outputs=copied_outputs)
         if budget.on_peak or plan.capacity >= plan.full_bytes:
@@ -449,7 +403,7 @@ class Planner:
 
         Args:
             decided: the decision.
-            budget: the budget that the plan records.
+            budget: what the plan records as its budget.
             agree: a pass that may change the decision before the split; None: no such pass.
             peak_limit: the peak in bytes that a ratio of the peak stands for; None: computed here.
             measure: the peak by which the decision was chosen: simulated or estimated.

@@ -43,27 +43,15 @@ Situation = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """Options of planning; `of` parses and checks them.
+    """Options of planning; `of` parses and checks them. `PlanOptions` documents those that are left out here.
 
     Attributes:
-        budget: a budget on the peak of the step, or on the bytes that forward saves.
-        solver: the solver that decides, as an instance.
-        cost: the cost model.
-        time_limit: seconds for each call of the solver; None: no limit.
         plan: saved plans to apply to the graphs that they were made for; None: the solver decides.
         plans_others: whether a graph for which ``plan`` holds no plan is planned under ``budget``, instead of refused.
         of_several: whether the graph to plan is known to be one of several graphs of its step.
         pipeline: the user's pipeline, which replaces the default passes. Its passes carry their own budget,
             solver, cost model and time limit.
         count_outputs: whether forward's outputs count as saved bytes.
-        hooks: functions that pack saved tensors in forward and unpack them in backward; None: no hooks.
-        reread_inputs: whether backward may read inputs and outputs of the step that eager autograd would not have
-            saved. If True, the user must not overwrite these tensors before backward.
-        offload: the link to the host, over which any saved value may be offloaded. None: only values that the
-            user's code or a policy tags for offloading are offloaded.
-        host_memory: bytes of offloaded values that may be in the host's memory at one time; None: no limit.
-        policies: what to do with the values of the user's modules: save, recompute or offload, by pattern of the
-            module's name.
         chunk: the pass that splits the loss into chunks of tokens. ``"auto"``: planning chooses the number of chunks,
             so that the peak is within the budget. None: leave the loss whole.
         has_matched: whether a caller has checked that every pattern of ``policies`` matches a module of the step.
@@ -203,11 +191,7 @@ class PlanRequest:
         return [replace(self, chunk=ChunkLoss(chunks=n) if n > 1 else None) for n in DEFAULT.chunks]
 
     def by(self, solver: str | Solver, *, isolation: str | None = None) -> PlanRequest:
-        """Return the request with another solver.
-
-        Args:
-            solver: name of the solver, or an instance.
-            isolation: as in `Registry.solver`.
+        """Return the request with another solver, by name or as an instance; ``isolation`` as in `Registry.solver`.
 
         Raises:
             SolverError: no solver has the name, or the solver cannot run here.
@@ -216,10 +200,7 @@ class PlanRequest:
             return replace(self, solver=registry().solver(solver, isolation=isolation))
 
     def on(self, joint: JointGraph) -> PlanRequest:
-        """Return a copy of the request with the cost model that the requested one stands for on a graph.
-
-        The default cost model, ``auto``, selects a model by the graph.
-        """
+        """Return a copy of the request with the cost model that the requested one, such as ``auto``, selects."""
         return replace(self, cost=self.cost.on(joint))
 
     def for_graph(self, joint: JointGraph, fingerprint: str, nth: int = 0) -> PlanRequest:
@@ -244,10 +225,6 @@ class PlanRequest:
 
     def how_to_run(self, peak_bytes: int, what: str = "that plan") -> str:
         """Return advice, as text for an error message, on how to run a plan with a given peak.
-
-        For a single graph, the advice is to give this peak as the budget. One of several graphs shares the budget
-        with the others. The advice is then to try this peak, to compile the model as one graph, or to plan the graphs
-        together.
 
         Args:
             peak_bytes: the peak of the plan, in bytes.

@@ -32,14 +32,10 @@ def read_known_plan(plan: SavedPlan) -> Plan | PlanSet:
 
 
 def read_plan(plan: SavedPlan) -> Plan | PlanSet:
-    """Return a plan, or the plans of all graphs of a step, from an object, JSON text or a JSON file.
-
-    Args:
-        plan: JSON text of the plan or plans, or the path of a JSON file. A `Plan` or `PlanSet` is returned unchanged.
+    """Return a plan, or the plans of all graphs of a step, from an object, JSON text or the path of a JSON file.
 
     Raises:
-        PlanError: the value is none of these, the file cannot be read, or the text is not the JSON of a plan or of
-            plans.
+        PlanError: the value is none of these, the file cannot be read, or the text is no JSON of plans.
     """
     if isinstance(plan, (Plan, PlanSet)):
         return plan
@@ -74,19 +70,15 @@ def plan_for(
     nth: int = 0,
     others: bool = False,
 ) -> Plan | None:
-    """Return the saved plan that was made for a graph.
+    """Return the saved plan that was made for a graph; None if there is none, and the caller should plan the graph.
 
     Args:
         joint: the graph.
         saved: a plan, or the plans of all graphs of a step.
         fingerprint: digest of the graph.
-        nth: number of graphs with this fingerprint for which a plan was returned before. If several plans have the
-            fingerprint, the first graph gets the first plan, the second graph the second plan, and so on. After the
-            last plan, the first one follows again.
+        nth: number of graphs with this fingerprint for which a plan was returned before. Equal graphs get the plans of
+            their fingerprint in turn.
         others: whether a graph for which there is no saved plan may be planned instead.
-
-    Returns:
-        The plan; None if there is no saved plan for the graph, and the caller should plan the graph.
 
     Raises:
         PlanError: there is no saved plan for the graph, and the graph may not be planned instead. Either ``others`` is

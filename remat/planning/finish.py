@@ -74,6 +74,7 @@ def finish(
     forward, backward = modules_of(state)
     if state.policies:
         check_budgets(state, read_policies(state.policies))
+    # The default, "auto", stands for a cost model that the graph selects.
     cost = cost.on(state.joint)
     lowered = state.lowered(cost)
     check_tagged(state, lowered)
@@ -87,6 +88,7 @@ def finish(
     saved_bytes = sum(saved_in(state).values())
     limits, provenance = state.limits or SavedLimits(), state.provenance or Provenance()
     capacity = saved_bytes if limits.capacity is None else limits.capacity
+    # No decision is trusted, whoever made it: both modules are checked against the joint graph.
     verify(
         Split(
             joint=state.joint,
@@ -122,6 +124,7 @@ def finish(
         recomputed = tuple(problem.names[i] for i in again)
         recompute_cost = scored.recompute_cost
     region = limits.region_budget
+    # The hull is cached with the problem, so a planner that has decided does not compute it again.
     hull = Hull.of(problem)
     # Under a budget on the peak, saved bytes are not limited, so the bound must hold for any number of them.
     most = max(capacity, hull.ends[1].saved_bytes) if budget.on_peak else capacity

@@ -285,6 +285,7 @@ class Frontier:
 
     def _page(self, plan: Plan, title: str, on_step: Callable[[str], None] | None) -> Page:
         """Return the page of `explore`, whose slider shows each decision once; arguments as there."""
+        # The slider and the text of a frontier have the same stops.
         points, knee, plans = self.thinned(MOST_SHOWN), plan, list[Plan]()
         with warnings.catch_warnings():
             warnings.simplefilter(

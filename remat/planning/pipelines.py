@@ -134,6 +134,7 @@ def prepare(
     )
     state = _NORMALISE.run(state, in_place=True, verify=False).state
     tags = policies is not None and has_policies(state, policies)
+    # The step without remat has neither policies nor chunks, so it is prepared apart.
     plain: State | None = None
     if tags or chunk is not None:
         plain = _after_policies(replace(state, joint=state.joint.copy()))
@@ -252,6 +253,7 @@ def with_agreement(pipeline: Pipeline, agree: Pass) -> Pipeline:
                 found += [agree, p] if isinstance(p, Partition) else [p]
         return tuple(found)
 
+    # The user's pipeline may have the pass, and one exchange between ranks suffices.
     if any(type(p) is type(agree) for p in pipeline.flat()):
         return pipeline
     return replace(pipeline, passes=inserted(pipeline.passes))

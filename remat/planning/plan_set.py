@@ -65,9 +65,11 @@ def set_planner(joints: Sequence[JointGraph], request: PlanRequest) -> SetPlanne
         raise PlanError("there are no graphs to plan: remat.plan was given an empty list")
     for joint in joints:
         check_joint(joint)
+    # Passed values are matched by position, so another order would plan another step.
     _refuse_strange_order(joints)
     if request.policies:
         check_matched(request.policies, [joint.graph for joint in joints], joints[0].name)
+        # A pattern may match modules of one graph only, so graphs are not checked one by one.
         request = replace(request, has_matched=True)
     return SetPlanner(joints, request)
 

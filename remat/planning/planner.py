@@ -151,6 +151,7 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         policies=read_policies(plan.policies),
         chunk=chunk,
     )
+    # The plan names the copies among the nodes that it saves, so they must exist before the split.
     if plan.copied_outputs:
         prepared = with_copies(prepared, plan.copied_outputs)
     request = replace(request, cost=registry().cost_model(plan.cost).on(prepared.joint))
@@ -268,6 +269,7 @@ class Planner:
         contexts: list[GraphContext] = []
         try:
             for each in request.each_chunk():
+                # The pass that splits the loss edits the graph, so each number of chunks has a copy.
                 contexts += [GraphContext.of(joint, each, **{**options, "in_place": False})]
         except PlanError as error:
             if not contexts:
@@ -384,6 +386,7 @@ class Planner:
         plan = self.finish(decided, budget, agree, copied_outputs=copied_outputs)
         if budget.on_peak or plan.capacity >= plan.full_bytes:
             return plan
+        # Bounds need no simulation, and mostly show that no warning is due.
         bounded, is_exact = _by_bounds(self.search, plan)
         if bounded is None or not bounded.is_lower(is_estimated=False):
             warn_of_peak(plan, bounded if is_exact else None)
@@ -422,11 +425,13 @@ class Planner:
             state = replace(context.state, decision=decided.decision, **origin)
             split_state = split(PassManager((agree,)).run(state, in_place=True, verify=False).state)
         elif context.request.hooks is None:
+            # The search has measured the split graphs, and the plan takes them over.
             split_state = replace(measures.take_split(decided), **origin)
         else:
             split_state = split(replace(context.state, decision=decided.decision, **origin))
         if peak_limit is None:
             peak_limit = 0 if budget.peak_share is None else self.limit_of(budget)
+        # A budget on saved bytes has no limit on the peak, so no search is described.
         limit = budget.peak_bytes or peak_limit
         return finish(
             split_state,

@@ -241,6 +241,7 @@ class PlanRequest:
 
     def deciding(self) -> Budgeted:
         """Build the pass that decides: `SolveGraph` if the solver solves graph problems, else `Knapsack`."""
+        # A solver of knapsacks chooses among the expensive values; minimum cuts complete its choice.
         kind = SolveGraph if "graph" in self.solver.solves else Knapsack
         return kind(
             solver=self.solver,

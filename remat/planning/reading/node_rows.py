@@ -31,6 +31,7 @@ def kept(plan: PlanRecord) -> list[KeptStorage]:
     forward, problem, sizes = plan.forward, plan.problem, Sizes()
     values = pytree.arg_tree_leaves(*output_node(forward.graph).args)
     own = own_outputs(forward)
+    # Inputs and outputs are alive in any case, so forward does not keep them for backward.
     seen = set(sizes.of_all(n for n in forward.graph.nodes if n.op == "placeholder"))
     seen |= set(sizes.of_all(v for v in values[:own] if isinstance(v, fx.Node)))
     index = {name: i for i, name in enumerate(problem.names)}
@@ -155,6 +156,7 @@ def price(problem: GraphProblem, present: set[int], i: int) -> int | None:
     """
     if not problem.recomputable[i]:
         return None
+    # Each value is recomputed once, however many nodes read it.
     total, seen, stack = 0, {i}, [i]
     while stack:
         v = stack.pop()

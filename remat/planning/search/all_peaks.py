@@ -22,9 +22,6 @@ def frontier_by_peak(search: Search) -> tuple[list[Candidate], tuple[tuple[int, 
     peak is at most the least peak that `Search.least_peak` finds. If values may be offloaded, offloading is tried at some
     of the peaks and below the lowest of them.
 
-    Args:
-        search: the search for candidates within one peak.
-
     Returns:
         The candidates, lowest peak first; and the bound, as vertices (peak bytes, cost) of a line below which no
         decision lies, lowest peak first.
@@ -37,7 +34,7 @@ def frontier_by_peak(search: Search) -> tuple[list[Candidate], tuple[tuple[int, 
     # Schedules of its own: what a search within one peak has tried does not change the frontier.
     schedules = Schedules(context, search.schedules.lowered_step)
     cuts = [saved for _, saved in context.cuts(search.effort.all_peaks.starts)]
-    if context.is_alone:
+    if context.is_alone:  # a named solver decides without remat's searches
         decided = [
             _simulated(search, d) for d in (decisions.allowed_full, *decisions.on_frontier())
         ]

@@ -41,6 +41,7 @@ class PeakBounds:
         self._state, self._problem = state, problem
         self._sizes = Sizes(state.joint.memories)
         self._hulls: dict[int, tuple[Hull, int]] = {}
+        # These bytes are alive whatever is decided, so they do not count against what may be saved.
         outputs, gradients, _, _ = split_outputs(state.joint)
         roles, nodes = state.roles, state.index.nodes
         there = [

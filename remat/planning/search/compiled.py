@@ -33,9 +33,7 @@ class CompiledRound:
     Attributes:
         peaks: compiled peak in bytes of each decision: what is saved, and in which order nodes run.
         limit: bytes that the budget allowed the last compiled step.
-        excess: margin in bytes by which the next plan must be below the budget. Under a budget on the peak, it is
-            five quarters of the compiled peak minus the estimated peak, and at least twice the last margin. Under a
-            budget on saved bytes, it is the number of bytes that the compiled step saves more than was planned.
+        excess: margin in bytes by which the next plan must be below the budget; see `remat.integrations.compiled_budget`.
         times: how often the step was planned again.
         search: the search that found the last plan; it has the pool of candidates. None if no plan was searched.
     """
@@ -47,19 +45,13 @@ class CompiledRound:
     search: CompiledSearch | None = None
 
     def is_last(self, budget: Budget) -> bool:
-        """Return whether the round ends with the next compilation.
-
-        Args:
-            budget: the budget of the round.
-        """
+        """Return whether the round under this budget ends with the next compilation."""
         effort = DEFAULT.compiling
         return self.times >= (effort.replans if budget.peak_share is None else effort.of_ratio)
 
 
 class CompiledSearch:
     """Candidates of one graph under a budget on the peak of fused code, some of which were compiled.
-
-    A choice after a compilation is among the candidates found before and new ones.
 
     Args:
         search: the search for candidates; its pool holds all of them.
@@ -75,6 +67,7 @@ class CompiledSearch:
     def __init__(self, search: Search, most: int = 0, before: CompiledSearch | None = None) -> None:
         self.search, self._context = search, search.context
         self._expected, self._most = search.measures.estimated, most
+        # Each compilation traces the step anew, and its candidates name nodes of their own trace.
         keeps = before is not None and search.adopt(before.search)
         self.limit: int | None = before.limit if before is not None and keeps else None
 
@@ -87,55 +80,24 @@ class CompiledSearch:
     def within(self, budget: Budget, compilations: CompiledRound | None = None) -> Candidate:
         """Search for decisions, and choose the cheapest one whose peak is within a budget.
 
-        The peak of a decision is its compiled peak if it was compiled, else its estimated peak. An estimate may
-        be wrong, so the caller compiles the decision, and calls again with the compiled peak in ``compilations``. The
-        decision for budget 1 saves no more than the runtime-optimal partition.
-
-        Most estimates are off by less than 2 %. So an estimated peak counts as within the budget if it is at least 2 %
-        below the budget, or near the least one; most steps then need no second plan. There are two exceptions before
-        any compilation. Under a budget in bytes, the decision for budget 1 is chosen if its estimate is above the
-        budget by at most 5 %. And a decision with an estimate up to the budget is chosen if it costs no more than
-        budget 1, if it costs at most half of the cheapest decision that counts, or if none counts.
-
-        A decision with node orders of its own compiles more slowly. So it is chosen only if it costs less than those
-        in the node order of the passes by at least 0.2 % of the step's cost.
-
-        If no decision is within the budget, the first of these that exists is chosen:
-
-        1. After a compilation, the decision for budget 1, if it was not compiled and its estimated peak is below
-           every compiled peak.
-        2. Of the decisions that were not compiled, the one with the least estimated peak. After a compilation
-           and under a budget in bytes, only decisions with estimated peaks within the budget count here.
-        3. The decision with the least peak.
-
-        After the last decision of a round, the caller compiles no other. Two further rules then come before those
-        above; they choose among the decisions that were not compiled. If all compiled peaks exceed the budget by more
-        than a tenth, estimates say little about the step, so saved bytes count instead. Under a budget in bytes:
-
-        1. If all compiled peaks exceed the budget by more than a tenth: of the decisions with estimated peaks within
-           the budget, the one that saves the fewest bytes.
-        2. The decision with the least estimated peak, at any cost.
-
-        Under a ratio:
-
-        1. The decision for budget 1, if its estimated peak is below every compiled peak.
-        2. If no decision is within the budget and all compiled peaks exceed the budget by more than a tenth: of the
-           decisions with estimated peaks up to the lowest compiled peak, the one that saves the fewest bytes.
+        The peak of a decision is its compiled peak if it was compiled, else its estimated peak. An estimate may be
+        wrong, so the caller compiles the decision, and calls again with the compiled peak in ``compilations``. See
+        `_best` for the rules of the choice.
 
         Args:
             budget: a budget on the peak, in bytes or as a ratio.
             compilations: the compilations so far; None: nothing was compiled yet.
 
         Returns:
-            The candidate. The lower bound on the cost in its provenance is 0, because none is proven. Under a
-            ratio, `limit` is then the peak in bytes that the ratio stands for.
+            The candidate, without a lower bound on its cost. Under a ratio, `limit` is then the peak in bytes that the
+            ratio stands for.
 
         Raises:
             BudgetError: the budget is in bytes, and parameters and inputs alone exceed it.
         """
         self._refuse_less_than_inputs(budget)
         compilations, context = compilations or CompiledRound(), self._context
-        compiled_peaks, excess, last = (
+        peaks, excess, last = (
             compilations.peaks,
             compilations.excess,
             compilations.is_last(budget),
@@ -147,28 +109,25 @@ class CompiledSearch:
         near = not offloads and not (last and in_bytes)
         has_fitting, margin, full = False, 0, self.full
         perhaps = DEFAULT.compiling.perhaps
-        if (
-            in_bytes
-            and limit
-            and not compiled_peaks
-            and limit < self._expected(full) <= perhaps * limit
-        ):
+        if in_bytes and limit and not peaks and limit < self._expected(full) <= perhaps * limit:
             # The estimate may be too high. Only the compiled step shows whether it fits without further recomputation.
             self.search.pool.add(full)
             return _without_bound(full)
         if limit is not None:
+            # Most estimates are off by less than 2 %, so a step below the budget by this margin needs no second plan.
             margin = max(excess, limit // DEFAULT.compiling.margin)
-            if near and compiled_peaks.keys() <= {full.decision}:  # no search was made yet
+            if near and peaks.keys() <= {full.decision}:  # no search was made yet
                 self.try_around(self._vertices, limit - margin)
-            has_fitting = near and self._aim(limit - margin, compiled_peaks)
+            has_fitting = near and self._aim(limit - margin, peaks)
         if not has_fitting:
             least, most = self._explore()
             if limit is None:
                 limit = least + bytes_of_share(budget.peak_share or 0.0, max(0, most - least))
                 self.limit = limit
+            # No candidate is below the least peak, so the margin must not lead there.
             margin = max(excess, min(limit // DEFAULT.compiling.margin, limit - least))
             if near:
-                self._aim(limit - margin, compiled_peaks)
+                self._aim(limit - margin, peaks)
             elif offloads:
                 self._offloading(limit - margin)
         assert limit is not None
@@ -189,46 +148,46 @@ class CompiledSearch:
     def _best(
         self, budget: Budget, compilations: CompiledRound, limit: int, margin: int
     ) -> Candidate:
-        """Choose one of the candidates found, by the rules of `within`."""
-        compiled_peaks, last = compilations.peaks, compilations.is_last(budget)
+        """Choose the candidate to compile next, or to stay with."""
+        peaks, last = compilations.peaks, compilations.is_last(budget)
         pool, full, expected = self.search.pool, self.full, self.search.measures.estimated
         surcharge = int(ESTIMATED.negligible * self._context.step_cost)
-        lowest = min(compiled_peaks.values(), default=0)
+        lowest = min(peaks.values(), default=0)
 
         def peak_of(candidate: Candidate) -> int:
-            return compiled_peaks.get(candidate.decision, expected(candidate))
+            return peaks.get(candidate.decision, expected(candidate))
 
+        # Layers with node orders of their own are less alike, so Inductor compiles more kernels for them. Such a candidate
+        # must cost less than others by `surcharge`.
         def rank(candidate: Candidate) -> tuple[int, int]:
             has_own_order = candidate.schedule is not None or candidate.decision.is_ordered
             return candidate.cost + surcharge * has_own_order, peak_of(candidate)
 
-        uncompiled = CandidatePool(pool.within(Limits(without=compiled_peaks)))
+        uncompiled = CandidatePool(pool.within(Limits(without=peaks)))
         dissimilar = CandidatePool[Candidate]()
         if last and lowest > limit + limit // DEFAULT.compiling.far:
-            # Estimates say little about this step, so prefer the decision that differs most from compiled ones.
+            # Estimates say little about this step. The candidate that saves the fewest bytes differs most from those that
+            # were compiled.
             below = limit if budget.peak_bytes else lowest
             dissimilar.add(*uncompiled.within(Limits(peak_bytes=below, measure=expected)))
-        if (
-            last
-            and budget.peak_bytes
-            and not dissimilar
-            and (least := uncompiled.cheapest(rank=expected))
-        ):
-            return least
+        # No compilation follows the last one, so the budget counts more than the cost.
+        if last and budget.peak_bytes and uncompiled and not dissimilar:
+            return uncompiled.best(expected)
         fitting = CandidatePool(
             uncompiled.within(Limits(peak_bytes=limit - margin, measure=expected))
         )
-        if not compiled_peaks:
+        if not peaks:
             # A plan that may have to be replaced is worth it if it costs half of one that most likely fits.
             cheapest = fitting.cheapest(rank=cost_of)
             most = max(full.cost, cheapest.cost / 2) if cheapest else math.inf
             possible = uncompiled.within(Limits(peak_bytes=limit, cost=most, measure=expected))
             fitting = CandidatePool(possible) if possible else fitting
-        fitting.add(*(d for d in pool if compiled_peaks.get(d.decision, limit + 1) <= limit))
+        fitting.add(*(d for d in pool if peaks.get(d.decision, limit + 1) <= limit))
+        # Budget 1 may peak below every compiled step.
         if (
-            compiled_peaks
+            peaks
             and (last or not fitting)
-            and full.decision not in compiled_peaks
+            and full.decision not in peaks
             and expected(full) < lowest
         ):
             fitting = CandidatePool(d for d in uncompiled if d.decision == full.decision) or fitting
@@ -236,11 +195,12 @@ class CompiledSearch:
             best = dissimilar.cheapest(rank=lambda d: d.saved_bytes)
         else:
             best = fitting.cheapest(rank=rank)
-        if best is None and compiled_peaks and budget.peak_bytes:
+        if best is None and peaks and budget.peak_bytes:
             # Compiling a decision takes long, so a decision whose estimate exceeds the budget is not chosen.
-            compiled = CandidatePool(d for d in pool if d.decision in compiled_peaks)
+            compiled = CandidatePool(d for d in pool if d.decision in peaks)
             likely = uncompiled.cheapest(Limits(peak_bytes=limit, measure=expected), peak_of)
             best = likely or compiled.cheapest(rank=peak_of)
+        # Nothing fits: the lowest estimate may be too high, else the lowest peak is the nearest to the budget.
         best = best or uncompiled.cheapest(rank=peak_of) or pool.cheapest(rank=peak_of)
         assert best is not None, "the search has found candidates"
         return best
@@ -260,6 +220,7 @@ class CompiledSearch:
         """Search at all peaks up to that of budget 1; return the estimated peaks that the ratios 0 and 1 stand for."""
         search = self.search
         at = self.try_saved(without_gaps(self._vertices))
+        # The least peak may lie between two limits.
         for _ in range(DEFAULT.compiling.halvings):
             at |= self.try_saved(beside_least(at))
         search.add(search.decisions.allowed_full)
@@ -274,6 +235,7 @@ class CompiledSearch:
         """Search for decisions with estimated peaks below those of all candidates, and add them to the pool."""
         context, search = self._context, self.search
         starts = [saved for _, saved in context.cuts(4 * DEFAULT.vertices)]
+        # Each search takes the bytes that fusion saves from the best candidate so far.
         for _ in range(ESTIMATED.lowest):
             best = search.pool.best(self._expected)
             near = search.near(self._expected, best)
@@ -303,13 +265,13 @@ class CompiledSearch:
                 if self.try_saved([nbytes])[nbytes] <= wanted:
                     break
 
-    def _limits(self, wanted: int, compiled_peaks: Mapping[Decision, int] | None = None) -> Limits:
-        """Return the limits of a candidate whose estimated peak is at most ``wanted``, without those in ``compiled_peaks``."""
-        return replace(self.search.limits(wanted, self._expected), without=compiled_peaks or ())
+    def _limits(self, wanted: int, peaks: Mapping[Decision, int] | None = None) -> Limits:
+        """Return the limits of a candidate whose estimated peak is at most ``wanted``, without those in ``peaks``."""
+        return replace(self.search.limits(wanted, self._expected), without=peaks or ())
 
-    def _aim(self, wanted: int, compiled_peaks: Mapping[Decision, int]) -> bool:
+    def _aim(self, wanted: int, peaks: Mapping[Decision, int]) -> bool:
         """Search just within an estimated peak; return whether a decision that was not compiled is within it."""
-        search, limits = self.search, self._limits(wanted, compiled_peaks)
+        search, limits = self.search, self._limits(wanted, peaks)
         search.add(search.decisions.allowed_full)
         if wanted < self.input_bytes:  # nor has any estimate
             return False

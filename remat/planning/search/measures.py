@@ -71,6 +71,7 @@ class Measures:
                 )
         # Removed above and inserted again, so that the dict is in order of last use.
         self._splits[candidate.decision] = split_state
+        # Split graphs take memory in proportion to their nodes.
         while len(self._splits) > max(2, DEFAULT.split // len(self._state.index)):
             del self._splits[next(iter(self._splits))]
         return split_state

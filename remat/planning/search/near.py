@@ -57,6 +57,7 @@ def near_fused(split_state: State, schedules: Schedules, effort: Effort) -> Near
         split_state.joint.memories,
     )
     fused, unfused = FusedWalk(*graphs), StepWalk(*graphs)
+    # Both walks have the same program points, so bytes are compared one by one.
     both = list(zip(unfused.alive(), fused.alive(), strict=True))
     # By name of a node, the fewest bytes by which fused code holds less when the node runs.
     less: dict[str, int] = {}

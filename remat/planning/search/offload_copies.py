@@ -72,6 +72,7 @@ class Copies:
         if not self._has_room:
             return self._offloads, 0, 0
         nodes, moments = self._nodes, self._moments
+        # The walk sees copies right after the last use and right before the first one, which take the fewest bytes.
         alive = self._walk.alive()
         places = place(self._times, self._boundary, alive, self._transfers, peak_bytes)
         named = []

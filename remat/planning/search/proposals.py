@@ -36,6 +36,7 @@ def by_named_solver(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
         return
     context.on_step(f"searching for a schedule by '{request.solver.name}'")
     exact = search.is_exact(limits.measure)
+    # Without its schedule, the start is in the node order of the passes.
     start = replace(search.least_peak, schedule=None) if exact else search.nearest(limits)
     near = search.near(limits.measure, start)
     limit = int(limits.peak_bytes) + near.offset

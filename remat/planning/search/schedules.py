@@ -23,9 +23,6 @@ SAVED = -1
 class Schedules:
     """Decisions of one prepared graph by the peaks of their schedules.
 
-    The *graph problem* asks which nodes to save. The *step problem* asks which node runs when, and how often; its
-    solution is a schedule. A decision names saved nodes; `schedule` makes a schedule of it.
-
     Args:
         context: the prepared graph.
         step: the step problem; None: that of the graph. Peaks are those of this problem's schedules.
@@ -34,7 +31,7 @@ class Schedules:
         context: the prepared graph.
         problem: the graph problem.
         seen: the candidates that `candidate` returned.
-        is_given: whether the caller gave the step problem.
+        is_given: whether the caller gave the step problem, whose peaks are then no simulated ones.
     """
 
     def __init__(self, context: GraphContext, step: LoweredStep | None = None) -> None:
@@ -89,10 +86,8 @@ class Schedules:
 
         Returns:
             Three items: for each run in order, its node of the step problem; for each run, its moment; and the
-            position where backward begins among the runs. A *moment* is a position in the joint graph. The moment of
-            a forward run is the position of its own node. A node that only backward runs, such as one that reads a
-            tangent, has its own position, too; the recomputations right before it share this position. Recomputations
-            for a returned gradient come last; their moment is the length of the graph.
+            position where backward begins among the runs. A moment is a position in the joint graph: of the node itself,
+            or of the node of backward that a recomputation runs for.
         """
         lowered, index, roles = self._lowered, self._state.index, self._state.roles
         keep = {lowered.position[i] for i in saved if lowered.kind[i] is SavedKind.VALUE}
@@ -133,7 +128,7 @@ class Schedules:
         for i in self._roots:
             if not placed[i]:
                 place(i, i)
-        for i in self._outputs:
+        for i in self._outputs:  # what is recomputed for a returned gradient alone comes last
             if not placed[i]:
                 place(i, len(index))
         return sequence, moments, boundary
@@ -165,6 +160,7 @@ class Schedules:
         candidate = self.seen.cached(solution.saved)
         if candidate is None:
             sequence, moments, boundary = self.schedule(solution.saved)
+            # Several runs share a moment, whose bytes are those of the highest of them.
             bytes_alive = self._evaluator.evaluate(sequence, boundary).bytes_alive
             most = {SAVED: solution.saved_bytes}
             for moment, nbytes in zip(moments, bytes_alive, strict=True):
@@ -182,13 +178,9 @@ class Schedules:
         return candidate
 
     def highest(self, candidate: Candidate) -> tuple[int, ...]:
-        """Divide backward into at most `Effort.stretches` parts; return, for each part, the node with most bytes alive.
+        """Divide backward into at most `Effort.stretches` parts; return the position with most bytes alive of each.
 
-        Args:
-            candidate: a candidate that the method `candidate` returned, so that its bytes alive are known.
-
-        Returns:
-            Positions in the joint graph of nodes that backward runs under every decision.
+        The bytes alive of the candidate must be known, as the method `candidate` computes them.
         """
         late = self._state.roles.tangent_closure
         runs = [m for m in candidate.alive if 0 <= m < len(late) and late[m]]
@@ -220,6 +212,8 @@ class Schedules:
         checkpointed = {lowered.position[i] for i in checkpoints}
         end = len(index)
         first, last = [end] * end, [-1] * end
+        # Readers come after the node, so their uses are known. A reader of forward that is recomputed uses its inputs where
+        # it is used first itself; a saved one is not recomputed.
         for i in range(end - 1, -1, -1):
             for u in index.users[i]:
                 if roles.tangent_closure[u]:
@@ -229,7 +223,7 @@ class Schedules:
                         min(first[i], first[u]),
                         max(last[i], first[u] if first[u] < end else -1),
                     )
-            if owner[i] != i:
+            if owner[i] != i:  # a view keeps its base alive
                 first[owner[i]] = min(first[owner[i]], first[i])
                 last[owner[i]] = max(last[owner[i]], last[i])
         begin = [p if roles.required_forward[p] else roles.first_late for p in range(end)]

@@ -101,17 +101,12 @@ class Search:
         return Offloads(self.context, self.measures, self.decisions, near.prices, near.orders)
 
     def adopt(self, other: Search) -> bool:
-        """Copy what a search on another trace of the graph has decided and measured.
-
-        Nothing is copied unless both have equal graphs, and equal options except the budget.
-
-        Returns:
-            Whether decisions, peaks and candidates were copied.
-        """
+        """Copy what a search on another trace has decided and measured; return False if graphs or options differ."""
         if not self.context.like(other.context):
             return False
         self.decisions.adopt(other.decisions)
         self.measures.adopt(other.measures)
+        # The other graph has nodes of its own, and the same names.
         self.pool.add(*(replace(d, lowered=self.context.lowered) for d in other.pool))
         return True
 
@@ -143,6 +138,7 @@ class Search:
         # Hooks may pack saved values into fewer bytes, so the bound on the peak does not hold with hooks.
         possible = 0 if context.request.hooks else self.schedules.least_possible
         self.add(self.decisions.allowed_cheapest)
+        # The decision of least cost ends the search, unless offloads may be cheaper than its recomputation.
         if not self.is_solved(limits) or (offload and context.may_offload):
             if peak_bytes < possible:
                 raise self._none_within(budget, possible, infeasible=True)
@@ -154,13 +150,8 @@ class Search:
         return self._bounded(best, peak_bytes)
 
     def choose_again(self, candidates: Mapping[int, Candidate]) -> dict[int, Candidate]:
-        """Choose again for each limit of a ladder, among the candidates of all limits.
-
-        So no larger limit costs more than a smaller one, and no smaller one has the higher peak.
-
-        Args:
-            candidates: by limit on the simulated peak in bytes, the candidate that was found within it.
-        """
+        """Choose again for each limit on the simulated peak, among the candidates that were found within any limit."""
+        # So no larger limit costs more than a smaller one, and no smaller one has the higher peak.
         pool = CandidatePool([*candidates.values(), *self.pool])
         chosen = {}
         for peak_bytes, before in candidates.items():
@@ -186,12 +177,7 @@ class Search:
                 self.add(candidate)
 
     def searched(self, limits: Limits, *seeds: Candidate) -> Candidate | None:
-        """Search within limits by the simulated peak, without offloads; return the cheapest candidate, None if there is none.
-
-        Args:
-            limits: the limits.
-            seeds: candidates to start from, in addition to those that each proposer starts from.
-        """
+        """Search within limits by the simulated peak, without offloads; return the cheapest candidate or None."""
         self.propose(replace(limits, offload=False), *seeds)
         best = self.recomputing(limits)
         return None if best is None else self._bounded(best, int(limits.peak_bytes))
@@ -213,12 +199,14 @@ class Search:
         """Return whether a candidate within the limits costs so little that no further one is asked for."""
         least = int(self.rounds(limits.measure).negligible * self.context.step_cost)
         if self.is_exact(limits.measure):
+            # Without node orders of its own, no decision costs less than this end of the hull.
             least = max(least, self.context.hull.ends[1].cost)
         return self.recomputing(replace(limits, cost=least)) is not None
 
     @property
     def known_least(self) -> int | None:
         """The least peak found, in bytes, if it was searched already."""
+        # A cached property is in the dict of the instance once it was computed.
         return self.least_found if "least_found" in vars(self) else None
 
     def near(self, measure: Measure, candidate: Candidate | None) -> Near:
@@ -255,12 +243,9 @@ class Search:
         )
 
     def peak_of(self, budget: Budget, ends: tuple[int, int] | None = None) -> int:
-        """Convert a budget on the peak to bytes.
+        """Convert a budget on the peak to bytes; ``ends`` are the peaks that the ratios 0 and 1 stand for.
 
-        Args:
-            budget: a budget on the peak, in bytes or as a ratio.
-            ends: peaks in bytes that the ratios 0 and 1 stand for; None: the least peak found, and the peak of the
-                plan for budget 1.
+        Without ``ends``, these are the least peak found, and the peak of the plan for budget 1.
         """
         if budget.peak_bytes is not None:
             return budget.peak_bytes

@@ -108,6 +108,7 @@ class SeveralGraphs:
         pool = CandidatePool(self._chosen(limits))
         pool.add(*map(self._together, (self._searched(lowest, least), full)))
         best = pool.cheapest(limits)
+        # The link is an option of the step, so either all graphs may offload or none.
         offloads = all(s.context.request.offload is not None for s in self._searches)
         if best is None and offloads and (low := self._lowered_by_offloads(lowest, peak_bytes)):
             best = self._together(low)
@@ -254,6 +255,7 @@ class SeveralGraphs:
             others = sorted(range(len(chosen)), key=lambda k: -self.runs[k] * chosen[k].saved_bytes)
             for k in dict.fromkeys((at, *others)):
                 search = self._searches[k]
+                # The values of all runs are alive at the peak, so each run saves its part of the excess less.
                 less = -(-over // self.runs[k])
                 peak = search.measures.simulated(chosen[k])
                 candidate = search.offloads.with_offloads(peak - less, None)

@@ -46,6 +46,7 @@ def checkpoint_sets(schedules: Schedules, most: int) -> list[frozenset[int]]:
     last = [-1] * len(index)
     for p in order:
         last[owner[p]] = max([last[owner[p]], *(rank[u] for u in index.users[p] if u in rank)])
+    # Only a value that may also be recomputed is a choice.
     spans = {
         i: (rank[p], last[p])
         for i, p in enumerate(lowered.position)

@@ -35,14 +35,9 @@ class Cuts:
         return Network(self.problem)
 
     def at(self, prices: Prices, checkpoints: frozenset[int] = frozenset()) -> Candidate:
-        """Return the best decision under prices.
+        """Return the minimum cut under prices, which saves ``checkpoints`` at any price.
 
-        The decision is a minimum cut: it minimises recompute cost plus, over all program points, price times bytes
-        alive.
-
-        Args:
-            prices: the prices.
-            checkpoints: nodes of the graph problem to save at any price.
+        A cut minimises recompute cost plus, over all program points, price times bytes alive.
         """
         problem = self.problem
         saving = prices.get(SAVED, 0.0)
@@ -54,7 +49,7 @@ class Cuts:
             keep.append(0.0 if free else nbytes * (saving + priced(begin[i], last[i])))
             held = nbytes * priced(first[i], last[i]) if nbytes and prices else 0.0
             again.append((problem.cost[i] if problem.in_forward[i] else 0) + held)
-        most = sum(again)
+        most = sum(again)  # recomputing a checkpoint costs more than all else together
         for i in checkpoints:
             again[i] += most
         return self.schedules.candidate(self._network.cut_at(keep, again))

@@ -79,6 +79,7 @@ def repaired(
     the evaluations are used up, so the result may exceed the limits. The random numbers have a fixed seed, so the
     result is deterministic.
     """
+    # A fixed seed: equal graphs have equal plans on every rank.
     problem, draw = schedules.problem, random.Random(0)
     free = [i for i in range(len(problem)) if problem.savable[i] and problem.recomputable[i]]
     free = [i for i in free if problem.size[i]]

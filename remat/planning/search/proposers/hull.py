@@ -1,7 +1,4 @@
-"""Propose decisions to start from: vertices of the hull, and decisions between two vertices that are near a peak.
-
-The *hull* is the lower convex hull of recompute cost over saved bytes; see `remat.planning.context.GraphContext`.
-"""
+"""Propose decisions to start from: vertices of the hull, and decisions between two vertices that are near a peak."""
 
 from __future__ import annotations
 
@@ -37,11 +34,8 @@ class Starts:
         return [*(d.saved for d in decided), *self._closing_in(peak_bytes), *cuts]
 
     def between(self, peak_bytes: int) -> tuple[int, int]:
-        """Return two limits on saved bytes: of the last vertex within a peak, and of the vertex after it.
-
-        The first is the least bytes of any plan if no vertex is within the peak; the second is the bytes of budget 1 if
-        no vertex follows.
-        """
+        """Return the limits on saved bytes of the last vertex within a peak, and of the vertex after it."""
+        # The least bytes of any plan stand for a missing vertex before, and those of budget 1 for one after.
         below, above = _around(self._ends(), peak_bytes)
         low = below[0] if below else self._context.least_bytes
         return low, above[0] if above and above[0] > low else self._context.full_bytes

@@ -94,6 +94,7 @@ class Mixtures:
             parts = round((high.peak_bytes - low.peak_bytes) / part)
             differ = sorted({*low.saved} ^ {*high.saved})
             total = sum(size[i] for i in differ)
+            # The layers near the loss, or those far from it, may be the cheaper ones to recompute.
             for order in (differ, differ[::-1]):
                 mixed, mixed_bytes = {*low.saved}, 0
                 for i in order:

@@ -1,7 +1,7 @@
 """Propose which values to save, which to recompute, and which to offload to the host's memory.
 
 A decision with offloads is searched as an `OffloadChoice`, which names nodes of the step problem. Then the copies get
-places in forward and backward, and the choice becomes a `Candidate`, which names nodes of the joint graph.
+places in forward and backward, and the choice becomes a `Candidate`.
 """
 
 from __future__ import annotations
@@ -34,15 +34,11 @@ from remat.units import format_bytes
 class Offloads:
     """Offload values of one prepared graph over the request's link.
 
-    The *graph problem* asks which values to save. The *step problem* asks which node runs when, and how often; its
-    solution is a schedule. An `OffloadChoice` holds the saved values, the schedule, and the values to offload. A value
-    is *tagged* if a checkpoint policy, or a policy by module, asks to offload the value.
-
     Args:
         context: the prepared graph.
         measures: peaks of its candidates.
         decisions: decisions of the solver, from which searches start.
-        prices: the search by prices, with the schedules of the graph.
+        prices: the search by prices.
         orders: the search over node orders.
     """
 
@@ -84,7 +80,7 @@ class Offloads:
             None.
         """
         if without is not None and not without.cost:
-            return without
+            return without  # offloads cannot make it cheaper
         self._context.on_step("searching for values to offload")
         aimed = peak_bytes
         for _ in range(DEFAULT.offloading.rounds):
@@ -278,10 +274,7 @@ class Offloads:
         return fitting
 
     def with_tagged(self, decided: Candidate) -> Candidate:
-        """Return a copy of a decision that also offloads the tagged values among its saved values; cached.
-
-        Tagged values that cannot be offloaded stay on the device. If no further value can be offloaded, ``decided``
-        itself is returned.
+        """Return a decision that also offloads the tagged values that it saves, cached; else ``decided`` itself.
 
         Raises:
             BudgetError: the values that must be offloaded exceed the host's memory.
@@ -316,6 +309,7 @@ class Offloads:
                 candidate, _ = self._with_copies(
                     wanted, (*unplaced, *more), self._measures.simulated(decided)
                 )
+        # A value that must be offloaded and failed is an error; a preferred one stays on the device.
         names = {value.name for value in (*before, *more)}
         for tagged in self._context.tagged:
             if tagged.must and tagged.value.name in missing - names:

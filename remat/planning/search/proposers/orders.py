@@ -32,8 +32,7 @@ from remat.solvers.schedule.problem import ScheduleProblem, evaluate_schedule
 class Orders:
     """Search the schedules of one prepared graph: for a cheaper schedule within a peak, or for one with a lower peak.
 
-    Each search begins with a schedule that the caller gives. The *step problem* asks which node runs when, and how
-    often, so that a limit on the peak is kept at the least cost. The *graph problem* asks only which nodes to save.
+    Each search begins with a schedule that the caller gives.
 
     Args:
         schedules: the decisions of the graph, with the step problem. A schedule may save a copy of every input that
@@ -138,7 +137,7 @@ class Orders:
         problem = self._free.within(peak_bytes).knowing([first_runs])
         try:
             solution = run(solver, problem, time_limit=time_limit)
-        except (BudgetError, RefusalError):
+        except (BudgetError, RefusalError):  # the other proposers go on without this solver
             return None
         candidate = self._candidate(solution.sequence, solution.boundary)
         if candidate is None:
@@ -163,6 +162,7 @@ class Orders:
             lowest: Candidate | None = None
             for sequence, boundary in todo:
                 high = evaluate_schedule(self.lowered_step.problem, sequence, boundary).peak_bytes
+                # `low` is 0 at first, then extrapolated from the peak that the last round reached.
                 aim = (low + high) // 2
                 moves = DEFAULT.edits.least(len(sequence), per_run)
                 better = self.improved(sequence, boundary, aim, moves=moves)
@@ -241,15 +241,7 @@ class Orders:
         return replace(candidate, peak_bytes=evaluation.peak_bytes, schedule=(sequence, boundary))
 
     def decision_of(self, sequence: Sequence[int], boundary: int) -> Decision | None:
-        """Convert a schedule of the step problem to a decision with node orders.
-
-        Args:
-            sequence: the schedule: for each run in order, a node of the step problem.
-            boundary: position in ``sequence`` where backward begins.
-
-        Returns:
-            The decision; None if the schedule cannot be executed.
-        """
+        """Convert a schedule, in the form of `improved`, to a decision; None if the schedule cannot be executed."""
         forward, backward = self.lowered_step.orders(sequence, boundary)
         state, index, lowered = self._state, self._state.index, self._lowered
         kinds = zip(lowered.kind, lowered.position, strict=True)
@@ -261,6 +253,7 @@ class Orders:
         )
         arranged = arrange(state, orders)
         savable = self._problem.savable
+        # Forward hands over what backward reads, so each of these values must be savable.
         if self._reads_late(arranged.forward) or not all(
             savable[lowered.of_position[i]] for i in arranged.read
         ):

@@ -59,6 +59,8 @@ class PriceSearch:
         evaluated = [schedules.candidate(start) for start in starts]
         candidates = [self._priced(limits, CandidatePool(evaluated).best(limits.rank))]
         if limits.excess(candidates[0]):
+            # A cut recomputes values where backward first needs any of them, so far from the loss it frees memory
+            # only between checkpoints.
             sets = checkpointed(self._cuts, limits, self._checkpoints)
             candidates += [self._priced(limits, first, checkpoints) for checkpoints, first in sets]
         if limits.saved_bytes is not None and all(map(limits.excess, candidates)):

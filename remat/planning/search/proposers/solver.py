@@ -41,7 +41,7 @@ class SolverDecisions:
     def at(self, capacity: int) -> Candidate:
         """Return the solver's decision that saves at most ``capacity`` bytes, cached.
 
-        A budget that the user's code sets for the graph is ignored.
+        The caller must heed the budget that the user's code may set for the graph.
         """
         if capacity not in self._at:
             self._context.on_step(f"deciding at {format_bytes(capacity)}")
@@ -85,10 +85,8 @@ class SolverDecisions:
 
     @cached_property
     def without_remat(self) -> Candidate:
-        """The decision of the step without remat: that of the default solver under budget 1.
-
-        The decision does not depend on the requested solver, so that all solvers are compared with the same step.
-        """
+        """The decision of the step without remat: that of the default solver under budget 1."""
+        # All solvers are compared with the same step.
         context = self._context
         if not context.is_alone:
             return self.full
@@ -133,10 +131,7 @@ class SolverDecisions:
         return map(self.at, self._context.capacities(self._context.most_saved))
 
     def pareto(self) -> tuple[Candidate, ...]:
-        """Decide at each limit of `GraphContext.capacities`; return the Pareto-optimal decisions by (saved bytes, cost).
-
-        The decision with the fewest saved bytes comes first.
-        """
+        """Return the Pareto-optimal decisions at the limits of `GraphContext.capacities`, fewest saved bytes first."""
         candidates = map(self.at, self._context.capacities())
         return tuple(pareto(candidates, lambda d: (d.saved_bytes, d.cost)))
 
@@ -146,10 +141,9 @@ class SolverDecisions:
         """Yield decisions at limits on saved bytes, which are bisected towards a peak.
 
         Args:
-            low: the lowest limit.
-            high: the highest limit.
-            peak_bytes: limit on the peak, in bytes. After a decision within this peak, the next limit on saved bytes
-                is higher; after any other decision, it is lower.
+            low: the lowest limit on saved bytes.
+            high: the highest one.
+            peak_bytes: limit on the peak by ``measure``, in bytes.
             most: maximum number of decisions.
             measure: the peak that counts.
         """
@@ -183,9 +177,7 @@ class SolverDecisions:
             yield from self.bisected(low, high, int(limits.peak_bytes), 6, limits.measure)
 
     def with_provenance(self, candidate: Candidate, proposer: str = "") -> Candidate:
-        """Return a copy of a candidate that a search by peak found, with its provenance.
-
-        The record gets the solver, the number of nodes, and the solver's seconds for all cached decisions.
+        """Return a candidate that a search by peak found, with its provenance.
 
         Args:
             candidate: the candidate.

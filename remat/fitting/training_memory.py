@@ -25,7 +25,7 @@ from remat.graph.memory.storages import storage_bytes, storage_key
 from remat.graph.problems.lowering import Decision
 from remat.options import Training
 from remat.passes.core.state import Costs
-from remat.planning.pipelines import modules_of, step_costs_of
+from remat.planning.pipelines import for_walk, step_costs_of
 from remat.planning.planner import Planner
 from remat.planning.search.aim import aim
 from remat.planning.search.candidates import Candidate
@@ -175,8 +175,8 @@ class StepMemory:
                 counts as one of the root.
         """
         done = measures.split_of(decided)
-        joint, walking = done.joint, FusedWalk if done.joint.lower == "inductor" else StepWalk
-        walk = walking(*modules_of(done), joint.num_fwd_outputs, joint.memories)
+        walking = FusedWalk if done.joint.lower == "inductor" else StepWalk
+        walk = walking(*for_walk(done))
         found = list(walk.lifetimes())
         spans = [x[2:] for x in found]
         gradients = [x[2:] for x in found if walk.kind(x[0], x[3], x[1]) is StorageKind.GRADIENT]

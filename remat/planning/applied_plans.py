@@ -40,12 +40,10 @@ def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
     # Split without the recorded places, so that each value is offloaded right after its last use. `Copies` expects such
     # graphs, and applies the recorded places itself.
     unplaced = tuple(replace(v, freed_after="", fetched_before="") for v in plan.offloads)
-    split_state = split(replace(prepared, decision=replace(plan.decision, offloads=unplaced)))
+    state = split(replace(prepared, decision=replace(plan.decision, offloads=unplaced)))
     try:
         link = Link.parse(plan.link)
-        return Copies(
-            split_state, plan.offloads, link, Times.of(prepared, request.cost)
-        ).exposed_time()
+        return Copies(state, plan.offloads, link, Times.of(prepared, request.cost)).exposed_time()
     except (PlanError, ProblemError) as error:
         raise _refused(plan, str(error)) from None
 

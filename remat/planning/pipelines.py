@@ -16,6 +16,7 @@ from remat.graph.costs import CostModel
 from remat.graph.costs.auto import is_for_cpu
 from remat.graph.costs.base import node_costs
 from remat.graph.joint import JointGraph, operators_digest
+from remat.graph.memory.storages import Memories
 from remat.graph.memory.user_mutations import copy_outputs, user_mutable_inputs
 from remat.graph.policies import Policies
 from remat.passes.core import pipeline_text
@@ -203,6 +204,11 @@ def modules_of(state: State) -> tuple[fx.GraphModule, fx.GraphModule]:
     assert state.forward is not None
     assert state.backward is not None
     return state.forward, state.backward
+
+
+def for_walk(state: State) -> tuple[fx.GraphModule, fx.GraphModule, int, Memories]:
+    """Return the arguments of a walk over the step of a state that `split` returned, such as `StepWalk`."""
+    return *modules_of(state), state.joint.num_fwd_outputs, state.joint.memories
 
 
 def count_workspaces(state: State, cost: CostModel, *, later: bool = False) -> None:

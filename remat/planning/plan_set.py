@@ -91,6 +91,7 @@ class SetPlanner:
     def within_bytes(self) -> PlanSet:
         """Plan all graphs under a budget on saved bytes: a number of bytes, or a ratio as in `plan_graphs`."""
         planners, passed, budget = self._planners, self._passed, self._request.budget
+        graphs = self._graphs
         # If the user's code sets a budget for a graph, only this budget counts for the graph. The requested budget
         # counts for the other graphs.
         by_region = {
@@ -107,7 +108,7 @@ class SetPlanner:
 
         region_bytes = sum(self._runs[k] * d.saved_bytes for k, d in by_region.items())
         smallest = with_own(s.decisions.at(s.context.least_bytes) for s in free)
-        least = self._graphs.saved_bytes(smallest) + passed.saved_bytes(smallest)
+        least = graphs.saved_bytes(smallest) + passed.saved_bytes(smallest)
         full = (
             sum(r * s.context.full_bytes for r, s in zip(runs, free, strict=True))
             + passed.all_bytes
@@ -134,11 +135,8 @@ class SetPlanner:
                 break
             candidates = with_own(s.decisions.at(c) for s, c in zip(free, shares, strict=True))
             passed_bytes = passed.saved_bytes(candidates)
-            if self._graphs.saved_bytes(
-                candidates
-            ) + passed_bytes <= capacity and self._graphs.cost(candidates) < self._graphs.cost(
-                best
-            ):
+            fits = graphs.saved_bytes(candidates) + passed_bytes <= capacity
+            if fits and graphs.cost(candidates) < graphs.cost(best):
                 best = candidates
             # All reserved bytes are used, so another round would distribute the same bytes again.
             if passed_bytes >= reserve:

@@ -165,17 +165,13 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
     )
     exposed_ps = exposed_time(prepared, plan, request)
     provenance = Provenance(solver=plan.solver, items=plan.items, deterministic=plan.deterministic)
-    split_state = split(
-        replace(prepared, decision=plan.decision, limits=limits, provenance=provenance)
-    )
-    if has_symbols(split_state.index.values):
+    state = split(replace(prepared, decision=plan.decision, limits=limits, provenance=provenance))
+    if has_symbols(state.index.values):
         # The capacity was computed for other symbolic sizes. At the present sizes, the plan may save more bytes.
-        saved_bytes = sum(saved_in(split_state).values())
-        split_state = replace(
-            split_state, limits=replace(limits, capacity=max(plan.capacity, saved_bytes))
-        )
+        saved_bytes = sum(saved_in(state).values())
+        state = replace(state, limits=replace(limits, capacity=max(plan.capacity, saved_bytes)))
     applied = finish(
-        split_state,
+        state,
         cost=request.cost,
         budget=plan.asked,
         fingerprint=plan.fingerprint,
@@ -324,7 +320,7 @@ class Planner:
             started, limit = time.perf_counter(), self.limit_of(budget)
             candidate = self.search.within_peak(limit)
             took = time.perf_counter() - started
-            return replace(candidate, provenance=replace(candidate.provenance, elapsed_s=took))
+            return candidate.with_provenance(elapsed_s=took)
         if not self.context.tagged:
             replace(self.context.request, budget=budget).check("nothing tagged")
             return self._saving(budget)
@@ -423,24 +419,22 @@ class Planner:
         origin: dict[str, Any] = {"limits": limits, "provenance": decided.provenance}
         if agree is not None:
             state = replace(context.state, decision=decided.decision, **origin)
-            split_state = split(PassManager((agree,)).run(state, in_place=True, verify=False).state)
+            state = split(PassManager((agree,)).run(state, in_place=True, verify=False).state)
         elif context.request.hooks is None:
             # The search has measured the split graphs, and the plan takes them over.
-            split_state = replace(measures.take_split(decided), **origin)
+            state = replace(measures.take_split(decided), **origin)
         else:
-            split_state = split(replace(context.state, decision=decided.decision, **origin))
+            state = split(replace(context.state, decision=decided.decision, **origin))
         if peak_limit is None:
             peak_limit = 0 if budget.peak_share is None else self.limit_of(budget)
         # A budget on saved bytes has no limit on the peak, so no search is described.
         limit = budget.peak_bytes or peak_limit
         return finish(
-            split_state,
+            state,
             cost=context.request.cost,
             budget=budget,
             fingerprint=context.fingerprint,
-            later=partial(
-                _figures, self, replace(split_state, forward=None, backward=None), decided
-            ),
+            later=partial(_figures, self, replace(state, forward=None, backward=None), decided),
             link=context.link,
             host_bytes=context.host_bytes,
             exposed_time=decided.exposed_time,

@@ -93,6 +93,7 @@ class PlanRequest:
                 the invalid option, or of one of the two.
         """
         plan_options = PlanOptions(**options)
+        named = plan_options.given
         registry().learn_operators()  # fingerprints depend on the operators that plugins declare
         readers: dict[str, Callable[[Any], object]] = {
             **READERS,
@@ -102,18 +103,14 @@ class PlanRequest:
         read: dict[str, Any] = {}
         for name, reader in readers.items():
             value = getattr(plan_options, name)
-            if value is not None or name in plan_options.given:
+            if value is not None or name in named:
                 with about(name):
                     read[name] = reader(value)
         # A budget beside saved plans is meant for the graphs without a plan.
-        others = plan_options.plan is not None and "budget" in plan_options.given
+        others = plan_options.plan is not None and "budget" in named
         request = cls(**read, count_outputs=plan_options.count_outputs, plans_others=others)
         # An option such as policies={} is given, but asks for nothing.
-        of_passes = [
-            name
-            for name in plan_options.given
-            if name in _OF_PASSES and getattr(request, name, True)
-        ]
+        of_passes = [n for n in named if n in _OF_PASSES and getattr(request, n, True)]
         if of_passes:
             request.check("options of passes", ", ".join(of_passes))
         request.check("parsed")

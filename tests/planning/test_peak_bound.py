@@ -111,7 +111,7 @@ def test_the_order_that_was_searched_is_the_one_that_runs(name: str, lower: Any)
         assert done.peak_bytes == tried.peak_bytes
         found = planner.search.simulated.orders.within(tried, int(done.peak_bytes * 0.95))[0]
         assert found.decision.is_ordered
-        ordered = planner.search.decisions.with_provenance(found)
+        ordered = planner.search.decisions.credited(found)
         assert planner.search.measures.simulated(ordered) <= found.peak_bytes
 
 

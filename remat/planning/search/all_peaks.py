@@ -35,11 +35,9 @@ def frontier_by_peak(search: Search) -> tuple[list[Candidate], tuple[tuple[int, 
     schedules = Schedules(context, search.schedules.lowered_step)
     cuts = [saved for _, saved in context.cuts(search.effort.all_peaks.starts)]
     if context.is_alone:  # a named solver decides without remat's searches
-        decided = [
-            _simulated(search, d) for d in (decisions.allowed_full, *decisions.on_frontier())
-        ]
+        own = [_simulated(search, d) for d in (decisions.allowed_full, *decisions.on_frontier())]
         line = line_of_bounds(schedules, bound, cuts)
-        return _above(search, line, decided), line
+        return _above(search, line, own), line
     others = decisions.full.saved, context.runtime_optimal.saved
     candidates = Mixtures(schedules).find([*cuts, *others], context.on_step)
     runs = len(schedules.lowered_step.problem.runnable)
@@ -53,7 +51,7 @@ def frontier_by_peak(search: Search) -> tuple[list[Candidate], tuple[tuple[int, 
         candidates = pool.pareto()
     context.on_step("proving bounds")
     line = line_of_bounds(schedules, bound, cuts)
-    points = [decisions.with_provenance(f, "" if f.schedule else "mixed") for f in candidates]
+    points = [decisions.credited(f, "" if f.schedule else "mixed") for f in candidates]
     if len(candidates) * len(context.state.index) <= search.effort.all_peaks.simulated:
         points = [_simulated(search, d) for d in points]
     if runs <= search.effort.small:
@@ -83,7 +81,7 @@ def _down_to_least(
             orders = search.simulated.orders.within(
                 first, least + room * k // search.effort.all_peaks.to_least
             )
-            points += [_simulated(search, search.decisions.with_provenance(d)) for d in orders]
+            points += [_simulated(search, search.decisions.credited(d)) for d in orders]
     return [*points, lowest]
 
 
@@ -96,7 +94,7 @@ def _above(
         d = search.offloads.with_tagged(before)
         d = d if d is before else _simulated(search, d)
         bound = next((cost for peak, cost in line if peak >= d.peak_bytes), 0)
-        pool.add(replace(d, provenance=replace(d.provenance, recompute_bound=bound)))
+        pool.add(d.with_provenance(recompute_bound=bound))
     return pool.pareto()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -69,6 +69,10 @@ class Candidate:
     def decision(self) -> Decision:
         """The decision in full: saved nodes, node orders and offloads, by names of the joint graph."""
         return self.ordered or self.lowered.decision(self.saved)
+
+    def with_provenance(self, **changes: Any) -> Self:
+        """Return a copy of the candidate with changes of its provenance."""
+        return replace(self, provenance=replace(self.provenance, **changes))
 
     @property
     def key(self) -> Decision | tuple[int, ...]:

@@ -77,16 +77,16 @@ class CompiledSearch:
         joint = self._context.state.joint
         return sum(Sizes(joint.memories).of_all(primals_of(joint)).values())
 
-    def within(self, budget: Budget, compilations: CompiledRound | None = None) -> Candidate:
+    def within(self, budget: Budget, past: CompiledRound | None = None) -> Candidate:
         """Search for decisions, and choose the cheapest one whose peak is within a budget.
 
         The peak of a decision is its compiled peak if it was compiled, else its estimated peak. An estimate may be
-        wrong, so the caller compiles the decision, and calls again with the compiled peak in ``compilations``. See
+        wrong, so the caller compiles the decision, and calls again with the compiled peak in ``past``. See
         `_best` for the rules of the choice.
 
         Args:
             budget: a budget on the peak, in bytes or as a ratio.
-            compilations: the compilations so far; None: nothing was compiled yet.
+            past: the compilations so far; None: nothing was compiled yet.
 
         Returns:
             The candidate, without a lower bound on its cost. Under a ratio, `limit` is then the peak in bytes that the
@@ -96,12 +96,8 @@ class CompiledSearch:
             BudgetError: the budget is in bytes, and parameters and inputs alone exceed it.
         """
         self._refuse_less_than_inputs(budget)
-        compilations, context = compilations or CompiledRound(), self._context
-        peaks, excess, last = (
-            compilations.peaks,
-            compilations.excess,
-            compilations.is_last(budget),
-        )
+        past, context = past or CompiledRound(), self._context
+        peaks, last = past.peaks, past.is_last(budget)
         in_bytes, offloads = budget.peak_bytes is not None, context.request.offload is not None
         limit = budget.peak_bytes if in_bytes else self.limit
         # The last decision under a budget in bytes is the one with the least estimated peak. `_aim` looks only for
@@ -112,10 +108,10 @@ class CompiledSearch:
         if in_bytes and limit and not peaks and limit < self._expected(full) <= perhaps * limit:
             # The estimate may be too high. Only the compiled step shows whether it fits without further recomputation.
             self.search.pool.add(full)
-            return _without_bound(full)
+            return full.with_provenance(recompute_bound=0)
         if limit is not None:
             # Most estimates are off by less than 2 %, so a step below the budget by this margin needs no second plan.
-            margin = max(excess, limit // DEFAULT.compiling.margin)
+            margin = max(past.excess, limit // DEFAULT.compiling.margin)
             if near and peaks.keys() <= {full.decision}:  # no search was made yet
                 self.try_around(self._vertices, limit - margin)
             has_fitting = near and self._aim(limit - margin, peaks)
@@ -125,13 +121,14 @@ class CompiledSearch:
                 limit = least + bytes_of_share(budget.peak_share or 0.0, max(0, most - least))
                 self.limit = limit
             # No candidate is below the least peak, so the margin must not lead there.
-            margin = max(excess, min(limit // DEFAULT.compiling.margin, limit - least))
+            margin = max(past.excess, min(limit // DEFAULT.compiling.margin, limit - least))
             if near:
                 self._aim(limit - margin, peaks)
             elif offloads:
                 self._offloading(limit - margin)
         assert limit is not None
-        return _without_bound(self._best(budget, compilations, limit, margin))
+        # No bound is proven for peaks of fused code.
+        return self._best(budget, past, limit, margin).with_provenance(recompute_bound=0)
 
     def _refuse_less_than_inputs(self, budget: Budget) -> None:
         """Raise a BudgetError if a budget on the peak is in bytes and below the bytes of parameters and inputs."""
@@ -145,11 +142,9 @@ class CompiledSearch:
                 + learned_text(self._context.state.index.nodes)
             )
 
-    def _best(
-        self, budget: Budget, compilations: CompiledRound, limit: int, margin: int
-    ) -> Candidate:
+    def _best(self, budget: Budget, past: CompiledRound, limit: int, margin: int) -> Candidate:
         """Choose the candidate to compile next, or to stay with."""
-        peaks, last = compilations.peaks, compilations.is_last(budget)
+        peaks, last = past.peaks, past.is_last(budget)
         pool, full, expected = self.search.pool, self.full, self.search.measures.estimated
         surcharge = int(ESTIMATED.negligible * self._context.step_cost)
         lowest = min(peaks.values(), default=0)
@@ -163,45 +158,43 @@ class CompiledSearch:
             has_own_order = candidate.schedule is not None or candidate.decision.is_ordered
             return candidate.cost + surcharge * has_own_order, peak_of(candidate)
 
-        uncompiled = CandidatePool(pool.within(Limits(without=peaks)))
+        fresh = CandidatePool(pool.within(Limits(without=peaks)))  # not compiled yet
         dissimilar = CandidatePool[Candidate]()
         if last and lowest > limit + limit // DEFAULT.compiling.far:
             # Estimates say little about this step. The candidate that saves the fewest bytes differs most from those that
             # were compiled.
             below = limit if budget.peak_bytes else lowest
-            dissimilar.add(*uncompiled.within(Limits(peak_bytes=below, measure=expected)))
+            dissimilar.add(*fresh.within(Limits(peak_bytes=below, measure=expected)))
         # No compilation follows the last one, so the budget counts more than the cost.
-        if last and budget.peak_bytes and uncompiled and not dissimilar:
-            return uncompiled.best(expected)
-        fitting = CandidatePool(
-            uncompiled.within(Limits(peak_bytes=limit - margin, measure=expected))
-        )
+        if last and budget.peak_bytes and fresh and not dissimilar:
+            return fresh.best(expected)
+        within = CandidatePool(fresh.within(Limits(peak_bytes=limit - margin, measure=expected)))
         if not peaks:
             # A plan that may have to be replaced is worth it if it costs half of one that most likely fits.
-            cheapest = fitting.cheapest(rank=cost_of)
+            cheapest = within.cheapest(rank=cost_of)
             most = max(full.cost, cheapest.cost / 2) if cheapest else math.inf
-            possible = uncompiled.within(Limits(peak_bytes=limit, cost=most, measure=expected))
-            fitting = CandidatePool(possible) if possible else fitting
-        fitting.add(*(d for d in pool if peaks.get(d.decision, limit + 1) <= limit))
+            possible = fresh.within(Limits(peak_bytes=limit, cost=most, measure=expected))
+            within = CandidatePool(possible) if possible else within
+        within.add(*(d for d in pool if peaks.get(d.decision, limit + 1) <= limit))
         # Budget 1 may peak below every compiled step.
         if (
             peaks
-            and (last or not fitting)
+            and (last or not within)
             and full.decision not in peaks
             and expected(full) < lowest
         ):
-            fitting = CandidatePool(d for d in uncompiled if d.decision == full.decision) or fitting
-        if dissimilar and (budget.peak_bytes or not fitting):
+            within = CandidatePool(d for d in fresh if d.decision == full.decision) or within
+        if dissimilar and (budget.peak_bytes or not within):
             best = dissimilar.cheapest(rank=lambda d: d.saved_bytes)
         else:
-            best = fitting.cheapest(rank=rank)
+            best = within.cheapest(rank=rank)
         if best is None and peaks and budget.peak_bytes:
             # Compiling a decision takes long, so a decision whose estimate exceeds the budget is not chosen.
             compiled = CandidatePool(d for d in pool if d.decision in peaks)
-            likely = uncompiled.cheapest(Limits(peak_bytes=limit, measure=expected), peak_of)
+            likely = fresh.cheapest(Limits(peak_bytes=limit, measure=expected), peak_of)
             best = likely or compiled.cheapest(rank=peak_of)
         # Nothing fits: the lowest estimate may be too high, else the lowest peak is the nearest to the budget.
-        best = best or uncompiled.cheapest(rank=peak_of) or pool.cheapest(rank=peak_of)
+        best = best or fresh.cheapest(rank=peak_of) or pool.cheapest(rank=peak_of)
         assert best is not None, "the search has found candidates"
         return best
 
@@ -240,7 +233,7 @@ class CompiledSearch:
             best = search.pool.best(self._expected)
             near = search.near(self._expected, best)
             candidates = search.lowest(near, [best.saved, *starts], ESTIMATED)
-            search.add(*map(search.decisions.with_provenance, candidates))
+            search.add(*map(search.decisions.credited, candidates))
             if search.pool.best(self._expected) is best:
                 return
 
@@ -299,11 +292,6 @@ class CompiledSearch:
         search.pool.add(
             *aim(ask, self._expected, wanted, start=start, rounds=DEFAULT.offloading.aimed)
         )
-
-
-def _without_bound(candidate: Candidate) -> Candidate:
-    """Return a copy of a candidate without a bound: none is proven for peaks of fused code."""
-    return replace(candidate, provenance=replace(candidate.provenance, recompute_bound=0))
 
 
 def without_gaps(vertices: Sequence[int]) -> list[int]:

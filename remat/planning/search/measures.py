@@ -10,7 +10,7 @@ from remat.graph.memory.fused_liveness import predict_peak
 from remat.graph.memory.liveness import MemoryCurve, memory_curve
 from remat.graph.problems.lowering import Decision
 from remat.passes.core.state import State
-from remat.planning.pipelines import modules_of, split
+from remat.planning.pipelines import for_walk, split
 from remat.planning.search.candidates import Candidate
 from remat.planning.search.effort import DEFAULT
 from remat.units import format_bytes
@@ -18,8 +18,7 @@ from remat.units import format_bytes
 
 def curve_of(state: State) -> MemoryCurve:
     """Return the simulated bytes alive over a step, from a state that `split` returned."""
-    joint = state.joint
-    return memory_curve(*modules_of(state), joint.num_fwd_outputs, joint.memories)
+    return memory_curve(*for_walk(state))
 
 
 class Measures:
@@ -52,35 +51,31 @@ class Measures:
         """Return the estimated peak of a candidate's step, once Inductor has fused it, in bytes."""
         key = candidate.decision
         if key not in self._estimated:
-            split_state = self.split_of(candidate)
-            joint = split_state.joint
-            self._estimated[key] = predict_peak(
-                *modules_of(split_state), joint.num_fwd_outputs, joint.memories
-            )
+            self._estimated[key] = predict_peak(*for_walk(self.split_of(candidate)))
         return self._estimated[key]
 
     def split_of(self, candidate: Candidate) -> State:
         """Return the graph split by a candidate into forward and backward; the last few results stay cached."""
-        split_state = self._splits.pop(candidate.decision, None)
-        if split_state is None:
+        state = self._splits.pop(candidate.decision, None)
+        if state is None:
             with suppress_warnings():  # the candidate may never become a plan
-                split_state = split(
+                state = split(
                     replace(
                         self._state, decision=candidate.decision, provenance=candidate.provenance
                     )
                 )
         # Removed above and inserted again, so that the dict is in order of last use.
-        self._splits[candidate.decision] = split_state
+        self._splits[candidate.decision] = state
         # Split graphs take memory in proportion to their nodes.
         while len(self._splits) > max(2, DEFAULT.split // len(self._state.index)):
             del self._splits[next(iter(self._splits))]
-        return split_state
+        return state
 
     def take_split(self, candidate: Candidate) -> State:
         """Return the graph split by a candidate, for an owner who may change it; the cache drops it."""
-        split_state = self.split_of(candidate)
+        state = self.split_of(candidate)
         del self._splits[candidate.decision]
-        return split_state
+        return state
 
     def adopt(self, other: Measures) -> None:
         """Copy the peaks of an equal graph."""

@@ -12,7 +12,7 @@ from remat.graph.memory.host_copies import OFFLOAD, RELOAD, WAIT_COPIED
 from remat.graph.memory.liveness import StepWalk
 from remat.graph.problems.lowering import Offload
 from remat.passes.core.state import State
-from remat.planning.pipelines import modules_of
+from remat.planning.pipelines import for_walk
 from remat.planning.search.offload_costs import Times
 from remat.solvers.schedule.transfers import Transfer, exposed_time_at, place
 
@@ -34,8 +34,7 @@ class Copies:
     def __init__(
         self, state: State, offloads: tuple[Offload, ...], link: Link, times: Times
     ) -> None:
-        joint = state.joint
-        self._walk = walk = StepWalk(*modules_of(state), joint.num_fwd_outputs, joint.memories)
+        self._walk = walk = StepWalk(*for_walk(state))
         self._nodes = [node for _, node in walk.running()]
         self._boundary, self._moments = walk.boundary, walk.moments
         self._offloads, self._of_operators = offloads, times

@@ -41,7 +41,7 @@ def by_named_solver(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
     near = search.near(limits.measure, start)
     limit = int(limits.peak_bytes) + near.offset
     if candidate := near.orders.solved(request.solver, start, limit, request.time_limit):
-        yield search.decisions.with_provenance(candidate, "scheduled by the solver")
+        yield search.decisions.credited(candidate, "scheduled by the solver")
 
 
 def by_prices(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
@@ -64,7 +64,7 @@ def by_prices(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
         search.rounds_run["by prices"] += 1
         within = Limits(peak_bytes=peak_bytes, saved_bytes=limits.saved_bytes)
         found = near.prices.within(within, starts, orders=near.orders.is_possible)
-        return search.decisions.with_provenance(found)
+        return search.decisions.credited(found)
 
     rounds, start = search.rounds(limits.measure).prices, wanted + near.offset
     yield from aim(ask, limits.measure, wanted, start=start, rounds=rounds, last=last)
@@ -120,7 +120,7 @@ def _annealed(search: Search, limits: Limits, start: Candidate, searches: int) -
         allowed = filter(context.may_save, near.orders.within(start, limit, share=share))
         new = [d for d in allowed if d.decision not in seen and d.schedule != start.schedule]
         own.add(*new)
-        informed = [search.offloads.with_tagged(search.decisions.with_provenance(d)) for d in new]
+        informed = [search.offloads.with_tagged(search.decisions.credited(d)) for d in new]
         yield from informed
         reached = [*map(measure, new if exact else informed)]
         offsets += [d.peak_bytes - peak for d, peak in zip(new, reached, strict=True)]

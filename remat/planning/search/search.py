@@ -280,7 +280,7 @@ class Search:
             # decisions at several limits on saved bytes compete, too.
             if context.request.hooks:
                 pool.add(*decisions.on_frontier())
-            pool.add(*map(decisions.with_provenance, self.lowest(self.simulated, seeds)))
+            pool.add(*map(decisions.credited, self.lowest(self.simulated, seeds)))
         self.add(*pool)
         # The decision at budget 1 is allowed, so there is one.
         allowed = CandidatePool(filter(context.may_save, pool))
@@ -321,4 +321,4 @@ class Search:
                 bound = bound_with_offloads(context, self.bounds, peak_bytes, moments)
             else:
                 bound = self.bounds.bound(peak_bytes, moments)
-        return replace(candidate, provenance=replace(candidate.provenance, recompute_bound=bound))
+        return candidate.with_provenance(recompute_bound=bound)

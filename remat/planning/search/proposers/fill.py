@@ -57,11 +57,9 @@ def filled(
             return best
         if best is not before:
             continue
-        exchangeable = [i for i in best.saved if problem.size[i] and problem.recomputable[i]]
-        exchangeable.sort(key=lambda i: (problem.cost[i] / (1 + problem.size[i]), i))
-        for i, j in (
-            (i, j) for i in unsaved for j in exchangeable if problem.cost[j] < problem.cost[i]
-        ):
+        held = [i for i in best.saved if problem.size[i] and problem.recomputable[i]]
+        held.sort(key=lambda i: (problem.cost[i] / (1 + problem.size[i]), i))
+        for i, j in ((i, j) for i in unsaved for j in held if problem.cost[j] < problem.cost[i]):
             if spent():
                 return best
             if better((*(k for k in best.saved if k != j), i)):

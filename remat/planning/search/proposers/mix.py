@@ -96,14 +96,11 @@ class Mixtures:
             total = sum(size[i] for i in differ)
             # The layers near the loss, or those far from it, may be the cheaper ones to recompute.
             for order in (differ, differ[::-1]):
-                mixed, mixed_bytes = {*low.saved}, 0
+                mixed, nbytes = {*low.saved}, 0
                 for i in order:
-                    before, mixed_bytes = (
-                        parts * mixed_bytes // max(1, total),
-                        mixed_bytes + size[i],
-                    )
+                    before, nbytes = parts * nbytes // max(1, total), nbytes + size[i]
                     mixed ^= {i}
-                    if before < parts * mixed_bytes // max(1, total) < parts:
+                    if before < parts * nbytes // max(1, total) < parts:
                         self.candidate(mixed)
 
     def _add(self) -> None:

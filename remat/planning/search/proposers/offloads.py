@@ -257,7 +257,7 @@ class Offloads:
         decision = replace(ordered or self.lowered.decision(choice.saved), offloads=())
         wanted = Candidate.of(self.lowered, decision, choice.cost - choice.exposed)
         return self._with_copies(
-            self._decisions.with_provenance(wanted, WITH_OFFLOADS), offloads, peak_bytes
+            self._decisions.credited(wanted, WITH_OFFLOADS), offloads, peak_bytes
         )
 
     def _fitting(self, host_bytes: int, saved: Container[str]) -> list[Tagged]:

@@ -142,8 +142,7 @@ class Orders:
         candidate = self._candidate(solution.sequence, solution.boundary)
         if candidate is None:
             return None
-        provenance = replace(candidate.provenance, deterministic=solution.deterministic)
-        return replace(candidate, provenance=provenance)
+        return candidate.with_provenance(deterministic=solution.deterministic)
 
     def lowest(self, starts: Iterable[Candidate], per_run: int) -> Candidate | None:
         """Search for the schedule with the least peak: first from each start, then again from the best schedule found.

@@ -46,10 +46,7 @@ class SolverDecisions:
         if capacity not in self._at:
             self._context.on_step(f"deciding at {format_bytes(capacity)}")
             candidate = self.within(replace(self._context.limits, capacity=capacity))
-            candidate = replace(
-                candidate, provenance=replace(candidate.provenance, proposer=BY_SOLVER)
-            )
-            self._at[capacity] = candidate
+            self._at[capacity] = candidate.with_provenance(proposer=BY_SOLVER)
             self.proposed[BY_SOLVER] += 1
         return self._at[capacity]
 
@@ -176,7 +173,7 @@ class SolverDecisions:
             high = min((c for c in capacities if c > low), default=low)
             yield from self.bisected(low, high, int(limits.peak_bytes), 6, limits.measure)
 
-    def with_provenance(self, candidate: Candidate, proposer: str = "") -> Candidate:
+    def credited(self, candidate: Candidate, proposer: str = "") -> Candidate:
         """Return a candidate that a search by peak found, with its provenance.
 
         Args:

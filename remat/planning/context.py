@@ -1,4 +1,4 @@
-"""What planning knows of one prepared graph before it decides: problems, costs, limits and options.
+"""Problems, costs, limits and options of one prepared graph, before planning decides.
 
 A prepared graph is a joint graph after the passes that precede every decision.
 """

@@ -25,10 +25,11 @@ from remat.planning.plans import PlanSet
 from remat.planning.request import PlanRequest
 from remat.planning.search.candidates import Candidate, combine
 from remat.planning.search.effort import DEFAULT
+from remat.planning.search.offload_costs import check_host_memory
 from remat.planning.search.proposals import search_of
 from remat.planning.search.search import Search
 from remat.planning.search.several_graphs import SeveralGraphs
-from remat.units import Budget, format_bytes
+from remat.units import Budget
 
 
 def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
@@ -151,7 +152,7 @@ class SetPlanner:
         return self._graphs.peak(decided)
 
     def within_peak(self, budget: Budget | None = None) -> PlanSet:
-        """Plan all graphs under a budget on the peak of the step; None: that of the request."""
+        """Plan all graphs under a budget on the peak of the step: the given one, or that of the request."""
         budget = budget or self._request.budget
         label, count = budget.label, len(self._planners)
         if self._request.hooks is not None:
@@ -184,11 +185,7 @@ class SetPlanner:
         planners, request, passed = self._planners, self._request, self._passed
         decided = [p.search.offloads.with_tagged(d) for p, d in zip(planners, decided, strict=True)]
         offloaded_bytes = sum(r * d.host_bytes for r, d in zip(self._runs, decided, strict=True))
-        if request.host_memory is not None and offloaded_bytes > request.host_memory:
-            raise BudgetError(
-                f"host_memory is {format_bytes(request.host_memory)} ({request.host_memory} bytes), and the values of "
-                f"{len(planners)} graphs that must be offloaded take {format_bytes(offloaded_bytes)}; raise it to {offloaded_bytes}, or tag fewer"
-            )
+        check_host_memory(request.host_memory, offloaded_bytes, f"{len(planners)} graphs")
         # A ratio of the peak stands for bytes of the whole step, so it limits no graph alone.
         each = zip(planners, decided, strict=True)
         plans = [replace(p.finish(d, budget, peak_limit=0), search="") for p, d in each]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import fx
 
@@ -170,12 +170,12 @@ def price(problem: GraphProblem, present: set[int], i: int) -> int | None:
     return total
 
 
-def uses(plan: PlanRecord) -> list[Use]:
-    """Return each operator node of a plan's forward graph, with the node's bytes and costs under the plan."""
-    saved = {k.name: k.nbytes for k in kept(plan)}
+def uses(plan: PlanRecord, keeps: Sequence[KeptStorage], runs: Sequence[OperatorRun]) -> list[Use]:
+    """Return each operator node of forward with its bytes and costs, from the results of `kept` and `runs_of`."""
+    saved = {k.name: k.nbytes for k in keeps}
     offloaded = {value.name: value.nbytes for value in plan.offloads}
     cost = Counter[str]()
-    for run in runs_of(plan):
+    for run in runs:
         if run.again:
             cost[run.node] += run.cost or 0
     return [

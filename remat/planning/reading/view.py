@@ -68,8 +68,9 @@ def explained(plan: PlanRecord) -> str:
         lines += [f"  returns copies of outputs (at {places}), whose numbers backward reads"]
     lines += offload_lines(plan, graph)
     if graph is not None:
-        lines += policy_lines(read_policies(plan.policies), uses(plan), plan.unit)
-        lines += explain(kept(plan), [run for run in runs_of(plan) if run.again], plan.unit)
+        keeps, runs = kept(plan), runs_of(plan)
+        lines += policy_lines(read_policies(plan.policies), uses(plan, keeps, runs), plan.unit)
+        lines += explain(keeps, [run for run in runs if run.again], plan.unit)
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""The loop that aims: ask at a limit, measure what is found, and correct the limit by the difference."""
+"""Aim at a peak: ask for a candidate within a limit, measure its peak, and correct the limit by the difference."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def frontier_by_peak(search: Search) -> tuple[list[Candidate], tuple[tuple[int, 
     bound = (
         partial(bound_with_offloads, context, search.bounds) if offloading else search.bounds.bound
     )
-    # Schedules of its own: what a search within one peak has tried does not change the frontier.
+    # The frontier must not depend on earlier searches within one peak, so it has schedules of its own.
     schedules = Schedules(context, search.schedules.lowered_step)
     cuts = [saved for _, saved in context.cuts(search.effort.all_peaks.starts)]
     if context.is_alone:  # a named solver decides without remat's searches

@@ -76,7 +76,7 @@ class Candidate:
 
     @property
     def key(self) -> Decision | tuple[int, ...]:
-        """What tells the decision from others of the same graph."""
+        """Key that differs between different decisions on the same graph."""
         return self.ordered or self.saved
 
     @property

@@ -72,7 +72,7 @@ class Measures:
         return state
 
     def take_split(self, candidate: Candidate) -> State:
-        """Return the graph split by a candidate, for an owner who may change it; the cache drops it."""
+        """Return the graph split by a candidate, removed from the cache, so that the caller may change the graph."""
         state = self.split_of(candidate)
         del self._splits[candidate.decision]
         return state

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from remat.errors import PlanError
+from remat.errors import BudgetError, PlanError
 from remat.graph.capture.source import located
 from remat.graph.copying import run_of
 from remat.graph.costs.base import CostModel
@@ -25,6 +25,7 @@ from remat.graph.problems.lowering import (
 from remat.graph.problems.replays import is_element
 from remat.passes.core.state import State
 from remat.planning.pipelines import step_costs_of
+from remat.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -142,6 +143,15 @@ def tagged_values(state: State, lowered: Lowered) -> list[Tagged]:
             must, why = insists_on_host(node), why_kept(state, lowered, i)
             values.append(Tagged(value=value, node=node, must=must, why=why))
     return sorted(values, key=lambda tagged: not tagged.must)
+
+
+def check_host_memory(limit: int | None, nbytes: int, whose: str) -> None:
+    """Raise a BudgetError if the values of ``whose`` graphs that must be offloaded exceed the host's memory."""
+    if limit is not None and nbytes > limit:
+        raise BudgetError(
+            f"host_memory is {format_bytes(limit)} ({limit} bytes), and the values of {whose} that must be offloaded "
+            f"take {format_bytes(nbytes)}; raise it to {nbytes}, or tag fewer"
+        )
 
 
 def check_tagged(state: State, lowered: Lowered) -> None:

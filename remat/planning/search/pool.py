@@ -11,7 +11,7 @@ from remat.solvers.graph.pareto import pareto
 
 
 class Scored(Protocol):
-    """What a pool chooses among: a candidate of one graph, or one candidate for each graph of a step.
+    """Candidate that a pool can hold: of one graph, or of all graphs of a step.
 
     Attributes:
         cost: recompute cost plus exposed transfer time.

@@ -26,7 +26,7 @@ def at_budget_one(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
 
 
 def by_named_solver(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
-    """Propose what a solver decides that the user named: at limits on saved bytes, and as a schedule."""
+    """Propose decisions of the solver that the user named, at limits on saved bytes and as a schedule."""
     context = search.context
     if not context.is_alone:
         return
@@ -51,7 +51,7 @@ def by_prices(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
     wanted, exact = int(limits.peak_bytes), search.is_exact(limits.measure)
     last = None if exact else search.nearest(limits)
     near = search.near(limits.measure, last)
-    # A search goes on from what is known within its limits, such as the result for a smaller budget.
+    # A search starts from the best candidate within its limits, such as the result for a smaller budget.
     best = search.recomputing(limits) if exact else None
     reused = [] if best is None else [best]
     if not exact:
@@ -136,7 +136,7 @@ def _annealed(search: Search, limits: Limits, start: Candidate, searches: int) -
 
 
 def from_least_peak(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
-    """Propose the least peak, and what searches at slightly lower limits find, if nothing was found within the limits."""
+    """Propose the candidate of least peak, and others at slightly lower limits, if no candidate is within the limits."""
     context, hooks = search.context, search.context.request.hooks
     if context.is_alone or not search.is_exact(limits.measure):
         return
@@ -156,13 +156,13 @@ def from_least_peak(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
 
 
 def _closing_in(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
-    """Yield what the searches by prices and by node orders find within limits."""
+    """Yield candidates within limits, by prices and by node orders."""
     yield from by_prices(search, limits, seeds)
     yield from by_node_orders(search, limits, seeds)
 
 
 def at_ratio_zero(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
-    """Propose what is found at the least peak, so that no higher ratio of the peak costs more than ratio 0."""
+    """Propose candidates at the least peak, so that no higher ratio of the peak costs more than ratio 0."""
     if not _is_searched(search, limits, seeds):
         return
     least, best = search.known_least, search.recomputing(limits)

@@ -35,7 +35,7 @@ _UNSHRUNK = (
 
 
 class Proposer(Protocol):
-    """Finds candidates within limits, for a search whose pool gets each of them at once.
+    """Function that yields candidates within limits; the pool of the search gets each as soon as it is yielded.
 
     Args:
         search: the search, with its context, its measures and its pool.
@@ -49,11 +49,11 @@ class Proposer(Protocol):
 
 
 class Search:
-    """Candidates of one graph within any peak, and what finds them.
+    """Search for the candidates of one graph within any peak.
 
     Args:
         context: the prepared graph.
-        proposers: what finds candidates, in the order in which it is asked.
+        proposers: functions that find candidates, in the order in which they are asked.
         effort: limits on the work of each search.
 
     Attributes:
@@ -101,7 +101,7 @@ class Search:
         return Offloads(self.context, self.measures, self.decisions, near.prices, near.orders)
 
     def adopt(self, other: Search) -> bool:
-        """Copy what a search on another trace has decided and measured; return False if graphs or options differ."""
+        """Copy decisions and measures of a search on another trace; return False if graphs or options differ."""
         if not self.context.like(other.context):
             return False
         self.decisions.adopt(other.decisions)
@@ -182,7 +182,7 @@ class Search:
         best = self.recomputing(limits)
         return None if best is None else self._bounded(best, int(limits.peak_bytes))
 
-    # ---- what proposers ask ---------------------------------------------------------------------------
+    # ---- for proposers ---------------------------------------------------------------------------
     def rounds(self, measure: Measure) -> Rounds:
         """Return how a search closes in on a peak by a measure."""
         return SIMULATED if self.is_exact(measure) else ESTIMATED
@@ -196,7 +196,7 @@ class Search:
         return self.pool.cheapest(replace(limits, offload=False), cost_of)
 
     def is_solved(self, limits: Limits) -> bool:
-        """Return whether a candidate within the limits costs so little that no further one is asked for."""
+        """Return whether a candidate within the limits is so cheap that the search can end."""
         least = int(self.rounds(limits.measure).negligible * self.context.step_cost)
         if self.is_exact(limits.measure):
             # Without node orders of its own, no decision costs less than this end of the hull.
@@ -210,7 +210,7 @@ class Search:
         return self.least_found if "least_found" in vars(self) else None
 
     def near(self, measure: Measure, candidate: Candidate | None) -> Near:
-        """Return searches whose peaks are those of a measure plus a constant, for schedules near that of a candidate."""
+        """Return searches near a candidate, whose peaks are measured peaks plus a constant."""
         if candidate is None or self.is_exact(measure):
             return self.simulated
         return near_fused(self.measures.split_of(candidate), self.schedules, self.effort)
@@ -311,7 +311,7 @@ class Search:
         """Return a candidate with a bound below which no decision within ``peak_bytes`` costs, with offloads if allowed."""
         if candidate.decision == self.decisions.allowed_cheapest.decision:
             return candidate
-        # The bound that `found` has may hold for a limit on saved bytes, so it does not hold for a peak.
+        # The bound that `candidate` has may hold for a limit on saved bytes, so it does not hold for a peak.
         context, bound = self.context, 0
         if (
             not context.request.hooks

@@ -24,7 +24,7 @@ from remat.planning.search.pool import CandidatePool, Limits
 from remat.planning.search.search import Search
 from remat.units import Budget, bytes_of_share, format_bytes
 
-#: What equal graphs have in common: their digest, and the names of their nodes.
+#: Key of equal graphs: their digest, and the names of their nodes.
 Same = tuple[str, tuple[str, ...]]
 
 
@@ -142,7 +142,7 @@ class SeveralGraphs:
 
     @cached_property
     def _same(self) -> list[Same]:
-        """For each graph, what equal graphs have in common."""
+        """For each graph, the key of equal graphs."""
         return [*map(_identity, self._searches)]
 
     @cached_property
@@ -193,7 +193,7 @@ class SeveralGraphs:
 
     @cached_property
     def _lowest(self) -> list[Candidate]:
-        """The decisions, one per graph, with which the step has the least peak found."""
+        """The candidates, one per graph, with the least peak of the step that was found."""
         # `_least` has the least estimated peak, so the split graphs may peak elsewhere.
         chosen = [*self._least[2]]
         for _ in range(DEFAULT.several.rounds):

@@ -68,7 +68,7 @@ class Mixtures:
         return [low + (high - low) * k // count for k in range(count)]
 
     def _cheapest(self, peak_bytes: int) -> Candidate:
-        """Return the cheapest candidate within one of the peaks of `_peaks`, which begin with that of a candidate."""
+        """Return the cheapest candidate within a peak; `_peaks` begins with the lowest peak of a candidate."""
         found = self._seen.cheapest(Limits(peak_bytes=peak_bytes))
         assert found is not None, f"a candidate has a peak of at most {peak_bytes} bytes"
         return found

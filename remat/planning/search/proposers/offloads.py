@@ -11,7 +11,6 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from remat.errors import BudgetError
 from remat.graph.memory.host_copies import host_bytes_of, is_pinned
 from remat.graph.problems.lowering import Decision, Offload, SavedKind
 from remat.passes.hooks.offload_saved import OffloadSaved, traced_offloads
@@ -21,14 +20,13 @@ from remat.planning.search.candidates import WITH_OFFLOADS, Candidate
 from remat.planning.search.effort import DEFAULT
 from remat.planning.search.measures import Measures
 from remat.planning.search.offload_copies import Copies
-from remat.planning.search.offload_costs import Tagged, why_kept
+from remat.planning.search.offload_costs import Tagged, check_host_memory, why_kept
 from remat.planning.search.pool import Limits
 from remat.planning.search.proposers.orders import Orders
 from remat.planning.search.proposers.prices import PriceSearch
 from remat.planning.search.proposers.solver import SolverDecisions
 from remat.solvers.schedule.offload_problem import OffloadChoice, OffloadProblem
 from remat.solvers.schedule.offload_search import OffloadSearch
-from remat.units import format_bytes
 
 
 class Offloads:
@@ -314,12 +312,7 @@ class Offloads:
         for tagged in self._context.tagged:
             if tagged.must and tagged.value.name in missing - names:
                 raise tagged.refusal(self._left_out.get(tagged.value.name, ""))
-        if self.host_bytes is not None and candidate.host_bytes > self.host_bytes:
-            raise BudgetError(
-                f"host_memory is {format_bytes(self.host_bytes)} ({self.host_bytes} bytes), and the values of "
-                f"'{self.state.joint.name}' that must be offloaded take {format_bytes(candidate.host_bytes)}; raise it to "
-                f"{candidate.host_bytes}, or tag fewer"
-            )
+        check_host_memory(self.host_bytes, candidate.host_bytes, f"'{self.state.joint.name}'")
         return candidate
 
     def _with_copies(

@@ -82,7 +82,7 @@ class SolverDecisions:
 
     @cached_property
     def without_remat(self) -> Candidate:
-        """The decision of the step without remat: that of the default solver under budget 1."""
+        """The default solver's decision under budget 1, which is that of the step without remat."""
         # All solvers are compared with the same step.
         context = self._context
         if not context.is_alone:

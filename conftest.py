@@ -23,6 +23,8 @@ SLOW = frozenset(
     for name in (
         "cli",
         "e2e",
+        "experiments",
+        "fitting",
         "fuzz",
         "graph/capture/test_step.py",
         "graph/text/test_files.py",

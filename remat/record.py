@@ -124,8 +124,7 @@ class PlanRecord(Record):
         chunk: the pass that split the loss into chunks, such as ``chunk-loss(chunks=8)``; empty if the loss is
             whole.
         search: under a budget on the peak, the candidates that were found, and why one was chosen, as text.
-        remat: the version of remat that computed the figures. Empty if the figures depend on hooks on saved tensors, on
-            outputs that count as saved, or on a user's pipeline: the figures of a saved plan are then not checked.
+        remat: the version of remat that computed the figures; empty in older files.
     """
 
     form: ClassVar[Form] = Form("plan", "remat_plan", 1)

@@ -25,7 +25,7 @@ from remat.graph.memory.storages import storage_bytes, storage_key
 from remat.graph.problems.lowering import Decision
 from remat.options import Training
 from remat.passes.core.state import Costs
-from remat.planning.pipelines import modules_of, step_costs_of
+from remat.planning.pipelines import for_walk, step_costs_of
 from remat.planning.planner import Planner
 from remat.planning.search.aim import aim
 from remat.planning.search.candidates import Candidate
@@ -170,11 +170,8 @@ class StepMemory:
                 counts as one of the root.
         """
         split = measures.split_of(candidate)
-        joint, kind_of_walk = (
-            split.joint,
-            FusedWalk if split.joint.lower == "inductor" else StepWalk,
-        )
-        walk = kind_of_walk(*modules_of(split), joint.num_fwd_outputs, joint.memories)
+        kind_of_walk = FusedWalk if split.joint.lower == "inductor" else StepWalk
+        walk = kind_of_walk(*for_walk(split))
         lifetimes = list(walk.lifetimes())
         spans = [lifetime[2:] for lifetime in lifetimes]
         gradients = [

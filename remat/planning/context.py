@@ -1,7 +1,6 @@
-"""What planning knows of one prepared graph before it decides: problems, costs, limits and options.
+"""Problems, costs, limits and options of one prepared graph, before planning decides.
 
-A prepared graph is a joint graph after the passes that precede every decision, such as common subexpression
-elimination.
+A prepared graph is a joint graph after the passes that precede every decision.
 """
 
 from __future__ import annotations
@@ -48,11 +47,7 @@ def check_joint(joint: object) -> None:
 
 
 def fingerprint_of(joint: JointGraph) -> str:
-    """Return the digest of a joint graph, by which saved plans are matched to graphs.
-
-    Raises:
-        ProblemError: ``joint`` is not a `JointGraph`.
-    """
+    """Return the digest by which saved plans are matched to graphs; raise a ProblemError for another object."""
     check_joint(joint)
     return joint.fingerprint
 
@@ -60,8 +55,6 @@ def fingerprint_of(joint: JointGraph) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
     """Figures of the step without remat, to compare plans with.
-
-    The step without remat runs under the plan of the default solver for budget 1, without hooks on saved tensors.
 
     Attributes:
         peak_bytes: simulated peak of the step; 0 if unknown.
@@ -170,11 +163,7 @@ class GraphContext:
         return Hull.of(self.lowered.problem)
 
     def cuts(self, most: int) -> list[tuple[int, tuple[int, ...]]]:
-        """Return up to about ``most`` vertices of the `hull` of decisions by saved bytes and cost, both ends included.
-
-        Returns:
-            For each vertex: the saved bytes of its decision, and the saved nodes of the graph problem.
-        """
+        """Return about ``most`` vertices of the `hull`, both ends included, as pairs of saved bytes and saved nodes."""
         vertices = self.hull.vertices
         some = {*range(0, len(vertices), max(1, len(vertices) // most)), len(vertices) - 1}
         invert = self.hull.reduction.invert
@@ -207,19 +196,15 @@ class GraphContext:
 
     @cached_property
     def most_saved(self) -> int | None:
-        """Bytes that the user's code allows the graph to save; None if the code sets no limit.
-
-        The code sets this limit by ``region_activation_memory_budget``, as a ratio of the bytes that the
-        runtime-optimal partition saves.
-        """
+        """Bytes that the user's code allows the graph to save, by `region_budget`; None without a limit."""
         own = self.region_budget
         if own is None:
             return None
         return Budget(share=own).capacity(full=self.full_bytes, least=self.least_bytes)
 
-    def may_save(self, found: Candidate) -> bool:
+    def may_save(self, candidate: Candidate) -> bool:
         """Return whether a candidate saves at most `most_saved` bytes."""
-        return self.most_saved is None or found.saved_bytes <= self.most_saved
+        return self.most_saved is None or candidate.saved_bytes <= self.most_saved
 
     @property
     def is_alone(self) -> bool:
@@ -245,10 +230,7 @@ class GraphContext:
 
     @cached_property
     def step_costs(self) -> Sequence[int]:
-        """Cost of one run of each node of the step, by position in the joint graph.
-
-        Empty if the cost model cannot price backward.
-        """
+        """Cost of one run of each node, by position in the joint graph; empty if backward cannot be priced."""
         return step_costs_of(self.state, self.request.cost)
 
     @property
@@ -257,13 +239,8 @@ class GraphContext:
         return sum(self.step_costs)
 
     def capacities(self, most: int | None = None) -> list[int]:
-        """Return the limits on saved bytes at which a frontier is decided, in bytes, lowest first.
-
-        The limits are evenly spaced numbers, and the saved bytes of vertices of the hull.
-
-        Args:
-            most: leave out limits above this number of bytes; None: leave out none.
-        """
+        """Return the limits on saved bytes at which a frontier is decided, up to ``most``, lowest first."""
+        # Evenly spaced limits, and the saved bytes of vertices of the hull.
         vertices = [v.saved_bytes for v in self.hull.vertices]
         least, full = vertices[0], max(vertices[-1], self.full_bytes)
         limits = {least + (full - least) * i // DEFAULT.steps for i in range(DEFAULT.steps + 1)}

@@ -74,19 +74,21 @@ def finish(
     forward, backward = modules_of(state)
     if state.policies:
         check_budgets(state, read_policies(state.policies))
+    # The default, "auto", stands for a cost model that the graph selects.
     cost = cost.on(state.joint)
     lowered = state.lowered(cost)
     check_tagged(state, lowered)
-    away = sum(value.host_bytes for value in state.decision.offloads)
-    if host_bytes is not None and away > host_bytes:
+    offloaded_bytes = sum(value.host_bytes for value in state.decision.offloads)
+    if host_bytes is not None and offloaded_bytes > host_bytes:
         raise BudgetError(
             f"host_memory is {format_bytes(host_bytes)} ({host_bytes} bytes), and this plan for '{state.joint.name}' "
-            f"has {format_bytes(away)} in the host's memory; plan again within it, or raise it to {away}"
+            f"has {format_bytes(offloaded_bytes)} in the host's memory; plan again within it, or raise it to {offloaded_bytes}"
         )
     problem = lowered.problem
     saved_bytes = sum(saved_in(state).values())
-    limits, found = state.limits or SavedLimits(), state.provenance or Provenance()
+    limits, provenance = state.limits or SavedLimits(), state.provenance or Provenance()
     capacity = saved_bytes if limits.capacity is None else limits.capacity
+    # No decision is trusted, whoever made it: both modules are checked against the joint graph.
     verify(
         Split(
             joint=state.joint,
@@ -116,12 +118,13 @@ def finish(
         recompute_cost = sum(once[state.index.by_name[name]] for name in recomputed)
     else:
         scored = evaluate(problem, lowered.saved_of(state.decision))
-        kept = (i for i in scored.saved if lowered.kind[i] is SavedKind.VALUE)
-        saved = tuple(problem.names[i] for i in kept)
+        saved_nodes = (i for i in scored.saved if lowered.kind[i] is SavedKind.VALUE)
+        saved = tuple(problem.names[i] for i in saved_nodes)
         again = (i for i in scored.recomputed if problem.in_forward[i])
         recomputed = tuple(problem.names[i] for i in again)
         recompute_cost = scored.recompute_cost
     region = limits.region_budget
+    # The hull is cached with the problem, so a planner that has decided does not compute it again.
     hull = Hull.of(problem)
     # Under a budget on the peak, saved bytes are not limited, so the bound must hold for any number of them.
     most = max(capacity, hull.ends[1].saved_bytes) if budget.on_peak else capacity
@@ -134,18 +137,18 @@ def finish(
         recompute_cost=recompute_cost,
         recompute_bound=min(
             recompute_cost + exposed_time,
-            max(found.recompute_bound, hull.edge(most).bound(most)),
+            max(provenance.recompute_bound, hull.edge(most).bound(most)),
         ),
         unit=problem.unit,
         capacity=capacity,
         full_bytes=limits.full_bytes if limits.full_bytes is not None else saved_bytes,
         least_bytes=limits.least_bytes if limits.least_bytes is not None else 0,
         budget=str(budget),
-        solver=found.solver,
+        solver=provenance.solver,
         cost=str(cost),
-        items=found.items,
-        deterministic=found.deterministic,
-        solve_s=found.elapsed_s,
+        items=provenance.items,
+        deterministic=provenance.deterministic,
+        solve_s=provenance.elapsed_s,
         graph=state.joint.name,
         fingerprint=fingerprint,
         fallbacks=tuple(cost.fallbacks(priced)),
@@ -157,7 +160,7 @@ def finish(
         ),
         lower=state.joint.lower,
         torch=torch.__version__,
-        remat="" if state.hooks is not None or state.count_outputs else __version__,
+        remat=__version__,
         region_budget="" if region is None else str(Budget(share=region)),
         least_because=limits.least_because,
         operators=state.operators,
@@ -183,14 +186,7 @@ def finish(
 def later_figures(
     state: State, peak_bytes: int, baseline: Baseline, costs: Sequence[int]
 ) -> dict[str, Any]:
-    """Return the `LATER` figures of a plan, by the names of its fields.
-
-    Args:
-        state: the graph.
-        peak_bytes: the simulated peak of the step under the plan.
-        baseline: the step without remat.
-        costs: cost of one run of each node, by position; empty if the cost model cannot price backward.
-    """
+    """Return the `LATER` figures of a plan by field, from the simulated peak and the cost of each node's run."""
     return {
         "peak_bytes": peak_bytes,
         "step_cost": sum(costs),

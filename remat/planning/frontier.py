@@ -13,6 +13,7 @@ from remat.files import Form, save_record, write_record
 from remat.graph import ops
 from remat.planning.plan import Plan
 from remat.planning.planner import Planner
+from remat.planning.reading.plan_text import MOST_SHOWN
 from remat.planning.reading.view import page_of
 from remat.planning.search.all_peaks import frontier_by_peak
 from remat.planning.search.candidates import Candidate
@@ -22,11 +23,6 @@ from remat.report.page_data import Page
 from remat.report.step_view import FrontierView
 from remat.solvers.graph.pareto import knee
 from remat.units import Budget, format_apart, format_bytes, format_cost
-
-#: Most points that the text of a frontier lists, so that the text fits one screen.
-MOST_SHOWN = 16
-#: Largest number of points of a frontier for which the slider of a page has a plan.
-STOPS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,14 +94,14 @@ class Frontier:
         if by != "peak":
             context.request.check("no offloading", "a frontier by what is saved")
         if by == "peak":
-            found, bound = frontier_by_peak(search)
+            candidates, bound = frontier_by_peak(search)
         else:
             decided = [*map(search.offloads.with_tagged, search.decisions.pareto())]
-            found = [replace(d, peak_bytes=search.measures.simulated(d)) for d in decided]
+            candidates = [replace(d, peak_bytes=search.measures.simulated(d)) for d in decided]
             # The hull counts values that are tagged for offloading as saved bytes, but the points do not. Subtracting
             # the most bytes that a point offloads keeps the bound valid.
-            away = max(d.host_bytes for d in decided)
-            bound = tuple((v.saved_bytes - away, v.cost) for v in context.hull.vertices)
+            offloaded_bytes = max(d.host_bytes for d in decided)
+            bound = tuple((v.saved_bytes - offloaded_bytes, v.cost) for v in context.hull.vertices)
         return cls(
             graph=context.state.joint.name,
             solver=context.request.solver.name,
@@ -115,7 +111,7 @@ class Frontier:
                 FrontierPoint(
                     saved_bytes=d.saved_bytes, recompute_cost=d.cost, peak_bytes=d.peak_bytes
                 )
-                for d in found
+                for d in candidates
             ),
             bound=bound,
             by=by,
@@ -123,7 +119,7 @@ class Frontier:
             full_bytes=context.full_bytes,
             least_bytes=context.least_bytes,
             _planner=planner,
-            _decided=tuple(found),
+            _decided=tuple(candidates),
         )
 
     @property
@@ -186,11 +182,7 @@ class Frontier:
         return plan
 
     def check_same(self, plan: Plan) -> None:
-        """Raise an error if a plan cannot be shown on this frontier.
-
-        Raises:
-            ProblemError: the plan has another graph or cost model than the frontier.
-        """
+        """Raise a ProblemError if a plan has another graph or cost model than this frontier."""
         if (plan.fingerprint, plan.cost) != (self._planner.context.fingerprint, self.cost):
             raise ProblemError(
                 f"{plan!r} is of another graph or cost model ({plan.cost}) than this "
@@ -293,7 +285,8 @@ class Frontier:
 
     def _page(self, plan: Plan, title: str, on_step: Callable[[str], None] | None) -> Page:
         """Return the page of `explore`, whose slider shows each decision once; arguments as there."""
-        points, knee, plans = self.thinned(STOPS), plan, list[Plan]()
+        # The slider and the text of a frontier have the same stops.
+        points, knee, plans = self.thinned(MOST_SHOWN), plan, list[Plan]()
         with warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore", PeakWarning
@@ -342,8 +335,8 @@ class Frontier:
         if len(points) <= rows:
             return list(points)
         last = len(points) - 1
-        kept = {last * i // (rows - 2) for i in range(rows - 1)} | {points.index(self.knee())}
-        return [points[i] for i in sorted(kept)]
+        positions = {last * i // (rows - 2) for i in range(rows - 1)} | {points.index(self.knee())}
+        return [points[i] for i in sorted(positions)]
 
     def __repr__(self) -> str:
         knee, shown = self.knee(), self.thinned(MOST_SHOWN)

@@ -1,7 +1,4 @@
-"""The default pipeline in two parts, before and after the decision, and pipelines that are parsed from text.
-
-A decision says which values forward saves for backward.
-"""
+"""The default pipeline in two parts, before and after the decision, and pipelines that are parsed from text."""
 
 from __future__ import annotations
 
@@ -19,6 +16,7 @@ from remat.graph.costs import CostModel
 from remat.graph.costs.auto import is_for_cpu
 from remat.graph.costs.base import node_costs
 from remat.graph.joint import JointGraph, operators_digest
+from remat.graph.memory.storages import Memories
 from remat.graph.memory.user_mutations import copy_outputs, user_mutable_inputs
 from remat.graph.policies import Policies
 from remat.passes.core import pipeline_text
@@ -81,15 +79,15 @@ class PassManager(Pipeline):
             ProblemError: the text cannot be parsed, or the order of the passes is invalid. If a single place in the
                 text is at fault, the message shows this place.
         """
-        known = registry()
-        known.learn_operators()
+        registered = registry()
+        registered.learn_operators()
         return cls(
             pipeline_text.read_pipeline(
                 text,
-                passes=known.passes if passes is None else passes,
+                passes=registered.passes if passes is None else passes,
                 readers={
-                    Solver: known.solver,
-                    CostModel: known.cost_model,
+                    Solver: registered.solver,
+                    CostModel: registered.cost_model,
                     Budget: Budget.parse,
                     **(readers or {}),
                 },
@@ -137,6 +135,7 @@ def prepare(
     )
     state = _NORMALISE.run(state, in_place=True, verify=False).state
     tags = policies is not None and has_policies(state, policies)
+    # The step without remat has neither policies nor chunks, so it is prepared apart.
     plain: State | None = None
     if tags or chunk is not None:
         plain = _after_policies(replace(state, joint=state.joint.copy()))
@@ -178,15 +177,7 @@ def initial_state(
 
 
 def with_copies(state: State, places: Collection[int]) -> State:
-    """Make a prepared graph return copies of some of the user's outputs.
-
-    Args:
-        state: a state from `prepare`; its graph changes in place.
-        places: positions of the outputs to copy, among the outputs that the user sees.
-
-    Returns:
-        The given state.
-    """
+    """Make a prepared graph, in place, return copies of the user's outputs at ``places``; return the state."""
     with state.edit():
         copy_outputs(state.joint, places)
     return state
@@ -215,17 +206,21 @@ def modules_of(state: State) -> tuple[fx.GraphModule, fx.GraphModule]:
     return state.forward, state.backward
 
 
-def count_workspaces(state: State, cost: CostModel, *, later: bool = False) -> None:
-    """Record the bytes that operators allocate internally on a CPU, so that peaks count them.
+def for_walk(state: State) -> tuple[fx.GraphModule, fx.GraphModule, int, Memories]:
+    """Return the arguments of a walk over the step of a state that `split` returned, such as `StepWalk`."""
+    return *modules_of(state), state.joint.num_fwd_outputs, state.joint.memories
 
-    Simulated peaks of an eager graph count the bytes, and estimated peaks of other graphs, whose operators run on
-    other layouts. Nothing is recorded if the cost model is not for a CPU.
+
+def count_workspaces(state: State, cost: CostModel, *, later: bool = False) -> None:
+    """Record the workspaces of operators on a CPU, so that peaks count them; none if the cost model is for a GPU.
 
     Args:
         state: the prepared graph.
         cost: the cost model.
         later: whether the first reader of a node's bytes measures them.
     """
+    # Simulated peaks of an eager graph count workspaces. Inductor's operators run on other layouts, so only estimated
+    # peaks count those of its graphs.
     if is_for_cpu(cost):
         graph, compiled = state.joint.graph, state.joint.lower == "inductor"
         if later or compiled:
@@ -235,14 +230,7 @@ def count_workspaces(state: State, cost: CostModel, *, later: bool = False) -> N
 
 
 def step_costs_of(state: State, cost: CostModel, *, required: bool = False) -> Sequence[int]:
-    """Return the cost of one run of each node of a step, by position in the joint graph.
-
-    Nodes that only backward runs are included. If the cost model cannot price such a node, the whole result is empty.
-
-    Args:
-        state: a prepared graph, as `remat.planning.pipelines.prepare` returns it.
-        cost: the cost model.
-        required: whether to raise an error instead of an empty result.
+    """Return the cost of one run of each node of a step, by position; empty if backward cannot be priced.
 
     Raises:
         ProblemError: the cost model cannot price backward, and ``required`` is set.
@@ -260,14 +248,7 @@ def step_costs_of(state: State, cost: CostModel, *, required: bool = False) -> S
 
 
 def with_agreement(pipeline: Pipeline, agree: Pass) -> Pipeline:
-    """Return a pipeline with the pass ``agree`` before each partition pass.
-
-    A pipeline that already has a pass of the type of ``agree`` is returned unchanged.
-
-    Args:
-        pipeline: the pipeline.
-        agree: a pass that may change the decision, such as a pass that makes all ranks decide alike.
-    """
+    """Return a pipeline with the pass ``agree`` before each partition pass, unless it has a pass of this type."""
 
     def inserted(passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
         found: list[Pass] = []
@@ -278,6 +259,7 @@ def with_agreement(pipeline: Pipeline, agree: Pass) -> Pipeline:
                 found += [agree, p] if isinstance(p, Partition) else [p]
         return tuple(found)
 
+    # The user's pipeline may have the pass, and one exchange between ranks suffices.
     if any(type(p) is type(agree) for p in pipeline.flat()):
         return pipeline
     return replace(pipeline, passes=inserted(pipeline.passes))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from remat.planning.reading.node_rows import uses
+from remat.planning.reading.node_rows import kept, runs_of, uses
 from remat.planning.reading.plan_text import rows_of, summary
 from remat.planning.reading.view import explained, page_of, view_step
 from remat.record import PlanRecord
@@ -18,7 +18,7 @@ from remat.report.step_view import StepView
 
 
 class Plan(PlanRecord):
-    """The plan of one graph of a training step: a record, of which the attributes are, and methods that show it."""
+    """The plan of one graph of a training step: a `PlanRecord` with methods that show the plan as text, picture and page."""
 
     __slots__ = ()
 
@@ -40,7 +40,7 @@ class Plan(PlanRecord):
         Raises:
             PlanError: the plan was read from a file.
         """
-        return uses(self)
+        return uses(self, kept(self), runs_of(self))
 
     @property
     def rows(self) -> list[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """Plan all graphs of one step under one budget. A step has several graphs if the model has graph breaks.
 
-Each graph has a frontier: its best decisions for all numbers of saved bytes, or for all peaks. Planning chooses one
-decision from each frontier, so that all graphs together keep the budget at the least cost.
+Planning chooses one decision from the frontier of each graph, so that all graphs together keep the budget at the least
+cost.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from remat.planning.plans import PlanSet
 from remat.planning.request import PlanRequest
 from remat.planning.search.candidates import Candidate, combine
 from remat.planning.search.effort import DEFAULT
+from remat.planning.search.offload_costs import check_host_memory
 from remat.planning.search.proposals import search_of
 from remat.planning.search.search import Search
 from remat.planning.search.several_graphs import SeveralGraphs
-from remat.units import Budget, format_bytes
+from remat.units import Budget
 
 
 def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
@@ -59,31 +60,23 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
 
 
 def set_planner(joints: Sequence[JointGraph], request: PlanRequest) -> SetPlanner:
-    """Return the planner of all graphs of a step; arguments as in `plan_graphs`.
-
-    Raises:
-        PlanError: as in `plan_graphs`.
-        ProblemError: as in `plan_graphs`.
-    """
+    """Return the planner of all graphs of a step; arguments and errors as in `plan_graphs`."""
     request.check("several graphs")
     if not joints:
         raise PlanError("there are no graphs to plan: remat.plan was given an empty list")
     for joint in joints:
         check_joint(joint)
+    # Passed values are matched by position, so another order would plan another step.
     _refuse_strange_order(joints)
     if request.policies:
         check_matched(request.policies, [joint.graph for joint in joints], joints[0].name)
+        # A pattern may match modules of one graph only, so graphs are not checked one by one.
         request = replace(request, has_matched=True)
     return SetPlanner(joints, request)
 
 
 class SetPlanner:
-    """Planner of all graphs of a step under one budget.
-
-    Args:
-        joints: the graphs, in the order in which they run.
-        request: the options.
-    """
+    """Planner of all graphs of a step, which are given in the order in which they run, under one budget."""
 
     def __init__(self, joints: Sequence[JointGraph], request: PlanRequest) -> None:
         self._request, self._passed = request, _Passed(joints)
@@ -97,41 +90,38 @@ class SetPlanner:
         self._planners, self._graphs = [*map(Planner, searches)], SeveralGraphs(searches)
 
     def within_bytes(self) -> PlanSet:
-        """Plan all graphs under a budget on saved bytes: a number of bytes, or a ratio as in `plan_graphs`.
-
-        Raises:
-            BudgetError: the graphs together cannot save as few bytes as the budget allows.
-        """
+        """Plan all graphs under a budget on saved bytes: a number of bytes, or a ratio as in `plan_graphs`."""
         planners, passed, budget = self._planners, self._passed, self._request.budget
+        graphs = self._graphs
         # If the user's code sets a budget for a graph, only this budget counts for the graph. The requested budget
         # counts for the other graphs.
-        own = {
+        by_region = {
             k: planner.decide(Budget(share=1.0))
             for k, planner in enumerate(planners)
             if planner.context.region_budget is not None
         }
-        free = [p.search for k, p in enumerate(planners) if k not in own]
-        runs = [r for k, r in enumerate(self._runs) if k not in own]
+        free = [p.search for k, p in enumerate(planners) if k not in by_region]
+        runs = [r for k, r in enumerate(self._runs) if k not in by_region]
 
         def with_own(decided: Iterable[Candidate]) -> list[Candidate]:
             others = iter(decided)
-            return [own[k] if k in own else next(others) for k in range(len(planners))]
+            return [by_region[k] if k in by_region else next(others) for k in range(len(planners))]
 
-        taken = sum(self._runs[k] * d.saved_bytes for k, d in own.items())
+        region_bytes = sum(self._runs[k] * d.saved_bytes for k, d in by_region.items())
         smallest = with_own(s.decisions.at(s.context.least_bytes) for s in free)
-        least = self._saved(smallest) + passed.kept(smallest)
+        least = graphs.saved_bytes(smallest) + passed.saved_bytes(smallest)
         full = (
             sum(r * s.context.full_bytes for r, s in zip(runs, free, strict=True))
             + passed.all_bytes
         )
-        shared = 0 if budget.nbytes is not None else taken
+        shared = 0 if budget.nbytes is not None else region_bytes
         limits = {"full": max(full, least - shared), "least": least - shared}
         why = _why_least(free) if budget.below(**limits) else ("", "")
         capacity = shared + budget.capacity(**limits, why=why)
         # Frontiers do not count activations that one graph passes to another, so their bytes are reserved. The first
         # round reserves the bytes of all of them; each further round, of those that the last decisions save.
         best, reserve = smallest, passed.all_bytes
-        room = capacity - taken
+        room = capacity - region_bytes
         # If the cheapest decisions of all graphs fit together, bytes need not be distributed.
         most = [max(s.context.hull.ends[1].saved_bytes, s.context.least_bytes) for s in free]
         cheapest = sum(r * b for r, b in zip(runs, most, strict=True)) + passed.all_bytes <= room
@@ -144,34 +134,25 @@ class SetPlanner:
             shares = _shares(free, runs, room - reserve)
             if shares is None:
                 break
-            found = with_own(s.decisions.at(c) for s, c in zip(free, shares, strict=True))
-            kept = passed.kept(found)
-            if self._saved(found) + kept <= capacity and self._graphs.cost(
-                found
-            ) < self._graphs.cost(best):
-                best = found
+            candidates = with_own(s.decisions.at(c) for s, c in zip(free, shares, strict=True))
+            passed_bytes = passed.saved_bytes(candidates)
+            fits = graphs.saved_bytes(candidates) + passed_bytes <= capacity
+            if fits and graphs.cost(candidates) < graphs.cost(best):
+                best = candidates
             # All reserved bytes are used, so another round would distribute the same bytes again.
-            if kept >= reserve:
+            if passed_bytes >= reserve:
                 break
-            reserve = kept
+            reserve = passed_bytes
         return self._finished(best, capacity, budget)
 
     def peak_of(self, decisions: Sequence[Decision]) -> int:
         """Return the simulated peak of the step under one decision for each graph, in bytes."""
         lowered = (p.context.lowered for p in self._planners)
         decided = [Candidate.of(low, d, 0) for low, d in zip(lowered, decisions, strict=True)]
-        return max(self._graphs.highest(decided))
+        return self._graphs.peak(decided)
 
     def within_peak(self, budget: Budget | None = None) -> PlanSet:
-        """Plan all graphs under a budget on the peak of the step.
-
-        Args:
-            budget: the budget; None: that of the request.
-
-        Raises:
-            BudgetError: no plans were found within the peak. Or there are hooks on saved tensors, with which the peak
-                of the step cannot be computed.
-        """
+        """Plan all graphs under a budget on the peak of the step: the given one, or that of the request."""
         budget = budget or self._request.budget
         label, count = budget.label, len(self._planners)
         if self._request.hooks is not None:
@@ -181,16 +162,13 @@ class SetPlanner:
                 "budget in bytes or as a share"
             )
         best = self._graphs.within(budget)
-        saved = self._saved(best) + self._passed.kept(best)
+        saved = self._graphs.saved_bytes(best) + self._passed.saved_bytes(best)
         return self._finished(best, max(saved, self._full_bytes), budget)
 
     def _parts_of_host(self, searches: Sequence[Search], host_memory: int) -> list[int]:
-        """Divide the host's memory among the graphs; return the bytes of each.
-
-        Each graph gets the bytes that it must offload. The rest is divided in proportion to the bytes that each graph
-        saves at budget 1. Bytes count once for each run, because the host's memory holds the offloaded values of all
-        runs when forward ends.
-        """
+        """Divide the host's memory among the graphs; return the bytes of each."""
+        # The host's memory holds the values of all runs when forward ends, so bytes count once for each run. What remains
+        # after the values that must be offloaded is divided by the bytes that each graph saves at budget 1.
         runs, must = self._runs, []
         for search in searches:
             tagged = search.context.tagged
@@ -203,21 +181,11 @@ class SetPlanner:
         return [m + rest * n // total for m, n in zip(must, full, strict=True)]
 
     def _finished(self, decided: Sequence[Candidate], capacity: int, budget: Budget) -> PlanSet:
-        """Build the plans of the decisions, and compute the figures of the whole step.
-
-        Args:
-            decided: one decision for each graph.
-            capacity: the most bytes that all graphs together may save.
-            budget: the budget that the plans record.
-        """
+        """Build the plans of the decisions, and compute the figures of the whole step."""
         planners, request, passed = self._planners, self._request, self._passed
         decided = [p.search.offloads.with_tagged(d) for p, d in zip(planners, decided, strict=True)]
-        away = sum(r * d.host_bytes for r, d in zip(self._runs, decided, strict=True))
-        if request.host_memory is not None and away > request.host_memory:
-            raise BudgetError(
-                f"host_memory is {format_bytes(request.host_memory)} ({request.host_memory} bytes), and the values of "
-                f"{len(planners)} graphs that must be offloaded take {format_bytes(away)}; raise it to {away}, or tag fewer"
-            )
+        offloaded_bytes = sum(r * d.host_bytes for r, d in zip(self._runs, decided, strict=True))
+        check_host_memory(request.host_memory, offloaded_bytes, f"{len(planners)} graphs")
         # A ratio of the peak stands for bytes of the whole step, so it limits no graph alone.
         each = zip(planners, decided, strict=True)
         plans = [replace(p.finish(d, budget, peak_limit=0), search="") for p, d in each]
@@ -228,30 +196,30 @@ class SetPlanner:
             for p, plan in zip(planners, plans, strict=True)
         ]
         baselines = [p.baseline for p in planners]
-        known = request.hooks is None and all(b.peak_bytes for b in baselines)
+        has_baseline = request.hooks is None and all(b.peak_bytes for b in baselines)
         # With policies by module, the step without remat is not planned, so its peak is unknown.
-        known = known and all(p.context.state.plain is None for p in planners)
-        made = PlanSet(
+        has_baseline = has_baseline and all(p.context.state.plain is None for p in planners)
+        plan_set = PlanSet(
             plans=tuple(plans),
-            passed_bytes=passed.kept(decided),
+            passed_bytes=passed.saved_bytes(decided),
             capacity=capacity,
             peak_bytes=max(map(max, highest_of_graphs(partitioned))),
             budget=str(budget),
             runs=tuple(self._runs),
-            without_peak_bytes=max(
-                self._graphs.highest([p.search.decisions.without_remat for p in planners])
+            without_peak_bytes=self._graphs.peak(
+                [p.search.decisions.without_remat for p in planners]
             )
-            if known
+            if has_baseline
             else 0,
         )
-        if known and not budget.on_peak and capacity < self._full_bytes:
-            made.before_after.warn_if_not_lower(
+        if has_baseline and not budget.on_peak and capacity < self._full_bytes:
+            plan_set.before_after.warn_if_not_lower(
                 f"budget {budget.label} for {len(plans)} graphs",
                 capacity / self._full_bytes,
                 of_graph=False,
                 is_estimated=False,
             )
-        return made
+        return plan_set
 
     @property
     def _full_bytes(self) -> int:
@@ -261,17 +229,9 @@ class SetPlanner:
         )
         return full + self._passed.all_bytes
 
-    def _saved(self, decided: Sequence[Candidate]) -> int:
-        """Return the bytes that all runs of all graphs save together, given one decision for each graph."""
-        return sum(runs * d.saved_bytes for runs, d in zip(self._runs, decided, strict=True))
-
 
 def _refuse_strange_order(joints: Sequence[JointGraph]) -> None:
-    """Raise an error unless the graphs are all graphs of one step, in the order in which they run.
-
-    Raises:
-        PlanError: a graph receives a value that no earlier run makes, or a run of the step is missing.
-    """
+    """Raise an error unless the graphs are all graphs of one step, in the order in which they run."""
     for joint in joints:
         if joint.runs not in (1, len(joint.turns)):
             raise PlanError(
@@ -279,9 +239,9 @@ def _refuse_strange_order(joints: Sequence[JointGraph]) -> None:
                 "again"
             )
     turns = sorted((turn, k) for k, joint in enumerate(joints) for turn in joint.turns)
-    made = [joints[k].num_fwd_outputs for _, k in turns]
+    outputs = [joints[k].num_fwd_outputs for _, k in turns]
     for place, (turn, k) in enumerate(turns):
-        earlier = all(at < place and output < made[at] for _, at, output in turn.received)
+        earlier = all(at < place and output < outputs[at] for _, at, output in turn.received)
         if turn.at != place or not earlier:
             raise PlanError(
                 f"run {turn.at} of the step, of graph {k} of {len(joints)}, '{joints[k].name}', comes at place {place} of "
@@ -310,17 +270,7 @@ def _why_least(searches: Sequence[Search]) -> tuple[str, str]:
 
 
 def _shares(searches: Sequence[Search], runs: Sequence[int], room: int) -> list[int] | None:
-    """Distribute bytes over graphs: choose one point on each graph's frontier, at the least total cost.
-
-    Args:
-        searches: one for each graph.
-        runs: how often each graph runs.
-        room: bytes that all runs of all graphs together may save.
-
-    Returns:
-        For each graph, the bytes that one run may save. None if the points with the fewest bytes together exceed
-        ``room``.
-    """
+    """Distribute ``room`` bytes over graphs at the least total cost; None if the fewest saved bytes exceed them."""
 
     def extend(k: int, saved: int, cost: int, decided: Candidate) -> tuple[int, int] | None:
         saved += runs[k] * decided.saved_bytes
@@ -339,42 +289,32 @@ def _shares(searches: Sequence[Search], runs: Sequence[int], room: int) -> list[
 
 
 class _Passed:
-    """The activations that one graph of a step passes to a later graph, with their bytes.
-
-    Args:
-        joints: the graphs, in the order in which they run.
-    """
+    """The activations that one graph of a step passes to a later graph, with their bytes."""
 
     def __init__(self, joints: Sequence[JointGraph]) -> None:
         self._bytes: dict[tuple[int, int], int] = {}
-        self._made: dict[tuple[int, int], str] = {}
-        self._read: dict[tuple[int, int], list[tuple[int, str]]] = {}
+        self._producers: dict[tuple[int, int], str] = {}
+        self._readers: dict[tuple[int, int], list[tuple[int, str]]] = {}
         for k, joint in enumerate(joints):
             primals = primals_of(joint)
             for position, producer, output in joint.received:
-                made: fx.Node = outputs_of(joints[producer].graph)[output]
+                value: fx.Node = outputs_of(joints[producer].graph)[output]
                 key = (producer, output)
-                self._bytes[key] = storage_bytes(made.meta.get("val"))
-                self._made[key] = made.name
-                self._read.setdefault(key, []).append((k, primals[position].name))
+                self._bytes[key] = storage_bytes(value.meta.get("val"))
+                self._producers[key] = value.name
+                self._readers.setdefault(key, []).append((k, primals[position].name))
 
     @property
     def all_bytes(self) -> int:
         """Bytes of all activations that one graph of the step hands to a later graph."""
         return sum(self._bytes.values())
 
-    def kept(self, decided: Sequence[Candidate]) -> int:
-        """Return the bytes of those passed activations that the producing graph or a receiving graph saves.
-
-        Each activation counts once, even if several graphs save it.
-
-        Args:
-            decided: one decision for each graph.
-        """
+    def saved_bytes(self, decided: Sequence[Candidate]) -> int:
+        """Return the bytes of the passed activations that their producer or a receiver saves, each counted once."""
         saved = [set(d.decision.saved) for d in decided]
         return sum(
             nbytes
             for key, nbytes in self._bytes.items()
-            if self._made[key] in saved[key[0]]
-            or any(name in saved[k] for k, name in self._read[key])
+            if self._producers[key] in saved[key[0]]
+            or any(name in saved[k] for k, name in self._readers[key])
         )

@@ -1,23 +1,7 @@
 """Planning: from a joint graph and a request to a decision, and from a decision to a plan.
 
-A request holds the options of planning. A decision says which values forward saves for backward, which of them are
-offloaded, and optionally in which order nodes run. The budget of ``remat plan MODEL --budget 0.3`` passes through
-these files, in this order::
-
-    cli/plan.py                 reads the option as text
-    planning/request.py         parses and checks all options
-    units.py                    parses the text as bytes of peak, as saved bytes, or as a ratio
-    planning/planner.py         selects the search: by the peak, or by saved bytes
-    planning/context.py         holds the prepared graph
-    planning/search/            finds candidates, and chooses among them
-    passes/decide/budgeted.py   converts the budget to a capacity in saved bytes, and calls the solver
-    solvers/run.py              runs one solver, and checks its answer
-    solvers/auto.py             the default solver: runs several solvers, and returns the best answer
-    solvers/graph/lagrangian.py       the strongest of these solvers: prices saved bytes, then searches near the best price
-    solvers/_native/module.cpp  the compiled code of this search
-
-`remat.solvers.verify` checks and scores the answer of a solver. After the split into two modules, `finish` scores and
-verifies every plan, however it was decided.
+`docs/architecture.md` lists the files that a budget passes through. After the split into two modules, `finish` scores
+and verifies every plan, however it was decided.
 """
 
 from __future__ import annotations
@@ -60,6 +44,7 @@ from remat.planning.plan import Plan
 from remat.planning.request import PlanRequest
 from remat.planning.search.candidates import Candidate
 from remat.planning.search.compiled import CompiledSearch
+from remat.planning.search.effort import DEFAULT
 from remat.planning.search.measures import Measures, curve_of
 from remat.planning.search.peak_bounds import peak_bounds
 from remat.planning.search.proposals import search_of
@@ -69,10 +54,6 @@ from remat.report.before_after import BeforeAfter
 from remat.running.workspace import measure_deferred
 from remat.solvers.kernel import missing
 from remat.units import Budget, counted, format_bytes
-
-#: For steps that Inductor compiles, `warn_of_peak` estimates compiled peaks only if the simulated peaks are close: if
-#: the plan's peak times this factor is at least the peak at budget 1.
-_CLEARLY_LOWER = 1.25
 
 
 def plan_graph(
@@ -130,30 +111,16 @@ def plan_graph(
     # Each deciding pass replaces the decision of the pass before, so the plan records the last one's options.
     cost = budgeted[-1].cost if budgeted else Roofline()
     count_workspaces(state, cost.on(state.joint))
-    made = finish(
+    return finish(
         pipeline.run(state, in_place=True).state,
         cost=cost,
         budget=budgeted[-1].budget if budgeted else Budget(share=1.0),
         fingerprint=fingerprint,
     )
-    # If this plan is saved and applied later, the default passes apply it, and the figures may differ from those of
-    # the user's pipeline. A plan without a version of remat is not refused for such a difference.
-    return replace(made, remat="")
 
 
 def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: bool) -> Plan:
-    """Split a joint graph by the saved plan that was made for it, and return the plan with recomputed figures.
-
-    Args:
-        joint: the captured step.
-        plan: the saved plan; its figures are checked.
-        request: the options.
-        in_place: whether to change ``joint`` itself instead of a copy.
-
-    Raises:
-        PlanError: the options conflict with the plan, a recorded figure differs from the recomputed one, or the step
-            exceeds the plan's budget.
-    """
+    """Split a joint graph by the saved plan that was made for it, and return the plan with the figures of the graph."""
     if plan.reread_inputs and not request.reread_inputs:
         raise PlanError(
             f"this plan for '{plan.graph}' may read inputs again in backward, but reread_inputs is "
@@ -184,6 +151,7 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         policies=read_policies(plan.policies),
         chunk=chunk,
     )
+    # The plan names the copies among the nodes that it saves, so they must exist before the split.
     if plan.copied_outputs:
         prepared = with_copies(prepared, plan.copied_outputs)
     request = replace(request, cost=registry().cost_model(plan.cost).on(prepared.joint))
@@ -195,15 +163,15 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         region_budget=Budget.parse(plan.region_budget).share if plan.region_budget else None,
         least_because=plan.least_because,
     )
-    exposed = exposed_time(prepared, plan, request)  # refuses offloads that were edited
-    found = Provenance(solver=plan.solver, items=plan.items, deterministic=plan.deterministic)
-    done = split(replace(prepared, decision=plan.decision, limits=limits, provenance=found))
-    if has_symbols(done.index.values):
+    exposed_ps = exposed_time(prepared, plan, request)
+    provenance = Provenance(solver=plan.solver, items=plan.items, deterministic=plan.deterministic)
+    state = split(replace(prepared, decision=plan.decision, limits=limits, provenance=provenance))
+    if has_symbols(state.index.values):
         # The capacity was computed for other symbolic sizes. At the present sizes, the plan may save more bytes.
-        kept = sum(saved_in(done).values())
-        done = replace(done, limits=replace(limits, capacity=max(plan.capacity, kept)))
-    made = finish(
-        done,
+        saved_bytes = sum(saved_in(state).values())
+        state = replace(state, limits=replace(limits, capacity=max(plan.capacity, saved_bytes)))
+    applied = finish(
+        state,
         cost=request.cost,
         budget=plan.asked,
         fingerprint=plan.fingerprint,
@@ -214,12 +182,12 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         ),
         link=plan.link,
         host_bytes=request.host_memory,
-        exposed_time=exposed,
+        exposed_time=exposed_ps,
         peak_limit=plan.peak_limit,
     )
-    made = replace(made, copied_outputs=plan.copied_outputs)
-    check_applied(plan, made, request)
-    return made
+    applied = replace(applied, copied_outputs=plan.copied_outputs)
+    check_applied(plan, applied, alone=not request.of_several)
+    return applied
 
 
 def warn_of_peak(plan: Plan, figures: BeforeAfter | None = None) -> None:
@@ -229,7 +197,7 @@ def warn_of_peak(plan: Plan, figures: BeforeAfter | None = None) -> None:
 
     Args:
         plan: a finished plan.
-        figures: the plan compared with the step without remat; None: as the plan says.
+        figures: its comparison with the step without remat; None: `PlanRecord.before_after`.
     """
     if plan.asked.on_peak or plan.capacity >= plan.full_bytes:
         return
@@ -238,7 +206,7 @@ def warn_of_peak(plan: Plan, figures: BeforeAfter | None = None) -> None:
         return
     # Estimates of compiled peaks take time. They are not needed if the simulated peaks differ clearly.
     is_estimated = plan.lower == "inductor"
-    if is_estimated and figures.peak_bytes * _CLEARLY_LOWER >= figures.without_peak_bytes:
+    if is_estimated and figures.peak_bytes * DEFAULT.lower_surely >= figures.without_peak_bytes:
         figures = replace(
             figures,
             peak_bytes=plan.predicted_peak_bytes,
@@ -263,18 +231,11 @@ def warn_without_kernel() -> None:
 class Planner:
     """Planner of one prepared graph: decides under any number of budgets, and builds plans from decisions.
 
-    A decision (`Candidate`) says which values forward saves, which of them are offloaded, and optionally in which
-    order nodes run.
-
     Args:
         search: the search for candidates of the graph.
         ends: peaks in bytes that the ratios 0 and 1 of the request's budget stand for. None: the least peak found, and
             the peak of the plan for budget 1.
         baseline: the step without remat; None: planned here.
-
-    Attributes:
-        context: the prepared graph, with the options.
-        search: the search for candidates.
     """
 
     def __init__(
@@ -291,14 +252,8 @@ class Planner:
     def of(cls, joint: JointGraph, request: PlanRequest, **options: Any) -> Self:
         """Prepare a joint graph; with ``chunk="auto"``, choose into how many chunks the loss of the step is split.
 
-        With ``"auto"``, the step is prepared once for each number of chunks. The planner of the cheapest step within
-        the request's budget is returned. If no step is within the budget, the planner of the step with the least peak
-        is returned. A step whose loss cannot be split is planned without chunks, with a warning.
-
-        Args:
-            joint: the captured step.
-            request: the options.
-            options: as in `GraphContext.of`.
+        A step whose loss cannot be split is planned without chunks, with a warning. ``options`` are those of
+        `GraphContext.of`.
 
         Raises:
             PlanError: the loss cannot be split into the given number of chunks.
@@ -307,29 +262,26 @@ class Planner:
             warn_without_kernel()
         if request.chunk != "auto":
             return cls(search_of(GraphContext.of(joint, request, **options)))
-        made: list[GraphContext] = []
+        contexts: list[GraphContext] = []
         try:
             for each in request.each_chunk():
-                made += [GraphContext.of(joint, each, **{**options, "in_place": False})]
+                # The pass that splits the loss edits the graph, so each number of chunks has a copy.
+                contexts += [GraphContext.of(joint, each, **{**options, "in_place": False})]
         except PlanError as error:
-            if not made:
+            if not contexts:
                 raise
             warn(f"'{joint.name}' is planned without chunks: {error}", BudgetWarning)
-        searches, ends = [*map(search_of, made)], None
-        whole = searches[0]
+        searches, ends = [*map(search_of, contexts)], None
+        unchunked = searches[0]
         if request.budget.peak_share is not None:
-            full = whole.measures.simulated(whole.decisions.allowed_full)
+            full = unchunked.measures.simulated(unchunked.decisions.allowed_full)
             ends = min(s.least_found for s in searches), full
-        baseline = cls(whole).baseline
+        baseline = cls(unchunked).baseline
         return cls._cheapest_of([cls(s, ends=ends, baseline=baseline) for s in searches])
 
     @classmethod
     def _cheapest_of(cls, planners: Sequence[Self]) -> Self:
-        """Return the planner of the cheapest step within the budget; if there is none, of the step with the least peak.
-
-        Args:
-            planners: of the same step with different numbers of chunks, without chunks first.
-        """
+        """Return the planner of the cheapest step within the budget; if there is none, of the step with the least peak."""
         budget = planners[0].context.request.budget
         limit = planners[0].limit_of(budget)
         best, least = min(planners, key=lambda p: p.search.least_found), math.inf
@@ -341,17 +293,13 @@ class Planner:
             if context.step_cost >= least or not below:
                 continue
             with contextlib.suppress(BudgetError):
-                found = planner.decide(budget)
-                cost = context.step_cost + found.cost
+                candidate = planner.decide(budget)
+                cost = context.step_cost + candidate.cost
                 best, least = (planner, cost) if cost < least else (best, least)
         return best
 
     def estimated(self, before: CompiledSearch | None = None) -> CompiledSearch:
-        """Return the search by estimated peak.
-
-        Args:
-            before: the search on an earlier trace of the step, whose candidates are kept if the graph is equal.
-        """
+        """Return the search by estimated peak, with the candidates of an earlier trace if the graphs are equal."""
         # If the number of chunks was chosen, ratio 1 stands for the step without chunks.
         most = 0 if self._ends is None else self.baseline.expected_bytes
         return CompiledSearch(self.search, most, before)
@@ -362,10 +310,7 @@ class Planner:
         return self.search.peak_of(budget, ends)
 
     def decide(self, budget: Budget) -> Candidate:
-        """Return the decision under a budget.
-
-        The user's code may set a budget of its own for the graph, as a ratio of saved bytes. This ratio replaces a
-        given ratio of saved bytes, and applies in addition to any other budget.
+        """Return the decision under a budget, and under that which the user's code may set for the graph.
 
         Raises:
             BudgetError: no decision is within the budget.
@@ -373,9 +318,9 @@ class Planner:
         """
         if budget.on_peak:
             started, limit = time.perf_counter(), self.limit_of(budget)
-            found = self.search.within_peak(limit)
+            candidate = self.search.within_peak(limit)
             took = time.perf_counter() - started
-            return replace(found, provenance=replace(found.provenance, elapsed_s=took))
+            return candidate.with_provenance(elapsed_s=took)
         if not self.context.tagged:
             replace(self.context.request, budget=budget).check("nothing tagged")
             return self._saving(budget)
@@ -383,17 +328,14 @@ class Planner:
         if budget.nbytes is not None:
             # The graph problem counts tagged values as saved bytes, although every plan offloads them. So a first try
             # raises the budget by their bytes.
-            away = with_tagged(self.search.decisions.full).host_bytes
-            found = with_tagged(self._saving(Budget(nbytes=budget.nbytes + away)))
-            if found.saved_bytes <= budget.nbytes:
-                return found
+            offloaded_bytes = with_tagged(self.search.decisions.full).host_bytes
+            candidate = with_tagged(self._saving(Budget(nbytes=budget.nbytes + offloaded_bytes)))
+            if candidate.saved_bytes <= budget.nbytes:
+                return candidate
         return with_tagged(self._saving(budget))
 
     def _saving(self, budget: Budget) -> Candidate:
-        """Return the decision under a budget on saved bytes, before tagged values are offloaded; see `decide`.
-
-        Every saved value counts, including values that `decide` offloads afterwards.
-        """
+        """Return the decision under a budget on saved bytes, before tagged values are offloaded; see `decide`."""
         context, decisions = self.context, self.search.decisions
         limits = replace(context.request.deciding(), budget=budget).limits(context.state)
         if limits.capacity != context.full_bytes:
@@ -402,11 +344,7 @@ class Planner:
 
     @cached_property
     def baseline(self) -> Baseline:
-        """Figures of the step without remat, to compare plans with.
-
-        The step runs under the default solver's plan for budget 1. It has no hooks on saved tensors, no policies by
-        module and no chunks of the loss. All figures are 0 if no plan is found for budget 1.
-        """
+        """Figures of the step without remat, hooks, policies and chunks; 0 if no plan is found for budget 1."""
         if self._baseline is not None:
             return self._baseline
         context, search = self.context, self.search
@@ -414,8 +352,8 @@ class Planner:
         if plain is not None:
             count_workspaces(plain, context.request.cost)
             request = replace(context.request, policies=Policies(), chunk=None)
-            whole = GraphContext(plain, request, fingerprint=context.fingerprint)
-            return Planner(search_of(whole)).baseline
+            plain_context = GraphContext(plain, request, fingerprint=context.fingerprint)
+            return Planner(search_of(plain_context)).baseline
         try:
             full = search.decisions.without_remat
         except RematError:
@@ -439,21 +377,16 @@ class Planner:
     def plan(
         self, decided: Candidate, agree: Pass | None = None, copied_outputs: tuple[int, ...] = ()
     ) -> Plan:
-        """Build the plan of a decision under the request's budget; see `warn_of_peak` for the warning that may follow.
-
-        Args:
-            decided: the decision.
-            agree: a pass that may change the decision before the split; None: no such pass.
-            copied_outputs: positions of the outputs that the step returns as copies.
-        """
+        """Build the plan of a decision under the request's budget, as `finish` does; warn as `warn_of_peak` does."""
         budget = self.context.request.budget
-        made = self.finish(decided, budget, agree, copied_outputs=copied_outputs)
-        if budget.on_peak or made.capacity >= made.full_bytes:
-            return made
-        bounded, is_exact = _by_bounds(self.search, made)
+        plan = self.finish(decided, budget, agree, copied_outputs=copied_outputs)
+        if budget.on_peak or plan.capacity >= plan.full_bytes:
+            return plan
+        # Bounds need no simulation, and mostly show that no warning is due.
+        bounded, is_exact = _by_bounds(self.search, plan)
         if bounded is None or not bounded.is_lower(is_estimated=False):
-            warn_of_peak(made, bounded if is_exact else None)
-        return made
+            warn_of_peak(plan, bounded if is_exact else None)
+        return plan
 
     def finish(
         self,
@@ -469,7 +402,7 @@ class Planner:
 
         Args:
             decided: the decision.
-            budget: the budget that the plan records.
+            budget: what the plan records as its budget.
             agree: a pass that may change the decision before the split; None: no such pass.
             peak_limit: the peak in bytes that a ratio of the peak stands for; None: computed here.
             measure: the peak by which the decision was chosen: simulated or estimated.
@@ -483,23 +416,25 @@ class Planner:
         )
         if budget.on_peak:
             limits = replace(limits, region_budget=context.region_budget)
-        how: dict[str, Any] = {"limits": limits, "provenance": decided.provenance}
+        origin: dict[str, Any] = {"limits": limits, "provenance": decided.provenance}
         if agree is not None:
-            state = replace(context.state, decision=decided.decision, **how)
-            done = split(PassManager((agree,)).run(state, in_place=True, verify=False).state)
+            state = replace(context.state, decision=decided.decision, **origin)
+            state = split(PassManager((agree,)).run(state, in_place=True, verify=False).state)
         elif context.request.hooks is None:
-            done = replace(measures.taken(decided), **how)
+            # The search has measured the split graphs, and the plan takes them over.
+            state = replace(measures.take_split(decided), **origin)
         else:
-            done = split(replace(context.state, decision=decided.decision, **how))
+            state = split(replace(context.state, decision=decided.decision, **origin))
         if peak_limit is None:
             peak_limit = 0 if budget.peak_share is None else self.limit_of(budget)
+        # A budget on saved bytes has no limit on the peak, so no search is described.
         limit = budget.peak_bytes or peak_limit
         return finish(
-            done,
+            state,
             cost=context.request.cost,
             budget=budget,
             fingerprint=context.fingerprint,
-            later=partial(_figures, self, replace(done, forward=None, backward=None), decided),
+            later=partial(_figures, self, replace(state, forward=None, backward=None), decided),
             link=context.link,
             host_bytes=context.host_bytes,
             exposed_time=decided.exposed_time,
@@ -509,37 +444,24 @@ class Planner:
         )
 
     def _described(self, decided: Candidate, limit: int, measure: str) -> str:
-        """Say which candidates were found, and why one was chosen.
-
-        Args:
-            decided: the candidate that was chosen.
-            limit: the limit on the peak, in bytes.
-            measure: the peak that counted: simulated or estimated.
-        """
-        made, peaks = self.search.decisions.proposed, self.search.measures
-        each = ", ".join(f"{count} {how}" for how, count in made.most_common())
-        run = self.search.rounds_run
-        rounds = " and ".join(f"{counted(count, 'round')} {how}" for how, count in run.items())
-        how = decided.provenance.proposer or "the runtime-optimal cut"
+        """Say which candidates were found, and why one was chosen."""
+        counts, peaks = self.search.decisions.proposed, self.search.measures
+        each = ", ".join(f"{count} {proposer}" for proposer, count in counts.most_common())
+        rounds_run = self.search.rounds_run
+        rounds = " and ".join(
+            f"{counted(count, 'round')} {proposer}" for proposer, count in rounds_run.items()
+        )
+        proposer = decided.provenance.proposer or "the runtime-optimal cut"
         peak = peaks.estimated(decided) if measure == "estimated" else peaks.simulated(decided)
         why = "cheapest within" if peak <= limit else "lowest peak found, above"
         return (
-            f"{counted(made.total(), 'candidate')}, {each}; {rounds or 'no round of searching'}; chosen: {how}, the {why} "
+            f"{counted(counts.total(), 'candidate')}, {each}; {rounds or 'no round of searching'}; chosen: {proposer}, the {why} "
             f"{format_bytes(limit)} by the {measure} peak"
         )
 
 
-def _by_bounds(search: Search, made: Plan) -> tuple[BeforeAfter | None, bool]:
-    """Compare a plan with the step without remat by bounds on both peaks.
-
-    Args:
-        search: the search that the plan is from.
-        made: the plan.
-
-    Returns:
-        A comparison of the highest peak that the plan may have with the lowest that the step without remat may have, and
-        whether both peaks are exact. The comparison is None if no bounds are known.
-    """
+def _by_bounds(search: Search, plan: Plan) -> tuple[BeforeAfter | None, bool]:
+    """Compare a plan with the step without remat by bounds on both peaks; also return whether the bounds are exact."""
     context = search.context
     if not context.is_eager or context.request.hooks is not None or context.state.plain:
         return None, False
@@ -548,34 +470,28 @@ def _by_bounds(search: Search, made: Plan) -> tuple[BeforeAfter | None, bool]:
     except RematError:
         return None, False
     measure_deferred(context.state.joint.graph)
-    own, other = (peak_bounds(context.state, d) for d in (made.decision, full.decision))
+    own, other = (peak_bounds(context.state, d) for d in (plan.decision, full.decision))
     if own is None or other is None:
         return None, False
+    # The highest peak that the plan may have, and the lowest that the step without remat may have.
     figures = BeforeAfter(
         peak_bytes=own[1],
         without_peak_bytes=other[0],
         step_cost=context.step_cost,
-        recompute_cost=made.recompute_cost,
+        recompute_cost=plan.recompute_cost,
         without_recompute_cost=full.cost,
-        unit=made.unit,
-        exposed_time=made.exposed_time,
+        unit=plan.unit,
+        exposed_time=plan.exposed_time,
     )
     return figures, own[0] == own[1] and other[0] == other[1]
 
 
 @paused_collection()
 def _figures(planner: Planner, state: State, decided: Candidate) -> dict[str, Any]:
-    """Compute the `LATER` figures of a plan.
-
-    The joint graph is split again, because whoever got the plan's modules may have changed them.
-
-    Args:
-        planner: the planner that made the plan.
-        state: the graph with the plan's decision, on which ranks agreed.
-        decided: the decision of this rank.
-    """
+    """Compute the `LATER` figures of a plan."""
     measures, context = planner.search.measures, planner.context
     measure_deferred(context.state.joint.graph)
     alone = context.request.hooks is None and state.decision == decided.decision
+    # Whoever got the plan's modules may have changed them, so the joint graph is split again.
     curve = measures.curve(decided) if alone else curve_of(split(state))
     return later_figures(state, curve.peak_bytes, planner.baseline, context.step_costs)

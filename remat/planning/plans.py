@@ -10,11 +10,9 @@ from typing import ClassVar, overload
 from remat.errors import ProblemError
 from remat.files import Form, Record, check_figures
 from remat.planning.plan import Plan
+from remat.planning.reading.plan_text import MOST_SHOWN
 from remat.report.before_after import BeforeAfter
 from remat.units import Budget, format_bytes, format_cost
-
-#: Most plans that the text of a set lists, so that the text fits one screen.
-MOST_SHOWN = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -54,16 +52,14 @@ class PlanSet(Record, Sequence[Plan]):
         if self.budget:
             self._check_budget(Budget.parse(self.budget))
 
-    def _check_budget(self, asked: Budget) -> None:
-        """Raise a ProblemError if the recorded peak or saved bytes of all plans together exceed the budget ``asked``.
-
-        The figures of each single plan are checked later, when the plan is applied to its graph.
-        """
-        bounds = (("peak_bytes", asked.peak_bytes), ("saved_bytes", asked.nbytes))
+    def _check_budget(self, budget: Budget) -> None:
+        """Raise a ProblemError if the recorded peak or saved bytes of all plans together exceed ``budget``."""
+        # The budget of each single plan is checked when the plan is applied to its graph.
+        bounds = (("peak_bytes", budget.peak_bytes), ("saved_bytes", budget.nbytes))
         for name, limit in bounds:
             if limit is not None and getattr(self, name) > limit:
                 raise ProblemError(
-                    f"its budget is {asked}, and {name} of its plans together is {getattr(self, name)}"
+                    f"its budget is {budget}, and {name} of its plans together is {getattr(self, name)}"
                 )
 
     @property

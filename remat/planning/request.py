@@ -23,14 +23,13 @@ from remat.passes.packing.pairs import SavedTensorHooks
 from remat.planning.pipelines import PREPARE, SPLIT, PassManager
 from remat.planning.plan import Plan
 from remat.planning.plans import PlanSet
-from remat.planning.reading.readers import READERS
+from remat.planning.readers import READERS
 from remat.planning.saved_plans import plan_for, read_known_plan
+from remat.planning.search.effort import DEFAULT
 from remat.plugins.registry import registry
 from remat.solvers.base import Solver
 from remat.units import Budget, Peak
 
-#: Numbers of chunks that ``chunk="auto"`` compares.
-CHUNKS = (1, 2, 4, 8, 16)
 #: Situation in which options may conflict: when they are parsed, or when a caller finds that something is unsupported.
 Situation = Literal[
     "options of passes",
@@ -44,27 +43,15 @@ Situation = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """Options of planning; `of` parses and checks them.
+    """Options of planning; `of` parses and checks them. `PlanOptions` documents those that are left out here.
 
     Attributes:
-        budget: a budget on the peak of the step, or on the bytes that forward saves.
-        solver: the solver that decides, as an instance.
-        cost: the cost model.
-        time_limit: seconds for each call of the solver; None: no limit.
         plan: saved plans to apply to the graphs that they were made for; None: the solver decides.
         plans_others: whether a graph for which ``plan`` holds no plan is planned under ``budget``, instead of refused.
         of_several: whether the graph to plan is known to be one of several graphs of its step.
         pipeline: the user's pipeline, which replaces the default passes. Its passes carry their own budget,
             solver, cost model and time limit.
         count_outputs: whether forward's outputs count as saved bytes.
-        hooks: functions that pack saved tensors in forward and unpack them in backward; None: no hooks.
-        reread_inputs: whether backward may read inputs and outputs of the step that eager autograd would not have
-            saved. If True, the user must not overwrite these tensors before backward.
-        offload: the link to the host, over which any saved value may be offloaded. None: only values that the
-            user's code or a policy tags for offloading are offloaded.
-        host_memory: bytes of offloaded values that may be in the host's memory at one time; None: no limit.
-        policies: what to do with the values of the user's modules: save, recompute or offload, by pattern of the
-            module's name.
         chunk: the pass that splits the loss into chunks of tokens. ``"auto"``: planning chooses the number of chunks,
             so that the peak is within the budget. None: leave the loss whole.
         has_matched: whether a caller has checked that every pattern of ``policies`` matches a module of the step.
@@ -105,28 +92,29 @@ class PlanRequest:
             RematError: an option is invalid, or two options conflict. The error's attribute ``option`` is the name of
                 the invalid option, or of one of the two.
         """
-        asked = PlanOptions(**options)
+        plan_options = PlanOptions(**options)
+        named = plan_options.given
         registry().learn_operators()  # fingerprints depend on the operators that plugins declare
         readers: dict[str, Callable[[Any], object]] = {
             **READERS,
-            "solver": partial(registry().solver, isolation=asked.isolation),
+            "solver": partial(registry().solver, isolation=plan_options.isolation),
             "plan": read_known_plan,
         }
         read: dict[str, Any] = {}
         for name, reader in readers.items():
-            value = getattr(asked, name)
-            if value is not None or name in asked.given:
+            value = getattr(plan_options, name)
+            if value is not None or name in named:
                 with about(name):
                     read[name] = reader(value)
         # A budget beside saved plans is meant for the graphs without a plan.
-        others = asked.plan is not None and "budget" in asked.given
-        made = cls(**read, count_outputs=asked.count_outputs, plans_others=others)
+        others = plan_options.plan is not None and "budget" in named
+        request = cls(**read, count_outputs=plan_options.count_outputs, plans_others=others)
         # An option such as policies={} is given, but asks for nothing.
-        own = [name for name in asked.given if name in _OF_PASSES and getattr(made, name, True)]
-        if own:
-            made.check("options of passes", ", ".join(own))
-        made.check("parsed")
-        return made
+        of_passes = [n for n in named if n in _OF_PASSES and getattr(request, n, True)]
+        if of_passes:
+            request.check("options of passes", ", ".join(of_passes))
+        request.check("parsed")
+        return request
 
     @classmethod
     def without_budget(cls, **options: Unpack[PlanOptionsDict]) -> PlanRequest:
@@ -182,7 +170,7 @@ class PlanRequest:
         """
         for conflict in CONFLICTS:
             if conflict.situation == situation and conflict.holds(self):
-                message = conflict.message.format(asked=self, subject=subject)
+                message = conflict.message.format(request=self, subject=subject)
                 raise ProblemError(message, option=conflict.option)
 
     @property
@@ -193,18 +181,14 @@ class PlanRequest:
     def each_chunk(self) -> list[PlanRequest]:
         """Return one request for each number of chunks to try.
 
-        With ``chunk="auto"``, these are the numbers in `CHUNKS`, fewest first. Else the result is this request alone.
+        With ``chunk="auto"``, these are the numbers of `Effort.chunks`, fewest first. Else the result is this request alone.
         """
         if self.chunk != "auto":
             return [self]
-        return [replace(self, chunk=ChunkLoss(chunks=n) if n > 1 else None) for n in CHUNKS]
+        return [replace(self, chunk=ChunkLoss(chunks=n) if n > 1 else None) for n in DEFAULT.chunks]
 
     def by(self, solver: str | Solver, *, isolation: str | None = None) -> PlanRequest:
-        """Return the request with another solver.
-
-        Args:
-            solver: name of the solver, or an instance.
-            isolation: as in `Registry.solver`.
+        """Return the request with another solver, by name or as an instance; ``isolation`` as in `Registry.solver`.
 
         Raises:
             SolverError: no solver has the name, or the solver cannot run here.
@@ -213,10 +197,7 @@ class PlanRequest:
             return replace(self, solver=registry().solver(solver, isolation=isolation))
 
     def on(self, joint: JointGraph) -> PlanRequest:
-        """Return a copy of the request with the cost model that the requested one stands for on a graph.
-
-        The default cost model, ``auto``, selects a model by the graph.
-        """
+        """Return a copy of the request with the cost model that the requested one, such as ``auto``, selects."""
         return replace(self, cost=self.cost.on(joint))
 
     def for_graph(self, joint: JointGraph, fingerprint: str, nth: int = 0) -> PlanRequest:
@@ -242,10 +223,6 @@ class PlanRequest:
     def how_to_run(self, peak_bytes: int, what: str = "that plan") -> str:
         """Return advice, as text for an error message, on how to run a plan with a given peak.
 
-        For a single graph, the advice is to give this peak as the budget. One of several graphs shares the budget
-        with the others. The advice is then to try this peak, to compile the model as one graph, or to plan the graphs
-        together.
-
         Args:
             peak_bytes: the peak of the plan, in bytes.
             what: words that name the plan in the text.
@@ -261,6 +238,7 @@ class PlanRequest:
 
     def deciding(self) -> Budgeted:
         """Build the pass that decides: `SolveGraph` if the solver solves graph problems, else `Knapsack`."""
+        # A solver of knapsacks chooses among the expensive values; minimum cuts complete its choice.
         kind = SolveGraph if "graph" in self.solver.solves else Knapsack
         return kind(
             solver=self.solver,
@@ -294,7 +272,7 @@ class Conflict(NamedTuple):
         option: name of the option to change.
         situation: the situation in which the conflict matters.
         holds: whether a request has the conflict.
-        message: message of the error, a template with the fields ``asked``, the request, and ``subject``.
+        message: message of the error, a template with the fields ``request``, the request, and ``subject``.
     """
 
     option: str
@@ -308,86 +286,88 @@ CONFLICTS = (
     Conflict(
         "pipeline",
         "options of passes",
-        lambda asked: asked.pipeline,
+        lambda request: request.pipeline,
         "{subject} given beside a pipeline, with which such options do not go together: they are options of the "
-        "pipeline's own passes, for example '{asked.example}'",
+        "pipeline's own passes, for example '{request.example}'",
     ),
     Conflict(
         "pipeline",
         "parsed",
-        lambda asked: asked.pipeline and asked.hooks,
+        lambda request: request.pipeline and request.hooks,
         "hooks do not go together with a pipeline: end the pipeline with the pass 'saved-tensor-hooks(pair=float8)'",
     ),
     Conflict(
         "host_memory",
         "parsed",
-        lambda asked: asked.host_memory is not None and (asked.hooks or asked.pipeline),
+        lambda request: request.host_memory is not None and (request.hooks or request.pipeline),
         "host_memory is given beside hooks or a pipeline, whose bytes in the host's memory are not planned; leave one "
         "of them out",
     ),
     Conflict(
         "offload",
         "parsed",
-        lambda asked: asked.offload and asked.hooks,
-        "offload and hooks={asked.hooks.name!r} are given; hooks pack every saved value, offload sends some to the "
+        lambda request: request.offload and request.hooks,
+        "offload and hooks={request.hooks.name!r} are given; hooks pack every saved value, offload sends some to the "
         "host: leave one of them out",
     ),
     Conflict(
         "offload",
         "parsed",
-        lambda asked: asked.offload and asked.plan is None and asked.cost.unit != "ps",
-        "offload is given with cost model '{asked.cost}', whose unit is {asked.cost.unit}; expected one that gives "
+        lambda request: request.offload and request.plan is None and request.cost.unit != "ps",
+        "offload is given with cost model '{request.cost}', whose unit is {request.cost.unit}; expected one that gives "
         "times, such as roofline:h100: copies take time",
     ),
     Conflict(
         "offload",
         "parsed",
-        lambda asked: asked.offload and asked.pipeline,
+        lambda request: request.offload and request.pipeline,
         "offload does not go together with a pipeline, whose passes decide",
     ),
     Conflict(
         "chunk",
         "parsed",
-        lambda asked: asked.chunk == "auto" and asked.plan is None and not asked.budget.on_peak,
-        "chunk='auto' is given with budget {asked.budget.label}; expected a budget on the peak, by which the number of "
+        lambda request: (
+            request.chunk == "auto" and request.plan is None and not request.budget.on_peak
+        ),
+        "chunk='auto' is given with budget {request.budget.label}; expected a budget on the peak, by which the number of "
         "chunks is chosen: remat.Peak('40GiB') or remat.Peak(0.5), or a number: chunk=8",
     ),
     Conflict(
         "plan",
         "several graphs",
-        lambda asked: asked.plan,
+        lambda request: request.plan,
         "plan= applies one saved plan to one graph, got several graphs",
     ),
     Conflict(
         "pipeline",
         "several graphs",
-        lambda asked: asked.pipeline,
+        lambda request: request.pipeline,
         "pipeline= runs on one graph, got several graphs",
     ),
     Conflict(
         "chunk",
         "several graphs",
-        lambda asked: asked.chunk,
+        lambda request: request.chunk,
         "chunk= splits the loss of a step in one graph, got several graphs",
     ),
     # Under a budget on saved bytes, only tagged values are offloaded, so without any the option has no effect.
     Conflict(
         "offload",
         "nothing tagged",
-        lambda asked: asked.offload and not asked.budget.on_peak,
-        "offload is given with budget {asked.budget.label}, and nothing is tagged for offloading; expected a budget on "
+        lambda request: request.offload and not request.budget.on_peak,
+        "offload is given with budget {request.budget.label}, and nothing is tagged for offloading; expected a budget on "
         "the peak, which is what offloading lowers: remat.Peak('40GiB') or remat.Peak(0.5), as text peak:0.5",
     ),
     Conflict(
         "offload",
         "no offloading",
-        lambda asked: asked.offload,
+        lambda request: request.offload,
         "{subject} does not offload; leave offload out, or plan one graph within a peak",
     ),
     Conflict(
         "chunk",
         "no choice of chunks",
-        lambda asked: asked.chunk == "auto",
+        lambda request: request.chunk == "auto",
         "{subject} does not choose a number of chunks; give one, such as chunk=8, or plan one graph within a peak",
     ),
 )

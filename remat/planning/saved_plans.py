@@ -32,14 +32,10 @@ def read_known_plan(plan: SavedPlan) -> Plan | PlanSet:
 
 
 def read_plan(plan: SavedPlan) -> Plan | PlanSet:
-    """Return a plan, or the plans of all graphs of a step, from an object, JSON text or a JSON file.
-
-    Args:
-        plan: JSON text of the plan or plans, or the path of a JSON file. A `Plan` or `PlanSet` is returned unchanged.
+    """Return a plan, or the plans of all graphs of a step, from an object, JSON text or the path of a JSON file.
 
     Raises:
-        PlanError: the value is none of these, the file cannot be read, or the text is not the JSON of a plan or of
-            plans.
+        PlanError: the value is none of these, the file cannot be read, or the text is no JSON of plans.
     """
     if isinstance(plan, (Plan, PlanSet)):
         return plan
@@ -74,60 +70,44 @@ def plan_for(
     nth: int = 0,
     others: bool = False,
 ) -> Plan | None:
-    """Return the saved plan that was made for a graph.
+    """Return the saved plan that was made for a graph; None if there is none, and the caller should plan the graph.
 
     Args:
         joint: the graph.
         saved: a plan, or the plans of all graphs of a step.
         fingerprint: digest of the graph.
-        nth: number of graphs with this fingerprint for which a plan was returned before. If several plans have the
-            fingerprint, the first graph gets the first plan, the second graph the second plan, and so on. After the
-            last plan, the first one follows again.
+        nth: number of graphs with this fingerprint for which a plan was returned before. Equal graphs get the plans of
+            their fingerprint in turn.
         others: whether a graph for which there is no saved plan may be planned instead.
-
-    Returns:
-        The plan; None if there is no saved plan for the graph, and the caller should plan the graph.
 
     Raises:
         PlanError: there is no saved plan for the graph, and the graph may not be planned instead. Either ``others`` is
             False, or every plan was made for another lowering or version of PyTorch.
     """
     plans = (saved,) if isinstance(saved, Plan) else saved.plans
-    mine = [p for p in plans if p.fingerprint == fingerprint]
-    if mine:
-        return mine[nth % len(mine)]
+    matches = [p for p in plans if p.fingerprint == fingerprint]
+    if matches:
+        return matches[nth % len(matches)]
     could_be = any((p.lower, p.torch) == (joint.lower, torch.__version__) for p in plans)
     # If no plan can match any graph of this process, the user has probably given wrong plans. Planning all graphs would
     # hide this mistake.
     if others and could_be:
         return None
     graph = f"'{joint.name}' ({fingerprint[:12]}…)"
-    what = f"none of the {len(plans)} plans is for graph {graph}"
+    fault = f"none of the {len(plans)} plans is for graph {graph}"
     if isinstance(saved, Plan):
-        what = (
+        fault = (
             f"this plan is for graph '{saved.graph}' ({saved.fingerprint[:12]}…), not for {graph}"
         )
     hint = (
         "; or give a budget beside the plans, under which graphs without a plan are planned when they "
         'are met: options={"plan": plans, "budget": 0.5}'
     )
-    raise PlanError(f"{what}: {why_not_for(joint, plans)}{hint if could_be else ''}")
+    raise PlanError(f"{fault}: {why_not_for(joint, plans)}{hint if could_be else ''}")
 
 
 def why_not_for(joint: JointGraph, plans: Sequence[Plan]) -> str:
-    """Explain why no saved plan matches a graph, and what to do about it.
-
-    A plan records its lowering, its version of PyTorch, and a digest of its operators. If all of these are equal,
-    shapes, dtypes or constants differ. If only the operators differ, the plan is of another model, or Dynamo has split
-    the model into other graphs.
-
-    Args:
-        joint: a graph whose fingerprint no plan has.
-        plans: all saved plans.
-
-    Returns:
-        Text for an error message.
-    """
+    """Explain why no saved plan matches a graph, and what to do about it."""
     lowers = {p.lower for p in plans}
     if joint.lower not in lowers:
         made = sorted(lowers)[0]
@@ -146,6 +126,7 @@ def why_not_for(joint: JointGraph, plans: Sequence[Plan]) -> str:
         "capture did not (torch.compile(…, fullgraph=True) tells), or an option of Inductor that changes what is "
         "traced (fallback_random) was set for only one of both"
     )
+    # If only the operators differ, Dynamo may have split the model into other graphs.
     if operators_digest(joint) in {p.operators for p in plans}:
         why = (
             "the same operators in the same order, so shapes, dtypes, constants or options of the model "

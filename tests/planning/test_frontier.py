@@ -293,7 +293,7 @@ def test_cuts_alone_are_mixed_and_filled_where_a_step_is_too_large_for_orders(
     found = remat.frontier(joint, by="peak")
     planner = Planner.of(joint, PlanRequest.of())
     cuts = [
-        planner.search.schedules.tried(planner.context.hull.reduction.invert(v.saved))
+        planner.search.schedules.candidate(planner.context.hull.reduction.invert(v.saved))
         for v in planner.context.hull.vertices
     ]
     for cut in cuts:

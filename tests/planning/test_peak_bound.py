@@ -62,14 +62,14 @@ def test_no_decision_and_no_schedule_lies_below(name: str, lower: Any) -> None:
     search, problem = planner.search.schedules, planner.context.lowered.problem
     draw = random.Random(1)
     moments = search.highest(
-        search.tried(planner.context.lowered.saved_of(planner.search.decisions.full.decision))
+        search.candidate(planner.context.lowered.saved_of(planner.search.decisions.full.decision))
     )
     free = [i for i in range(len(problem)) if problem.savable[i] and problem.recomputable[i]]
     fixed = [i for i in range(len(problem)) if problem.savable[i] and not problem.recomputable[i]]
     bounds, positive = planner.search.bounds, 0
     for _ in range(4):
         share = draw.random()
-        tried = search.tried([*fixed, *(i for i in free if draw.random() < share)])
+        tried = search.candidate([*fixed, *(i for i in free if draw.random() < share)])
         bound = bounds.bound(tried.peak_bytes, moments)
         assert bound <= tried.cost
         wanted = (tried.peak_bytes + search.least_possible) // 2
@@ -83,7 +83,9 @@ def test_no_decision_and_no_schedule_lies_below(name: str, lower: Any) -> None:
 def test_bounds_fall_as_the_peak_rises() -> None:
     planner = planner_of("blocks", "eager")
     search = planner.search.schedules
-    tried = search.tried(planner.context.lowered.saved_of(planner.search.decisions.full.decision))
+    tried = search.candidate(
+        planner.context.lowered.saved_of(planner.search.decisions.full.decision)
+    )
     least, moments = search.least_possible, search.highest(tried)
     peaks = [least + (tried.peak_bytes - least) * k // 12 for k in range(13)]
     found = [planner.search.bounds.bound(p, moments) for p in peaks]
@@ -104,12 +106,12 @@ def test_the_order_that_was_searched_is_the_one_that_runs(name: str, lower: Any)
     ):
         saved = planner.context.lowered.saved_of(decided.decision)
         sequence, _, boundary = search.schedule(saved)
-        done = evaluate_schedule(search.step.problem, sequence, boundary)
-        tried = search.tried(saved)
+        done = evaluate_schedule(search.lowered_step.problem, sequence, boundary)
+        tried = search.candidate(saved)
         assert done.peak_bytes == tried.peak_bytes
         found = planner.search.simulated.orders.within(tried, int(done.peak_bytes * 0.95))[0]
         assert found.decision.is_ordered
-        ordered = planner.search.decisions.informed(found)
+        ordered = planner.search.decisions.credited(found)
         assert planner.search.measures.simulated(ordered) <= found.peak_bytes
 
 

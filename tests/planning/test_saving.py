@@ -12,7 +12,7 @@ from torch import nn
 
 import remat
 from remat.errors import PlanError
-from remat.planning.frontier import MOST_SHOWN
+from remat.planning.reading.plan_text import MOST_SHOWN
 from tests.graphs import joint_of
 
 

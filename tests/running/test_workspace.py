@@ -135,7 +135,7 @@ def test_the_search_counts_as_the_simulation_does() -> None:
     joint = capture(nn.Sequential(*layers), (torch.randn(4, 8, 16, 16),), lower="eager")
     planner = Planner.of(joint, PlanRequest.of(cost="roofline:epyc"))
     done = planner.search.measures.split_of(planner.search.decisions.full)
-    step, modules = planner.search.schedules.step, modules_of(done)
+    step, modules = planner.search.schedules.lowered_step, modules_of(done)
     assert any(step.problem.extra)
     found = evaluated(step, *modules)
     simulated = simulate_peak(*modules, done.joint.num_fwd_outputs)

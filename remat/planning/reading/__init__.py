@@ -1,1 +1,1 @@
-"""What people read of a plan: rows, figures, text."""
+"""Show a plan to people: rows, figures and text."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import fx
 
@@ -31,12 +31,13 @@ def kept(plan: PlanRecord) -> list[KeptStorage]:
     forward, problem, sizes = plan.forward, plan.problem, Sizes()
     values = pytree.arg_tree_leaves(*output_node(forward.graph).args)
     own = own_outputs(forward)
+    # Inputs and outputs are alive in any case, so forward does not keep them for backward.
     seen = set(sizes.of_all(n for n in forward.graph.nodes if n.op == "placeholder"))
     seen |= set(sizes.of_all(v for v in values[:own] if isinstance(v, fx.Node)))
     index = {name: i for i, name in enumerate(problem.names)}
     handed = [_owner(v) for v in values[own:] if isinstance(v, fx.Node)]
-    there = {index[name] for name in map(_saved_name, handed) if name in index}
-    there |= {index[name] for name in plan.recomputed if name in index}
+    present = {index[name] for name in map(_saved_name, handed) if name in index}
+    present |= {index[name] for name in plan.recomputed if name in index}
     tags = {
         k: node.meta["recompute"].name
         for node in forward.graph.nodes
@@ -44,7 +45,7 @@ def kept(plan: PlanRecord) -> list[KeptStorage]:
         for k in sizes.keys(node)
     }
     graph = branches_of_forward(forward)
-    found: list[KeptStorage] = []
+    rows: list[KeptStorage] = []
     for node in handed:
         if node.target is WAIT_COPIED:  # a copy in host memory takes no memory of the device
             continue
@@ -53,19 +54,19 @@ def kept(plan: PlanRecord) -> list[KeptStorage]:
         if not fresh:
             continue
         i = index.get(_saved_name(node))
-        found.append(
+        rows.append(
             KeptStorage(
                 name=node.name,
                 op=op_name(node),
                 source=source_line(node),
                 nbytes=sum(sizes.nbytes[k] for k in fresh),
-                price=None if i is None else price(problem, there, i),
+                price=None if i is None else price(problem, present, i),
                 tagged=next((tags[k] for k in fresh if k in tags), ""),
                 undeclared=_undeclared(node),
                 branch=_branch(node, graph) if _runs_once(problem, index, node) else "",
             )
         )
-    return found
+    return rows
 
 
 def _owner(node: fx.Node) -> fx.Node:
@@ -96,10 +97,7 @@ def _undeclared(node: fx.Node) -> tuple[str, ...]:
 
 
 def _saved_name(node: fx.Node) -> str:
-    """Return the name in the joint graph of a value that forward returns.
-
-    A value that a saved-tensor hook has packed keeps the name of the original value.
-    """
+    """Return the name in the joint graph of a value that forward returns, and that a hook may have packed."""
     return str(node.meta.get("packed_from", node.name))
 
 
@@ -116,7 +114,7 @@ def runs_of(plan: PlanRecord) -> list[OperatorRun]:
             read.add(i)
             stack.extend(() if problem.in_forward[i] else problem.inputs[i])
     twice, ran = set(plan.recomputed), set[str]()
-    found: list[OperatorRun] = []
+    runs: list[OperatorRun] = []
     for gm in (plan.forward, backward):
         for node in gm.graph.nodes:
             if node.op != "call_function":
@@ -129,7 +127,7 @@ def runs_of(plan: PlanRecord) -> list[OperatorRun]:
                 again = "tagged" if must_recompute(node) else again
             ran.add(name)
             cost = None if at is None else problem.cost[at]
-            found.append(
+            runs.append(
                 OperatorRun(
                     name=node.name,
                     node=name,
@@ -141,15 +139,15 @@ def runs_of(plan: PlanRecord) -> list[OperatorRun]:
                     cost=costs.get(name, 0) if costs else cost,
                 )
             )
-    return found
+    return runs
 
 
-def price(problem: GraphProblem, there: set[int], i: int) -> int | None:
+def price(problem: GraphProblem, present: set[int], i: int) -> int | None:
     """Return the cost of recomputing one kept node from the other kept or recomputed values.
 
     Args:
         problem: the graph problem.
-        there: positions in the problem of the nodes that are kept or recomputed.
+        present: positions in the problem of the nodes that are kept or recomputed.
         i: position in the problem of the kept node.
 
     Returns:
@@ -158,6 +156,7 @@ def price(problem: GraphProblem, there: set[int], i: int) -> int | None:
     """
     if not problem.recomputable[i]:
         return None
+    # Each value is recomputed once, however many nodes read it.
     total, seen, stack = 0, {i}, [i]
     while stack:
         v = stack.pop()
@@ -165,18 +164,18 @@ def price(problem: GraphProblem, there: set[int], i: int) -> int | None:
         for j in problem.inputs[v]:
             # Values of size 0 are alive in backward in any case, so they count as kept.
             free = problem.savable[j] and not problem.size[j]
-            if j not in seen and j not in there and not free and problem.recomputable[j]:
+            if j not in seen and j not in present and not free and problem.recomputable[j]:
                 seen.add(j)
                 stack.append(j)
     return total
 
 
-def uses(plan: PlanRecord) -> list[Use]:
-    """Return each operator node of a plan's forward graph, with the node's bytes and costs under the plan."""
-    saved = {k.name: k.nbytes for k in kept(plan)}
+def uses(plan: PlanRecord, keeps: Sequence[KeptStorage], runs: Sequence[OperatorRun]) -> list[Use]:
+    """Return each operator node of forward with its bytes and costs, from the results of `kept` and `runs_of`."""
+    saved = {k.name: k.nbytes for k in keeps}
     offloaded = {value.name: value.nbytes for value in plan.offloads}
     cost = Counter[str]()
-    for run in runs_of(plan):
+    for run in runs:
         if run.again:
             cost[run.node] += run.cost or 0
     return [

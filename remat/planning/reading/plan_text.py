@@ -11,6 +11,8 @@ from remat.graph.memory.storages import expression_of, has_symbols, hint, number
 from remat.record import PlanRecord
 from remat.units import Budget, bytes_of_share, counted, format_bytes, format_cost
 
+#: Most rows of a text about a set of plans or a frontier, so that the text fits one screen; also the stops of a slider.
+MOST_SHOWN = 16
 #: Most offloaded values that a text lists one by one. One more line counts the others and sums up their bytes.
 MOST_LISTED = 40
 #: Text that explains "without remat" to readers of a plan's text.
@@ -53,10 +55,7 @@ def rows_of(plan: PlanRecord) -> list[tuple[str, str]]:
 
 
 def _saved(plan: PlanRecord) -> str:
-    """Format the bytes that a plan saves, and for comparison three other numbers of saved bytes.
-
-    The three are the bytes that the runtime-optimal partition saves, that the budget allows, and that every plan needs.
-    """
+    """Format the bytes that a plan saves, and for comparison three other numbers of saved bytes."""
     share = f" ({plan.saved_bytes / plan.full_bytes:.0%} of" if plan.full_bytes else " (of"
     if plan.saved_bytes > plan.full_bytes:
         share = " (more than the"
@@ -95,11 +94,7 @@ def _recomputed(plan: PlanRecord) -> str:
 
 
 def _peak(plan: PlanRecord) -> str:
-    """Format the peak of a plan and the peak without remat.
-
-    For a compiled step, the former is the compiled peak, and the latter an estimate. For any other step, both are
-    simulated.
-    """
+    """Format the peaks with and without remat: compiled and estimated for a compiled step, else simulated."""
     limit = (
         f"; a share of {plan.asked.peak_share} comes to {format_bytes(plan.peak_limit)}"
         if plan.peak_limit
@@ -123,12 +118,7 @@ def _simulated(plan: PlanRecord) -> str:
 
 
 def _instead_of(nbytes: int, about: str = "") -> str:
-    """Format the peak without remat as a clause that follows the peak of the plan: " instead of 5.1 GiB without remat".
-
-    Args:
-        nbytes: the peak without remat in bytes; 0 if unknown, and the result is then empty.
-        about: text before the bytes, such as ``"about "``.
-    """
+    """Return a clause such as " instead of 5.1 GiB without remat"; empty for 0 bytes, which stand for an unknown peak."""
     return f" instead of {about}{format_bytes(nbytes)} without remat" if nbytes else ""
 
 
@@ -153,14 +143,11 @@ def _region(plan: PlanRecord) -> str:
 
 
 def _raised(plan: PlanRecord) -> str:
-    """Explain why a plan may save more bytes than the ratio of its budget stands for; empty if it may not.
-
-    The reason is that no plan saves as few bytes as the ratio stands for.
-    """
+    """Explain that no plan saves as few bytes as the ratio stands for; empty if one does."""
     share = Budget.parse(plan.region_budget) if plan.region_budget else plan.asked
     full, least = max(plan.full_bytes, plan.least_bytes), plan.least_bytes
-    known = plan.least_because and share.share is not None and plan.capacity == least
-    if not known or not share.below(full=full, least=least):
+    is_raised = plan.least_because and share.share is not None and plan.capacity == least
+    if not is_raised or not share.below(full=full, least=least):
         return ""
     return (
         f"{share.label} of {format_bytes(full)} is {format_bytes(bytes_of_share(share.share or 0.0, full))}; "
@@ -198,11 +185,7 @@ def cards(plan: PlanRecord) -> list[tuple[str, str, str]]:
 
 
 def _beside(without: str) -> str:
-    """Return a text such as ``"8 GiB without remat"``, or ``"without remat: not known"``.
-
-    Args:
-        without: formatted bytes or cost of the step without remat, such as ``"8 GiB"``; empty if unknown.
-    """
+    """Return a text such as ``"8 GiB without remat"``, or ``"without remat: not known"``."""
     return f"{without} without remat" if without else "without remat: not known"
 
 
@@ -242,16 +225,16 @@ def learned_text(nodes: Iterable[fx.Node]) -> str:
     Args:
         nodes: the nodes of a graph. The first node with a size gives the line of the user's code.
     """
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for node in nodes:
         for size in numbers_of(node.meta.get("val")):
             for symbol in getattr(expression_of(size), "free_symbols", ()):
                 learned = size.node.shape_env.create_symintnode(symbol, hint=None)
-                if symbol.name not in found and has_symbols([learned], learned=True):
-                    found[symbol.name] = f"{symbol.name} ({source_line(node)}) as {hint(learned):,}"
-    if not found:
+                if symbol.name not in texts and has_symbols([learned], learned=True):
+                    texts[symbol.name] = f"{symbol.name} ({source_line(node)}) as {hint(learned):,}"
+    if not texts:
         return ""
     return (
-        f". A size that depends on data counts by a number: {', '.join(found.values())}. A bound in the model's code, "
+        f". A size that depends on data counts by a number: {', '.join(texts.values())}. A bound in the model's code, "
         "torch._check(size <= N), makes it N at most"
     )

@@ -68,8 +68,9 @@ def explained(plan: PlanRecord) -> str:
         lines += [f"  returns copies of outputs (at {places}), whose numbers backward reads"]
     lines += offload_lines(plan, graph)
     if graph is not None:
-        lines += policy_lines(read_policies(plan.policies), uses(plan), plan.unit)
-        lines += explain(kept(plan), [run for run in runs_of(plan) if run.again], plan.unit)
+        keeps, runs = kept(plan), runs_of(plan)
+        lines += policy_lines(read_policies(plan.policies), uses(plan, keeps, runs), plan.unit)
+        lines += explain(keeps, [run for run in runs if run.again], plan.unit)
     return "\n".join(lines)
 
 
@@ -88,7 +89,7 @@ def view_step(plan: PlanRecord) -> StepView:
     runs = runs_of(plan)
     # By the node that made the storage and by bytes. The name of an offloaded value does not identify its storage:
     # an element of a tuple has another name than the node that made the tuple's storages.
-    sent = {
+    hosted_names = {
         (run_of(maker_of(nodes[value.name])), value.nbytes): value.name
         for value in plan.offloads
         if value.name in nodes
@@ -100,12 +101,12 @@ def view_step(plan: PlanRecord) -> StepView:
         node = nodes.get(life.saved_as or life.node)
         late = life.first >= timeline.boundary
         state = KEPT if is_kept else RECOMPUTED if life.kind is StorageKind.RECOMPUTED else ""
-        away = "" if is_kept or late else sent.get((life.node, life.nbytes), "")
-        if away or (not is_kept and late and node is not None and node.target is RELOAD):
+        hosted = "" if is_kept or late else hosted_names.get((life.node, life.nbytes), "")
+        if hosted or (not is_kept and late and node is not None and node.target is RELOAD):
             state = OFFLOADED
         values.append(
             Value(
-                name=(life.saved_as if is_kept else away) or life.node,
+                name=(life.saved_as if is_kept else hosted) or life.node,
                 op="" if node is None else "input" if node.op == "placeholder" else op_name(node),
                 nbytes=life.nbytes,
                 kind=life.kind,

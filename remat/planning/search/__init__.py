@@ -1,1 +1,1 @@
-"""One search: proposers find candidates of a graph, measures tell their bytes, and a pool chooses among them."""
+"""One search: proposers find candidates of a graph, measures compute their peaks, and a pool chooses among them."""

@@ -1,4 +1,4 @@
-"""The loop that aims: ask at a limit, measure what is found, and correct the limit by the difference."""
+"""Aim at a peak: ask for a candidate within a limit, measure its peak, and correct the limit by the difference."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ def aim(
     limit = start
     # `low`: the highest limit whose candidate was within `wanted`; `high`: the lowest one whose candidate was not.
     low, high = 0, math.inf
-    for turn in range(rounds):
-        found = ask(limit)
-        if found is None:
+    for index in range(rounds):
+        candidate = ask(limit)
+        if candidate is None:
             return
-        yield found
-        if turn == rounds - 1:
+        yield candidate
+        if index == rounds - 1:
             return  # measuring takes time
         room, same, last = (
-            wanted - measure(found),
-            last is not None and found.decision == last.decision,
-            found,
+            wanted - measure(candidate),
+            last is not None and candidate.decision == last.decision,
+            candidate,
         )
-        if 0 <= room <= DEFAULT.aiming.near * wanted or (room > 0 and not found.cost):
+        if 0 <= room <= DEFAULT.aiming.near * wanted or (room > 0 and not candidate.cost):
             return
         if room < 0:
             # A search within this candidate's peak may find the candidate again.
-            reached = found.peak_bytes or limit
+            reached = candidate.peak_bytes or limit
             high = min(high, limit, max(low + 1, reached))
             moved = min(limit + min(room, -(wanted // DEFAULT.aiming.lowered)), reached - 1)
         else:
@@ -59,5 +59,5 @@ def aim(
             return
         # Peaks jump where operators stop fusing. So a limit that is not between `low` and `high` is replaced by their
         # midpoint.
-        again = same and room > 0 and high < math.inf
-        limit = moved if low < moved < high and not again else (low + int(high)) // 2
+        is_stuck = same and room > 0 and high < math.inf
+        limit = moved if low < moved < high and not is_stuck else (low + int(high)) // 2

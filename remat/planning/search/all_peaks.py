@@ -22,9 +22,6 @@ def frontier_by_peak(search: Search) -> tuple[list[Candidate], tuple[tuple[int, 
     peak is at most the least peak that `Search.least_peak` finds. If values may be offloaded, offloading is tried at some
     of the peaks and below the lowest of them.
 
-    Args:
-        search: the search for candidates within one peak.
-
     Returns:
         The candidates, lowest peak first; and the bound, as vertices (peak bytes, cost) of a line below which no
         decision lies, lowest peak first.
@@ -34,108 +31,90 @@ def frontier_by_peak(search: Search) -> tuple[list[Candidate], tuple[tuple[int, 
     bound = (
         partial(bound_with_offloads, context, search.bounds) if offloading else search.bounds.bound
     )
-    # Schedules of its own: what a search within one peak has tried does not change the frontier.
-    schedules = Schedules(context, search.schedules.step)
+    # The frontier must not depend on earlier searches within one peak, so it has schedules of its own.
+    schedules = Schedules(context, search.schedules.lowered_step)
     cuts = [saved for _, saved in context.cuts(search.effort.all_peaks.starts)]
-    if context.is_alone:
+    if context.is_alone:  # a named solver decides without remat's searches
         own = [_simulated(search, d) for d in (decisions.allowed_full, *decisions.on_frontier())]
         line = line_of_bounds(schedules, bound, cuts)
         return _above(search, line, own), line
     others = decisions.full.saved, context.runtime_optimal.saved
-    found = Mixtures(schedules).find([*cuts, *others], context.on_step)
-    runs = len(schedules.step.problem.runnable)
+    candidates = Mixtures(schedules).find([*cuts, *others], context.on_step)
+    runs = len(schedules.lowered_step.problem.runnable)
     orders = search.simulated.orders
     ordered = runs <= search.effort.few and orders.is_possible
     if ordered:
-        pool = CandidatePool(found)
-        for tried in found[:: max(1, len(found) // search.effort.all_peaks.ordered)]:
+        pool = CandidatePool(candidates)
+        for start in candidates[:: max(1, len(candidates) // search.effort.all_peaks.ordered)]:
             context.on_step("searching orders")
-            pool.add(*orders.within(tried, tried.peak_bytes)[:1])
-        found = pool.pareto()
+            pool.add(*orders.within(start, start.peak_bytes)[:1])
+        candidates = pool.pareto()
     context.on_step("proving bounds")
     line = line_of_bounds(schedules, bound, cuts)
-    made = [decisions.informed(f, "" if f.schedule else "mixed") for f in found]
-    if len(found) * len(context.state.index) <= search.effort.all_peaks.simulated:
-        made = [_simulated(search, d) for d in made]
+    points = [decisions.credited(f, "" if f.schedule else "mixed") for f in candidates]
+    if len(candidates) * len(context.state.index) <= search.effort.all_peaks.simulated:
+        points = [_simulated(search, d) for d in points]
     if runs <= search.effort.small:
-        made += _down_to_least(search, found, ordered=ordered)
+        points += _down_to_least(search, candidates, ordered=ordered)
     if offloading:
-        frontier = CandidatePool(made).pareto()
-        made += _cheaper_with_offloads(search, frontier, schedules.least_possible)
-    return _above(search, line, made), line
+        frontier = CandidatePool(points).pareto()
+        points += _cheaper_with_offloads(search, frontier, schedules.least_possible)
+    return _above(search, line, points), line
 
 
-def _simulated(search: Search, found: Candidate) -> Candidate:
+def _simulated(search: Search, candidate: Candidate) -> Candidate:
     """Return a copy of a candidate with the simulated peak of its step as ``peak_bytes``."""
-    return replace(found, peak_bytes=search.measures.simulated(found))
+    return replace(candidate, peak_bytes=search.measures.simulated(candidate))
 
 
-def _down_to_least(search: Search, found: Sequence[Candidate], *, ordered: bool) -> list[Candidate]:
-    """Return candidates from the least peak up to the lowest peak of a frontier.
-
-    Args:
-        search: the search for candidates within one peak.
-        found: the candidates of the frontier, lowest peak first.
-        ordered: whether node orders are searched.
-    """
+def _down_to_least(
+    search: Search, candidates: Sequence[Candidate], *, ordered: bool
+) -> list[Candidate]:
+    """Return candidates from the least peak up to the lowest peak of a frontier."""
     lowest = _simulated(search, search.within_peak(search.least_found, offload=False))
-    least, made = lowest.peak_bytes, list[Candidate]()
-    first = next((f for f in found if not f.ordered), None)
-    room = found[0].peak_bytes - least
+    least, points = lowest.peak_bytes, list[Candidate]()
+    first = next((f for f in candidates if not f.ordered), None)
+    room = candidates[0].peak_bytes - least
     if first and room > 0 and ordered:
         search.context.on_step("searching orders down to the least peak")
         for k in range(1, search.effort.all_peaks.to_least):
             orders = search.simulated.orders.within(
                 first, least + room * k // search.effort.all_peaks.to_least
             )
-            made += [_simulated(search, search.decisions.informed(d)) for d in orders]
-    return [*made, lowest]
+            points += [_simulated(search, search.decisions.credited(d)) for d in orders]
+    return [*points, lowest]
 
 
 def _above(
-    search: Search, line: tuple[tuple[int, int], ...], found: list[Candidate]
+    search: Search, line: tuple[tuple[int, int], ...], candidates: list[Candidate]
 ) -> list[Candidate]:
-    """Record the lower bound in each candidate's provenance; return the Pareto-optimal ones, lowest peak first.
-
-    First, tagged values of the candidates are offloaded.
-
-    Args:
-        search: the search for candidates within one peak.
-        line: vertices (peak bytes, cost) of a line below which no decision lies, lowest peak first.
-        found: the candidates.
-    """
+    """Record the lower bound in each candidate's provenance; return the Pareto-optimal ones, lowest peak first."""
     pool = CandidatePool[Candidate]()
-    for before in found:
+    for before in candidates:  # a bound holds for the decision with its tagged values offloaded
         d = search.offloads.with_tagged(before)
         d = d if d is before else _simulated(search, d)
         bound = next((cost for peak, cost in line if peak >= d.peak_bytes), 0)
-        pool.add(replace(d, provenance=replace(d.provenance, recompute_bound=bound)))
+        pool.add(d.with_provenance(recompute_bound=bound))
     return pool.pareto()
 
 
 def _cheaper_with_offloads(
-    search: Search, found: Sequence[Candidate], least_possible: int
+    search: Search, candidates: Sequence[Candidate], least_possible: int
 ) -> list[Candidate]:
-    """Return candidates with offloads that improve a frontier: some are cheaper, some have lower peaks.
-
-    Args:
-        search: the search for candidates within one peak.
-        found: the candidates of the frontier, without offloads, lowest peak first.
-        least_possible: lower bound on the peak of every schedule, in bytes.
-    """
-    thin = found[:: max(1, len(found) // search.effort.all_peaks.offloaded)]
+    """Return candidates with offloads that improve a frontier: some are cheaper, some have lower peaks."""
+    thin = candidates[:: max(1, len(candidates) // search.effort.all_peaks.offloaded)]
     wanted: list[tuple[int, Candidate | None]] = [(d.peak_bytes, d) for d in thin]
-    lowest = found[0].peak_bytes
+    lowest = candidates[0].peak_bytes
     room = lowest - least_possible
     wanted += [
         (lowest - room * k // search.effort.all_peaks.below, None)
         for k in range(1, search.effort.all_peaks.below)
     ]
-    made = []
+    improved = []
     for peak, without in wanted:
         d = search.offloads.with_offloads(peak, without)
         if d is not None and d is not without:
-            made.append(_simulated(search, d))
+            improved.append(_simulated(search, d))
         elif without is None:
             break
-    return made
+    return improved

@@ -41,6 +41,7 @@ class PeakBounds:
         self._state, self._problem = state, problem
         self._sizes = Sizes(state.joint.memories)
         self._hulls: dict[int, tuple[Hull, int]] = {}
+        # These bytes are alive whatever is decided, so they do not count against what may be saved.
         outputs, gradients, _, _ = split_outputs(state.joint)
         roles, nodes = state.roles, state.index.nodes
         there = [
@@ -63,25 +64,17 @@ class PeakBounds:
         Returns:
             The highest of these bounds; 0 if ``moments`` is empty.
         """
-        found = [0]
+        bounds = [0]
         for moment in dict.fromkeys(moments):
             if moment not in self._hulls:
                 self._hulls[moment] = self._hull(moment)
-            hull, taken = self._hulls[moment]
-            capacity = max(hull.least_bytes, peak_bytes - taken)
-            found.append(hull.edge(capacity).bound(capacity))
-        return max(found)
+            hull, alive_bytes = self._hulls[moment]
+            capacity = max(hull.least_bytes, peak_bytes - alive_bytes)
+            bounds.append(hull.edge(capacity).bound(capacity))
+        return max(bounds)
 
     def _hull(self, moment: int) -> tuple[Hull, int]:
-        """Build the graph problem in which only runs after ``moment`` read values; return its hull.
-
-        Args:
-            moment: position in the joint graph of a node that backward runs under every decision.
-
-        Returns:
-            The lower convex hull of the problem's (saved bytes, cost) pairs, and the bytes that are alive under every
-            decision while the node runs.
-        """
+        """Return the hull of the graph problem in which only runs after ``moment`` read values, and the bytes alive then."""
         state, problem, sizes = self._state, self._problem, self._sizes
         index, late, lowered = state.index, state.roles.tangent_closure, state.lowered()
         before = self._reach(moment, index.inputs)
@@ -96,8 +89,8 @@ class PeakBounds:
         for i in before:
             if any(u == moment or u in after for u in index.users[i]):
                 live(i)
-        made = {index.position[g] for g in self._gradients}
-        for i in made & before:
+        gradients = {index.position[g] for g in self._gradients}
+        for i in gradients & before:
             live(i)
         # Reads of inputs with a snapshot are ignored. Fewer reads can only lower the bound, so it stays valid.
         copied = {
@@ -106,7 +99,7 @@ class PeakBounds:
             if kind is SavedKind.SNAPSHOT
         }
         reads = {j for i in after for j in index.inputs[i] if not late[j] and j not in copied}
-        reads |= {i for i in made & after if not late[i]}
+        reads |= {i for i in gradients & after if not late[i]}
         needed = {at for j in reads if (at := lowered.of_position[j]) >= 0}
         owner = state.storages.owner
         # Saving a value takes no bytes if its storage is alive in any case.
@@ -123,23 +116,16 @@ class PeakBounds:
         return Hull(narrowed), sum(alive.values())
 
     def _reach(self, moment: int, edges: tuple[tuple[int, ...], ...]) -> set[int]:
-        """Return the nodes of backward that ``moment`` depends on, or those that depend on ``moment``.
-
-        Args:
-            moment: position in the joint graph of a node that backward runs under every decision. The result leaves out
-                this node.
-            edges: for each position, the positions of the node's inputs, or those of its users. The nodes that can be
-                reached over these edges are returned, by position.
-        """
+        """Return the nodes of backward that ``edges``, to inputs or to users, reach from ``moment``."""
         late = self._state.roles.tangent_closure
-        found: set[int] = set()
+        reached: set[int] = set()
         stack = [moment]
         while stack:
             for j in edges[stack.pop()]:
-                if late[j] and j not in found:
-                    found.add(j)
+                if late[j] and j not in reached:
+                    reached.add(j)
                     stack.append(j)
-        return found
+        return reached
 
 
 def line_of_bounds(
@@ -163,14 +149,14 @@ def line_of_bounds(
     Returns:
         Vertices (peak bytes, cost) of the line, from the least possible peak upwards.
     """
-    best = pareto(map(schedules.tried, starts), lambda t: (t.peak_bytes, t.cost))
+    best = pareto(map(schedules.candidate, starts), lambda t: (t.peak_bytes, t.cost))
     low, high = schedules.least_possible, best[-1].peak_bytes
     moments = [m for t in (best[0], best[len(best) // 2]) for m in schedules.highest(t)]
     peaks = sorted({low + (high - low) * k // DEFAULT.bounds for k in range(DEFAULT.bounds + 1)})
     costs = accumulate((bound(p, moments) for p in peaks), min)
     line: dict[int, int] = {}
-    for cost, step in groupby(zip(peaks, costs, strict=True), key=itemgetter(1)):
-        end = max(peak_bytes for peak_bytes, _ in step)
+    for cost, flat in groupby(zip(peaks, costs, strict=True), key=itemgetter(1)):
+        end = max(peak_bytes for peak_bytes, _ in flat)
         line |= {low: cost, end: cost}
         low = end + 1
     return tuple(line.items())
@@ -198,10 +184,10 @@ def bound_with_offloads(
 
     def least(added: int) -> int:
         # `bytes_in` rounds down, which would make the bound too high.
-        sent = context.request.link.bytes_in(forward + added) + 1
+        sent_bytes = context.request.link.bytes_in(forward + added) + 1
         if context.host_bytes is not None:
-            sent = min(sent, context.host_bytes)
-        return bounds.bound(peak_bytes + sent, at_moments)
+            sent_bytes = min(sent_bytes, context.host_bytes)
+        return bounds.bound(peak_bytes + sent_bytes, at_moments)
 
     # For any smaller T, the bound `least(T)` is above T, so no decision costs T.
     return bisect_left(range(least(0)), True, key=lambda added: least(added) <= added)

@@ -1,12 +1,9 @@
-"""Candidates: decisions on one graph with their saved bytes, costs and peaks.
-
-A decision says which values forward saves, which of them are offloaded, and optionally in which order nodes run.
-"""
+"""Candidates: decisions on one graph with their saved bytes, costs and peaks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -23,9 +20,6 @@ WITH_OFFLOADS = "with offloads"
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Candidate:
     """A decision on one graph, with its saved bytes, its cost and, if known, its peak.
-
-    The *graph problem* asks which nodes to save. The *step problem* asks which node runs when, and how often; its
-    solution is a schedule.
 
     Attributes:
         lowered: the graph problem, and the map from its nodes to the joint graph.
@@ -59,18 +53,12 @@ class Candidate:
 
     @classmethod
     def of(cls, lowered: Lowered, decision: Decision, cost: int, **more: Any) -> Self:
-        """Build a candidate from a `Decision`, which may have node orders or offloads.
-
-        Args:
-            lowered: the graph problem, with the map from its nodes to the joint graph.
-            decision: the decision; its offloaded values do not count as saved bytes.
-            cost: recompute cost plus exposed transfer time, in the unit of the cost model.
-            more: further attributes.
-        """
+        """Build a candidate from a `Decision`, which may have node orders or offloads; ``more``: further attributes."""
         saved, size = lowered.saved_of(decision), lowered.problem.size
         return cls(
             lowered=lowered,
             saved=saved,
+            # An offloaded value is saved in the host's memory.
             saved_bytes=sum(size[i] for i in saved) - sum(o.nbytes for o in decision.offloads),
             cost=cost,
             ordered=decision,
@@ -82,9 +70,13 @@ class Candidate:
         """The decision in full: saved nodes, node orders and offloads, by names of the joint graph."""
         return self.ordered or self.lowered.decision(self.saved)
 
+    def with_provenance(self, **changes: Any) -> Self:
+        """Return a copy of the candidate with changes of its provenance."""
+        return replace(self, provenance=replace(self.provenance, **changes))
+
     @property
     def key(self) -> Decision | tuple[int, ...]:
-        """What tells the decision from others of the same graph."""
+        """Key that differs between different decisions on the same graph."""
         return self.ordered or self.saved
 
     @property

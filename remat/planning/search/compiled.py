@@ -33,9 +33,7 @@ class CompiledRound:
     Attributes:
         peaks: compiled peak in bytes of each decision: what is saved, and in which order nodes run.
         limit: bytes that the budget allowed the last compiled step.
-        excess: margin in bytes by which the next plan must be below the budget. Under a budget on the peak, it is
-            five quarters of the compiled peak minus the estimated peak, and at least twice the last margin. Under a
-            budget on saved bytes, it is the number of bytes that the compiled step saves more than was planned.
+        excess: margin in bytes by which the next plan must be below the budget; see `remat.integrations.compiled_budget`.
         times: how often the step was planned again.
         search: the search that found the last plan; it has the pool of candidates. None if no plan was searched.
     """
@@ -47,19 +45,13 @@ class CompiledRound:
     search: CompiledSearch | None = None
 
     def is_last(self, budget: Budget) -> bool:
-        """Return whether the round ends with the next compilation.
-
-        Args:
-            budget: the budget of the round.
-        """
+        """Return whether the round under this budget ends with the next compilation."""
         effort = DEFAULT.compiling
         return self.times >= (effort.replans if budget.peak_share is None else effort.of_ratio)
 
 
 class CompiledSearch:
     """Candidates of one graph under a budget on the peak of fused code, some of which were compiled.
-
-    A choice after a compilation is among the candidates found before and new ones.
 
     Args:
         search: the search for candidates; its pool holds all of them.
@@ -75,6 +67,7 @@ class CompiledSearch:
     def __init__(self, search: Search, most: int = 0, before: CompiledSearch | None = None) -> None:
         self.search, self._context = search, search.context
         self._expected, self._most = search.measures.estimated, most
+        # Each compilation traces the step anew, and its candidates name nodes of their own trace.
         keeps = before is not None and search.adopt(before.search)
         self.limit: int | None = before.limit if before is not None and keeps else None
 
@@ -84,95 +77,64 @@ class CompiledSearch:
         joint = self._context.state.joint
         return sum(Sizes(joint.memories).of_all(primals_of(joint)).values())
 
-    def within(self, budget: Budget, done: CompiledRound | None = None) -> Candidate:
+    def within(self, budget: Budget, past: CompiledRound | None = None) -> Candidate:
         """Search for decisions, and choose the cheapest one whose peak is within a budget.
 
-        The peak of a decision is its compiled peak if it was compiled, else its estimated peak. An estimate may
-        be wrong, so the caller compiles the decision, and calls again with the compiled peak in ``done``. The
-        decision for budget 1 saves no more than the runtime-optimal partition.
-
-        Most estimates are off by less than 2 %. So an estimated peak counts as within the budget if it is at least 2 %
-        below the budget, or near the least one; most steps then need no second plan. There are two exceptions before
-        any compilation. Under a budget in bytes, the decision for budget 1 is chosen if its estimate is above the
-        budget by at most 5 %. And a decision with an estimate up to the budget is chosen if it costs no more than
-        budget 1, if it costs at most half of the cheapest decision that counts, or if none counts.
-
-        A decision with node orders of its own compiles more slowly. So it is chosen only if it costs less than those
-        in the node order of the passes by at least 0.2 % of the step's cost.
-
-        If no decision is within the budget, the first of these that exists is chosen:
-
-        1. After a compilation, the decision for budget 1, if it was not compiled and its estimated peak is below
-           every compiled peak.
-        2. Of the decisions that were not compiled, the one with the least estimated peak. After a compilation
-           and under a budget in bytes, only decisions with estimated peaks within the budget count here.
-        3. The decision with the least peak.
-
-        After the last decision of a round, the caller compiles no other. Two further rules then come before those
-        above; they choose among the decisions that were not compiled. If all compiled peaks exceed the budget by more
-        than a tenth, estimates say little about the step, so saved bytes count instead. Under a budget in bytes:
-
-        1. If all compiled peaks exceed the budget by more than a tenth: of the decisions with estimated peaks within
-           the budget, the one that saves the fewest bytes.
-        2. The decision with the least estimated peak, at any cost.
-
-        Under a ratio:
-
-        1. The decision for budget 1, if its estimated peak is below every compiled peak.
-        2. If no decision is within the budget and all compiled peaks exceed the budget by more than a tenth: of the
-           decisions with estimated peaks up to the lowest compiled peak, the one that saves the fewest bytes.
+        The peak of a decision is its compiled peak if it was compiled, else its estimated peak. An estimate may be
+        wrong, so the caller compiles the decision, and calls again with the compiled peak in ``past``. See
+        `_best` for the rules of the choice.
 
         Args:
             budget: a budget on the peak, in bytes or as a ratio.
-            done: the compilations so far; None: nothing was compiled yet.
+            past: the compilations so far; None: nothing was compiled yet.
 
         Returns:
-            The candidate. The lower bound on the cost in its provenance is 0, because none is proven. Under a
-            ratio, `limit` is then the peak in bytes that the ratio stands for.
+            The candidate, without a lower bound on its cost. Under a ratio, `limit` is then the peak in bytes that the
+            ratio stands for.
 
         Raises:
             BudgetError: the budget is in bytes, and parameters and inputs alone exceed it.
         """
         self._refuse_less_than_inputs(budget)
-        done, context = done or CompiledRound(), self._context
-        known, excess, last = done.peaks, done.excess, done.is_last(budget)
+        past, context = past or CompiledRound(), self._context
+        peaks, last = past.peaks, past.is_last(budget)
         in_bytes, offloads = budget.peak_bytes is not None, context.request.offload is not None
         limit = budget.peak_bytes if in_bytes else self.limit
         # The last decision under a budget in bytes is the one with the least estimated peak. `_aim` looks only for
         # decisions near the budget, so it would not find that decision.
         near = not offloads and not (last and in_bytes)
-        found, margin, full = False, 0, self.full
+        has_fitting, margin, full = False, 0, self.full
         perhaps = DEFAULT.compiling.perhaps
-        if in_bytes and limit and not known and limit < self._expected(full) <= perhaps * limit:
+        if in_bytes and limit and not peaks and limit < self._expected(full) <= perhaps * limit:
             # The estimate may be too high. Only the compiled step shows whether it fits without further recomputation.
             self.search.pool.add(full)
-            return _unproven(full)
+            return full.with_provenance(recompute_bound=0)
         if limit is not None:
-            margin = max(excess, limit // DEFAULT.compiling.margin)
-            if near and known.keys() <= {full.decision}:  # no search was made yet
+            # Most estimates are off by less than 2 %, so a step below the budget by this margin needs no second plan.
+            margin = max(past.excess, limit // DEFAULT.compiling.margin)
+            if near and peaks.keys() <= {full.decision}:  # no search was made yet
                 self.try_around(self._vertices, limit - margin)
-            found = near and self._aim(limit - margin, known)
-        if not found:
+            has_fitting = near and self._aim(limit - margin, peaks)
+        if not has_fitting:
             least, most = self._explore()
             if limit is None:
                 limit = least + bytes_of_share(budget.peak_share or 0.0, max(0, most - least))
                 self.limit = limit
-            margin = max(excess, min(limit // DEFAULT.compiling.margin, limit - least))
+            # No candidate is below the least peak, so the margin must not lead there.
+            margin = max(past.excess, min(limit // DEFAULT.compiling.margin, limit - least))
             if near:
-                self._aim(limit - margin, known)
+                self._aim(limit - margin, peaks)
             elif offloads:
                 self._offloading(limit - margin)
         assert limit is not None
-        return _unproven(self._best(budget, done, limit, margin))
+        # No bound is proven for peaks of fused code.
+        return self._best(budget, past, limit, margin).with_provenance(recompute_bound=0)
 
     def _refuse_less_than_inputs(self, budget: Budget) -> None:
-        """Raise a BudgetError if a budget on the peak is in bytes and below the bytes of parameters and inputs.
-
-        The message names the least estimated peak, so the error costs one search.
-        """
+        """Raise a BudgetError if a budget on the peak is in bytes and below the bytes of parameters and inputs."""
         given = self.input_bytes
         if budget.peak_bytes is not None and budget.peak_bytes < given:
-            least, _ = self._explore()
+            least, _ = self._explore()  # a search, so that the message can name the least peak
             raise BudgetError(
                 f"budget is a peak of {format_bytes(budget.peak_bytes)} ({budget.peak_bytes} bytes), which is infeasible: "
                 f"parameters and inputs alone take {format_bytes(given)} ({given} bytes). The least peak of any plan found is "
@@ -180,57 +142,61 @@ class CompiledSearch:
                 + learned_text(self._context.state.index.nodes)
             )
 
-    def _best(self, budget: Budget, done: CompiledRound, limit: int, margin: int) -> Candidate:
-        """Choose one of the candidates found, by the rules of `within`.
-
-        Args:
-            budget: the requested budget.
-            done: the compilations so far.
-            limit: the peak in bytes that the budget stands for.
-            margin: number of bytes by which an estimated peak must be below ``limit`` to count as within the budget.
-        """
-        known, last = done.peaks, done.is_last(budget)
+    def _best(self, budget: Budget, past: CompiledRound, limit: int, margin: int) -> Candidate:
+        """Choose the candidate to compile next, or to stay with."""
+        peaks, last = past.peaks, past.is_last(budget)
         pool, full, expected = self.search.pool, self.full, self.search.measures.estimated
-        more = int(ESTIMATED.negligible * self._context.step_cost)
-        lowest = min(known.values(), default=0)
+        surcharge = int(ESTIMATED.negligible * self._context.step_cost)
+        lowest = min(peaks.values(), default=0)
 
-        def taken(found: Candidate) -> int:
-            return known.get(found.decision, expected(found))
+        def peak_of(candidate: Candidate) -> int:
+            return peaks.get(candidate.decision, expected(candidate))
 
-        def costs(found: Candidate) -> tuple[int, int]:
-            has_own_order = found.schedule is not None or found.decision.is_ordered
-            return found.cost + more * has_own_order, taken(found)
+        # Layers with node orders of their own are less alike, so Inductor compiles more kernels for them. Such a candidate
+        # must cost less than others by `surcharge`.
+        def rank(candidate: Candidate) -> tuple[int, int]:
+            has_own_order = candidate.schedule is not None or candidate.decision.is_ordered
+            return candidate.cost + surcharge * has_own_order, peak_of(candidate)
 
-        new = CandidatePool(pool.within(Limits(without=known)))
-        unlike = CandidatePool[Candidate]()
+        fresh = CandidatePool(pool.within(Limits(without=peaks)))  # not compiled yet
+        dissimilar = CandidatePool[Candidate]()
         if last and lowest > limit + limit // DEFAULT.compiling.far:
-            # Estimates say little about this step, so prefer the decision that differs most from compiled ones.
+            # Estimates say little about this step. The candidate that saves the fewest bytes differs most from those that
+            # were compiled.
             below = limit if budget.peak_bytes else lowest
-            unlike.add(*new.within(Limits(peak_bytes=below, measure=expected)))
-        if last and budget.peak_bytes and not unlike and (least := new.cheapest(rank=expected)):
-            return least
-        fits = CandidatePool(new.within(Limits(peak_bytes=limit - margin, measure=expected)))
-        if not known:
+            dissimilar.add(*fresh.within(Limits(peak_bytes=below, measure=expected)))
+        # No compilation follows the last one, so the budget counts more than the cost.
+        if last and budget.peak_bytes and fresh and not dissimilar:
+            return fresh.best(expected)
+        within = CandidatePool(fresh.within(Limits(peak_bytes=limit - margin, measure=expected)))
+        if not peaks:
             # A plan that may have to be replaced is worth it if it costs half of one that most likely fits.
-            sure = fits.cheapest(rank=cost_of)
-            most = max(full.cost, sure.cost / 2) if sure else math.inf
-            maybe = new.within(Limits(peak_bytes=limit, cost=most, measure=expected))
-            fits = CandidatePool(maybe) if maybe else fits
-        fits.add(*(d for d in pool if known.get(d.decision, limit + 1) <= limit))
-        if known and (last or not fits) and full.decision not in known and expected(full) < lowest:
-            fits = CandidatePool(d for d in new if d.decision == full.decision) or fits
-        if unlike and (budget.peak_bytes or not fits):
-            found = unlike.cheapest(rank=lambda d: d.saved_bytes)
+            cheapest = within.cheapest(rank=cost_of)
+            most = max(full.cost, cheapest.cost / 2) if cheapest else math.inf
+            possible = fresh.within(Limits(peak_bytes=limit, cost=most, measure=expected))
+            within = CandidatePool(possible) if possible else within
+        within.add(*(d for d in pool if peaks.get(d.decision, limit + 1) <= limit))
+        # Budget 1 may peak below every compiled step.
+        if (
+            peaks
+            and (last or not within)
+            and full.decision not in peaks
+            and expected(full) < lowest
+        ):
+            within = CandidatePool(d for d in fresh if d.decision == full.decision) or within
+        if dissimilar and (budget.peak_bytes or not within):
+            best = dissimilar.cheapest(rank=lambda d: d.saved_bytes)
         else:
-            found = fits.cheapest(rank=costs)
-        if found is None and known and budget.peak_bytes:
+            best = within.cheapest(rank=rank)
+        if best is None and peaks and budget.peak_bytes:
             # Compiling a decision takes long, so a decision whose estimate exceeds the budget is not chosen.
-            compiled = CandidatePool(d for d in pool if d.decision in known)
-            likely = new.cheapest(Limits(peak_bytes=limit, measure=expected), taken)
-            found = likely or compiled.cheapest(rank=taken)
-        found = found or new.cheapest(rank=taken) or pool.cheapest(rank=taken)
-        assert found is not None, "the search has found candidates"
-        return found
+            compiled = CandidatePool(d for d in pool if d.decision in peaks)
+            likely = fresh.cheapest(Limits(peak_bytes=limit, measure=expected), peak_of)
+            best = likely or compiled.cheapest(rank=peak_of)
+        # Nothing fits: the lowest estimate may be too high, else the lowest peak is the nearest to the budget.
+        best = best or fresh.cheapest(rank=peak_of) or pool.cheapest(rank=peak_of)
+        assert best is not None, "the search has found candidates"
+        return best
 
     @property
     def full(self) -> Candidate:
@@ -244,15 +210,10 @@ class CompiledSearch:
         return [n for n, _ in self._context.cuts(DEFAULT.vertices) if most is None or n <= most]
 
     def _explore(self) -> tuple[int, int]:
-        """Add candidates to the pool, with peaks from the least peak up to the peak of the decision for budget 1.
-
-        Returns:
-            The two estimated peaks, in bytes, that the ratios 0 and 1 stand for: the least one of all candidates, and
-            that of the decision for budget 1. If the number of chunks of the loss was chosen, ratio 1 stands for at
-            least the estimated peak of the step without chunks.
-        """
+        """Search at all peaks up to that of budget 1; return the estimated peaks that the ratios 0 and 1 stand for."""
         search = self.search
         at = self.try_saved(without_gaps(self._vertices))
+        # The least peak may lie between two limits.
         for _ in range(DEFAULT.compiling.halvings):
             at |= self.try_saved(beside_least(at))
         search.add(search.decisions.allowed_full)
@@ -261,66 +222,49 @@ class CompiledSearch:
             search.add(search.least_peak)
         else:
             self._lower()
-        return self._expected(search.lowest_by(self._expected)), max(most, self._most)
+        return self._expected(search.pool.best(self._expected)), max(most, self._most)
 
     def _lower(self) -> None:
         """Search for decisions with estimated peaks below those of all candidates, and add them to the pool."""
         context, search = self._context, self.search
         starts = [saved for _, saved in context.cuts(4 * DEFAULT.vertices)]
+        # Each search takes the bytes that fusion saves from the best candidate so far.
         for _ in range(ESTIMATED.lowest):
-            best = search.lowest_by(self._expected)
+            best = search.pool.best(self._expected)
             near = search.near(self._expected, best)
-            found = search.lowest(near, [best.saved, *starts], ESTIMATED)
-            search.add(*map(search.decisions.informed, found))
-            if search.lowest_by(self._expected) is best:
+            candidates = search.lowest(near, [best.saved, *starts], ESTIMATED)
+            search.add(*map(search.decisions.credited, candidates))
+            if search.pool.best(self._expected) is best:
                 return
 
     def try_saved(self, capacities: Sequence[int]) -> dict[int, int]:
-        """Add the decision at each limit on saved bytes to the pool.
-
-        Returns a dict from each limit to the estimated peak of its decision, both in bytes.
-        """
-        found = {nbytes: self.search.decisions.at(nbytes) for nbytes in capacities}
-        self.search.add(*found.values())
+        """Add the decision at each limit on saved bytes to the pool; return their estimated peaks by limit."""
+        candidates = {nbytes: self.search.decisions.at(nbytes) for nbytes in capacities}
+        self.search.add(*candidates.values())
         with_tagged = self.search.offloads.with_tagged
-        return {nbytes: self._expected(with_tagged(d)) for nbytes, d in found.items()}
+        return {nbytes: self._expected(with_tagged(d)) for nbytes, d in candidates.items()}
 
     def try_around(self, capacities: Sequence[int], wanted: int) -> None:
-        """Find the largest limit on saved bytes whose decision has an estimated peak of at most ``wanted``.
-
-        The limits are bisected. If none that is tried is within ``wanted``, all are tried from the largest one down,
-        because peaks do not always rise with saved bytes. The decision at each limit that is tried is added to the pool.
-
-        Args:
-            capacities: the limits on saved bytes, in any order.
-            wanted: the highest estimated peak, in bytes.
-        """
-        asked = sorted(capacities)
-        low, high = 0, len(asked) - 1
+        """Find the largest limit on saved bytes whose decision has an estimated peak of at most ``wanted``."""
+        limits = sorted(capacities)
+        low, high = 0, len(limits) - 1
         while low <= high:
             middle = (low + high) // 2
-            (peak,) = self.try_saved([asked[middle]]).values()
+            (peak,) = self.try_saved([limits[middle]]).values()
             low, high = (middle + 1, high) if peak <= wanted else (low, middle - 1)
+        # Peaks do not always rise with saved bytes, so bisection may miss the limits whose decisions are within the peak.
         if not self.search.pool.cheapest(self._limits(wanted)):
-            for nbytes in reversed(without_gaps(asked)):
+            for nbytes in reversed(without_gaps(limits)):
                 if self.try_saved([nbytes])[nbytes] <= wanted:
                     break
 
-    def _limits(self, wanted: int, known: Mapping[Decision, int] | None = None) -> Limits:
-        """Return the limits of a candidate whose estimated peak is at most ``wanted``, without those in ``known``."""
-        return replace(self.search.limits(wanted, self._expected), without=known or ())
+    def _limits(self, wanted: int, peaks: Mapping[Decision, int] | None = None) -> Limits:
+        """Return the limits of a candidate whose estimated peak is at most ``wanted``, without those in ``peaks``."""
+        return replace(self.search.limits(wanted, self._expected), without=peaks or ())
 
-    def _aim(self, wanted: int, known: Mapping[Decision, int]) -> bool:
-        """Search for decisions with estimated peaks just within ``wanted``, and add them to the pool.
-
-        Args:
-            wanted: the estimated peak to stay within, in bytes.
-            known: the compiled peak, in bytes, of each decision that was compiled.
-
-        Returns:
-            Whether a decision that was not compiled has an estimated peak within ``wanted``.
-        """
-        search, limits = self.search, self._limits(wanted, known)
+    def _aim(self, wanted: int, peaks: Mapping[Decision, int]) -> bool:
+        """Search just within an estimated peak; return whether a decision that was not compiled is within it."""
+        search, limits = self.search, self._limits(wanted, peaks)
         search.add(search.decisions.allowed_full)
         if wanted < self.input_bytes:  # nor has any estimate
             return False
@@ -328,21 +272,15 @@ class CompiledSearch:
         return search.pool.cheapest(limits, cost_of) is not None
 
     def _offloading(self, wanted: int) -> None:
-        """Search for decisions near an estimated peak that may offload values, and add them to the pool.
-
-        Each search has a limit on the simulated peak. The first limit is ``wanted`` plus the difference of the two peaks
-        for the decision with the least simulated peak and no offloads, but not far below that peak, where limits may be
-        infeasible.
-
-        Args:
-            wanted: the estimated peak to stay within, in bytes.
-        """
+        """Search for decisions near an estimated peak that may offload values, and add them to the pool."""
         search = self.search
         least = search.least_found
         lowest = search.within_peak(least, offload=False)
         search.pool.add(lowest)
         feasible = search.measures.simulated(lowest)
         step = feasible // DEFAULT.offloading.steps
+        # Estimated and simulated peaks differ by similar bytes for similar decisions. Limits far below `feasible` may be
+        # infeasible.
         start = max(wanted + feasible - self._expected(lowest), feasible - step)
 
         def ask(peak_bytes: int) -> Candidate:
@@ -356,32 +294,17 @@ class CompiledSearch:
         )
 
 
-def _unproven(found: Candidate) -> Candidate:
-    """Return a copy of a candidate without a bound: none is proven for peaks of fused code."""
-    return replace(found, provenance=replace(found.provenance, recompute_bound=0))
-
-
 def without_gaps(vertices: Sequence[int]) -> list[int]:
-    """Return limits on saved bytes to try: the given ones and, in large intervals between them, evenly spaced ones.
-
-    Args:
-        vertices: the given limits, in bytes: saved bytes at vertices of `GraphContext.hull`.
-    """
-    found, most = set(vertices), max(1, max(vertices) // DEFAULT.compiling.gap)
+    """Return the given limits on saved bytes and, in large intervals between them, evenly spaced ones."""
+    limits, most = set(vertices), max(1, max(vertices) // DEFAULT.compiling.gap)
     for a, b in pairwise(sorted(vertices)):
         parts = -(-(b - a) // most)
-        found |= {a + (b - a) * k // parts for k in range(1, parts)}
-    return sorted(found)
+        limits |= {a + (b - a) * k // parts for k in range(1, parts)}
+    return sorted(limits)
 
 
 def beside_least(at: Mapping[int, int]) -> list[int]:
-    """Return new limits on saved bytes to try: the midpoints between the best limit and its two neighbours.
-
-    The best limit is the one whose decision has the least estimated peak.
-
-    Args:
-        at: for each limit on saved bytes that was tried, the estimated peak of its decision in bytes.
-    """
-    asked = sorted(at)
-    k = min(range(len(asked)), key=lambda i: at[asked[i]])
-    return [(a + b) // 2 for a, b in pairwise(asked[max(0, k - 1) : k + 2])]
+    """Return the midpoints between the limit whose decision has the least estimated peak and its neighbours."""
+    limits = sorted(at)
+    k = min(range(len(limits)), key=lambda i: at[limits[i]])
+    return [(a + b) // 2 for a, b in pairwise(limits[max(0, k - 1) : k + 2])]

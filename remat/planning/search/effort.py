@@ -72,8 +72,8 @@ class Edits:
         """Return the edits that one round of a search for the least peak tries."""
         return min(self.lower_most, per_run * runs)
 
-    def tried(self, edits: float, runs: int) -> int:
-        """Return how many of the edits are tried on a schedule with so many runs."""
+    def allowed(self, edits: float, runs: int) -> int:
+        """Return how many of the edits a search tries on a schedule with so many runs."""
         return int(edits * min(1.0, self.many / max(1, runs)) ** 2)
 
 
@@ -91,7 +91,6 @@ class AllPeaks:
         peaks: peaks for which prices are adjusted.
         cuts: most cuts for each of them.
         parts: parts of the range of peaks at which mixtures and additions aim.
-        work: evaluations of additions, times the nodes of the graph.
         least: evaluations of additions on a graph of any size.
     """
 
@@ -104,7 +103,6 @@ class AllPeaks:
     peaks: int = 16
     cuts: int = 4
     parts: int = 24
-    work: int = 800_000
     least: int = 24
 
 
@@ -256,6 +254,8 @@ class Effort:
         compiling: candidates to compile.
         fitting: a step in a rank's memory.
         aiming: the loop that aims at a peak.
+        chunks: numbers of chunks of the loss that ``chunk="auto"`` compares.
+        lower_surely: a plan's compiled peak is not estimated if the simulated one times this is below that of budget 1.
         lower: a search that finds nothing within a limit is repeated at these ratios of the limit, or at the first one
             alone if the graph has more than ``small`` nodes. A lower limit leads the search past other decisions.
     """
@@ -283,11 +283,13 @@ class Effort:
     compiling: Compiling = Compiling()
     fitting: FitEffort = FitEffort()
     aiming: Aiming = Aiming()
+    chunks: tuple[int, ...] = (1, 2, 4, 8, 16)
+    lower_surely: float = 1.25
     lower: tuple[float, ...] = (0.98, 0.99, 0.97, 0.95)
 
-    def evaluations(self, nodes: int) -> int:
-        """Return how many decisions a search on a graph of so many nodes may evaluate."""
-        return max(self.least, self.work // max(1, nodes))
+    def evaluations(self, nodes: int, least: int | None = None) -> int:
+        """Return how many decisions a search on a graph of so many nodes may evaluate, ``least`` on a graph of any size."""
+        return max(self.least if least is None else least, self.work // max(1, nodes))
 
 
 #: The effort of a search, unless a caller gives another.

@@ -10,7 +10,7 @@ from remat.graph.memory.fused_liveness import predict_peak
 from remat.graph.memory.liveness import MemoryCurve, memory_curve
 from remat.graph.problems.lowering import Decision
 from remat.passes.core.state import State
-from remat.planning.pipelines import modules_of, split
+from remat.planning.pipelines import for_walk, split
 from remat.planning.search.candidates import Candidate
 from remat.planning.search.effort import DEFAULT
 from remat.units import format_bytes
@@ -18,8 +18,7 @@ from remat.units import format_bytes
 
 def curve_of(state: State) -> MemoryCurve:
     """Return the simulated bytes alive over a step, from a state that `split` returned."""
-    joint = state.joint
-    return memory_curve(*modules_of(state), joint.num_fwd_outputs, joint.memories)
+    return memory_curve(*for_walk(state))
 
 
 class Measures:
@@ -36,48 +35,47 @@ class Measures:
         self._estimated: dict[Decision, int] = {}
         self._splits: dict[Decision, State] = {}
 
-    def simulated(self, found: Candidate) -> int:
+    def simulated(self, candidate: Candidate) -> int:
         """Return the simulated peak of a candidate's step, in bytes."""
-        return self.curve(found).peak_bytes
+        return self.curve(candidate).peak_bytes
 
-    def curve(self, found: Candidate) -> MemoryCurve:
+    def curve(self, candidate: Candidate) -> MemoryCurve:
         """Return the simulated bytes alive over a candidate's step."""
-        key = found.decision
+        key = candidate.decision
         if key not in self._curves:
-            self._on_step(f"simulating {format_bytes(found.saved_bytes)}")
-            self._curves[key] = curve_of(self.split_of(found))
+            self._on_step(f"simulating {format_bytes(candidate.saved_bytes)}")
+            self._curves[key] = curve_of(self.split_of(candidate))
         return self._curves[key]
 
-    def estimated(self, found: Candidate) -> int:
+    def estimated(self, candidate: Candidate) -> int:
         """Return the estimated peak of a candidate's step, once Inductor has fused it, in bytes."""
-        key = found.decision
+        key = candidate.decision
         if key not in self._estimated:
-            done = self.split_of(found)
-            joint = done.joint
-            self._estimated[key] = predict_peak(
-                *modules_of(done), joint.num_fwd_outputs, joint.memories
-            )
+            self._estimated[key] = predict_peak(*for_walk(self.split_of(candidate)))
         return self._estimated[key]
 
-    def split_of(self, found: Candidate) -> State:
+    def split_of(self, candidate: Candidate) -> State:
         """Return the graph split by a candidate into forward and backward; the last few results stay cached."""
-        done = self._splits.pop(found.decision, None)
-        if done is None:
+        state = self._splits.pop(candidate.decision, None)
+        if state is None:
             with suppress_warnings():  # the candidate may never become a plan
-                done = split(
-                    replace(self._state, decision=found.decision, provenance=found.provenance)
+                state = split(
+                    replace(
+                        self._state, decision=candidate.decision, provenance=candidate.provenance
+                    )
                 )
         # Removed above and inserted again, so that the dict is in order of last use.
-        self._splits[found.decision] = done
+        self._splits[candidate.decision] = state
+        # Split graphs take memory in proportion to their nodes.
         while len(self._splits) > max(2, DEFAULT.split // len(self._state.index)):
             del self._splits[next(iter(self._splits))]
-        return done
+        return state
 
-    def taken(self, found: Candidate) -> State:
-        """Return the graph split by a candidate, for an owner who may change it; the cache drops it."""
-        done = self.split_of(found)
-        del self._splits[found.decision]
-        return done
+    def take_split(self, candidate: Candidate) -> State:
+        """Return the graph split by a candidate, removed from the cache, so that the caller may change the graph."""
+        state = self.split_of(candidate)
+        del self._splits[candidate.decision]
+        return state
 
     def adopt(self, other: Measures) -> None:
         """Copy the peaks of an equal graph."""

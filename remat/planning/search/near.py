@@ -13,7 +13,7 @@ from remat.graph.copying import run_of
 from remat.graph.memory.fused_liveness import FusedWalk
 from remat.graph.memory.liveness import StepWalk
 from remat.passes.core.state import State
-from remat.planning.pipelines import modules_of
+from remat.planning.pipelines import for_walk
 from remat.planning.search.effort import Effort
 from remat.planning.search.proposers.orders import Orders
 from remat.planning.search.proposers.prices import PriceSearch
@@ -40,19 +40,19 @@ class Near:
         return cls(PriceSearch(schedules, effort), Orders(schedules), offset)
 
 
-def near_fused(done: State, schedules: Schedules, effort: Effort) -> Near:
+def near_fused(state: State, schedules: Schedules, effort: Effort) -> Near:
     """Return searches by the estimated peaks of fused code, for schedules near one candidate.
 
     Args:
-        done: the graph split by the candidate, whose differences between unfused graphs and fused code count.
+        state: the graph split by the candidate, whose differences between unfused graphs and fused code count.
         schedules: the decisions of the graph, with its step problem.
         effort: limits on the work of one search.
 
     Returns:
         The searches; the offset is the largest of these differences.
     """
-    graphs = (*modules_of(done), done.joint.num_fwd_outputs, done.joint.memories)
-    fused, unfused = FusedWalk(*graphs), StepWalk(*graphs)
+    fused, unfused = FusedWalk(*for_walk(state)), StepWalk(*for_walk(state))
+    # Both walks have the same program points, so bytes are compared one by one.
     both = list(zip(unfused.alive(), fused.alive(), strict=True))
     # By name of a node, the fewest bytes by which fused code holds less when the node runs.
     less: dict[str, int] = {}
@@ -60,5 +60,5 @@ def near_fused(done: State, schedules: Schedules, effort: Effort) -> Near:
         name, (more, fewer) = run_of(node), both[moment]
         less[name] = min(more - fewer, less.get(name, more))
     most = max([0, *less.values()])
-    step = schedules.step.with_extra({name: most - n for name, n in less.items()})
+    step = schedules.lowered_step.with_extra({name: most - n for name, n in less.items()})
     return Near.of(Schedules(schedules.context, step), effort, most)

@@ -12,7 +12,7 @@ from remat.graph.memory.host_copies import OFFLOAD, RELOAD, WAIT_COPIED
 from remat.graph.memory.liveness import StepWalk
 from remat.graph.problems.lowering import Offload
 from remat.passes.core.state import State
-from remat.planning.pipelines import modules_of
+from remat.planning.pipelines import for_walk
 from remat.planning.search.offload_costs import Times
 from remat.solvers.schedule.transfers import Transfer, exposed_time_at, place
 
@@ -34,8 +34,7 @@ class Copies:
     def __init__(
         self, state: State, offloads: tuple[Offload, ...], link: Link, times: Times
     ) -> None:
-        joint = state.joint
-        self._walk = walk = StepWalk(*modules_of(state), joint.num_fwd_outputs, joint.memories)
+        self._walk = walk = StepWalk(*for_walk(state))
         self._nodes = [node for _, node in walk.running()]
         self._boundary, self._moments = walk.boundary, walk.moments
         self._offloads, self._of_operators = offloads, times
@@ -44,20 +43,16 @@ class Copies:
         self._transfers = self._needed(link) if self._has_room else []
 
     def _needed(self, link: Link) -> list[Transfer]:
-        """Return the transfer of each offloaded value, in the order of the offloads.
-
-        A transfer holds the value's bytes, the time of one copy, and two positions among the runs of the step. The
-        value can be sent after the run ``ready``, and must be back on the device before the run ``needed``.
-        """
+        """Return the transfer of each offloaded value, in the order of the offloads."""
         nodes, at = self._nodes, {node: k for k, node in enumerate(self._nodes)}
         first, second = nodes[: self._boundary], nodes[self._boundary :]
-        sent = {str(n.meta.get("packed_from")): n for n in first if n.target is WAIT_COPIED}
+        waits = {str(n.meta.get("packed_from")): n for n in first if n.target is WAIT_COPIED}
         back = {str(n.args[0]): n for n in second if n.target is RELOAD}
         return [
             Transfer(
                 nbytes=value.nbytes,
-                ready=at[sent[value.name]],
-                needed=at[back[sent[value.name].name]],
+                ready=at[waits[value.name]],
+                needed=at[back[waits[value.name].name]],
                 copy_time=link.time_ps(value.nbytes),
             )
             for value in self._offloads
@@ -76,11 +71,12 @@ class Copies:
         if not self._has_room:
             return self._offloads, 0, 0
         nodes, moments = self._nodes, self._moments
+        # The walk sees copies right after the last use and right before the first one, which take the fewest bytes.
         alive = self._walk.alive()
-        found = place(self._times, self._boundary, alive, self._transfers, peak_bytes)
+        places = place(self._times, self._boundary, alive, self._transfers, peak_bytes)
         named = []
         for k, (value, transfer) in enumerate(zip(self._offloads, self._transfers, strict=True)):
-            freed, fetched = found.freed[k], found.fetched[k]
+            freed, fetched = places.freed[k], places.fetched[k]
             # Places are named by operators of the joint graph, so copies are skipped: passes have added them.
             while freed > transfer.ready and nodes[freed].target in _COPIES:
                 freed -= 1
@@ -93,7 +89,7 @@ class Copies:
                     fetched_before=moments[fetched] if fetched < transfer.needed else "",
                 )
             )
-        return tuple(named), found.exposed_time, max(0, max(found.bytes_alive) - peak_bytes)
+        return tuple(named), places.exposed_time, max(0, max(places.bytes_alive) - peak_bytes)
 
     def exposed_time(self) -> int:
         """Return the time in ps for which operators wait for copies, with the copies at the places in the offloads.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from remat.errors import PlanError
+from remat.errors import BudgetError, PlanError
 from remat.graph.capture.source import located
 from remat.graph.copying import run_of
 from remat.graph.costs.base import CostModel
@@ -25,6 +25,7 @@ from remat.graph.problems.lowering import (
 from remat.graph.problems.replays import is_element
 from remat.passes.core.state import State
 from remat.planning.pipelines import step_costs_of
+from remat.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,9 +57,9 @@ class Times:
         If the node runs a node of the joint graph, this is the time in ``of_name``. Else passes have added the node.
         The time is then 0 if the node is a view, takes an element out of a tuple, or does not return a tensor.
         """
-        known = self.of_name.get(run_of(node))
-        if known is not None:
-            return known
+        listed = self.of_name.get(run_of(node))
+        if listed is not None:
+            return listed
         is_tensor = isinstance(node.meta.get("val"), torch.Tensor)
         if not is_tensor or is_element(node) or aliased_argument(node) is not None:
             return 0
@@ -130,7 +131,7 @@ class Tagged:
 
 def tagged_values(state: State, lowered: Lowered) -> list[Tagged]:
     """Return the values with a tag for offloading; values with the tag MUST_CPU_OFFLOAD come first."""
-    found = []
+    values = []
     for at, node in offload_tags(state.index.nodes, state.storages.owner).items():
         i = lowered.of_position[at]
         if i >= 0 and lowered.kind[i] is SavedKind.VALUE:
@@ -140,8 +141,17 @@ def tagged_values(state: State, lowered: Lowered) -> list[Tagged]:
                 pinned=is_pinned(state.index.values[at]),
             )
             must, why = insists_on_host(node), why_kept(state, lowered, i)
-            found.append(Tagged(value=value, node=node, must=must, why=why))
-    return sorted(found, key=lambda tagged: not tagged.must)
+            values.append(Tagged(value=value, node=node, must=must, why=why))
+    return sorted(values, key=lambda tagged: not tagged.must)
+
+
+def check_host_memory(limit: int | None, nbytes: int, whose: str) -> None:
+    """Raise a BudgetError if the values of ``whose`` graphs that must be offloaded exceed the host's memory."""
+    if limit is not None and nbytes > limit:
+        raise BudgetError(
+            f"host_memory is {format_bytes(limit)} ({limit} bytes), and the values of {whose} that must be offloaded "
+            f"take {format_bytes(nbytes)}; raise it to {nbytes}, or tag fewer"
+        )
 
 
 def check_tagged(state: State, lowered: Lowered) -> None:
@@ -151,7 +161,7 @@ def check_tagged(state: State, lowered: Lowered) -> None:
         PlanError: such a value stays on the device. The message names the value and the reason.
     """
     assert state.decision is not None
-    away, saved = {value.name for value in state.decision.offloads}, set(state.decision.saved)
+    offloaded, saved = {value.name for value in state.decision.offloads}, set(state.decision.saved)
     for tagged in tagged_values(state, lowered):
-        if tagged.must and tagged.value.name in saved - away:
+        if tagged.must and tagged.value.name in saved - offloaded:
             raise tagged.refusal("a pipeline, and a plan saved without offloading, do not offload")

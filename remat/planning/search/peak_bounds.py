@@ -102,7 +102,7 @@ class _Step:
         return tuple(resident + max(sums_of(each, self._end + 1)) for each in (low, high))  # type: ignore[return-value, arg-type]
 
     def _tuples(self, runs: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Yield the operators with several results, and the bytes of those results that no element is taken of."""
+        """Yield each operator with several results, and the bytes of its unread results."""
         index, there = self._index, frozenset(runs)
         for i in runs:
             value = index.values[i]
@@ -114,11 +114,7 @@ class _Step:
         return self._owner[i] == i and self._index.nodes[i].op == "call_function"
 
     def _of_forward(self, inputs: set[int]) -> Iterator[Span]:
-        """Yield the storages that forward allocates.
-
-        Args:
-            inputs: owners of the storages of the step's inputs.
-        """
+        """Yield the storages that forward allocates; ``inputs`` are the owners of the storages of inputs."""
         owner, moment = self._owner, self._moments
         last = [0] * len(self._index)
         for i in self._forward:
@@ -156,7 +152,7 @@ class _Step:
             yield size[o], 2 * n, ends[0], 2 * n, ends[1]
 
     def _inside(self) -> Iterator[Span]:
-        """Yield the workspaces of operators, and those of their results that nothing reads."""
+        """Yield the workspaces and the unread results of operators."""
         earliest, latest = self._moments_of_backward
         for runs, first, last, is_main in (
             (self._forward, self._moments, self._moments, self._required),

@@ -11,7 +11,7 @@ from remat.solvers.graph.pareto import pareto
 
 
 class Scored(Protocol):
-    """What a pool chooses among: a candidate of one graph, or one candidate for each graph of a step.
+    """Candidate that a pool can hold: of one graph, or of all graphs of a step.
 
     Attributes:
         cost: recompute cost plus exposed transfer time.
@@ -74,39 +74,39 @@ class Limits:
             return self.peak_bytes
         return math.inf if self.saved_bytes is None else self.saved_bytes
 
-    def excess(self, found: Scored) -> float:
+    def excess(self, candidate: Scored) -> float:
         """Return the bytes by which a candidate exceeds peak and saved bytes, summed; 0 if it is within both."""
-        over = max(0, self.measure(found) - self.peak_bytes)
+        over = max(0, self.measure(candidate) - self.peak_bytes)
         return (
             over
             if self.saved_bytes is None
-            else over + max(0, found.saved_bytes - self.saved_bytes)
+            else over + max(0, candidate.saved_bytes - self.saved_bytes)
         )
 
-    def allow(self, found: Scored) -> bool:
+    def allow(self, candidate: Scored) -> bool:
         """Return whether a candidate is within the limits."""
         # What costs nothing to test comes first: a measure may have to split the graph.
         return (
-            found.cost <= self.cost
-            and (self.saved_bytes is None or found.saved_bytes <= self.saved_bytes)
-            and (self.offload or not found.offloads_more)
-            and (not self.without or found.decision not in self.without)
-            and (self.peak_bytes == math.inf or self.measure(found) <= self.peak_bytes)
+            candidate.cost <= self.cost
+            and (self.saved_bytes is None or candidate.saved_bytes <= self.saved_bytes)
+            and (self.offload or not candidate.offloads_more)
+            and (not self.without or candidate.decision not in self.without)
+            and (self.peak_bytes == math.inf or self.measure(candidate) <= self.peak_bytes)
         )
 
-    def rank(self, found: Scored) -> tuple[float, int]:
+    def rank(self, candidate: Scored) -> tuple[float, int]:
         """Return a sort key that is least for the best candidate: (excess bytes, cost)."""
-        return self.excess(found), found.cost
+        return self.excess(candidate), candidate.cost
 
 
-def cost_of(found: Scored) -> int:
+def cost_of(candidate: Scored) -> int:
     """Return the cost of a candidate, a sort key by which the first of equally cheap ones is the best."""
-    return found.cost
+    return candidate.cost
 
 
-def by_cost(found: Scored) -> tuple[int, int, int]:
+def by_cost(candidate: Scored) -> tuple[int, int, int]:
     """Return the sort key (cost, peak of the schedule, saved bytes)."""
-    return found.cost, found.peak_bytes, found.saved_bytes
+    return candidate.cost, candidate.peak_bytes, candidate.saved_bytes
 
 
 class CandidatePool(Generic[T]):
@@ -116,24 +116,24 @@ class CandidatePool(Generic[T]):
         found: the first candidates.
     """
 
-    def __init__(self, found: Iterable[T] = ()) -> None:
-        self._found: dict[Hashable, T] = {}
-        self.add(*found)
+    def __init__(self, candidates: Iterable[T] = ()) -> None:
+        self._candidates: dict[Hashable, T] = {}
+        self.add(*candidates)
 
     def __iter__(self) -> Iterator[T]:
-        return iter(self._found.values())
+        return iter(self._candidates.values())
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._candidates)
 
-    def add(self, *found: T) -> None:
+    def add(self, *candidates: T) -> None:
         """Add candidates; a decision that the pool has stays as it is."""
-        for one in found:
-            self._found.setdefault(one.key, one)
+        for candidate in candidates:
+            self._candidates.setdefault(candidate.key, candidate)
 
-    def known(self, saved: tuple[int, ...]) -> T | None:
+    def cached(self, saved: tuple[int, ...]) -> T | None:
         """Return the candidate in the passes' order that saves these nodes of the graph problem; None if unknown."""
-        return self._found.get(saved)
+        return self._candidates.get(saved)
 
     def within(self, limits: Limits) -> list[T]:
         """Return the candidates within limits, in the order in which they were added."""
@@ -148,6 +148,10 @@ class CandidatePool(Generic[T]):
         """
         # Best first, because a measure may have to split the graph.
         return next(filter(limits.allow, sorted(self, key=rank)), None)
+
+    def best(self, rank: Rank) -> T:
+        """Return the candidate of least ``rank``; the pool must have one."""
+        return min(self, key=rank)
 
     def pareto(self, measure: Measure = scheduled_peak) -> list[T]:
         """Return the Pareto-optimal candidates by (peak, cost), lowest peak first."""

@@ -26,7 +26,7 @@ def at_budget_one(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
 
 
 def by_named_solver(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
-    """Propose what a solver decides that the user named: at limits on saved bytes, and as a schedule."""
+    """Propose decisions of the solver that the user named, at limits on saved bytes and as a schedule."""
     context = search.context
     if not context.is_alone:
         return
@@ -36,11 +36,12 @@ def by_named_solver(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
         return
     context.on_step(f"searching for a schedule by '{request.solver.name}'")
     exact = search.is_exact(limits.measure)
+    # Without its schedule, the start is in the node order of the passes.
     start = replace(search.least_peak, schedule=None) if exact else search.nearest(limits)
     near = search.near(limits.measure, start)
     limit = int(limits.peak_bytes) + near.offset
-    if found := near.orders.solved(request.solver, start, limit, request.time_limit):
-        yield search.decisions.informed(found, "scheduled by the solver")
+    if candidate := near.orders.solved(request.solver, start, limit, request.time_limit):
+        yield search.decisions.credited(candidate, "scheduled by the solver")
 
 
 def by_prices(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
@@ -50,12 +51,12 @@ def by_prices(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
     wanted, exact = int(limits.peak_bytes), search.is_exact(limits.measure)
     last = None if exact else search.nearest(limits)
     near = search.near(limits.measure, last)
-    # A search goes on from what is known within its limits, such as the result for a smaller budget.
+    # A search starts from the best candidate within its limits, such as the result for a smaller budget.
     best = search.recomputing(limits) if exact else None
-    known = [] if best is None else [best]
+    reused = [] if best is None else [best]
     if not exact:
-        known = [d for d in search.pool if not d.decision.is_ordered]
-    starts = [d.saved for d in (*seeds, *known)]
+        reused = [d for d in search.pool if not d.decision.is_ordered]
+    starts = [d.saved for d in (*seeds, *reused)]
     if exact or not starts:
         starts += search.starts.within(wanted)
 
@@ -63,7 +64,7 @@ def by_prices(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
         search.rounds_run["by prices"] += 1
         within = Limits(peak_bytes=peak_bytes, saved_bytes=limits.saved_bytes)
         found = near.prices.within(within, starts, orders=near.orders.is_possible)
-        return search.decisions.informed(found)
+        return search.decisions.credited(found)
 
     rounds, start = search.rounds(limits.measure).prices, wanted + near.offset
     yield from aim(ask, limits.measure, wanted, start=start, rounds=rounds, last=last)
@@ -79,43 +80,27 @@ def by_node_orders(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
 
 
 def _ordered_from(search: Search, limits: Limits) -> Iterator[tuple[Candidate, int]]:
-    """Yield the candidates that searches over node orders start from, each with its number of searches.
-
-    By the simulated peak: the best candidate in the node order of the passes. If its peak exceeds the limit, the cheapest
-    candidate within the limits follows. By the estimated peak: the candidate with the least peak, and one of low
-    cost whose peak may slightly exceed the limit. The two lead to different local optima.
-    """
+    """Yield the candidates that searches over node orders start from, each with its number of searches."""
     rounds = search.rounds(limits.measure)
     if search.is_exact(limits.measure):
         plain = [d for d in search.pool if not (d.decision.is_ordered or d.offloads_more)]
-        start, best = CandidatePool(plain).cheapest(rank=limits.rank), search.recomputing(limits)
-        assert start is not None, "the search by prices found a candidate"
-        above = limits.measure(start) > limits.peak_bytes
-        yield start, 1 if above else rounds.orders
-        if best is not None and best.schedule and above:
+        start, best = CandidatePool(plain).best(limits.rank), search.recomputing(limits)
+        exceeds = limits.measure(start) > limits.peak_bytes
+        yield start, 1 if exceeds else rounds.orders
+        if best is not None and best.schedule and exceeds:
             yield best, rounds.orders
         return
-    least = search.lowest_by(limits.measure)
+    # The candidate with the least peak and one near the limit lead to different local optima.
+    least = search.pool.best(limits.measure)
     yield least, rounds.from_least
-    start = search.recomputing(replace(limits, peak_bytes=rounds.above * limits.peak_bytes))
-    start = start or search.nearest(limits)
-    if start is not least:
-        yield start, rounds.orders
+    above = replace(limits, peak_bytes=rounds.above * limits.peak_bytes)
+    near = search.recomputing(above) or search.nearest(limits)
+    if near is not least:
+        yield near, rounds.orders
 
 
 def _annealed(search: Search, limits: Limits, start: Candidate, searches: int) -> Candidates:
-    """Yield schedules that are cheaper than those found, within limits.
-
-    The first search starts from ``start``; each later one from the cheapest candidate near the limit that these
-    searches found. Its limit is corrected by the mean difference between the peaks in the step problem and the
-    measured peaks of these candidates. The limit falls with each search in a row that finds nothing within it.
-
-    Args:
-        search: the search.
-        limits: the limits, with the measure.
-        start: the candidate that the first search starts from.
-        searches: maximum number of searches.
-    """
+    """Yield schedules that are cheaper than those found, within limits."""
     context, rounds, wanted = search.context, search.rounds(limits.measure), int(limits.peak_bytes)
     near, own = search.near(limits.measure, start), CandidatePool([start])
     exact = search.is_exact(limits.measure)
@@ -130,11 +115,12 @@ def _annealed(search: Search, limits: Limits, start: Candidate, searches: int) -
     for _ in range(searches):
         search.rounds_run["by node orders"] += 1
         seen = {d.decision for d in search.pool}
+        # The limit falls with each search in a row that finds nothing within it.
         limit = wanted + offset - misses * int(rounds.lowered * wanted)
-        made = filter(context.may_save, near.orders.within(start, limit, share=share))
-        new = [d for d in made if d.decision not in seen and d.schedule != start.schedule]
+        allowed = filter(context.may_save, near.orders.within(start, limit, share=share))
+        new = [d for d in allowed if d.decision not in seen and d.schedule != start.schedule]
         own.add(*new)
-        informed = [search.offloads.with_tagged(search.decisions.informed(d)) for d in new]
+        informed = [search.offloads.with_tagged(search.decisions.credited(d)) for d in new]
         yield from informed
         reached = [*map(measure, new if exact else informed)]
         offsets += [d.peak_bytes - peak for d, peak in zip(new, reached, strict=True)]
@@ -144,12 +130,13 @@ def _annealed(search: Search, limits: Limits, start: Candidate, searches: int) -
         misses = 0 if any(peak <= wanted for peak in reached) else misses + 1
         if (least is not None and not least.cost) or idle == rounds.idle:
             return
+        # Peaks of the step problem exceed the measured ones by similar bytes for similar candidates.
         offset = sum(offsets) // len(offsets) if offsets else offset
         start = own.cheapest(above, cost_of) or CandidatePool(new).cheapest(rank=cost_of) or start
 
 
 def from_least_peak(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
-    """Propose the least peak, and what searches at slightly lower limits find, if nothing was found within the limits."""
+    """Propose the candidate of least peak, and others at slightly lower limits, if no candidate is within the limits."""
     context, hooks = search.context, search.context.request.hooks
     if context.is_alone or not search.is_exact(limits.measure):
         return
@@ -169,22 +156,19 @@ def from_least_peak(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
 
 
 def _closing_in(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
-    """Yield what the searches by prices and by node orders find within limits."""
+    """Yield candidates within limits, by prices and by node orders."""
     yield from by_prices(search, limits, seeds)
     yield from by_node_orders(search, limits, seeds)
 
 
 def at_ratio_zero(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
-    """Propose what is found at the least peak, where it is known and may be cheaper.
-
-    So a higher ratio of the peak does not cost more than ratio 0.
-    """
+    """Propose candidates at the least peak, so that no higher ratio of the peak costs more than ratio 0."""
     if not _is_searched(search, limits, seeds):
         return
     least, best = search.known_least, search.recomputing(limits)
     if least is None or best is None or least >= limits.peak_bytes:
         return
-    lowest = search.schedules.tried(search.least_peak.saved)
+    lowest = search.schedules.candidate(search.least_peak.saved)
     if search.bounds.bound(least, search.schedules.highest(lowest)) <= best.cost:
         yield from _closing_in(search, replace(limits, peak_bytes=least), seeds)
 
@@ -215,9 +199,9 @@ def with_offloads(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
     # Offloading cannot go below this bound.
     if limits.peak_bytes >= search.schedules.least_possible:
         without = search.recomputing(limits)
-        found = search.offloads.with_offloads(int(limits.peak_bytes), without)
-        if found is not None:
-            yield found
+        candidate = search.offloads.with_offloads(int(limits.peak_bytes), without)
+        if candidate is not None:
+            yield candidate
 
 
 #: The proposers, in the order in which they are asked: each sees in the pool what those before have found.

@@ -23,9 +23,6 @@ SAVED = -1
 class Schedules:
     """Decisions of one prepared graph by the peaks of their schedules.
 
-    The *graph problem* asks which nodes to save. The *step problem* asks which node runs when, and how often; its
-    solution is a schedule. A decision names saved nodes; `schedule` makes a schedule of it.
-
     Args:
         context: the prepared graph.
         step: the step problem; None: that of the graph. Peaks are those of this problem's schedules.
@@ -33,8 +30,8 @@ class Schedules:
     Attributes:
         context: the prepared graph.
         problem: the graph problem.
-        seen: the candidates that `tried` returned.
-        is_given: whether the caller gave the step problem.
+        seen: the candidates that `candidate` returned.
+        is_given: whether the caller gave the step problem, whose peaks are then no simulated ones.
     """
 
     def __init__(self, context: GraphContext, step: LoweredStep | None = None) -> None:
@@ -47,7 +44,7 @@ class Schedules:
         self._uses: dict[frozenset[int], tuple[list[int], list[int], list[int]]] = {}
 
     @cached_property
-    def step(self) -> LoweredStep:
+    def lowered_step(self) -> LoweredStep:
         """The step problem, and the map from its nodes to the joint graph."""
         state = self._state
         return self._given or lower_step(state.joint, state.index, state.roles, self._lowered)
@@ -55,27 +52,25 @@ class Schedules:
     @cached_property
     def least_possible(self) -> int:
         """Lower bound on the peak of every schedule of the step, in bytes."""
-        return self.step.least_peak
+        return self.lowered_step.least_peak
 
-    def start(self, found: Candidate) -> tuple[Sequence[int], int]:
+    def start(self, candidate: Candidate) -> tuple[Sequence[int], int]:
         """Return the schedule of a candidate, and the position where backward begins."""
-        if found.schedule is not None:
-            return found.schedule
-        sequence, _, boundary = self.schedule(found.saved)
+        if candidate.schedule is not None:
+            return candidate.schedule
+        sequence, _, boundary = self.schedule(candidate.saved)
         return sequence, boundary
 
     @cached_property
     def _runs_of(self) -> list[tuple[int, ...]]:
-        """For each position in the joint graph: the nodes of the step problem that stand for the node's first run.
-
-        These are two nodes for a random operator whose generator state is saved, and none for a view.
-        """
-        return [self.step.runs_of(node.name) for node in self._state.index.nodes]
+        """For each position in the joint graph: the nodes of the step problem that stand for the node's first run."""
+        # Two nodes for a random operator whose generator state is saved, and none for a view.
+        return [self.lowered_step.runs_of(node.name) for node in self._state.index.nodes]
 
     @cached_property
     def _evaluator(self) -> ScheduleEvaluator:
         """Evaluator that computes the bytes alive over a schedule of the step problem."""
-        return ScheduleEvaluator(self.step.problem)
+        return ScheduleEvaluator(self.lowered_step.problem)
 
     @cached_property
     def _roots(self) -> tuple[int, ...]:
@@ -91,10 +86,8 @@ class Schedules:
 
         Returns:
             Three items: for each run in order, its node of the step problem; for each run, its moment; and the
-            position where backward begins among the runs. A *moment* is a position in the joint graph. The moment of
-            a forward run is the position of its own node. A node that only backward runs, such as one that reads a
-            tangent, has its own position, too; the recomputations right before it share this position. Recomputations
-            for a returned gradient come last; their moment is the length of the graph.
+            position where backward begins among the runs. A moment is a position in the joint graph: of the node itself,
+            or of the node of backward that a recomputation runs for.
         """
         lowered, index, roles = self._lowered, self._state.index, self._state.roles
         keep = {lowered.position[i] for i in saved if lowered.kind[i] is SavedKind.VALUE}
@@ -106,7 +99,7 @@ class Schedules:
             if not forward[i]:
                 forward[i] = 1
                 stack.extend(inputs[i])
-        sequence = [*self.step.copies]  # copies of inputs run first
+        sequence = [*self.lowered_step.copies]  # copies of inputs run first
         moments = [0] * len(sequence)
         for i in self.forward_order:
             if forward[i]:
@@ -135,7 +128,7 @@ class Schedules:
         for i in self._roots:
             if not placed[i]:
                 place(i, i)
-        for i in self._outputs:
+        for i in self._outputs:  # what is recomputed for a returned gradient alone comes last
             if not placed[i]:
                 place(i, len(index))
         return sequence, moments, boundary
@@ -154,7 +147,7 @@ class Schedules:
         position = self._state.index.position
         return tuple(position[v] for v in gradients if v in position)
 
-    def tried(self, saved: Iterable[int]) -> Candidate:
+    def candidate(self, saved: Iterable[int]) -> Candidate:
         """Evaluate a decision; return it as a candidate with saved bytes, cost, and bytes alive, cached.
 
         Args:
@@ -163,40 +156,37 @@ class Schedules:
         Raises:
             ProblemError: a node that backward needs is neither saved nor recomputable.
         """
-        done = evaluate(self.problem, {*saved, *self._always})
-        found = self.seen.known(done.saved)
-        if found is None:
-            sequence, moments, boundary = self.schedule(done.saved)
+        solution = evaluate(self.problem, {*saved, *self._always})
+        candidate = self.seen.cached(solution.saved)
+        if candidate is None:
+            sequence, moments, boundary = self.schedule(solution.saved)
+            # Several runs share a moment, whose bytes are those of the highest of them.
             bytes_alive = self._evaluator.evaluate(sequence, boundary).bytes_alive
-            most = {SAVED: done.saved_bytes}
+            most = {SAVED: solution.saved_bytes}
             for moment, nbytes in zip(moments, bytes_alive, strict=True):
                 if nbytes > most.get(moment, 0):
                     most[moment] = nbytes
-            found = Candidate(
+            candidate = Candidate(
                 lowered=self._lowered,
-                saved=done.saved,
-                saved_bytes=done.saved_bytes,
-                cost=done.recompute_cost,
+                saved=solution.saved,
+                saved_bytes=solution.saved_bytes,
+                cost=solution.recompute_cost,
                 alive=most,
                 peak_bytes=max(bytes_alive, default=0),
             )
-            self.seen.add(found)
-        return found
+            self.seen.add(candidate)
+        return candidate
 
-    def highest(self, tried: Candidate) -> tuple[int, ...]:
-        """Divide backward into at most `Effort.stretches` parts; return, for each part, the node with most bytes alive.
+    def highest(self, candidate: Candidate) -> tuple[int, ...]:
+        """Divide backward into at most `Effort.stretches` parts; return the position with most bytes alive of each.
 
-        Args:
-            tried: a candidate that the method `tried` returned, so that its bytes alive are known.
-
-        Returns:
-            Positions in the joint graph of nodes that backward runs under every decision.
+        The bytes alive of the candidate must be known, as the method `candidate` computes them.
         """
         late = self._state.roles.tangent_closure
-        runs = [m for m in tried.alive if 0 <= m < len(late) and late[m]]
+        runs = [m for m in candidate.alive if 0 <= m < len(late) and late[m]]
         length = max(1, -(-len(runs) // DEFAULT.stretches))
         stretches = (runs[i : i + length] for i in range(0, len(runs), length))
-        return tuple(max(stretch, key=lambda m: tried.alive[m]) for stretch in stretches)
+        return tuple(max(stretch, key=lambda m: candidate.alive[m]) for stretch in stretches)
 
     def uses(
         self, checkpoints: frozenset[int] = frozenset()
@@ -219,26 +209,28 @@ class Schedules:
             return self._uses[checkpoints]
         lowered, index, roles = self._lowered, self._state.index, self._state.roles
         owner = self._state.storages.owner
-        kept = {lowered.position[i] for i in checkpoints}
+        checkpointed = {lowered.position[i] for i in checkpoints}
         end = len(index)
         first, last = [end] * end, [-1] * end
+        # Readers come after the node, so their uses are known. A reader of forward that is recomputed uses its inputs where
+        # it is used first itself; a saved one is not recomputed.
         for i in range(end - 1, -1, -1):
             for u in index.users[i]:
                 if roles.tangent_closure[u]:
                     first[i], last[i] = min(first[i], u), max(last[i], u)
-                elif u not in kept:
+                elif u not in checkpointed:
                     first[i], last[i] = (
                         min(first[i], first[u]),
                         max(last[i], first[u] if first[u] < end else -1),
                     )
-            if owner[i] != i:
+            if owner[i] != i:  # a view keeps its base alive
                 first[owner[i]] = min(first[owner[i]], first[i])
                 last[owner[i]] = max(last[owner[i]], last[i])
         begin = [p if roles.required_forward[p] else roles.first_late for p in range(end)]
         position = lowered.position
-        found = self._uses[checkpoints] = (
+        uses = self._uses[checkpoints] = (
             [begin[p] for p in position],
             [first[p] for p in position],
             [last[p] for p in position],
         )
-        return found
+        return uses

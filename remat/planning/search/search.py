@@ -35,7 +35,7 @@ _UNSHRUNK = (
 
 
 class Proposer(Protocol):
-    """Finds candidates within limits, for a search whose pool gets each of them at once.
+    """Function that yields candidates within limits; the pool of the search gets each as soon as it is yielded.
 
     Args:
         search: the search, with its context, its measures and its pool.
@@ -49,11 +49,11 @@ class Proposer(Protocol):
 
 
 class Search:
-    """Candidates of one graph within any peak, and what finds them.
+    """Search for the candidates of one graph within any peak.
 
     Args:
         context: the prepared graph.
-        proposers: what finds candidates, in the order in which it is asked.
+        proposers: functions that find candidates, in the order in which they are asked.
         effort: limits on the work of each search.
 
     Attributes:
@@ -101,23 +101,18 @@ class Search:
         return Offloads(self.context, self.measures, self.decisions, near.prices, near.orders)
 
     def adopt(self, other: Search) -> bool:
-        """Copy what a search on another trace of the graph has decided and measured.
-
-        Nothing is copied unless both have equal graphs, and equal options except the budget.
-
-        Returns:
-            Whether decisions, peaks and candidates were copied.
-        """
+        """Copy decisions and measures of a search on another trace; return False if graphs or options differ."""
         if not self.context.like(other.context):
             return False
         self.decisions.adopt(other.decisions)
         self.measures.adopt(other.measures)
+        # The other graph has nodes of its own, and the same names.
         self.pool.add(*(replace(d, lowered=self.context.lowered) for d in other.pool))
         return True
 
-    def add(self, *found: Candidate) -> None:
+    def add(self, *candidates: Candidate) -> None:
         """Add candidates that the user's code allows to the pool, with their tagged values offloaded."""
-        allowed = filter(self.context.may_save, found)
+        allowed = filter(self.context.may_save, candidates)
         self.pool.add(*map(self.offloads.with_tagged, allowed))
 
     def limits(self, peak_bytes: int, measure: Measure | None = None) -> Limits:
@@ -139,39 +134,35 @@ class Search:
             BudgetError: no candidate was found within the limit; the message names the least peak that was found.
         """
         context, limits = self.context, replace(self.limits(peak_bytes), offload=offload)
-        asked = f"budget is a peak of {format_bytes(peak_bytes)} ({peak_bytes} bytes)"
+        budget = f"budget is a peak of {format_bytes(peak_bytes)} ({peak_bytes} bytes)"
         # Hooks may pack saved values into fewer bytes, so the bound on the peak does not hold with hooks.
         possible = 0 if context.request.hooks else self.schedules.least_possible
         self.add(self.decisions.allowed_cheapest)
+        # The decision of least cost ends the search, unless offloads may be cheaper than its recomputation.
         if not self.is_solved(limits) or (offload and context.may_offload):
             if peak_bytes < possible:
-                raise self._none_within(asked, possible, infeasible=True)
+                raise self._none_within(budget, possible, infeasible=True)
             context.on_step(f"searching within a peak of {format_bytes(peak_bytes)}")
             self.propose(limits)
         best = self.pool.cheapest(limits, self._by_cost)
         if best is None:
-            raise self._none_within(asked, possible)
+            raise self._none_within(budget, possible)
         return self._bounded(best, peak_bytes)
 
-    def choose_again(self, found: Mapping[int, Candidate]) -> dict[int, Candidate]:
-        """Choose again for each limit of a ladder, among the candidates of all limits.
-
-        So no larger limit costs more than a smaller one, and no smaller one has the higher peak.
-
-        Args:
-            found: by limit on the simulated peak in bytes, the candidate that was found within it.
-        """
-        pool = CandidatePool([*found.values(), *self.pool])
+    def choose_again(self, candidates: Mapping[int, Candidate]) -> dict[int, Candidate]:
+        """Choose again for each limit on the simulated peak, among the candidates that were found within any limit."""
+        # So no larger limit costs more than a smaller one, and no smaller one has the higher peak.
+        pool = CandidatePool([*candidates.values(), *self.pool])
         chosen = {}
-        for peak_bytes, before in found.items():
+        for peak_bytes, before in candidates.items():
             best = pool.cheapest(self.limits(peak_bytes), self._by_cost)
             same = best is None or best.decision == before.decision
             chosen[peak_bytes] = before if same or best is None else self._bounded(best, peak_bytes)
         return chosen
 
-    def _by_cost(self, found: Candidate) -> tuple[int, int, int]:
+    def _by_cost(self, candidate: Candidate) -> tuple[int, int, int]:
         """Return the sort key (cost, simulated peak, saved bytes)."""
-        return found.cost, self.measures.simulated(found), found.saved_bytes
+        return candidate.cost, self.measures.simulated(candidate), candidate.saved_bytes
 
     def propose(self, limits: Limits, *seeds: Candidate) -> None:
         """Ask each proposer for candidates within limits, and add all candidates to the pool.
@@ -182,21 +173,16 @@ class Search:
         """
         self.add(*seeds)
         for proposer in self._proposers:
-            for found in proposer(self, limits, seeds):
-                self.add(found)
+            for candidate in proposer(self, limits, seeds):
+                self.add(candidate)
 
     def searched(self, limits: Limits, *seeds: Candidate) -> Candidate | None:
-        """Search within limits by the simulated peak, without offloads; return the cheapest candidate, None if there is none.
-
-        Args:
-            limits: the limits.
-            seeds: candidates to start from, in addition to those that each proposer starts from.
-        """
+        """Search within limits by the simulated peak, without offloads; return the cheapest candidate or None."""
         self.propose(replace(limits, offload=False), *seeds)
         best = self.recomputing(limits)
         return None if best is None else self._bounded(best, int(limits.peak_bytes))
 
-    # ---- what proposers ask ---------------------------------------------------------------------------
+    # ---- for proposers ---------------------------------------------------------------------------
     def rounds(self, measure: Measure) -> Rounds:
         """Return how a search closes in on a peak by a measure."""
         return SIMULATED if self.is_exact(measure) else ESTIMATED
@@ -210,43 +196,31 @@ class Search:
         return self.pool.cheapest(replace(limits, offload=False), cost_of)
 
     def is_solved(self, limits: Limits) -> bool:
-        """Return whether a candidate within the limits costs so little that no further one is asked for."""
+        """Return whether a candidate within the limits is so cheap that the search can end."""
         least = int(self.rounds(limits.measure).negligible * self.context.step_cost)
         if self.is_exact(limits.measure):
+            # Without node orders of its own, no decision costs less than this end of the hull.
             least = max(least, self.context.hull.ends[1].cost)
         return self.recomputing(replace(limits, cost=least)) is not None
 
     @property
     def known_least(self) -> int | None:
         """The least peak found, in bytes, if it was searched already."""
+        # A cached property is in the dict of the instance once it was computed.
         return self.least_found if "least_found" in vars(self) else None
 
     def near(self, measure: Measure, candidate: Candidate | None) -> Near:
-        """Return searches whose peaks are those of a measure plus a constant, for schedules near that of a candidate."""
+        """Return searches near a candidate, whose peaks are measured peaks plus a constant."""
         if candidate is None or self.is_exact(measure):
             return self.simulated
         return near_fused(self.measures.split_of(candidate), self.schedules, self.effort)
 
     def nearest(self, limits: Limits) -> Candidate:
         """Return the candidate of the pool whose measured peak is nearest to a limit."""
-        best = self.pool.cheapest(rank=lambda d: abs(limits.measure(d) - limits.peak_bytes))
-        assert best is not None, "there are candidates"
-        return best
+        return self.pool.best(lambda d: abs(limits.measure(d) - limits.peak_bytes))
 
-    def lowest_by(self, measure: Measure) -> Candidate:
-        """Return the candidate of the pool with the least measured peak."""
-        best = self.pool.cheapest(rank=measure)
-        assert best is not None, "there are candidates"
-        return best
-
-    def _none_within(self, asked: str, possible: int, *, infeasible: bool = False) -> BudgetError:
-        """Return the error for a limit on the peak within which no plan was found.
-
-        Args:
-            asked: the budget, as text.
-            possible: lower bound on the peak of every schedule, in bytes; 0 if none is known.
-            infeasible: whether the limit is below ``possible``.
-        """
+    def _none_within(self, budget: str, possible: int, *, infeasible: bool = False) -> BudgetError:
+        """Return the error for a limit on the peak within which no plan was found."""
         context, least = self.context, self.least_found
         alive = f"{possible} bytes ({format_bytes(possible)})"
         if infeasible:
@@ -264,17 +238,14 @@ class Search:
             named = context.state.policies or "by remat.region"
             held = f". All plans follow the policies {named}; others may lower the least peak"
         return BudgetError(
-            f"{asked}{why}. The least peak of any plan found is {format_bytes(least)} ({least} bytes); "
+            f"{budget}{why}. The least peak of any plan found is {format_bytes(least)} ({least} bytes); "
             f"{context.request.how_to_run(least)}. {_UNSHRUNK}{held}{learned_text(context.state.index.nodes)}"
         )
 
     def peak_of(self, budget: Budget, ends: tuple[int, int] | None = None) -> int:
-        """Convert a budget on the peak to bytes.
+        """Convert a budget on the peak to bytes; ``ends`` are the peaks that the ratios 0 and 1 stand for.
 
-        Args:
-            budget: a budget on the peak, in bytes or as a ratio.
-            ends: peaks in bytes that the ratios 0 and 1 stand for; None: the least peak found, and the peak of the
-                plan for budget 1.
+        Without ``ends``, these are the least peak found, and the peak of the plan for budget 1.
         """
         if budget.peak_bytes is not None:
             return budget.peak_bytes
@@ -286,8 +257,8 @@ class Search:
     def least_found(self) -> int:
         """The least peak found, in bytes: of `least_peak`, the decision at budget 1, and the cheapest decision."""
         decisions = self.decisions
-        found = self.least_peak, decisions.allowed_cheapest, decisions.allowed_full
-        return min(map(self.measures.simulated, found))
+        ends = self.least_peak, decisions.allowed_cheapest, decisions.allowed_full
+        return min(map(self.measures.simulated, ends))
 
     @cached_property
     def least_peak(self) -> Candidate:
@@ -297,9 +268,9 @@ class Search:
         decision with the least peak, of those at several limits on saved bytes.
         """
         context, decisions = self.context, self.decisions
-        found = CandidatePool([decisions.allowed_full])
+        pool = CandidatePool([decisions.allowed_full])
         if context.is_alone:
-            found.add(*decisions.on_frontier())
+            pool.add(*decisions.on_frontier())
         else:
             seeds = [
                 *(saved for _, saved in context.cuts(4 * self.effort.vertices)),
@@ -308,14 +279,12 @@ class Search:
             # With hooks, which pack saved values, the lowest peak of the search may not be that of the step. Therefore,
             # decisions at several limits on saved bytes compete, too.
             if context.request.hooks:
-                found.add(*decisions.on_frontier())
-            found.add(*map(decisions.informed, self.lowest(self.simulated, seeds)))
-        self.add(*found)
-        simulated = self.measures.simulated
-        allowed = Limits(saved_bytes=context.most_saved)
-        best = found.cheapest(allowed, lambda d: (simulated(d), d.cost))
-        assert best is not None, "the decision at budget 1 is allowed"
-        return best
+                pool.add(*decisions.on_frontier())
+            pool.add(*map(decisions.credited, self.lowest(self.simulated, seeds)))
+        self.add(*pool)
+        # The decision at budget 1 is allowed, so there is one.
+        allowed = CandidatePool(filter(context.may_save, pool))
+        return allowed.best(lambda d: (self.measures.simulated(d), d.cost))
 
     def lowest(
         self, near: Near, seeds: Iterable[Iterable[int]], rounds: Rounds = SIMULATED
@@ -334,26 +303,22 @@ class Search:
         # No schedule has a peak of 0 bytes, so under this limit the search returns the lowest peaks that it reaches.
         limits = Limits(peak_bytes=0, saved_bytes=self.context.most_saved)
         reached = CandidatePool(near.prices.reached(limits, seeds))
-        best, lower = reached.cheapest(rank=limits.rank), None
-        if not self.context.request.hooks:
-            lower = near.orders.lowest(reached, rounds.lower)
-        return [d for d in (best, lower) if d is not None]
+        best = reached.best(limits.rank)
+        lower = None if self.context.request.hooks else near.orders.lowest(reached, rounds.lower)
+        return [best] if lower is None else [best, lower]
 
-    def _bounded(self, found: Candidate, peak_bytes: int) -> Candidate:
-        """Return a copy of a candidate with a lower bound in its provenance.
-
-        No decision whose peak is at most ``peak_bytes`` costs less than the bound, not even one with offloads if values
-        may be offloaded. With hooks on saved tensors, the bound is 0, because hooks may change the bytes of saved values.
-        The cheapest decision keeps its own bound.
-        """
-        if found.decision == self.decisions.allowed_cheapest.decision:
-            return found
-        # The bound that `found` has may hold for a limit on saved bytes, so it does not hold for a peak.
+    def _bounded(self, candidate: Candidate, peak_bytes: int) -> Candidate:
+        """Return a candidate with a bound below which no decision within ``peak_bytes`` costs, with offloads if allowed."""
+        if candidate.decision == self.decisions.allowed_cheapest.decision:
+            return candidate
+        # The bound that `candidate` has may hold for a limit on saved bytes, so it does not hold for a peak.
         context, bound = self.context, 0
-        if not context.request.hooks:
-            moments = self.schedules.highest(self.schedules.tried(found.saved))
+        if (
+            not context.request.hooks
+        ):  # hooks may pack saved values into fewer bytes, so nothing is proven
+            moments = self.schedules.highest(self.schedules.candidate(candidate.saved))
             if context.may_offload:
                 bound = bound_with_offloads(context, self.bounds, peak_bytes, moments)
             else:
                 bound = self.bounds.bound(peak_bytes, moments)
-        return replace(found, provenance=replace(found.provenance, recompute_bound=bound))
+        return candidate.with_provenance(recompute_bound=bound)

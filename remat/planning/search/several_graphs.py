@@ -24,7 +24,7 @@ from remat.planning.search.pool import CandidatePool, Limits
 from remat.planning.search.search import Search
 from remat.units import Budget, bytes_of_share, format_bytes
 
-#: What equal graphs have in common: their digest, and the names of their nodes.
+#: Key of equal graphs: their digest, and the names of their nodes.
 Same = tuple[str, tuple[str, ...]]
 
 
@@ -80,6 +80,10 @@ class SeveralGraphs:
         """
         return tuple(map(max, highest_of_graphs([*map(self._split, range(len(decided)), decided)])))
 
+    def peak(self, decided: Sequence[Candidate]) -> int:
+        """Return the most bytes alive in the whole step under one candidate for each graph."""
+        return max(self.highest(decided))
+
     def within(self, budget: Budget) -> list[Candidate]:
         """Return the cheapest decisions found, one for each graph, that keep the step within a budget on its peak.
 
@@ -91,19 +95,20 @@ class SeveralGraphs:
         # These decisions cost least, so they are the result if they are within the peak. If values are tagged for
         # offloading, others may be cheaper, because operators may wait for copies.
         tagged = any(s.context.tagged for s in self._searches)
-        if peak_bytes is not None and not tagged and max(self.highest(cheapest)) <= peak_bytes:
+        if peak_bytes is not None and not tagged and self.peak(cheapest) <= peak_bytes:
             return cheapest
         full, lowest = [s.decisions.allowed_full for s in self._searches], self._lowest
-        least = max(self.highest(lowest))
+        least = self.peak(lowest)
         if peak_bytes is None:
-            most = max(self.highest(full))
+            most = self.peak(full)
             # `_lowest` starts from estimated peaks, so the decisions for budget 1 may have a lower peak.
             least = min(least, most)
             peak_bytes = least + bytes_of_share(budget.peak_share or 0.0, most - least)
-        limits = Limits(peak_bytes=peak_bytes, measure=lambda one: max(self.highest(one.each)))
+        limits = Limits(peak_bytes=peak_bytes, measure=lambda chosen: self.peak(chosen.each))
         pool = CandidatePool(self._chosen(limits))
         pool.add(*map(self._together, (self._searched(lowest, least), full)))
         best = pool.cheapest(limits)
+        # The link is an option of the step, so either all graphs may offload or none.
         offloads = all(s.context.request.offload is not None for s in self._searches)
         if best is None and offloads and (low := self._lowered_by_offloads(lowest, peak_bytes)):
             best = self._together(low)
@@ -114,15 +119,15 @@ class SeveralGraphs:
                 f"{format_bytes(least)} ({least} bytes): weights, gradients and what one operator needs at "
                 "once do not shrink with the budget. Raise the budget, or make the model or the batch smaller"
             )
-        found = self._searched([*best.each], peak_bytes)
-        return self._with_offloads(found, peak_bytes) if offloads else found
+        chosen = self._searched([*best.each], peak_bytes)
+        return self._with_offloads(chosen, peak_bytes) if offloads else chosen
 
     def _together(self, decided: Sequence[Candidate]) -> Together:
         """Return one candidate for each graph as a candidate of the whole step."""
         return Together(
             each=tuple(decided),
             cost=self.cost(decided),
-            saved_bytes=sum(r * d.saved_bytes for r, d in zip(self.runs, decided, strict=True)),
+            saved_bytes=self.saved_bytes(decided),
         )
 
     def _split(self, k: int, decided: Candidate) -> PartitionedGraph:
@@ -137,36 +142,28 @@ class SeveralGraphs:
 
     @cached_property
     def _same(self) -> list[Same]:
-        """For each graph, what equal graphs have in common."""
+        """For each graph, the key of equal graphs."""
         return [*map(_identity, self._searches)]
 
     @cached_property
     def _options(self) -> list[list[Candidate]]:
-        """For each graph, the candidates from which `_choices` selects one.
-
-        These are the decisions of the graph's frontiers by peak and by saved bytes, the decision at budget 1, and the
-        cheapest decision. Candidates that exceed a budget that the user's code sets for the graph are left out. Equal
-        graphs, such as equal layers, are decided once and share their candidates.
-        """
-        known: dict[Same, list[Candidate]] = {}
+        """For each graph, the candidates from which `_choices` selects one."""
+        # Equal graphs, such as equal layers, are decided once and share their candidates.
+        by_graph: dict[Same, list[Candidate]] = {}
         for key, search in zip(self._same, self._searches, strict=True):
-            if key in known:
+            if key in by_graph:
                 continue
-            tried, decisions = search.schedules.tried, search.decisions
+            candidate, decisions = search.schedules.candidate, search.decisions
             by_saved = (*decisions.pareto(), decisions.allowed_full, decisions.cheapest)
-            found = frontier_by_peak(search)[0]
-            found += [replace(d, peak_bytes=tried(d.saved).peak_bytes) for d in by_saved]
-            known[key] = [*filter(search.context.may_save, found)]
-        return [known[key] for key in self._same]
+            candidates = frontier_by_peak(search)[0]
+            candidates += [replace(d, peak_bytes=candidate(d.saved).peak_bytes) for d in by_saved]
+            by_graph[key] = [*filter(search.context.may_save, candidates)]
+        return [by_graph[key] for key in self._same]
 
     @cached_property
     def _others(self) -> list[int]:
-        """For each graph, the bytes of other graphs that are alive at the step's peak while this graph runs.
-
-        Examples are parameters of other graphs, and gradients. Neither the graph's own peak counts, nor values saved by
-        earlier runs of any graph. The bytes are computed for the decisions at budget 1, because other decisions
-        hardly change them.
-        """
+        """For each graph, the bytes of other graphs, such as parameters, that are alive at the peak while this graph runs."""
+        # Other decisions than those at budget 1 hardly change these bytes.
         full = [s.decisions.allowed_full for s in self._searches]
         saved, others = 0, []
         highest = self.highest(full)
@@ -178,13 +175,7 @@ class SeveralGraphs:
         return others
 
     def _choices(self, score: Callable[[int, int, int], int | None]) -> list[Choice]:
-        """Choose one decision for each graph; return the Pareto-optimal choices by (saved bytes, score).
-
-        Args:
-            score: function that computes the score, which is minimised, of a choice extended by the decision of
-                one more graph. Its arguments are the score so far, the estimated peak of the step while that graph
-                runs, and the cost of all runs of that graph. It returns None if the decision cannot be added.
-        """
+        """Return the Pareto-optimal choices by (saved bytes, score); ``score`` extends a score, or refuses, by one decision."""
 
         def extend(k: int, saved: int, so_far: int, decided: Candidate) -> tuple[int, int] | None:
             runs, nbytes = self.runs[k], decided.saved_bytes
@@ -202,10 +193,8 @@ class SeveralGraphs:
 
     @cached_property
     def _lowest(self) -> list[Candidate]:
-        """The decisions, one per graph, with which the step has the least peak found.
-
-        The search starts from `_least`, and tries other decisions for the graph during which the step peaks.
-        """
+        """The candidates, one per graph, with the least peak of the step that was found."""
+        # `_least` has the least estimated peak, so the split graphs may peak elsewhere.
         chosen = [*self._least[2]]
         for _ in range(DEFAULT.several.rounds):
             highest = self.highest(chosen)
@@ -215,17 +204,14 @@ class SeveralGraphs:
                 : DEFAULT.several.low
             ]:
                 other = [*chosen[:k], option, *chosen[k + 1 :]]
-                if max(self.highest(other)) < peak:
-                    chosen, peak = other, max(self.highest(other))
+                if self.peak(other) < peak:
+                    chosen, peak = other, self.peak(other)
             if chosen is before:
                 break
         return chosen
 
     def _chosen(self, limits: Limits) -> Iterator[Together]:
-        """Yield cheap decisions, one per graph, with which the peak of the step approaches a limit.
-
-        The peak of a choice is an estimate, so the limit on the estimate is corrected.
-        """
+        """Yield cheap decisions, one per graph, with which the peak of the step approaches a limit."""
 
         def ask(peak_bytes: int) -> Together | None:
             found = self._choices(
@@ -237,17 +223,7 @@ class SeveralGraphs:
         return aim(ask, limits.measure, peak, start=peak, rounds=DEFAULT.several.rounds)
 
     def _with_offloads(self, chosen: list[Candidate], peak_bytes: int) -> list[Candidate]:
-        """Offload values in each graph if that makes the graph's decision cheaper, and the step stays within the peak.
-
-        The graph of highest cost comes first.
-
-        Args:
-            chosen: one candidate for each graph.
-            peak_bytes: limit on the peak of the whole step, in bytes.
-
-        Returns:
-            One candidate for each graph.
-        """
+        """Offload values in each graph if that makes the graph's decision cheaper, and the step stays within the peak."""
         for k in sorted(range(len(chosen)), key=lambda k: (-chosen[k].cost, k)):
             search, room = self._searches[k], peak_bytes - self.highest(chosen)[k]
             # The first attempt lets this graph's peak rise by the room that is left. That may raise the peak while
@@ -258,7 +234,7 @@ class SeveralGraphs:
                 if found is None or found.cost >= chosen[k].cost:
                     break
                 other = [*chosen[:k], found, *chosen[k + 1 :]]
-                if max(self.highest(other)) <= peak_bytes:
+                if self.peak(other) <= peak_bytes:
                     chosen = other
                     break
         return chosen
@@ -266,14 +242,7 @@ class SeveralGraphs:
     def _lowered_by_offloads(
         self, chosen: list[Candidate], peak_bytes: int
     ) -> list[Candidate] | None:
-        """Offload values in one graph after another until the step is within a peak; return the decisions.
-
-        None if the step stays above the peak.
-
-        Args:
-            chosen: one candidate for each graph.
-            peak_bytes: limit on the peak of the whole step, in bytes.
-        """
+        """Offload values in one graph after another until the step is within a peak; None if it stays above."""
         for _ in range(DEFAULT.several.rounds):
             highest = self.highest(chosen)
             over = max(highest) - peak_bytes
@@ -286,11 +255,12 @@ class SeveralGraphs:
             others = sorted(range(len(chosen)), key=lambda k: -self.runs[k] * chosen[k].saved_bytes)
             for k in dict.fromkeys((at, *others)):
                 search = self._searches[k]
+                # The values of all runs are alive at the peak, so each run saves its part of the excess less.
                 less = -(-over // self.runs[k])
                 peak = search.measures.simulated(chosen[k])
-                found = search.offloads.with_offloads(peak - less, None)
-                other = chosen if found is None else [*chosen[:k], found, *chosen[k + 1 :]]
-                if max(self.highest(other)) < max(highest):
+                candidate = search.offloads.with_offloads(peak - less, None)
+                other = chosen if candidate is None else [*chosen[:k], candidate, *chosen[k + 1 :]]
+                if self.peak(other) < max(highest):
                     chosen = other
                     break
             if chosen is before:
@@ -298,15 +268,7 @@ class SeveralGraphs:
         return None
 
     def _searched(self, chosen: list[Candidate], peak_bytes: int) -> list[Candidate]:
-        """Search for cheaper decisions of the graphs of highest cost, within the bytes that other graphs leave free.
-
-        Args:
-            chosen: one candidate for each graph.
-            peak_bytes: limit on the peak of the whole step, in bytes.
-
-        Returns:
-            One candidate for each graph.
-        """
+        """Search for cheaper decisions of the graphs of highest cost, within the bytes that other graphs leave free."""
         dearest = sorted(range(len(chosen)), key=lambda k: (-self.runs[k] * chosen[k].cost, k))
         for k in dearest[: DEFAULT.several.searched]:
             alone = self._searches[k].context.is_alone  # a named solver decides alone
@@ -319,15 +281,19 @@ class SeveralGraphs:
             capacity = chosen[k].saved_bytes + min(room[k + 1 :], default=search.context.full_bytes)
             limits = search.limits(search.measures.simulated(chosen[k]) + room[k])
             most = min(capacity, capacity if limits.saved_bytes is None else limits.saved_bytes)
-            found = search.searched(replace(limits, saved_bytes=most), chosen[k])
-            if found is not None and found.cost < chosen[k].cost:
-                other = [*chosen[:k], found, *chosen[k + 1 :]]
-                chosen = other if max(self.highest(other)) <= peak_bytes else chosen
+            candidate = search.searched(replace(limits, saved_bytes=most), chosen[k])
+            if candidate is not None and candidate.cost < chosen[k].cost:
+                other = [*chosen[:k], candidate, *chosen[k + 1 :]]
+                chosen = other if self.peak(other) <= peak_bytes else chosen
         return chosen
 
     def cost(self, decided: Sequence[Candidate]) -> int:
         """Return the summed cost that decisions, one per graph, add to all runs of their graphs."""
         return sum(runs * d.cost for runs, d in zip(self.runs, decided, strict=True))
+
+    def saved_bytes(self, decided: Sequence[Candidate]) -> int:
+        """Return the bytes that all runs of all graphs save together, under one decision for each graph."""
+        return sum(runs * d.saved_bytes for runs, d in zip(self.runs, decided, strict=True))
 
 
 def _identity(search: Search) -> Same:

@@ -23,13 +23,13 @@ def checkpointed(
     """
     # At this price, saving a value of 1 KiB costs as much as recomputing everything.
     prices = {SAVED: sum(cuts.problem.cost) / 1024}
-    made = [(c, cuts.at(prices, c)) for c in sets]
-    if not made:
+    pairs = [(c, cuts.at(prices, c)) for c in sets]
+    if not pairs:
         return []
-    ranks = [limits.rank(tried) for _, tried in made]
+    ranks = [limits.rank(candidate) for _, candidate in pairs]
     fits = (k for k, (excess, _) in enumerate(ranks) if not excess)
-    chosen = next(fits, min(range(len(made)), key=ranks.__getitem__))
-    return made[max(0, chosen - 1) : chosen + 1]
+    chosen = next(fits, min(range(len(pairs)), key=ranks.__getitem__))
+    return pairs[max(0, chosen - 1) : chosen + 1]
 
 
 def checkpoint_sets(schedules: Schedules, most: int) -> list[frozenset[int]]:
@@ -46,6 +46,7 @@ def checkpoint_sets(schedules: Schedules, most: int) -> list[frozenset[int]]:
     last = [-1] * len(index)
     for p in order:
         last[owner[p]] = max([last[owner[p]], *(rank[u] for u in index.users[p] if u in rank)])
+    # Only a value that may also be recomputed is a choice.
     spans = {
         i: (rank[p], last[p])
         for i, p in enumerate(lowered.position)
@@ -58,11 +59,11 @@ def checkpoint_sets(schedules: Schedules, most: int) -> list[frozenset[int]]:
             changes[first] += problem.size[i]
             changes[end] -= problem.size[i]
     crossing, before = list(accumulate(changes)), list(accumulate(computed))
-    found: dict[frozenset[int], None] = {}
+    sets: dict[frozenset[int], None] = {}
     segments = 2
     while before and segments <= min(most, len(order)):
         ends = [bisect_left(before, k * before[-1] // segments) for k in range(segments + 1)]
         at = [min(range(a, max(a + 1, b)), key=crossing.__getitem__) for a, b in pairwise(ends)]
-        found[frozenset(i for i, (a, b) in spans.items() if any(a <= k < b for k in at))] = None
+        sets[frozenset(i for i, (a, b) in spans.items() if any(a <= k < b for k in at))] = None
         segments *= 2
-    return list(found)
+    return list(sets)

@@ -35,14 +35,9 @@ class Cuts:
         return Network(self.problem)
 
     def at(self, prices: Prices, checkpoints: frozenset[int] = frozenset()) -> Candidate:
-        """Return the best decision under prices.
+        """Return the minimum cut under prices, which saves ``checkpoints`` at any price.
 
-        The decision is a minimum cut: it minimises recompute cost plus, over all program points, price times bytes
-        alive.
-
-        Args:
-            prices: the prices.
-            checkpoints: nodes of the graph problem to save at any price.
+        A cut minimises recompute cost plus, over all program points, price times bytes alive.
         """
         problem = self.problem
         saving = prices.get(SAVED, 0.0)
@@ -54,36 +49,38 @@ class Cuts:
             keep.append(0.0 if free else nbytes * (saving + priced(begin[i], last[i])))
             held = nbytes * priced(first[i], last[i]) if nbytes and prices else 0.0
             again.append((problem.cost[i] if problem.in_forward[i] else 0) + held)
-        most = sum(again)
+        most = sum(again)  # recomputing a checkpoint costs more than all else together
         for i in checkpoints:
             again[i] += most
-        return self.schedules.tried(self._network.cut_at(keep, again))
+        return self.schedules.candidate(self._network.cut_at(keep, again))
 
     @staticmethod
     def moved(
-        prices: Prices, found: Candidate, limits: Limits, most: int, step: float = 1.0
+        prices: Prices, candidate: Candidate, limits: Limits, most: int, step_size: float = 1.0
     ) -> Prices | None:
         """Return prices (Lagrange multipliers) after a subgradient step of Polyak's length.
 
         Args:
             prices: the prices.
-            found: the best decision at these prices.
+            candidate: the best decision at these prices.
             limits: the limits.
             most: estimate of the optimal cost: the cost of the best decision found within the limits, or a higher
                 number if no such decision was found.
-            step: factor by which the step length is multiplied.
+            step_size: factor by which the step length is multiplied.
 
         Returns:
             The new prices. None if the subgradient is zero, such as when the decision exceeds no limit and no
             price is set.
         """
         slope = {
-            m: over for m, b in found.alive.items() if (over := b - limits.at(m)) > 0 or m in prices
+            m: over
+            for m, b in candidate.alive.items()
+            if (over := b - limits.at(m)) > 0 or m in prices
         }
         length = float(sum(s * s for s in slope.values()))
         if not length:
             return None
-        value = found.cost + sum(prices.get(m, 0.0) * s for m, s in slope.items())
+        value = candidate.cost + sum(prices.get(m, 0.0) * s for m, s in slope.items())
         # `most` only estimates the optimum, so the step must not vanish when `value` reaches it.
-        move = step * max(most - value, 0.02 * most) / length
+        move = step_size * max(most - value, 0.02 * most) / length
         return {m: p for m, s in slope.items() if (p := prices.get(m, 0.0) + move * s) > 0}

@@ -34,20 +34,20 @@ def filled(
     def better(saved: tuple[int, ...]) -> bool:
         nonlocal best
         try:
-            found = schedules.tried(saved)
+            candidate = schedules.candidate(saved)
         except ProblemError:
             # The dropped value cannot be recomputed: an input of it no longer exists.
             return False
-        if limits.excess(found) or found.cost >= best.cost:
+        if limits.excess(candidate) or candidate.cost >= best.cost:
             return False
-        best = found
+        best = candidate
         return True
 
     while True:
         before = best
-        again = worth_saving(problem, best.saved)
+        unsaved = worth_saving(problem, best.saved)
         failed = 0
-        for i in again:
+        for i in unsaved:
             if spent():
                 return best
             failed = 0 if better((*best.saved, i)) else failed + 1
@@ -57,9 +57,9 @@ def filled(
             return best
         if best is not before:
             continue
-        kept = [i for i in best.saved if problem.size[i] and problem.recomputable[i]]
-        kept.sort(key=lambda i: (problem.cost[i] / (1 + problem.size[i]), i))
-        for i, j in ((i, j) for i in again for j in kept if problem.cost[j] < problem.cost[i]):
+        held = [i for i in best.saved if problem.size[i] and problem.recomputable[i]]
+        held.sort(key=lambda i: (problem.cost[i] / (1 + problem.size[i]), i))
+        for i, j in ((i, j) for i in unsaved for j in held if problem.cost[j] < problem.cost[i]):
             if spent():
                 return best
             if better((*(k for k in best.saved if k != j), i)):
@@ -77,6 +77,7 @@ def repaired(
     the evaluations are used up, so the result may exceed the limits. The random numbers have a fixed seed, so the
     result is deterministic.
     """
+    # A fixed seed: equal graphs have equal plans on every rank.
     problem, draw = schedules.problem, random.Random(0)
     free = [i for i in range(len(problem)) if problem.savable[i] and problem.recomputable[i]]
     free = [i for i in free if problem.size[i]]
@@ -87,10 +88,10 @@ def repaired(
         if draw.random() < 0.5:
             some.add(draw.choice([i for i in free if i in best.saved] or free))
         try:
-            found = schedules.tried({*best.saved} ^ some)
+            candidate = schedules.candidate({*best.saved} ^ some)
         except ProblemError:
             # The dropped value cannot be recomputed: an input of it no longer exists.
             continue
-        if limits.excess(found) <= limits.excess(best):
-            best = found
+        if limits.excess(candidate) <= limits.excess(best):
+            best = candidate
     return best

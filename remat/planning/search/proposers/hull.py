@@ -1,7 +1,4 @@
-"""Propose decisions to start from: vertices of the hull, and decisions between two vertices that are near a peak.
-
-The *hull* is the lower convex hull of recompute cost over saved bytes; see `remat.planning.context.GraphContext`.
-"""
+"""Propose decisions to start from: vertices of the hull, and decisions between two vertices that are near a peak."""
 
 from __future__ import annotations
 
@@ -32,16 +29,13 @@ class Starts:
     def within(self, peak_bytes: int) -> list[tuple[int, ...]]:
         """Return the decisions from which each search within a peak starts, each as its saved nodes."""
         decisions, context = self._decisions, self._context
-        found = decisions.allowed_cheapest, decisions.allowed_full, context.runtime_optimal
+        decided = decisions.allowed_cheapest, decisions.allowed_full, context.runtime_optimal
         cuts = (saved for _, saved in context.cuts(DEFAULT.vertices))
-        return [*(d.saved for d in found), *self._closing_in(peak_bytes), *cuts]
+        return [*(d.saved for d in decided), *self._closing_in(peak_bytes), *cuts]
 
     def between(self, peak_bytes: int) -> tuple[int, int]:
-        """Return two limits on saved bytes: of the last vertex within a peak, and of the vertex after it.
-
-        The first is the least bytes of any plan if no vertex is within the peak; the second is the bytes of budget 1 if
-        no vertex follows.
-        """
+        """Return the limits on saved bytes of the last vertex within a peak, and of the vertex after it."""
+        # The least bytes of any plan stand for a missing vertex before, and those of budget 1 for one after.
         below, above = _around(self._ends(), peak_bytes)
         low = below[0] if below else self._context.least_bytes
         return low, above[0] if above and above[0] > low else self._context.full_bytes
@@ -49,7 +43,7 @@ class Starts:
     def _ends(self) -> list[tuple[int, int]]:
         """Return about `Effort.vertices` vertices of the hull, each as its saved bytes and its schedule's peak in bytes."""
         cuts = self._context.cuts(DEFAULT.vertices)
-        return [(nbytes, self._schedules.tried(saved).peak_bytes) for nbytes, saved in cuts]
+        return [(nbytes, self._schedules.candidate(saved).peak_bytes) for nbytes, saved in cuts]
 
     def _near(self, capacity: int) -> tuple[int, ...]:
         """Return the saved nodes of a good decision within ``capacity`` saved bytes, without a proof of optimality."""
@@ -57,19 +51,8 @@ class Starts:
         return run(Lagrangian(work=0), self._context.lowered.problem.within(capacity)).saved
 
     def _closing_in(self, peak_bytes: int) -> Iterator[tuple[int, ...]]:
-        """Yield decisions at limits on saved bytes that approach the largest limit whose decision is within a peak.
-
-        The limits lie between the last vertex of the hull within the peak and the next vertex. False position (regula
-        falsi) and bisection propose them in turn. If no vertex is within the peak, a few intervals beside the vertex
-        with the least peak are halved first.
-
-        Args:
-            peak_bytes: limit on the peak, in bytes.
-
-        Yields:
-            The saved nodes of a decision.
-        """
-        tried, ends = self._schedules.tried, self._ends()
+        """Yield decisions at limits on saved bytes that approach the largest limit whose decision is within a peak."""
+        candidate, ends = self._schedules.candidate, self._ends()
         # Between two vertices that are far apart, decisions may have lower peaks than at both.
         for _ in range(2 * DEFAULT.closing):
             lowest = min(range(len(ends)), key=lambda i: ends[i][1])
@@ -80,30 +63,26 @@ class Starts:
             capacity = (ends[at][0] + ends[at + 1][0]) // 2
             saved = self._near(capacity)
             yield saved
-            ends.insert(at + 1, (capacity, tried(saved).peak_bytes))
+            ends.insert(at + 1, (capacity, candidate(saved).peak_bytes))
         low, high = _around(ends, peak_bytes)
         if low is None or high is None:
             return
-        for turn in range(DEFAULT.closing):
-            if high[0] - low[0] <= max(1, low[0] // 500):
+        for index in range(DEFAULT.closing):
+            if high[0] - low[0] <= max(1, low[0] // DEFAULT.aiming.close):
                 return
-            share = (peak_bytes - low[1]) / max(1, high[1] - low[1]) if turn % 2 == 0 else 0.5
+            # False position (regula falsi) and bisection propose limits in turn.
+            share = (peak_bytes - low[1]) / max(1, high[1] - low[1]) if index % 2 == 0 else 0.5
             # The ratio is clamped, because false position may otherwise stay at one end of the interval.
             capacity = low[0] + int(min(max(share, 0.05), 0.95) * (high[0] - low[0]))
             saved = self._near(capacity)
             yield saved
-            peak = tried(saved).peak_bytes
+            peak = candidate(saved).peak_bytes
             low, high = ((capacity, peak), high) if peak <= peak_bytes else (low, (capacity, peak))
 
 
 def _around(
     ends: list[tuple[int, int]], peak_bytes: int
 ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
-    """Return the last pair whose peak is within ``peak_bytes``, and the pair after it; None for a missing pair.
-
-    Args:
-        ends: pairs of saved bytes and peak bytes, fewest saved bytes first.
-        peak_bytes: limit on the peak, in bytes.
-    """
+    """Return the last pair whose peak is within ``peak_bytes``, and the pair after it; None for a missing pair."""
     last = max((k for k, (_, peak) in enumerate(ends) if peak <= peak_bytes), default=-1)
     return ends[last] if last >= 0 else None, ends[last + 1] if ends[last + 1 :] else None

@@ -24,9 +24,9 @@ from remat.solvers.graph.pareto import lower_hull
 from remat.solvers.graph.problem import worth_saving
 
 
-def by_peak(found: Candidate) -> tuple[int, int]:
+def by_peak(candidate: Candidate) -> tuple[int, int]:
     """Return the (peak bytes, cost) of a candidate."""
-    return found.peak_bytes, found.cost
+    return candidate.peak_bytes, candidate.cost
 
 
 class Mixtures:
@@ -38,7 +38,7 @@ class Mixtures:
 
     def __init__(self, schedules: Schedules) -> None:
         self._schedules, self.problem = schedules, schedules.problem
-        self._seen, self.tried = schedules.seen, schedules.tried
+        self._seen, self.candidate = schedules.seen, schedules.candidate
         self._nodes = len(schedules.context.state.index)
         self._effort = DEFAULT.all_peaks
 
@@ -53,7 +53,7 @@ class Mixtures:
         """
         on_step("scheduling cuts")
         for start in starts:
-            self.tried(start)
+            self.candidate(start)
         self._follow(self._peaks(self._effort.peaks))
         on_step("mixing cuts")
         self._mix()
@@ -67,89 +67,74 @@ class Mixtures:
         low, high = best[0].peak_bytes, best[-1].peak_bytes
         return [low + (high - low) * k // count for k in range(count)]
 
+    def _cheapest(self, peak_bytes: int) -> Candidate:
+        """Return the cheapest candidate within a peak; `_peaks` begins with the lowest peak of a candidate."""
+        found = self._seen.cheapest(Limits(peak_bytes=peak_bytes))
+        assert found is not None, f"a candidate has a peak of at most {peak_bytes} bytes"
+        return found
+
     def _follow(self, peaks: list[int]) -> None:
-        """Evaluate minimum cuts under prices (Lagrange multipliers) per program point, adjusted to each peak in turn.
-
-        The highest peak comes first. The prices for each lower peak start from the last prices for the peak before.
-
-        Args:
-            peaks: the peaks in bytes, lowest first.
-        """
+        """Evaluate minimum cuts under prices (Lagrange multipliers) per program point, adjusted to each peak in turn."""
         cuts, prices = Cuts(self._schedules), Prices()
+        # The prices for each lower peak start from the last prices for the peak before.
         for peak_bytes in reversed(peaks):
             for _ in range(self._effort.cuts):
-                found = cuts.at(prices)
-                cheapest = self._seen.cheapest(Limits(peak_bytes=peak_bytes))
-                assert cheapest is not None, "`_peaks` begins with the peak of a candidate"
-                most = max(1, cheapest.cost)
-                moved = cuts.moved(prices, found, Limits(peak_bytes=peak_bytes), most)
+                candidate = cuts.at(prices)
+                most = max(1, self._cheapest(peak_bytes).cost)
+                moved = cuts.moved(prices, candidate, Limits(peak_bytes=peak_bytes), most)
                 if moved is None:
                     break
                 prices = moved
 
     def _mix(self) -> None:
-        """Evaluate mixtures of two neighbouring candidates on the lower hull of (peak, cost).
-
-        A mixture takes one candidate's choices up to a node, and the other candidate's choices after this node.
-        """
+        """Evaluate mixtures of two neighbouring candidates on the lower hull of (peak, cost)."""
         best, size = lower_hull(self._seen.pareto(), by_peak), self.problem.size
         part = max(1, (best[-1].peak_bytes - best[0].peak_bytes) // self._effort.parts)
         for low, high in pairwise(best):
             parts = round((high.peak_bytes - low.peak_bytes) / part)
             differ = sorted({*low.saved} ^ {*high.saved})
             total = sum(size[i] for i in differ)
+            # The layers near the loss, or those far from it, may be the cheaper ones to recompute.
             for order in (differ, differ[::-1]):
-                mixed, done = {*low.saved}, 0
+                mixed, nbytes = {*low.saved}, 0
                 for i in order:
-                    before, done = parts * done // max(1, total), done + size[i]
+                    before, nbytes = parts * nbytes // max(1, total), nbytes + size[i]
                     mixed ^= {i}
-                    if before < parts * done // max(1, total) < parts:
-                        self.tried(mixed)
+                    if before < parts * nbytes // max(1, total) < parts:
+                        self.candidate(mixed)
 
     def _add(self) -> None:
-        """For many peaks: take the cheapest candidate within the peak, and evaluate decisions that save more values.
-
-        The peaks are those of the Pareto-optimal candidates, and evenly spaced ones.
-        """
-        left = len(self._seen) + max(self._effort.least, self._effort.work // max(1, self._nodes))
+        """For many peaks: take the cheapest candidate within the peak, and evaluate decisions that save more values."""
+        left = len(self._seen) + DEFAULT.evaluations(self._nodes, self._effort.least)
         targets = {
             *self._peaks(self._effort.parts),
             *(t.peak_bytes for t in self._seen.pareto()[:-1]),
         }
         # In this order, the first targets already cover the whole range, in case the evaluations run out.
         for peak_bytes in _spread(sorted(targets)):
-            tried = self._seen.cheapest(Limits(peak_bytes=peak_bytes))
-            assert tried is not None, "`_peaks` begins with the peak of a candidate"
-            more = self._room(tried, peak_bytes)
-            while more and len(self._seen) < left:
-                if self.tried((*tried.saved, *more)).peak_bytes <= peak_bytes:
+            candidate = self._cheapest(peak_bytes)
+            values = self._room(candidate, peak_bytes)
+            while values and len(self._seen) < left:
+                if self.candidate((*candidate.saved, *values)).peak_bytes <= peak_bytes:
                     break
                 # `_room` only estimates, so it may propose too many values: keep the quarter with the highest cost per
                 # byte.
-                more = more[: len(more) // 4]
+                values = values[: len(values) // 4]
 
-    def _room(self, tried: Candidate, peak_bytes: int) -> list[int]:
-        """Return recomputed values that can probably be saved, together, within a peak; highest cost per byte first.
-
-        Args:
-            tried: the candidate that recomputes the values.
-            peak_bytes: limit on the peak, in bytes.
-
-        Returns:
-            Nodes of the graph problem.
-        """
+    def _room(self, candidate: Candidate, peak_bytes: int) -> list[int]:
+        """Return recomputed values that can probably be saved together within a peak, highest cost per byte first."""
         problem, (begin, first, _) = self.problem, self._schedules.uses()
         room = np.full(self._nodes + 1, peak_bytes)
-        for moment, nbytes in tried.alive.items():
+        for moment, nbytes in candidate.alive.items():
             if moment >= 0:
                 room[moment] -= nbytes
-        more = []
-        for i in worth_saving(problem, tried.saved):
-            there = room[begin[i] : first[i]]
-            if problem.size[i] and there.size and there.min() >= problem.size[i]:
-                there -= problem.size[i]
-                more.append(i)
-        return more
+        values = []
+        for i in worth_saving(problem, candidate.saved):
+            free_bytes = room[begin[i] : first[i]]
+            if problem.size[i] and free_bytes.size and free_bytes.min() >= problem.size[i]:
+                free_bytes -= problem.size[i]
+                values.append(i)
+        return values
 
 
 def _spread(items: list[int]) -> list[int]:

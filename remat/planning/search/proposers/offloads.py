@@ -1,7 +1,7 @@
 """Propose which values to save, which to recompute, and which to offload to the host's memory.
 
 A decision with offloads is searched as an `OffloadChoice`, which names nodes of the step problem. Then the copies get
-places in forward and backward, and the choice becomes a `Candidate`, which names nodes of the joint graph.
+places in forward and backward, and the choice becomes a `Candidate`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from remat.errors import BudgetError
 from remat.graph.memory.host_copies import host_bytes_of, is_pinned
 from remat.graph.problems.lowering import Decision, Offload, SavedKind
 from remat.passes.hooks.offload_saved import OffloadSaved, traced_offloads
@@ -21,28 +20,23 @@ from remat.planning.search.candidates import WITH_OFFLOADS, Candidate
 from remat.planning.search.effort import DEFAULT
 from remat.planning.search.measures import Measures
 from remat.planning.search.offload_copies import Copies
-from remat.planning.search.offload_costs import Tagged, why_kept
+from remat.planning.search.offload_costs import Tagged, check_host_memory, why_kept
 from remat.planning.search.pool import Limits
 from remat.planning.search.proposers.orders import Orders
 from remat.planning.search.proposers.prices import PriceSearch
 from remat.planning.search.proposers.solver import SolverDecisions
 from remat.solvers.schedule.offload_problem import OffloadChoice, OffloadProblem
 from remat.solvers.schedule.offload_search import OffloadSearch
-from remat.units import format_bytes
 
 
 class Offloads:
     """Offload values of one prepared graph over the request's link.
 
-    The *graph problem* asks which values to save. The *step problem* asks which node runs when, and how often; its
-    solution is a schedule. An `OffloadChoice` holds the saved values, the schedule, and the values to offload. A value
-    is *tagged* if a checkpoint policy, or a policy by module, asks to offload the value.
-
     Args:
         context: the prepared graph.
         measures: peaks of its candidates.
         decisions: decisions of the solver, from which searches start.
-        prices: the search by prices, with the schedules of the graph.
+        prices: the search by prices.
         orders: the search over node orders.
     """
 
@@ -65,11 +59,8 @@ class Offloads:
 
     @cached_property
     def _node_of(self) -> list[int]:
-        """For each node of the graph problem, the node of the step problem that computes its value.
-
-        -1 if the value cannot be saved, takes no bytes, or is not computed by a single node of the step problem.
-        """
-        of_value, problem = self._schedules.step.of_value, self.lowered.problem
+        """For each node of the graph problem, the node of the step problem that computes its value; -1 if none does."""
+        of_value, problem = self._schedules.lowered_step.of_value, self.lowered.problem
         return [
             of_value.get(name, -1) if size and save else -1
             for name, size, save in zip(problem.names, problem.size, problem.savable, strict=True)
@@ -87,7 +78,7 @@ class Offloads:
             None.
         """
         if without is not None and not without.cost:
-            return without
+            return without  # offloads cannot make it cheaper
         self._context.on_step("searching for values to offload")
         aimed = peak_bytes
         for _ in range(DEFAULT.offloading.rounds):
@@ -95,7 +86,7 @@ class Offloads:
             for choice, decision in self._candidates(aimed, without):
                 if not choice.offloaded or choice.over or choice.cost >= most:
                     continue
-                decided, over = self._placed(choice, decision, peak_bytes)
+                decided, over = self._as_candidate(choice, decision, peak_bytes)
                 if decided is not None and not over:
                     over = max(0, self._measures.simulated(decided) - peak_bytes)
                     if not over and decided.cost < most:
@@ -112,7 +103,7 @@ class Offloads:
 
     def _problem(self) -> OffloadProblem:
         """Build the step problem with copy times: it also asks which values to offload between forward and backward."""
-        state, lowered, step = self.state, self.lowered, self._schedules.step
+        state, lowered, step = self.state, self.lowered, self._schedules.lowered_step
         problem, storages = step.problem, state.storages
         copy, host = [-1] * len(problem), list(problem.size)
         total = sum(lowered.problem.size)
@@ -150,11 +141,7 @@ class Offloads:
         )
 
     def _is_pinned(self, i: int) -> bool:
-        """Return whether the copy of a node's value to the host is in page-locked memory.
-
-        Args:
-            i: position of the node in the graph problem.
-        """
+        """Return whether the copy of a node's value to the host is in page-locked memory."""
         return is_pinned(self.state.index.values[self.lowered.position[i]])
 
     def _scheduled(self, saved: Iterable[int]) -> tuple[Sequence[int], int]:
@@ -165,50 +152,33 @@ class Offloads:
     def _candidates(
         self, peak_bytes: int, without: Candidate | None
     ) -> list[tuple[OffloadChoice, Decision | None]]:
-        """Return choices of saved and offloaded values, the best first.
-
-        Args:
-            peak_bytes: limit on the peak, in bytes.
-            without: the best decision without offloads; None if there is none.
-
-        Returns:
-            Pairs. The first item is a choice. The second is the `Decision` with the node orders of the choice, or None
-            if the passes order the nodes.
-        """
+        """Return choices, the best first, each with the `Decision` of its node orders; None for those of the passes."""
         graph = self.lowered.problem
         search = OffloadSearch(self._problem(), graph, self._node_of, self._scheduled, peak_bytes)
-        begun = [self._best(search, without), *self._from_above(search)]
-        begun.sort(key=lambda c: c.rank)
+        choices = [self._best(search, without), *self._from_above(search)]
+        choices.sort(key=lambda c: c.rank)
         candidates = [
-            self._reordered(search, c, without) for c in begun[: DEFAULT.offloading.reordered]
+            self._reordered(search, c, without) for c in choices[: DEFAULT.offloading.reordered]
         ]
-        candidates += [(c, None) for c in begun if all(c is not other for other, _ in candidates)]
+        candidates += [(c, None) for c in choices if all(c is not other for other, _ in candidates)]
         return sorted(candidates, key=lambda pair: pair[0].rank)
 
-    def _best(self, search: OffloadSearch, without: Candidate | None) -> OffloadChoice:
-        """Return the best choice of saved and offloaded values, searched from known decisions without offloads.
+    @property
+    def _starts(self) -> list[tuple[int, ...]]:
+        """The saved nodes of the decisions that every search starts from."""
+        decisions = self._decisions.cheapest, self._decisions.full, self._context.runtime_optimal
+        return [d.saved for d in decisions]
 
-        Args:
-            search: the search for decisions with offloads.
-            without: the best decision without offloads, which is one of the starts; None if there is none.
-        """
-        saved = [
-            d.saved
-            for d in (self._decisions.cheapest, self._decisions.full, self._context.runtime_optimal)
-        ]
+    def _best(self, search: OffloadSearch, without: Candidate | None) -> OffloadChoice:
+        """Return the best choice of saved and offloaded values, searched from known decisions without offloads."""
+        saved = self._starts
         if without is not None and not without.decision.is_ordered:
             saved.append(without.saved)
         saved += [cut for _, cut in self._context.cuts(DEFAULT.offloading.starts)]
         return search.best(saved)
 
     def _from_above(self, search: OffloadSearch) -> Iterator[OffloadChoice]:
-        """Yield choices of saved and offloaded values, made from decisions whose peak is above the limit.
-
-        In such a decision, values are offloaded until its peak is within the limit, as far as offloads can lower it.
-
-        Args:
-            search: the search for decisions with offloads, which holds the limit and chooses the values to offload.
-        """
+        """Yield choices of saved and offloaded values, made from decisions whose peak is above the limit."""
         seen, peak_bytes = set[tuple[int, ...]](), search.capacity
         room = self.request.link.bytes_in(self._context.forward_time)
         for share in DEFAULT.offloading.above:
@@ -217,15 +187,8 @@ class Offloads:
             higher = self._schedules.seen.cheapest(limits)
             # An evaluated decision is reused, unless its peak is so low that a new search may find a cheaper one.
             if higher is None or higher.peak_bytes < peak_bytes + above // 2:
-                starts = [
-                    d.saved
-                    for d in (
-                        self._decisions.cheapest,
-                        self._decisions.full,
-                        self._context.runtime_optimal,
-                    )
-                ]
-                higher = self._prices.within(limits, starts, orders=self._orders.is_possible)
+                higher = self._prices.within(limits, self._starts, orders=self._orders.is_possible)
+            # Values are offloaded until the peak is within the limit, as far as offloads can lower it.
             if higher.saved not in seen:
                 seen.add(higher.saved)
                 yield search.sent(higher.saved, *self._scheduled(higher.saved))
@@ -236,19 +199,7 @@ class Offloads:
         choice: OffloadChoice,
         without: Candidate | None,
     ) -> tuple[OffloadChoice, Decision | None]:
-        """Search for better node orders for a choice, with the same values offloaded.
-
-        Searches start from the schedule of ``choice``, and from the schedule of ``without`` if it has one.
-
-        Args:
-            search: evaluates choices.
-            choice: the choice whose offloads are kept.
-            without: the best decision without offloads; None if there is none.
-
-        Returns:
-            The best choice found, and the `Decision` with its node orders. If no choice is better than ``choice``:
-            ``choice`` and None.
-        """
+        """Search for better node orders with the same offloads; return the best choice, with its `Decision` if it has any."""
         if not choice.offloaded:
             return choice, None
         best: tuple[OffloadChoice, Decision | None] = choice, None
@@ -266,27 +217,16 @@ class Offloads:
     def _orders_from(
         self, search: OffloadSearch, start: OffloadChoice, share: float
     ) -> Iterator[tuple[OffloadChoice, Decision]]:
-        """Yield choices with the offloads of ``start`` and other node orders, found by searches over node orders.
-
-        The first search assumes that copies take no time, and the second keeps the copies where ``start`` has
-        them. If each result exceeds the peak or makes operators wait for copies, up to two searches follow. They
-        aim at a lower peak, which leaves room for values that are being copied.
-
-        Args:
-            search: evaluates choices.
-            start: the choice to start from.
-            share: number of edits of the schedule to try, as a ratio of the usual number.
-
-        Yields:
-            A choice, and the `Decision` with its node orders.
-        """
+        """Yield choices with the offloads of ``start`` and other node orders, found by searches over node orders."""
         orders, aimed, fits = self._orders, search.capacity, False
-        own = start.schedule.sequence, start.schedule.boundary
-        for turn, at_once in enumerate((True, False, True, True)):
-            if aimed <= 0 or (turn > 1 and fits):
+        schedule = start.schedule.sequence, start.schedule.boundary
+        # First as if copies took no time, then with the copies of `start`. If operators still wait or the peak is exceeded,
+        # two searches aim at a lower peak, which leaves room for values that are being copied.
+        for index, at_once in enumerate((True, False, True, True)):
+            if aimed <= 0 or (index > 1 and fits):
                 return
             copies = search.copies(start, at_once=at_once)
-            better = orders.improved(*own, aimed, copies, share=share)
+            better = orders.improved(*schedule, aimed, copies, share=share)
             if not better:
                 return
             other = search.settled(search.on(start.saved, *better[0], start.offloaded))
@@ -294,24 +234,14 @@ class Offloads:
             if decision is not None:
                 yield other, decision
                 fits = fits or not (other.over or other.exposed)
-            if turn:
+            if index:
                 aimed -= max(other.peak_bytes - search.capacity, *(c.nbytes for c in copies), 1)
 
     # ---- from a choice to a decision ------------------------------------------------------------------
-    def _placed(
-        self, found: OffloadChoice, ordered: Decision | None, peak_bytes: int
+    def _as_candidate(
+        self, choice: OffloadChoice, ordered: Decision | None, peak_bytes: int
     ) -> tuple[Candidate | None, int]:
-        """Convert a choice to a candidate, with places for the copies of its offloaded values.
-
-        Args:
-            found: the choice of saved and offloaded values.
-            ordered: the decision with the node orders of the choice; None if the passes order the nodes.
-            peak_bytes: limit on the peak, in bytes.
-
-        Returns:
-            The candidate and its bytes above the peak. None and 0 if one of the values cannot be offloaded;
-            later searches do not offload such values.
-        """
+        """Convert a choice to a candidate with places for its copies; return as `_with_copies` does."""
         problem = self.lowered.problem
         named = {at: i for i, at in enumerate(self._node_of) if at >= 0}
         offloads = tuple(
@@ -320,38 +250,29 @@ class Offloads:
                 nbytes=problem.size[named[v]],
                 pinned=self._is_pinned(named[v]),
             )
-            for v in found.offloaded
+            for v in choice.offloaded
         )
-        decision = replace(ordered or self.lowered.decision(found.saved), offloads=())
-        wanted = Candidate.of(self.lowered, decision, found.cost - found.exposed)
-        return self._carried_out(
-            self._decisions.informed(wanted, WITH_OFFLOADS), offloads, peak_bytes
+        decision = replace(ordered or self.lowered.decision(choice.saved), offloads=())
+        wanted = Candidate.of(self.lowered, decision, choice.cost - choice.exposed)
+        return self._with_copies(
+            self._decisions.credited(wanted, WITH_OFFLOADS), offloads, peak_bytes
         )
 
     def _fitting(self, host_bytes: int, saved: Container[str]) -> list[Tagged]:
-        """Return the tagged values among the saved ones that fit into the host's memory together.
-
-        Values that must be offloaded are returned even if they do not fit; `with_tagged` then raises an error.
-
-        Args:
-            host_bytes: bytes that other values take in the host's memory.
-            saved: names of the saved values.
-        """
-        found, most = [], self.host_bytes
+        """Return the tagged values among the saved ones that fit into the host's memory together."""
+        fitting, most = [], self.host_bytes
         for tagged in self._context.tagged:
             name, nbytes = tagged.value.name, tagged.value.host_bytes
             if tagged.why or name in self._left_out or name not in saved:
                 continue
+            # Values that must be offloaded are listed even if they do not fit: `with_tagged` raises an error for these.
             if tagged.must or most is None or host_bytes + nbytes <= most:
-                found.append(tagged)
+                fitting.append(tagged)
                 host_bytes += nbytes
-        return found
+        return fitting
 
     def with_tagged(self, decided: Candidate) -> Candidate:
-        """Return a copy of a decision that also offloads the tagged values among its saved values; cached.
-
-        Tagged values that cannot be offloaded stay on the device. If no further value can be offloaded, ``decided``
-        itself is returned.
+        """Return a decision that also offloads the tagged values that it saves, cached; else ``decided`` itself.
 
         Raises:
             BudgetError: the values that must be offloaded exceed the host's memory.
@@ -378,57 +299,43 @@ class Offloads:
             limits=decided.limits,
         )
         # Each failed attempt leaves out at least one value, so the loop ends.
-        found: Candidate | None = None
-        while found is None:
+        candidate: Candidate | None = None
+        while candidate is None:
             more = [t.value for t in self._fitting(decided.host_bytes, missing)]
-            found = decided
+            candidate = decided
             if more:
-                found, _ = self._carried_out(
+                candidate, _ = self._with_copies(
                     wanted, (*unplaced, *more), self._measures.simulated(decided)
                 )
+        # A value that must be offloaded and failed is an error; a preferred one stays on the device.
         names = {value.name for value in (*before, *more)}
         for tagged in self._context.tagged:
             if tagged.must and tagged.value.name in missing - names:
                 raise tagged.refusal(self._left_out.get(tagged.value.name, ""))
-        if self.host_bytes is not None and found.host_bytes > self.host_bytes:
-            raise BudgetError(
-                f"host_memory is {format_bytes(self.host_bytes)} ({self.host_bytes} bytes), and the values of "
-                f"'{self.state.joint.name}' that must be offloaded take {format_bytes(found.host_bytes)}; raise it to "
-                f"{found.host_bytes}, or tag fewer"
-            )
-        return found
+        check_host_memory(self.host_bytes, candidate.host_bytes, f"'{self.state.joint.name}'")
+        return candidate
 
-    def _carried_out(
-        self, wanted: Candidate, offloads: tuple[Offload, ...], peak_bytes: int
+    def _with_copies(
+        self, base: Candidate, offloads: tuple[Offload, ...], peak_bytes: int
     ) -> tuple[Candidate | None, int]:
-        """Split the graph by a decision with offloads, and choose places for the copies within a peak.
-
-        Args:
-            wanted: the decision without offloads.
-            offloads: the values to offload; ``wanted`` saves each of them.
-            peak_bytes: limit on the peak, in bytes.
-
-        Returns:
-            The candidate and its bytes above the peak. None and 0 if one of the values cannot be offloaded;
-            later searches do not offload such values.
-        """
-        decision = replace(wanted.decision, offloads=offloads)
-        decided = replace(self.state, decision=decision, provenance=wanted.provenance)
+        """Place the copies of a decision within a peak; return a candidate and its excess bytes, or None and 0."""
+        decision = replace(base.decision, offloads=offloads)
+        decided = replace(self.state, decision=decision, provenance=base.provenance)
         plain = PassManager(SPLIT).run(decided, in_place=True, verify=False).state
         _, refused = traced_offloads(plain, offloads)
-        if refused:
+        if refused:  # later searches do not offload these values
             self._left_out |= refused
             return None, 0
-        done = PassManager((OffloadSaved(),)).run(plain, in_place=True, verify=False)
-        copies = Copies(done.state, offloads, self.request.link, self._context.times)
+        offloaded = PassManager((OffloadSaved(),)).run(plain, in_place=True, verify=False)
+        copies = Copies(offloaded.state, offloads, self.request.link, self._context.times)
         placed, exposed_time, over = copies.placed(peak_bytes)
-        decision = replace(wanted.decision, offloads=placed)
-        made = Candidate.of(
+        decision = replace(base.decision, offloads=placed)
+        candidate = Candidate.of(
             self.lowered,
             decision,
-            wanted.cost + exposed_time,
+            base.cost + exposed_time,
             exposed_time=exposed_time,
-            provenance=wanted.provenance,
-            limits=wanted.limits,
+            provenance=base.provenance,
+            limits=base.limits,
         )
-        return made, over
+        return candidate, over

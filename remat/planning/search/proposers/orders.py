@@ -32,8 +32,7 @@ from remat.solvers.schedule.problem import ScheduleProblem, evaluate_schedule
 class Orders:
     """Search the schedules of one prepared graph: for a cheaper schedule within a peak, or for one with a lower peak.
 
-    Each search begins with a schedule that the caller gives. The *step problem* asks which node runs when, and how
-    often, so that a limit on the peak is kept at the least cost. The *graph problem* asks only which nodes to save.
+    Each search begins with a schedule that the caller gives.
 
     Args:
         schedules: the decisions of the graph, with the step problem. A schedule may save a copy of every input that
@@ -46,25 +45,22 @@ class Orders:
         self._problem = schedules.problem
 
     @property
-    def step(self) -> LoweredStep:
+    def lowered_step(self) -> LoweredStep:
         """The step problem, and the map from its nodes to the joint graph."""
-        return self._schedules.step
+        return self._schedules.lowered_step
 
     @cached_property
     def _free(self) -> ScheduleProblem:
-        """The step problem with a further rule: a value that must stay alive is computed only once.
-
-        Such a value either lives to the end of the step, or may be saved but not recomputed. The rule is needed because
-        in the step problem, the value of a later run replaces the value of an earlier run.
-        """
-        problem, index = self.step.problem, self._state.index
+        """The step problem with a further rule: a value that must stay alive is computed only once."""
+        # In the step problem, the value of a later run replaces that of an earlier run.
+        problem, index = self.lowered_step.problem, self._state.index
         # A second run of an operator that returns a tuple computes all elements again, even those that may only be
         # saved. So the rule includes such operators. Decisions without node orders may run them again, because the
         # passes keep the saved element.
         rows = zip(self._lowered.position, self._problem.recomputable, strict=True)
         again = {at for at, may_run_again in rows if may_run_again}
         elements = (n for i, n in enumerate(index.nodes) if is_element(n) and i not in again)
-        makers = {v for node in elements for v in self.step.runs_of(maker_of(node).name)}
+        makers = {v for node in elements for v in self.lowered_step.runs_of(maker_of(node).name)}
         stay = {problem.maker(i) for i in problem.to_end}.intersection(problem.runnable)
         return replace(problem, once=tuple(sorted(stay.union(makers, problem.once))))
 
@@ -75,14 +71,11 @@ class Orders:
 
     @cached_property
     def can_be_ordered(self) -> bool:
-        """Whether the graph's nodes can run in every order in which each node runs after its inputs.
-
-        False if the graph writes to memory. Allowed are only writes of forward to inputs that no node reads
-        afterwards. False, too, if some computed value must not be saved.
-        """
+        """Whether the graph's nodes can run in every order in which each node runs after its inputs."""
         state, problem, index = self._state, self._problem, self._state.index
         if state.storages.rewritten:
             return False
+        # Forward may write to inputs that no node reads afterwards.
         writing = [
             i for i, p in enumerate(index.plain) if not p and ops.is_mutating(index.nodes[i])
         ]
@@ -93,7 +86,7 @@ class Orders:
             for i in writing
         ):
             return False
-        runs = {index.by_name[n] for n in self.step.of_name if n in index.by_name}
+        runs = {index.by_name[n] for n in self.lowered_step.of_name if n in index.by_name}
         return all(
             problem.savable[i] or isinstance(index.values[at], (tuple, list)) or at not in runs
             for i, at in enumerate(self._lowered.position)
@@ -112,8 +105,8 @@ class Orders:
             The schedules of `improved`, in the same order, as candidates. Those that cannot be executed are left out.
             Peaks may exceed the limit. The list may be empty.
         """
-        found = self.improved(*self._schedules.start(start), peak_bytes, share=share)
-        return [d for schedule in found if (d := self._decided(*schedule))]
+        schedules = self.improved(*self._schedules.start(start), peak_bytes, share=share)
+        return [d for schedule in schedules if (d := self._candidate(*schedule))]
 
     def solved(
         self,
@@ -137,20 +130,19 @@ class Orders:
         Raises:
             SolverError: the solver raises an error, or its answer is wrong.
         """
-        if not self.can_be_ordered or peak_bytes < self.step.least_peak:
+        if not self.can_be_ordered or peak_bytes < self.lowered_step.least_peak:
             return None
         sequence, _ = self._schedules.start(start)
-        known = [sequence[p] for p in self._runs_once(sequence)]
-        problem = self._free.within(peak_bytes).knowing([known])
+        first_runs = [sequence[p] for p in self._runs_once(sequence)]
+        problem = self._free.within(peak_bytes).knowing([first_runs])
         try:
-            found = run(solver, problem, time_limit=time_limit)
-        except (BudgetError, RefusalError):
+            solution = run(solver, problem, time_limit=time_limit)
+        except (BudgetError, RefusalError):  # the other proposers go on without this solver
             return None
-        made = self._decided(found.sequence, found.boundary)
-        if made is None:
+        candidate = self._candidate(solution.sequence, solution.boundary)
+        if candidate is None:
             return None
-        how = replace(made.provenance, deterministic=found.deterministic)
-        return replace(made, provenance=how)
+        return candidate.with_provenance(deterministic=solution.deterministic)
 
     def lowest(self, starts: Iterable[Candidate], per_run: int) -> Candidate | None:
         """Search for the schedule with the least peak: first from each start, then again from the best schedule found.
@@ -166,21 +158,22 @@ class Orders:
         low = 0
         todo = [*map(self._schedules.start, starts)]
         for _ in range(DEFAULT.edits.lower):
-            found: Candidate | None = None
+            lowest: Candidate | None = None
             for sequence, boundary in todo:
-                high = evaluate_schedule(self.step.problem, sequence, boundary).peak_bytes
+                high = evaluate_schedule(self.lowered_step.problem, sequence, boundary).peak_bytes
+                # `low` is 0 at first, then extrapolated from the peak that the last round reached.
                 aim = (low + high) // 2
                 moves = DEFAULT.edits.least(len(sequence), per_run)
                 better = self.improved(sequence, boundary, aim, moves=moves)
                 decided = next(
-                    filter(None, (self._decided(*schedule) for schedule in better)), None
+                    filter(None, (self._candidate(*schedule) for schedule in better)), None
                 )
-                if decided and (found is None or decided.peak_bytes < found.peak_bytes):
-                    found, reached = decided, max(low, 2 * decided.peak_bytes - high)
-            if found is None or (best and found.peak_bytes >= best.peak_bytes):
+                if decided and (lowest is None or decided.peak_bytes < lowest.peak_bytes):
+                    lowest, reached = decided, max(low, 2 * decided.peak_bytes - high)
+            if lowest is None or (best and lowest.peak_bytes >= best.peak_bytes):
                 break
-            assert found.schedule is not None, "a decided schedule is kept"
-            best, low, todo = found, reached, [found.schedule]
+            assert lowest.schedule is not None, "a decided schedule is kept"
+            best, low, todo = lowest, reached, [lowest.schedule]
         return best
 
     def improved(
@@ -213,52 +206,42 @@ class Orders:
             return []
         # Estimates may lead a caller to a limit below 0. Like 0, it asks for the schedule with the lowest peak.
         problem = self._free.within(max(0, peak_bytes))
-        kept = self._runs_once(sequence)
-        start, boundary = [sequence[p] for p in kept], bisect_left(kept, boundary)
+        allowed = self._runs_once(sequence)
+        start, boundary = [sequence[p] for p in allowed], bisect_left(allowed, boundary)
         copied = [
-            replace(c, sent=bisect_left(kept, c.sent), fetched=bisect_left(kept, c.fetched))
+            replace(c, sent=bisect_left(allowed, c.sent), fetched=bisect_left(allowed, c.fetched))
             for c in copies
         ]
         changed = with_copies(problem, start, boundary, copied)
         edits = DEFAULT.edits
         usual = edits.usual(len(start), share) if moves is None else moves
-        tried = edits.tried(usual, len(start))
-        better = improve(compiled, changed.problem, changed.sequence, changed.boundary, moves=tried)
+        count = edits.allowed(usual, len(start))
+        better = improve(compiled, changed.problem, changed.sequence, changed.boundary, moves=count)
         return [changed.invert(*schedule) for schedule in better]
 
     def _runs_once(self, sequence: Sequence[int]) -> list[int]:
-        """Return the positions of those runs of a schedule that `_free` allows: all but some second and later runs.
-
-        The schedule of a decision may run an operator again although `_free` forbids it. For example, one element of
-        the returned tuple is needed again, and another element may only be saved.
-        """
+        """Return the positions of those runs of a schedule that `_free` allows: all but some second and later runs."""
+        # The passes may run an operator again although `_free` forbids it: one element of its tuple is needed again, and
+        # another may only be saved.
         once = {*self._free.once}
         # In reverse order, so that the first run of each node is entered last.
         first = {v: p for p, v in reversed([*enumerate(sequence)])}
         return [p for p, v in enumerate(sequence) if first[v] == p or v not in once]
 
-    def _decided(self, sequence: Sequence[int], boundary: int) -> Candidate | None:
+    def _candidate(self, sequence: Sequence[int], boundary: int) -> Candidate | None:
         """Convert a schedule to a candidate with its cost and peak; None if the schedule cannot be executed."""
         decision = self.decision_of(sequence, boundary)
-        done = evaluate_schedule(self.step.problem, sequence, boundary)
+        evaluation = evaluate_schedule(self.lowered_step.problem, sequence, boundary)
         # `done.cost` also counts the first run of every node, which is no recomputation.
-        cost = done.cost - sum(self.step.problem.cost)
+        cost = evaluation.cost - sum(self.lowered_step.problem.cost)
         if decision is None:
             return None
-        made = Candidate.of(self._lowered, decision, cost)
-        return replace(made, peak_bytes=done.peak_bytes, schedule=(sequence, boundary))
+        candidate = Candidate.of(self._lowered, decision, cost)
+        return replace(candidate, peak_bytes=evaluation.peak_bytes, schedule=(sequence, boundary))
 
     def decision_of(self, sequence: Sequence[int], boundary: int) -> Decision | None:
-        """Convert a schedule of the step problem to a decision with node orders.
-
-        Args:
-            sequence: the schedule: for each run in order, a node of the step problem.
-            boundary: position in ``sequence`` where backward begins.
-
-        Returns:
-            The decision; None if the schedule cannot be executed.
-        """
-        forward, backward = self.step.orders(sequence, boundary)
+        """Convert a schedule, in the form of `improved`, to a decision; None if the schedule cannot be executed."""
+        forward, backward = self.lowered_step.orders(sequence, boundary)
         state, index, lowered = self._state, self._state.index, self._lowered
         kinds = zip(lowered.kind, lowered.position, strict=True)
         orders = Decision(
@@ -269,6 +252,7 @@ class Orders:
         )
         arranged = arrange(state, orders)
         savable = self._problem.savable
+        # Forward hands over what backward reads, so each of these values must be savable.
         if self._reads_late(arranged.forward) or not all(
             savable[lowered.of_position[i]] for i in arranged.read
         ):
@@ -280,11 +264,7 @@ class Orders:
         )
 
     def _reads_late(self, forward: Sequence[int]) -> bool:
-        """Return whether forward reads an input after writing to it.
-
-        Args:
-            forward: positions in the joint graph of the nodes of forward, in the order in which they run.
-        """
+        """Return whether forward reads an input after writing to it."""
         index, owner = self._state.index, self._state.storages.owner
         gone: set[int] = set()
         for i in forward:

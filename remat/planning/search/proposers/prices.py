@@ -56,16 +56,16 @@ class PriceSearch:
         schedules, effort = self.schedules, self._effort
         # Only new evaluations count against the limit, because cached ones take no time.
         self._last = len(schedules.seen) + effort.evaluations(len(schedules.context.state.index))
-        begun = [schedules.tried(start) for start in starts]
-        first = CandidatePool(begun).cheapest(rank=limits.rank)
-        assert first is not None, "there is a start"
-        found = [self._priced(limits, first)]
-        if limits.excess(found[0]):
+        evaluated = [schedules.candidate(start) for start in starts]
+        candidates = [self._priced(limits, CandidatePool(evaluated).best(limits.rank))]
+        if limits.excess(candidates[0]):
+            # A cut recomputes values where backward first needs any of them, so far from the loss it frees memory
+            # only between checkpoints.
             sets = checkpointed(self._cuts, limits, self._checkpoints)
-            found += [self._priced(limits, begin, checkpoints) for checkpoints, begin in sets]
-        if limits.saved_bytes is not None and all(map(limits.excess, found)):
-            found += [repaired(schedules, b, limits, effort, self._spent) for b in begun]
-        return found
+            candidates += [self._priced(limits, first, checkpoints) for checkpoints, first in sets]
+        if limits.saved_bytes is not None and all(map(limits.excess, candidates)):
+            candidates += [repaired(schedules, b, limits, effort, self._spent) for b in evaluated]
+        return candidates
 
     def within(self, limits: Limits, starts: Iterable[Iterable[int]], *, orders: bool) -> Candidate:
         """Search as in `reached`, then save further values in the best candidate; return the result.
@@ -75,8 +75,7 @@ class PriceSearch:
             starts: as in `reached`.
             orders: whether node orders are searched from the result, which lowers the cost further.
         """
-        best = CandidatePool(self.reached(limits, starts)).cheapest(rank=limits.rank)
-        assert best is not None
+        best = CandidatePool(self.reached(limits, starts)).best(limits.rank)
         large = len(self.schedules.context.state.index) > self._effort.large
         if limits.excess(best) or (large and orders):
             return best  # a search over node orders saves further values, too, and is faster on large graphs
@@ -85,13 +84,7 @@ class PriceSearch:
     def _priced(
         self, limits: Limits, best: Candidate, checkpoints: frozenset[int] = frozenset()
     ) -> Candidate:
-        """Search for a better candidate by minimum cuts under prices; return the best candidate.
-
-        Args:
-            limits: the limits.
-            best: the best candidate so far, which is returned if no cut is better.
-            checkpoints: nodes of the graph problem that every cut saves.
-        """
+        """Search for a better candidate by minimum cuts under prices; return the best candidate."""
         # Polyak's step needs the optimal cost, which is unknown. The cost of the best candidate is used instead, or
         # twice this cost if the candidate exceeds the limits.
         most = max(1, best.cost if not limits.excess(best) else 2 * best.cost)
@@ -100,9 +93,9 @@ class PriceSearch:
         def cheapest() -> Candidate:
             return self._cuts.at(prices, checkpoints)
 
-        def move(found: Candidate, most: int, step: float) -> bool:
+        def move(candidate: Candidate, most: int, step_size: float) -> bool:
             nonlocal prices
-            moved = self._cuts.moved(prices, found, limits, most, step)
+            moved = self._cuts.moved(prices, candidate, limits, most, step_size)
             prices = moved or {}
             return moved is not None and not self._spent()
 

@@ -41,13 +41,12 @@ class SolverDecisions:
     def at(self, capacity: int) -> Candidate:
         """Return the solver's decision that saves at most ``capacity`` bytes, cached.
 
-        A budget that the user's code sets for the graph is ignored.
+        The caller must heed the budget that the user's code may set for the graph.
         """
         if capacity not in self._at:
             self._context.on_step(f"deciding at {format_bytes(capacity)}")
-            made = self.within(replace(self._context.limits, capacity=capacity))
-            made = replace(made, provenance=replace(made.provenance, proposer=BY_SOLVER))
-            self._at[capacity] = made
+            candidate = self.within(replace(self._context.limits, capacity=capacity))
+            self._at[capacity] = candidate.with_provenance(proposer=BY_SOLVER)
             self.proposed[BY_SOLVER] += 1
         return self._at[capacity]
 
@@ -62,12 +61,12 @@ class SolverDecisions:
         # Hulls are cached weakly. This reference keeps one alive, so that every decision shares it.
         _ = context.hull
         deciding = self._deciding if request is None else request.deciding()
-        found, provenance = deciding.decide(context.state, limits)
+        solution, provenance = deciding.decide(context.state, limits)
         return Candidate(
             lowered=context.lowered,
-            saved=found.saved,
-            saved_bytes=found.saved_bytes,
-            cost=found.cost,
+            saved=solution.saved,
+            saved_bytes=solution.saved_bytes,
+            cost=solution.cost,
             provenance=provenance,
             limits=limits,
         )
@@ -83,10 +82,8 @@ class SolverDecisions:
 
     @cached_property
     def without_remat(self) -> Candidate:
-        """The decision of the step without remat: that of the default solver under budget 1.
-
-        The decision does not depend on the requested solver, so that all solvers are compared with the same step.
-        """
+        """The default solver's decision under budget 1, which is that of the step without remat."""
+        # All solvers are compared with the same step.
         context = self._context
         if not context.is_alone:
             return self.full
@@ -95,23 +92,16 @@ class SolverDecisions:
         return self._better_than_cut(partial(self.within, limits, usual))
 
     def _better_than_cut(self, solved: Callable[[], Candidate]) -> Candidate:
-        """Return the solver's decision at budget 1, or the runtime-optimal partition unless the former is surely better.
-
-        So a step without a budget is no worse than without remat. The solver's decision is surely better if its peak is
-        no higher, and its modelled cost is lower by more than the error of the cost model. For Inductor, the peaks are
-        estimated. If not even the lower bound on the cost is that low, the solver is not called.
-
-        Args:
-            solved: calls the solver for its decision at budget 1.
-        """
+        """Return the solver's decision at budget 1, or the runtime-optimal partition unless the former is surely better."""
         context, measures = self._context, self._measures
+        # A step without a budget must be no worse than without remat, although costs and estimated peaks have errors.
         cut, error = context.runtime_optimal, COST_ERROR * context.step_cost
         bound = context.hull.edge(context.full_bytes).bound(context.full_bytes)
-        if cut.cost - bound > error:
-            found = solved()
+        if cut.cost - bound > error:  # else the solver cannot be surely better, and is not called
+            candidate = solved()
             peak = measures.simulated if context.is_eager else measures.estimated
-            if cut.cost - found.cost > error and peak(found) <= peak(cut):
-                return found
+            if cut.cost - candidate.cost > error and peak(candidate) <= peak(cut):
+                return candidate
         proven = replace(cut.provenance, recompute_bound=min(cut.cost, bound))
         limits = replace(context.limits, capacity=context.full_bytes)
         return replace(cut, provenance=proven, limits=limits)
@@ -138,12 +128,9 @@ class SolverDecisions:
         return map(self.at, self._context.capacities(self._context.most_saved))
 
     def pareto(self) -> tuple[Candidate, ...]:
-        """Decide at each limit of `GraphContext.capacities`; return the Pareto-optimal decisions by (saved bytes, cost).
-
-        The decision with the fewest saved bytes comes first.
-        """
-        found = map(self.at, self._context.capacities())
-        return tuple(pareto(found, lambda d: (d.saved_bytes, d.cost)))
+        """Return the Pareto-optimal decisions at the limits of `GraphContext.capacities`, fewest saved bytes first."""
+        candidates = map(self.at, self._context.capacities())
+        return tuple(pareto(candidates, lambda d: (d.saved_bytes, d.cost)))
 
     def bisected(
         self, low: int, high: int, peak_bytes: int, most: int, measure: Measure
@@ -151,10 +138,9 @@ class SolverDecisions:
         """Yield decisions at limits on saved bytes, which are bisected towards a peak.
 
         Args:
-            low: the lowest limit.
-            high: the highest limit.
-            peak_bytes: limit on the peak, in bytes. After a decision within this peak, the next limit on saved bytes
-                is higher; after any other decision, it is lower.
+            low: the lowest limit on saved bytes.
+            high: the highest one.
+            peak_bytes: limit on the peak by ``measure``, in bytes.
             most: maximum number of decisions.
             measure: the peak that counts.
         """
@@ -187,30 +173,29 @@ class SolverDecisions:
             high = min((c for c in capacities if c > low), default=low)
             yield from self.bisected(low, high, int(limits.peak_bytes), 6, limits.measure)
 
-    def informed(self, found: Candidate, proposer: str = "") -> Candidate:
-        """Return a copy of a candidate that a search by peak found, with its provenance.
-
-        The record gets the solver, the number of nodes, and the solver's seconds for all cached decisions.
+    def credited(self, candidate: Candidate, proposer: str = "") -> Candidate:
+        """Return a candidate that a search by peak found, with its provenance.
 
         Args:
-            found: the candidate.
+            candidate: the candidate.
             proposer: how it was found; empty: by node orders if it has a schedule, else by prices.
         """
-        proposer = proposer or ("by node orders" if found.schedule is not None else "by prices")
+        proposer = proposer or ("by node orders" if candidate.schedule is not None else "by prices")
         self.proposed[proposer] += 1
         # The search starts from the cached decisions. So their time counts, and the search is deterministic only if
         # each of them is.
-        asked = [d.provenance for d in self._at.values()]
-        how = replace(
-            found.provenance,
+        solved = [d.provenance for d in self._at.values()]
+        provenance = replace(
+            candidate.provenance,
             proposer=proposer,
             solver=self._deciding.asked().name,
             items=len(self._context.lowered.problem),
-            elapsed_s=sum(p.elapsed_s for p in asked),
-            deterministic=found.provenance.deterministic and all(p.deterministic for p in asked),
+            elapsed_s=sum(p.elapsed_s for p in solved),
+            deterministic=candidate.provenance.deterministic
+            and all(p.deterministic for p in solved),
             recompute_bound=0,
         )
-        return replace(found, provenance=how, limits=None)
+        return replace(candidate, provenance=provenance, limits=None)
 
     def adopt(self, other: SolverDecisions) -> None:
         """Copy the decisions on an equal graph."""

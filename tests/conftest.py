@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def pool() -> Iterator[ProcessPoolExecutor]:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as started:
         yield started

@@ -44,11 +44,7 @@ def _read_bytes(given: object) -> int:
 
 
 def _read_chunk(given: object) -> ChunkLoss | Literal["auto"] | None:
-    """Parse the option ``chunk``; return the pass that splits the loss, ``"auto"``, or None for a whole loss.
-
-    Raises:
-        ProblemError: the value is not a number of chunks of 1 or more, a `ChunkLoss` or ``"auto"``.
-    """
+    """Parse the option ``chunk``; return the pass that splits the loss, ``"auto"``, or None for a whole loss."""
     if given == "auto" or isinstance(given, ChunkLoss):
         return given
     chunks = int(given) if isinstance(given, str) and given.isdigit() else given

@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
-from remat.errors import ProblemError
+import torch
+
+from remat.errors import ProblemError, warn
 from remat.graph import ops
 from remat.graph.joint import JointGraph
 from remat.graph.memory.liveness import MemoryCurve
@@ -135,6 +137,7 @@ class GraphContext:
             chunk=request.chunk if isinstance(request.chunk, Pass) else None,
         )
         count_workspaces(state, request.cost, later=on_demand and not request.budget.on_peak)
+        _warn_of_branches_drawn_anew(state)
         return cls(state, request, fingerprint=fingerprint, on_step=on_step)
 
     def with_host(self, host_bytes: int) -> GraphContext:
@@ -280,3 +283,19 @@ class GraphContext:
         late = self.state.roles.tangent_closure
         nodes = zip(self.state.index.nodes, late, strict=True)
         return sum(self.times.of_name[node.name] for node, is_late in nodes if not is_late)
+
+
+def _warn_of_branches_drawn_anew(state: State) -> None:
+    """Warn if the traced backward runs the random operators of a branch again."""
+    # The backward of PyTorch's `cond` and `map` (2.11 to 2.15) calls the branch again, with other numbers. The joint
+    # graph does not say which calls of forward and backward belong together, so no pass can repeat the numbers.
+    higher = torch.ops.higher_order
+    for node, is_late in zip(state.index.nodes, state.roles.tangent_closure, strict=True):
+        if is_late and node.target in (higher.cond, higher.map_impl) and ops.is_random(node):
+            warn(
+                f"backward runs '{node.name}' ({ops.name_of(node.target)}), which draws other random numbers than "
+                "forward did. So gradients are wrong, with and without remat: PyTorch traces dropout inside torch.cond "
+                "and map so. Draw the mask outside of the branches, and pass the mask to them",
+                UserWarning,
+            )
+            return

@@ -33,8 +33,8 @@ def diff(first: Path, second: Path) -> None:
 
     A.json and B.json are files that `remat plan --save` wrote for one model.
     """
-    from remat.planning.plans import PlanSet
-    from remat.planning.saved_plans import read_plan
+    from remat.planning.plan_file import read_plan
+    from remat.planning.plan_set import PlanSet
 
     read = [read_plan(path) for path in (first, second)]
     sides = [tuple(plan) if isinstance(plan, PlanSet) else (plan,) for plan in read]

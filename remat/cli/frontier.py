@@ -96,7 +96,7 @@ def frontier(
             name = each.solver.name + ("" if link is None else f", offload {link}")
             progress.stage(f"planning at all budgets with {name}")
             try:
-                planner = Planner.of(captured.joint, each, on_step=progress.detail)
+                planner = Planner.of(captured.joint, each, on_progress=progress.detail)
                 frontiers.append(Frontier.of(planner, by))
             except RematError as error:
                 if len(requests) == 1:

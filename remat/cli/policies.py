@@ -43,7 +43,7 @@ def policies(
     with Progress() as progress:
         captured = capture_model(progress, model, overrides, **options)
         progress.stage("planning")
-        plan = plan_graph(captured.joint, request, on_step=progress.detail)
+        plan = plan_graph(captured.joint, request, on_progress=progress.detail)
         rows = module_rows(plan.uses())
     to_paste = {p.pattern: p.value for p in request.policies.given} or policies_of(rows)
     modules = [_figures(row) for row in rows]

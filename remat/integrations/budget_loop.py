@@ -199,7 +199,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
             graphs_only=self.traces is None,
             traces=self.traces,
             compiled=self.budget.key,
-            beside=(arrived.runs_beside, arrived.bytes_beside),
+            other_graphs=(arrived.other_graphs_runs, arrived.other_graphs_bytes),
             over=arrived.over,
         )
 

@@ -104,7 +104,7 @@ class CompiledBudget:
         # before must stay unchanged.
         planner = Planner.of(joint, within, in_place=not current.peaks)
         current.search = search = planner.estimated(current.search)
-        candidate = search.within(budget, current)
+        candidate = search.search_within(budget, current)
         if budget.peak_bytes and candidate.decision in current.peaks:
             self.rounds.append(CompiledRound())
             return self._plan_within_peak(joint, request, agree)
@@ -149,7 +149,7 @@ class CompiledBudget:
             self.rounds.append(CompiledRound())
         elif budget.on_peak:
             # The next plan's estimate may be off by more, so a quarter is added.
-            excess = (taken - (plan.predicted_peak_bytes or limit)) * 5 // 4
+            excess = (taken - (plan.estimated_peak_bytes or limit)) * 5 // 4
             current.excess = max(excess, 2 * current.excess)
         else:
             current.limit, current.excess = limit, taken - plan.planned_saved_bytes
@@ -191,8 +191,8 @@ class CompiledBudget:
             current = self.rounds[-1]
             sure = min(current.peaks.values())
             without, given = "", current.search.input_bytes if current.search else 0
-            if plan.without_expected_bytes:
-                without = f", and about {format_bytes(plan.without_expected_bytes)} without remat"
+            if plan.without_estimated_bytes:
+                without = f", and about {format_bytes(plan.without_estimated_bytes)} without remat"
             which = "that plan" if sure == taken else "one that is found again for sure"
             # If a model is compiled block by block, the memory of the other blocks is unknown here.
             advice = request.how_to_run(sure, f"{which}, if the step has no other graph")

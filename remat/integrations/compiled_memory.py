@@ -136,7 +136,7 @@ def write_timeline(timeline: Timeline) -> str:
         [x.node, x.nbytes, x.kind.value, x.first, x.last, x.saved_as, _text_of(x.size)]
         for x in timeline.lifetimes
     ]
-    return json.dumps([timeline.moments, timeline.boundary, rows])
+    return json.dumps([timeline.program_points, timeline.boundary, rows])
 
 
 def read_timeline(text: str) -> Timeline:
@@ -145,7 +145,7 @@ def read_timeline(text: str) -> Timeline:
     Raises:
         ValueError: the text is not such JSON.
     """
-    moments, boundary, rows = json.loads(text)
+    program_points, boundary, rows = json.loads(text)
     lifetimes = (
         Lifetime(
             node=node,
@@ -159,7 +159,9 @@ def read_timeline(text: str) -> Timeline:
         )
         for node, nbytes, kind, first, last, saved_as, size in rows
     )
-    return Timeline(moments=tuple(moments), boundary=boundary, lifetimes=tuple(lifetimes))
+    return Timeline(
+        program_points=tuple(program_points), boundary=boundary, lifetimes=tuple(lifetimes)
+    )
 
 
 def _text_of(size: Any) -> str:
@@ -238,7 +240,7 @@ class _Simulation(StorageWatch):  # type: ignore[no-untyped-call]
     def __init__(self, sizes: _Sizes | None = None) -> None:
         super().__init__()
         self._sizes = sizes
-        self._moments: list[str] = []
+        self._program_points: list[str] = []
         self._boundary = 1
         self._lives: list[Lifetime] = []
 
@@ -255,7 +257,7 @@ class _Simulation(StorageWatch):  # type: ignore[no-untyped-call]
 
     def run(self, graph: CompiledGraph, arguments: list[Any]) -> list[Any]:
         """Run the generated code of a graph, and return the graph's outputs."""
-        call = _call_of(graph, self._moments.append)
+        call = _call_of(graph, self._program_points.append)
         with self:
             return list(call(arguments))
 
@@ -267,9 +269,9 @@ class _Simulation(StorageWatch):  # type: ignore[no-untyped-call]
     def begin_backward(self) -> None:
         """Mark the end of forward; program points that are recorded later belong to backward."""
         # A forward without kernels still has one program point, as in `Timeline`.
-        if not self._moments:
-            self._moments.append("")
-        self._boundary = len(self._moments)
+        if not self._program_points:
+            self._program_points.append("")
+        self._boundary = len(self._program_points)
 
     def mark(self, values: Sequence[Any], kind: StorageKind, names: Sequence[str] = ()) -> None:
         """Set the kind of the storages of some tensors and, for saved values, their names."""
@@ -282,9 +284,9 @@ class _Simulation(StorageWatch):  # type: ignore[no-untyped-call]
 
     def timeline(self) -> Timeline:
         """Return the recorded lifetimes of all storages."""
-        if len(self._moments) == self._boundary:
-            self._moments.append("")
-        end = len(self._moments) - 1
+        if len(self._program_points) == self._boundary:
+            self._program_points.append("")
+        end = len(self._program_points) - 1
         lifetimes = [
             replace(
                 x,
@@ -295,7 +297,7 @@ class _Simulation(StorageWatch):  # type: ignore[no-untyped-call]
             for x in self._lives
         ]
         return Timeline(
-            moments=tuple(self._moments),
+            program_points=tuple(self._program_points),
             boundary=self._boundary,
             lifetimes=tuple(sorted(lifetimes, key=lambda x: (x.first, x.last))),
         )
@@ -313,7 +315,7 @@ class _Simulation(StorageWatch):  # type: ignore[no-untyped-call]
             nbytes=hint(nbytes),
             kind=StorageKind.TEMPORARY,
             source="",
-            first=len(self._moments),
+            first=len(self._program_points),
             last=last,
             size=nbytes,
         )
@@ -322,7 +324,7 @@ class _Simulation(StorageWatch):  # type: ignore[no-untyped-call]
     def freed(self, known: int) -> None:
         life = self._lives[known]
         # A storage that is freed before any kernel runs is still alive at one program point.
-        self._lives[known] = replace(life, last=max(life.first, len(self._moments) - 1))
+        self._lives[known] = replace(life, last=max(life.first, len(self._program_points) - 1))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = super().__torch_dispatch__(func, types, args, kwargs)
@@ -333,7 +335,7 @@ class _Simulation(StorageWatch):  # type: ignore[no-untyped-call]
         if workspace:
             nbytes = in_proportion(workspace, (args, kwargs, out))
             name = f"workspace of {func}"
-            self._append(name, nbytes, len(self._moments))
+            self._append(name, nbytes, len(self._program_points))
         return out
 
 

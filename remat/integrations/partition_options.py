@@ -20,7 +20,7 @@ from remat.passes.packing.pairs import SavedTensorHooks, register
 from remat.passes.ranks.agree_ranks import WAIT_S, AgreeRanks
 from remat.passes.ranks.protocol import other_ranks
 from remat.planning.plan import Plan
-from remat.planning.plans import PlanSet
+from remat.planning.plan_set import PlanSet
 from remat.planning.request import PlanRequest
 from remat.plugins.identity import described, is_known_elsewhere, surroundings
 from remat.version import __version__

@@ -210,7 +210,7 @@ class SizedBytes:
         self._spans = [
             (x.nbytes, x.size, x.first if peak else 0, x.last if peak else 0) for x in chosen
         ]
-        self._moments = len(timeline.moments) if peak else 1
+        self._program_points = len(timeline.program_points) if peak else 1
         self._sizes = {size: _multiplied(size) for _, size, *_ in self._spans if size is not None}
         self.symbols = {s.name for size in self._sizes for s in size.free_symbols}
         # The timeline leaves out saved-tensor hooks. It also leaves out Inductor's changes if Inductor's code could not
@@ -236,7 +236,7 @@ class SizedBytes:
             (bounds.get(size) or 0 if size in bounds else nbytes, first, last)
             for nbytes, size, first, last in self._spans
         )
-        return max(sums_of(spans, self._moments))
+        return max(sums_of(spans, self._program_points))
 
 
 def _upper(size: Any, ranges: Mapping[str, tuple[int, int | None]]) -> int | None:

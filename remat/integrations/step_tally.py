@@ -134,7 +134,7 @@ class StepTally:
         """Number of runs whose backward is pending, plus compiled graphs that have not run yet."""
         return self._waiting + len(self._compiled)
 
-    def beside(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> int:
+    def other_graphs_bytes(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> int:
         """Return the bytes that other graphs of the step have alive when a new graph runs.
 
         Storages of the new graph's own parameters and inputs are left out.

@@ -23,7 +23,7 @@ from remat.graph.ops import is_collective
 from remat.graph.problems.lowering import Decision
 from remat.graph.problems.step_runs import StepRuns
 from remat.integrations.partition_options import PartitionOptions
-from remat.planning.plans import PlanSet
+from remat.planning.plan_set import PlanSet
 from remat.planning.request import PlanRequest
 from remat.planning.search.effort import DEFAULT
 from remat.units import Budget, format_bytes
@@ -278,7 +278,7 @@ def _planned_parts(
     sharded: bool,
 ) -> tuple[PlanSet, str]:
     """Plan graphs of a step together, with one plan for each."""
-    from remat.planning.plan_set import set_planner
+    from remat.planning.set_planner import set_planner
 
     planner, limit = set_planner(joints, request), request.budget.peak_bytes or 0
     now = planner.peak_of([m.decision for m in members])

@@ -17,7 +17,7 @@ from remat.graph.memory.user_mutations import reread_outputs
 from remat.graph.policies import read_policies
 from remat.graph.problems.lowering import SavedKind
 from remat.graph.verify import Split, verify
-from remat.passes.core.choice import Provenance, SavedLimits
+from remat.passes.core.provenance import Provenance, SavedLimits
 from remat.passes.core.state import Costs, State
 from remat.passes.decide.policies import check_budgets
 from remat.planning.context import Baseline
@@ -192,7 +192,7 @@ def later_figures(
         "step_cost": sum(costs),
         "without_peak_bytes": baseline.peak_bytes,
         "without_recompute_cost": baseline.recompute_cost,
-        "without_expected_bytes": baseline.expected_bytes,
+        "without_estimated_bytes": baseline.estimated_bytes,
         "_costs": {n.name: c for n, c in zip(state.index.nodes, costs, strict=False)},
         "_without": baseline.curve,
     }

@@ -22,13 +22,12 @@ from remat.graph.memory.storages import has_symbols
 from remat.graph.memory.user_mutations import reread_outputs
 from remat.graph.policies import Policies, read_policies
 from remat.passes.core.base import Pass
-from remat.passes.core.choice import Provenance, SavedLimits
+from remat.passes.core.provenance import Provenance, SavedLimits
 from remat.passes.core.state import State
 from remat.passes.decide.budgeted import Budgeted
 from remat.passes.decide.min_cut import require_tangents
 from remat.passes.decide.policies import has_policies, tag_policies
 from remat.passes.joint.chunk_loss import read_chunk
-from remat.planning.applied_plans import check_applied, exposed_time
 from remat.planning.context import Baseline, GraphContext, fingerprint_of
 from remat.planning.finish import finish, later_figures, saved_in
 from remat.planning.pipelines import (
@@ -41,6 +40,7 @@ from remat.planning.pipelines import (
     with_copies,
 )
 from remat.planning.plan import Plan
+from remat.planning.plan_apply import check_applied, exposed_time
 from remat.planning.request import PlanRequest
 from remat.planning.search.candidates import Candidate
 from remat.planning.search.compiled import CompiledSearch
@@ -62,7 +62,7 @@ def plan_graph(
     *,
     in_place: bool = False,
     agree: Pass | None = None,
-    on_step: Callable[[str], None] | None = None,
+    on_progress: Callable[[str], None] | None = None,
 ) -> Plan:
     """Plan one joint graph: apply the request's saved plan for the graph, run the user's pipeline, or decide.
 
@@ -72,7 +72,7 @@ def plan_graph(
         in_place: whether to change ``joint`` itself instead of a copy.
         agree: a pass that may change the decision before the split, such as a pass that makes all ranks decide
             alike; None: no such pass.
-        on_step: called with a line of text before each stage of deciding.
+        on_progress: called with a line of text before each stage of deciding.
 
     Raises:
         BudgetError: no plan is within the budget.
@@ -91,7 +91,7 @@ def plan_graph(
             request,
             fingerprint=fingerprint,
             in_place=in_place,
-            on_step=on_step,
+            on_progress=on_progress,
             at_budget=True,
             on_demand=True,
         )
@@ -177,7 +177,7 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         fingerprint=plan.fingerprint,
         baseline=Baseline(
             peak_bytes=plan.without_peak_bytes,
-            expected_bytes=plan.without_expected_bytes,
+            estimated_bytes=plan.without_estimated_bytes,
             recompute_cost=plan.without_recompute_cost,
         ),
         link=plan.link,
@@ -209,8 +209,8 @@ def warn_of_peak(plan: Plan, figures: BeforeAfter | None = None) -> None:
     if is_estimated and figures.peak_bytes * DEFAULT.lower_surely >= figures.without_peak_bytes:
         figures = replace(
             figures,
-            peak_bytes=plan.predicted_peak_bytes,
-            without_peak_bytes=plan.without_expected_bytes,
+            peak_bytes=plan.estimated_peak_bytes,
+            without_peak_bytes=plan.without_estimated_bytes,
         )
     what = f"budget {plan.asked.label} for '{plan.graph}'"
     ratio = plan.capacity / plan.full_bytes
@@ -274,7 +274,7 @@ class Planner:
         searches, ends = [*map(search_of, contexts)], None
         unchunked = searches[0]
         if request.budget.peak_share is not None:
-            full = unchunked.measures.simulated(unchunked.decisions.allowed_full)
+            full = unchunked.measures.simulated(unchunked.decisions.allowed_at_budget_one)
             ends = min(s.least_found for s in searches), full
         baseline = cls(unchunked).baseline
         return cls._cheapest_of([cls(s, ends=ends, baseline=baseline) for s in searches])
@@ -301,7 +301,7 @@ class Planner:
     def estimated(self, before: CompiledSearch | None = None) -> CompiledSearch:
         """Return the search by estimated peak, with the candidates of an earlier trace if the graphs are equal."""
         # If the number of chunks was chosen, ratio 1 stands for the step without chunks.
-        most = 0 if self._ends is None else self.baseline.expected_bytes
+        most = 0 if self._ends is None else self.baseline.estimated_bytes
         return CompiledSearch(self.search, most, before)
 
     def limit_of(self, budget: Budget) -> int:
@@ -328,7 +328,7 @@ class Planner:
         if budget.nbytes is not None:
             # The graph problem counts tagged values as saved bytes, although every plan offloads them. So a first try
             # raises the budget by their bytes.
-            offloaded_bytes = with_tagged(self.search.decisions.full).host_bytes
+            offloaded_bytes = with_tagged(self.search.decisions.at_budget_one).host_bytes
             candidate = with_tagged(self._saving(Budget(nbytes=budget.nbytes + offloaded_bytes)))
             if candidate.saved_bytes <= budget.nbytes:
                 return candidate
@@ -339,8 +339,8 @@ class Planner:
         context, decisions = self.context, self.search.decisions
         limits = replace(context.request.deciding(), budget=budget).limits(context.state)
         if limits.capacity != context.full_bytes:
-            return decisions.within(limits)
-        return replace(decisions.full, limits=limits)
+            return decisions.search_within(limits)
+        return replace(decisions.at_budget_one, limits=limits)
 
     @cached_property
     def baseline(self) -> Baseline:
@@ -360,10 +360,10 @@ class Planner:
             return Baseline()
         measures = search.measures
         if context.request.hooks is not None:
-            measures = Measures(replace(context.state, hooks=None), context.on_step)
+            measures = Measures(replace(context.state, hooks=None), context.on_progress)
         return Baseline(
             peak_bytes=measures.simulated(full),
-            expected_bytes=0 if context.is_eager else search.measures.estimated(full),
+            estimated_bytes=0 if context.is_eager else search.measures.estimated(full),
             recompute_cost=full.cost,
             curve=measures.curve(full),
         )

@@ -22,9 +22,9 @@ from remat.passes.joint.chunk_loss import ChunkLoss
 from remat.passes.packing.pairs import SavedTensorHooks
 from remat.planning.pipelines import PREPARE, SPLIT, PassManager
 from remat.planning.plan import Plan
-from remat.planning.plans import PlanSet
+from remat.planning.plan_file import plan_for, read_known_plan
+from remat.planning.plan_set import PlanSet
 from remat.planning.readers import READERS
-from remat.planning.saved_plans import plan_for, read_known_plan
 from remat.planning.search.effort import DEFAULT
 from remat.plugins.registry import registry
 from remat.solvers.base import Solver

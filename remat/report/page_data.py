@@ -14,7 +14,7 @@ from typing import Any
 
 from remat.graph.memory.liveness import StorageKind, sums_of
 from remat.report.explanation import grouped
-from remat.report.memory_plot import LAYERS, highest_moments
+from remat.report.memory_plot import LAYERS, highest_points
 from remat.report.pictures import Scale
 from remat.report.step_view import (
     KEPT,
@@ -27,8 +27,8 @@ from remat.report.step_view import (
 )
 from remat.units import counted, format_bytes, format_cost
 
-#: Largest number of columns of the curve of alive bytes. A moment is a run of an operator or kernel. If a step has
-#: more moments than columns, each column stands for several moments, and shows the one with the most bytes.
+#: Largest number of columns of the curve of alive bytes. A program point is a run of an operator or kernel. If a step has
+#: more program points than columns, each column stands for several program points, and shows the one with the most bytes.
 COLUMNS = 500
 #: Largest number of kept values, and of other values, that are drawn one by one. The largest values are drawn,
 #: and all others are summed.
@@ -180,7 +180,7 @@ def _stop(
     # The data refer to texts by number, and to kinds of storages by position.
     view, step = stop.view, stop.view.timeline
     sums, running = step.nbytes(), view.operator_at
-    moments = highest_moments(sums, COLUMNS)
+    program_points = highest_points(sums, COLUMNS)
     kept = sorted((v for v in view.values if v.state == KEPT), key=lambda v: -v.nbytes)
     named = _named(view, kept)
     peak, one_by_one = step.peak, set(map(id, named))
@@ -205,18 +205,18 @@ def _stop(
         "times": [t / time.size for t in view.clock.starts] if view.clock else [],
         "base": sum(v.nbytes for v in view.values if v.kind is StorageKind.INPUT),
         "peak": {
-            "moment": step.peak_moment,
+            "moment": step.peak_point,
             "nbytes": peak.nbytes,
             "text": f"The peak, {format_bytes(peak.nbytes)}, is reached in "
             f"{'backward' if peak.in_backward else 'forward'} while {peak.node} runs.",
         },
         "columns": {
-            "x": [len(sums) * k // len(moments) for k in range(len(moments))],
-            "nbytes": [sums[m] for m in moments],
-            "small": [small[m] for m in moments],
-            "again": [again[m] for m in moments],
-            "said": [texts[format_bytes(sums[m])] for m in moments],
-            "op": [texts[" · ".join(filter(None, running[m]))] for m in moments],
+            "x": [len(sums) * k // len(program_points) for k in range(len(program_points))],
+            "nbytes": [sums[m] for m in program_points],
+            "small": [small[m] for m in program_points],
+            "again": [again[m] for m in program_points],
+            "said": [texts[format_bytes(sums[m])] for m in program_points],
+            "op": [texts[" · ".join(filter(None, running[m]))] for m in program_points],
         },
         "values": {
             "name": [texts[v.name] for v in named],
@@ -316,8 +316,8 @@ def _without(first: Stop, scale: Scale) -> dict[str, Any]:
     curve, clock = first.view.without, first.view.clock
     if curve is None:
         return {"x": [], "nbytes": [], "peak": first.view.without_peak_bytes}
-    moments = highest_moments(curve.nbytes, COLUMNS)
-    x = [*moments, len(curve.nbytes)]
-    nbytes = [curve.nbytes[i] for i in (*moments, moments[-1])]
+    program_points = highest_points(curve.nbytes, COLUMNS)
+    x = [*program_points, len(curve.nbytes)]
+    nbytes = [curve.nbytes[i] for i in (*program_points, program_points[-1])]
     times = [clock.without[i] / scale.size for i in x] if clock else []
     return {"x": x, "times": times, "nbytes": nbytes, "peak": first.view.without_peak_bytes}

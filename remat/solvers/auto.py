@@ -92,7 +92,7 @@ class Auto(Solver):
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
-        """Solve a step problem with the kernel; if it is missing, with CP-SAT, or else with `Greedy`."""
+        """Solve a schedule problem with the kernel; if it is missing, with CP-SAT, or else with `Greedy`."""
         if unavailable(Native) is None:
             return Native().solve_schedule(problem, time_limit=time_limit)
         if unavailable(CpSat) is None:

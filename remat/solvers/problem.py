@@ -31,7 +31,7 @@ class Limits(NamedTuple):
 
 
 class Problem(Generic[S]):
-    """Base class of the kinds of problems: knapsack, graph and step problems.
+    """Base class of the kinds of problems: knapsack, graph and schedule problems.
 
     A *choice* is the tuple of ints that a solver chooses: items, saved nodes, or runs of nodes.
 

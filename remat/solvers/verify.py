@@ -34,7 +34,7 @@ def verify(problem: Problem[S], solver: Solver, answer: object) -> S:
 def read(problem: Problem[Any], solver: Solver, answer: object) -> Answer:
     """Convert a solver's answer to an `Answer` of plain ints, without evaluating the answer.
 
-    The choice is in ``saved``, for step problems too. A malformed answer raises a `SolverError`.
+    The choice is in ``saved``, for schedule problems too. A malformed answer raises a `SolverError`.
     """
     # A bare iterable becomes an answer without claims.
     claim = answer if isinstance(answer, problem.answer) else problem.answer(answer)  # type: ignore[arg-type]

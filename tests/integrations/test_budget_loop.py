@@ -51,7 +51,7 @@ class Compiler:
     def compiled(self, made: remat.Plan) -> remat.Plan:
         text = f"{self._salt} {made.saved} {made.forward_order} {made.backward_order}"
         more = zlib.crc32(text.encode()) % 512
-        taken = made.predicted_peak_bytes * (1024 + more) // 1024
+        taken = made.estimated_peak_bytes * (1024 + more) // 1024
         return replace(made, peak_bytes=taken, planned_peak_bytes=made.peak_bytes)
 
     def run(self, budget: remat.Peak) -> list[int]:
@@ -82,7 +82,7 @@ class Above(Compiler):
     """Compiled code takes a multiple of what is expected of it, plus some bytes."""
 
     def compiled(self, made: remat.Plan) -> remat.Plan:
-        taken = made.predicted_peak_bytes * self._salt + 4096
+        taken = made.estimated_peak_bytes * self._salt + 4096
         return replace(made, peak_bytes=taken, planned_peak_bytes=made.peak_bytes)
 
 
@@ -150,7 +150,7 @@ def test_a_refusal_of_one_of_several_graphs_names_no_budget(joint: remat.JointGr
     text, without = "", 0
     while not text:
         made = compiler.compiled(known.plan(joint.copy(), request, agree=None))
-        without = made.without_expected_bytes
+        without = made.without_estimated_bytes
         try:
             assert known.replans(made, replace(request, of_several=True))
         except BudgetError as error:

@@ -128,11 +128,13 @@ def test_the_bounds_are_below_all_points_of_all_solvers(
     reached = {(p.saved_bytes, p.recompute_cost) for p in frontiers["lagrangian"].points}
     assert {bound[0], bound[-1]} <= reached
     planner = Planner.of(joint, PlanRequest.of())
-    moments = [i for i, late in enumerate(planner.context.state.roles.tangent_closure) if late]
+    program_points = [
+        i for i, late in enumerate(planner.context.state.roles.tangent_closure) if late
+    ]
     low, high = by_peak.bound[0][0], by_peak.bound[-1][0]
     for k in range(100):
         peak = low + (high - low) * k // 100
-        assert bound_at(by_peak, peak) <= planner.search.bounds.bound(peak, moments)
+        assert bound_at(by_peak, peak) <= planner.search.bounds.bound(peak, program_points)
 
 
 def test_a_plan_under_a_budget_is_the_point_of_the_frontier(
@@ -223,7 +225,7 @@ def test_frontiers_draw_themselves_and_what_was_chosen(
 
 def test_every_step_is_told_of(joint: remat.JointGraph) -> None:
     told: list[str] = []
-    found = remat.frontier(joint, "greedy", on_step=told.append)
+    found = remat.frontier(joint, "greedy", on_progress=told.append)
     assert sum(t.startswith("deciding at ") for t in told) >= len(found.points)
     assert sum(t.startswith("simulating ") for t in told) == len(found.points)
 

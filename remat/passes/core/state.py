@@ -26,7 +26,7 @@ from remat.graph.joint import JointGraph
 from remat.graph.memory.ownership import Storages, find_storages
 from remat.graph.problems.lowering import Decision, Lowered, lower
 from remat.graph.roles import Roles, classify
-from remat.passes.core.choice import BanRules, Provenance, SavedLimits
+from remat.passes.core.provenance import BanRules, Provenance, SavedLimits
 from remat.passes.packing.pairs import SavedTensorHooks
 
 T = TypeVar("T")

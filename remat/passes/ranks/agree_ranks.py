@@ -10,7 +10,7 @@ from remat.errors import PlanError, ProblemError, RematError
 from remat.graph.capture.rank_fingerprint import outline
 from remat.graph.problems.lowering import Decision, offload_tags
 from remat.passes.core.base import Pass, Stage
-from remat.passes.core.choice import Provenance, SavedLimits
+from remat.passes.core.provenance import Provenance, SavedLimits
 from remat.passes.core.state import PassResult, State
 from remat.passes.ranks.protocol import Question, Ranks, Verdict, other_ranks, tell
 from remat.passes.split.arrangement import arrange

@@ -105,8 +105,8 @@ def _peak(plan: PlanRecord) -> str:
         return f"{format_bytes(plan.peak_bytes)}{beside}, inputs and parameters included{limit}"
     # The plan for budget 1 is the step without remat: its own estimate would contradict its compiled peak.
     is_without = plan.asked.share == 1
-    expected = "" if is_without else _instead_of(plan.without_expected_bytes, "about ")
-    return f"{format_bytes(plan.peak_bytes)} as compiled{expected}, inputs and parameters included{limit}"
+    estimated = "" if is_without else _instead_of(plan.without_estimated_bytes, "about ")
+    return f"{format_bytes(plan.peak_bytes)} as compiled{estimated}, inputs and parameters included{limit}"
 
 
 def _simulated(plan: PlanRecord) -> str:
@@ -134,7 +134,7 @@ def _region(plan: PlanRecord) -> str:
     if not plan.region_budget:
         return ""
     share = Budget.parse(plan.region_budget)
-    own = share.capacity(full=max(plan.full_bytes, plan.least_bytes), least=plan.least_bytes)
+    own = share.capacity(full_bytes=max(plan.full_bytes, plan.least_bytes), least=plan.least_bytes)
     return (
         f"the code sets {plan.region_budget} for the whole graph by "
         f"region_activation_memory_budget, {format_bytes(own)}; it holds "
@@ -145,12 +145,12 @@ def _region(plan: PlanRecord) -> str:
 def _raised(plan: PlanRecord) -> str:
     """Explain that no plan saves as few bytes as the ratio stands for; empty if one does."""
     share = Budget.parse(plan.region_budget) if plan.region_budget else plan.asked
-    full, least = max(plan.full_bytes, plan.least_bytes), plan.least_bytes
+    full_bytes, least = max(plan.full_bytes, plan.least_bytes), plan.least_bytes
     is_raised = plan.least_because and share.share is not None and plan.capacity == least
-    if not is_raised or not share.below(full=full, least=least):
+    if not is_raised or not share.below(full_bytes=full_bytes, least=least):
         return ""
     return (
-        f"{share.label} of {format_bytes(full)} is {format_bytes(bytes_of_share(share.share or 0.0, full))}; "
+        f"{share.label} of {format_bytes(full_bytes)} is {format_bytes(bytes_of_share(share.share or 0.0, full_bytes))}; "
         f"{format_bytes(least)} is the least possible, because {plan.least_because}"
     )
 
@@ -163,9 +163,9 @@ def cards(plan: PlanRecord) -> list[tuple[str, str, str]]:
     both = plan.before_after
     compiled, others = "", format_bytes(both.without_peak_bytes) if both.without_peak_bytes else ""
     if plan.planned_peak_bytes:
-        expected = plan.without_expected_bytes
+        estimated = plan.without_estimated_bytes
         compiled = " as compiled"
-        others = f"{format_bytes(expected)} expected" if expected else ""
+        others = f"{format_bytes(estimated)} expected" if estimated else ""
     step = without = "not known"
     if both.step_cost:
         step, without = (format_cost(c, both.unit) for c in (both.cost, both.without_cost))

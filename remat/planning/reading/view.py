@@ -119,9 +119,13 @@ def view_step(plan: PlanRecord) -> StepView:
                 shape=_shape(node),
             )
         )
-    # The lengths differ if forward or backward has no operator: a graph without operators counts as one moment.
+    # The lengths differ if forward or backward has no operator: a graph without operators counts as one program point.
     clock = None
-    if any(run.cost for run in runs) and not as_compiled and len(runs) == len(timeline.moments):
+    if (
+        any(run.cost for run in runs)
+        and not as_compiled
+        and len(runs) == len(timeline.program_points)
+    ):
         own = [costs.get(name, 0) for name in (without.runs if without else ())]
         clock = Clock(
             starts=list(accumulate((run.cost or 0 for run in runs), initial=0)),
@@ -140,7 +144,7 @@ def view_step(plan: PlanRecord) -> StepView:
         runs=tuple(runs),
         kept=tuple(keeps),
         without=without,
-        without_peak_bytes=plan.without_expected_bytes if as_compiled else plan.without_peak_bytes,
+        without_peak_bytes=plan.without_estimated_bytes if as_compiled else plan.without_peak_bytes,
         peak_budget=budget or plan.peak_limit or None,
         clock=clock,
     )

@@ -1,4 +1,4 @@
-"""Solve the step problem (see `ScheduleProblem`) by simulated annealing in the compiled C++ kernel.
+"""Solve the schedule problem (see `ScheduleProblem`) by simulated annealing in the compiled C++ kernel.
 
 A schedule is a sequence of runs of nodes. One edit moves a run, or adds or removes a second or later
 run of a node. A *turn* is one annealing search of the kernel, with a given number of edits.
@@ -13,7 +13,7 @@ from types import ModuleType
 
 from remat.errors import ProblemError
 from remat.solvers.effort import EFFORT
-from remat.solvers.schedule.core import StepCore, step_core
+from remat.solvers.schedule.core import ScheduleCore, schedule_core
 from remat.solvers.schedule.eviction import evicting
 from remat.solvers.schedule.problem import ScheduleProblem, evaluate_schedule, not_found
 from remat.solvers.solution import ScheduleAnswer
@@ -52,7 +52,7 @@ def anneal(
     Raises:
         BudgetError: no schedule within the capacity was found.
     """
-    core = step_core(problem)
+    core = schedule_core(problem)
     least = sum(problem.cost)
 
     def rank(sequence: Sequence[int]) -> tuple[bool, int, int]:
@@ -62,7 +62,7 @@ def anneal(
     by_clock = False
     # A schedule within the capacity that runs each node once is optimal: no search is needed.
     if rank(best)[:2] != (False, least):
-        graph = compiled.StepGraph(*core.columns())
+        graph = compiled.ScheduleGraph(*core.columns())
         capacity = core.capacity >> core.shift
         deadline = None if time_limit is None else time.monotonic() + time_limit
         moves = min(EFFORT.most_moves, EFFORT.moves * len(problem) + 1_000)
@@ -97,9 +97,9 @@ def improve(
         position at which backward begins. This is the earliest legal position, unless the schedule
         would then exceed the capacity. A schedule may exceed the capacity in any case.
     """
-    core = step_core(problem)
+    core = schedule_core(problem)
     best = (tuple(sequence), boundary)
-    graph = compiled.StepGraph(*core.columns())
+    graph = compiled.ScheduleGraph(*core.columns())
     turns = [(seed, moves, *row) for seed, row in enumerate(_NEAR, 1)]
     start = core.apply(problem, *best)
     found = graph.anneal(start, core.capacity >> core.shift, turns, 0.0)
@@ -133,7 +133,7 @@ def _first_boundary(problem: ScheduleProblem, sequence: Sequence[int]) -> int:
     return len(sequence)
 
 
-def _starts(problem: ScheduleProblem, core: StepCore) -> list[tuple[int, ...]]:
+def _starts(problem: ScheduleProblem, core: ScheduleCore) -> list[tuple[int, ...]]:
     """Return the legal sequences, in nodes of ``core``, from which annealing may start."""
     evicted = evicting(problem)
     starts = [core.start]

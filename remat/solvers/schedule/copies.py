@@ -1,4 +1,4 @@
-"""Offload copies as nodes of the step problem, so that its solvers count the copies' memory.
+"""Offload copies as nodes of the schedule problem, so that its solvers count the copies' memory.
 
 An offloaded value keeps its memory until its copy to the host has ended. The value takes memory
 again when the copy back begins. Three extra nodes for each offloaded value model this. The *away*
@@ -36,7 +36,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WithCopies:
-    """A step problem extended by nodes for offload copies, with a schedule of the extended problem.
+    """A schedule problem extended by nodes for offload copies, with a schedule of the extended problem.
 
     Nodes are numbered in this order: the fetch nodes, the nodes of the original problem, the *away*
     nodes, the send nodes. Each copy has one node of every kind.
@@ -65,7 +65,7 @@ class WithCopies:
 def with_copies(
     problem: ScheduleProblem, sequence: Sequence[int], boundary: int, copies: Sequence[Copy]
 ) -> WithCopies:
-    """Add copies as nodes to a step problem, and add the runs of these nodes to a schedule."""
+    """Add copies as nodes to a schedule problem, and add the runs of these nodes to a schedule."""
     # Only backward nodes read a fetched value here, because `inputs` has one entry for all runs of a node. A forward node
     # that runs again in backward may read fetched values too; these bytes are not counted.
     k, n = len(copies), len(problem)

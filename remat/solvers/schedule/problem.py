@@ -1,4 +1,4 @@
-"""The step problem: choose the order in which nodes run, and which nodes run again.
+"""The schedule problem: choose the order in which nodes run, and which nodes run again.
 
 The peak memory must stay within a capacity. A *schedule* is a sequence of runs of nodes. A node may
 occur several times. A later run recomputes the node's value, so memory need not hold the value
@@ -328,7 +328,7 @@ def evaluate_schedule(
 
 
 class ScheduleEvaluator:
-    """Computes the memory and cost of many schedules of one step problem, whose capacity is ignored."""
+    """Computes the memory and cost of many schedules of one schedule problem, whose capacity is ignored."""
 
     def __init__(self, problem: ScheduleProblem) -> None:
         self._problem, self._results = problem, problem.results

@@ -12,7 +12,7 @@ from remat.errors import PlanError, ProblemError
 from remat.files import MAX_RECORD_BYTES, read_as, read_record
 from remat.graph.joint import JointGraph, operators_digest
 from remat.planning.plan import Plan
-from remat.planning.plans import PlanSet
+from remat.planning.plan_set import PlanSet
 from remat.plugins.registry import registry
 
 #: A plan, or the plans of all graphs of a step: as an object, as JSON text, or as the path of a JSON file.

@@ -109,5 +109,5 @@ def _counted_peak(plan: Plan, applied: Plan, limit: int) -> int:
         # a ratio of the peak only approximately, so nothing is compared with a ratio.
         return min(applied.peak_bytes, plan.peak_bytes) if plan.asked.peak_bytes else 0
     if applied.peak_bytes > limit and applied.lower == "inductor":
-        return min(applied.peak_bytes, applied.predicted_peak_bytes)
+        return min(applied.peak_bytes, applied.estimated_peak_bytes)
     return applied.peak_bytes

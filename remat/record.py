@@ -176,7 +176,7 @@ class PlanRecord(Record):
     search: str = ""
     remat: str = ""
     # Fields with an underscore are not written to files.
-    _asked: Budget | None = None
+    _requested: Budget | None = None
     _modules: tuple[fx.GraphModule, fx.GraphModule] | None = None
     _problem: GraphProblem | None = None
     _costs: Mapping[str, int] | None = None
@@ -192,8 +192,8 @@ class PlanRecord(Record):
     def __post_init__(self) -> None:
         for name in () if self._later is None else LATER:
             object.__delattr__(self, name)  # so that Python calls `__getattr__` for the field
-        # Only a plan from a file can have false figures, or an invalid text. Such a plan has no `_asked`.
-        if self._asked is not None:
+        # Only a plan from a file can have false figures, or an invalid text. Such a plan has no `_requested`.
+        if self._requested is not None:
             return
         check_figures(self, _BYTES, bits=63)
         check_figures(self, _COSTS)
@@ -324,9 +324,9 @@ class PlanRecord(Record):
         return self.added_cost - self.recompute_bound
 
     @property
-    def asked(self) -> Budget:
+    def requested(self) -> Budget:
         """The requested budget; for a plan from a file, parsed from its text."""
-        return self._asked or Budget.parse(self.budget)
+        return self._requested or Budget.parse(self.budget)
 
     @property
     def figures(self) -> Self:

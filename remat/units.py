@@ -299,9 +299,9 @@ def parse_bytes(text: str) -> int | None:
     if scale is None or (not unit and not number.isdigit()):  # without a unit, "0.5" is a ratio
         return None
     # Computed in integers, since a float is exact only up to 2**53.
-    whole, _, fraction = number.partition(".")
+    integer, _, fraction = number.partition(".")
     digits: int = 10 ** len(fraction)
-    return int(whole or 0) * scale + int(fraction or 0) * scale // digits
+    return int(integer or 0) * scale + int(fraction or 0) * scale // digits
 
 
 def _format_ratio(ratio: float | None) -> str:
@@ -409,8 +409,8 @@ def columns(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> l
             last cell extends over the remaining columns.
         left: indices of left-aligned columns; all others are right-aligned.
     """
-    whole = [row for row in rows if len(row) == len(rows[0])]
-    widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
+    complete = [row for row in rows if len(row) == len(rows[0])]
+    widths = [max(map(len, column)) for column in zip(*complete, strict=True)]
     lines = []
     for row in rows:
         cells = [

@@ -102,7 +102,7 @@ def _figures(plan: Plan) -> dict[str, str]:
     without, step = plan.without_peak_bytes, plan.step_cost
     recomputed = format_cost(plan.recompute_cost, plan.unit)
     return {
-        "budget": plan.asked.label,
+        "budget": plan.requested.label,
         "solver": plan.solver,
         "cost model": plan.cost,
         "kept": f"{len(plan.saved) + len(plan.snapshots):,} nodes",

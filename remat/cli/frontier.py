@@ -154,7 +154,7 @@ def _show(captured: Captured, frontiers: list[Frontier], plan: Plan | None, cost
         tables.show(table)
     if plan is not None:
         click.echo(
-            f"\nbudget {plan.asked.label}: {format_bytes(plan.saved_bytes)} saved, "
+            f"\nbudget {plan.requested.label}: {format_bytes(plan.saved_bytes)} saved, "
             f"{format_cost(plan.recompute_cost, plan.unit)} recomputed, "
             f"peak {format_bytes(plan.peak_bytes)}"
         )

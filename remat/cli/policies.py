@@ -49,7 +49,7 @@ def policies(
     modules = [_figures(row) for row in rows]
     if echo_json({"modules": modules, "policies": to_paste, "unit": plan.unit}):
         return
-    click.echo(f"{captured.title()}; budget {plan.asked.label}")
+    click.echo(f"{captured.title()}; budget {plan.requested.label}")
     for line in _table(rows, plan.unit):
         click.echo(line)
     given = {"budget": str(request.budget), "policies": to_paste}

@@ -170,7 +170,7 @@ def fit_calls(
     captured = {first: capture_step(first, first_call)}
     joint, _ = captured[first]
     rank = Rank.of(model, parameters, training, limit_bytes, request.cost, joint)
-    cost = str(request.on(joint).cost)
+    cost = str(request.with_graph_cost(joint).cost)
     in_process = executor is None
 
     def job(batch: int, others: Sequence[Decision]) -> _Job:

@@ -72,7 +72,7 @@ class CompiledBudget:
         """
         # Ranks must not mistake the decision of an earlier plan for the decision of this replan.
         if agree is not None and self.times:
-            agree = replace(agree, asked=f"{agree.asked}, planned again {self.times} times")
+            agree = replace(agree, options=f"{agree.options}, planned again {self.times} times")
         if _by_peak(request):
             return self._plan_within_peak(joint, request, agree)
         if not self.times:
@@ -86,15 +86,15 @@ class CompiledBudget:
                 f"budget {budget.label}: the plan within it takes more as Inductor compiled it, and there "
                 f"is none for what is left then: {error}"
             ) from None
-        return replace(plan, budget=str(budget), capacity=current.limit, _asked=budget)
+        return replace(plan, budget=str(budget), capacity=current.limit, _requested=budget)
 
     def _plan_within_peak(
         self, joint: JointGraph, request: PlanRequest, agree: AgreeRanks | None
     ) -> Plan:
         """Plan a graph under a budget on the peak, using the compiled peaks of earlier plans."""
-        asked, current = request.budget, self.rounds[-1]
+        requested, current = request.budget, self.rounds[-1]
         is_first = current is self.rounds[0]
-        budget = asked if is_first else LEAST
+        budget = requested if is_first else LEAST
         within = replace(request, budget=budget)
         if budget.peak_bytes is None and current.is_last(budget):
             # In compiled code, copies to or from the host may start so early that a step without offloading
@@ -111,7 +111,11 @@ class CompiledBudget:
         limit = 0 if budget.peak_bytes else search.limit or 0
         plan = planner.finish(candidate, budget, agree, peak_limit=limit, measure="estimated")
         self._chosen[plan.decision] = candidate.decision
-        return plan if is_first else replace(plan, budget=str(asked), _asked=asked, peak_limit=0)
+        return (
+            plan
+            if is_first
+            else replace(plan, budget=str(requested), _requested=requested, peak_limit=0)
+        )
 
     def replans(self, plan: Plan, request: PlanRequest, *, can_hold: bool = True) -> bool:
         """Return whether to replan a step because the compiled step exceeds its budget.
@@ -224,7 +228,7 @@ def warn_of_saved(plan: Plan) -> None:
     """
     if not plan.planned_peak_bytes or plan.symbolic:
         return
-    budget = plan.asked
+    budget = plan.requested
     if budget.on_peak:
         verb, taken, limit = "has a peak of", plan.peak_bytes, budget.peak_bytes or 0
     else:

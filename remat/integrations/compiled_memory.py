@@ -106,23 +106,27 @@ def compiled_timeline(
         own = outputs[: forward.own]
         simulation.mark(own, StorageKind.OUTPUT)
         simulation.mark(outputs, StorageKind.SAVED, forward.returned)
-        handed = dict(zip(forward.returned, outputs, strict=True))
+        value_of = dict(zip(forward.returned, outputs, strict=True))
         arguments = [
-            handed[name] if name in handed else simulation.given(name, like, StorageKind.TANGENT)
+            value_of[name]
+            if name in value_of
+            else simulation.given(name, like, StorageKind.TANGENT)
             for name, like in backward.given
         ]
         held = [
-            x for x, (name, _) in zip(arguments, backward.given, strict=True) if name not in handed
+            x
+            for x, (name, _) in zip(arguments, backward.given, strict=True)
+            if name not in value_of
         ]
         if not torch_compat.holds_tangents():
             held = []
         # Otherwise these references would keep all saved activations alive until backward ends.
-        del outputs, handed
+        del outputs, value_of
         gradients = simulation.run(backward, arguments)
         simulation.mark(gradients, StorageKind.GRADIENT)
-        done = simulation.timeline()
+        timeline = simulation.timeline()
     del given, own, gradients, held
-    return done
+    return timeline
 
 
 def held_bytes(timeline: Timeline) -> int:
@@ -302,9 +306,9 @@ class _Simulation(StorageWatch):  # type: ignore[no-untyped-call]
             lifetimes=tuple(sorted(lifetimes, key=lambda x: (x.first, x.last))),
         )
 
-    def found(self, known: int | None, nbytes: Any, source: str) -> int:
-        if known is not None:
-            return known
+    def on_storage(self, state: int | None, nbytes: Any, source: str) -> int:
+        if state is not None:
+            return state
         self._append(source, nbytes, _NEVER)
         return len(self._lives) - 1
 
@@ -321,10 +325,10 @@ class _Simulation(StorageWatch):  # type: ignore[no-untyped-call]
         )
         self._lives.append(life)
 
-    def freed(self, known: int) -> None:
-        life = self._lives[known]
+    def on_free(self, state: int) -> None:
+        life = self._lives[state]
         # A storage that is freed before any kernel runs is still alive at one program point.
-        self._lives[known] = replace(life, last=max(life.first, len(self._program_points) - 1))
+        self._lives[state] = replace(life, last=max(life.first, len(self._program_points) - 1))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = super().__torch_dispatch__(func, types, args, kwargs)

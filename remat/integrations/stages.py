@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from remat import torch_compat
-from remat.errors import BudgetError, BudgetWarning, Said, warn
+from remat.errors import BudgetError, BudgetWarning, LastWarning, warn
 from remat.graph.capture.regions import Modules, is_region, split_region
 from remat.graph.collection import paused_collection
 from remat.graph.costs.auto import device_type_of, is_for_cpu
@@ -213,7 +213,7 @@ class Arrived:
         if agree is not None and self.other_graphs_runs:
             # Equal graphs at different places of a step have different budgets left, so ranks agree per place.
             agree = replace(
-                agree, asked=f"{agree.asked}, after {self.other_graphs_runs} graphs of the step"
+                agree, options=f"{agree.options}, after {self.other_graphs_runs} graphs of the step"
             )
         with paused_collection():
             return plan_graph(joint, request, agree=agree)
@@ -255,7 +255,7 @@ class Arrived:
         if not request.decides or lower != "eager" or request.budget.peak_bytes is None:
             return
         # Peaks include the memory that operators allocate inside only if the cost model is for CPUs.
-        if device_type_of(joint) == "cpu" and not is_for_cpu(request.cost.on(joint)):
+        if device_type_of(joint) == "cpu" and not is_for_cpu(request.cost.for_graph(joint)):
             warn(
                 f"budget {request.budget.label} bounds the peak without what operators take beside their results: this "
                 f"step runs on a CPU, and cost model '{request.cost}' is about none. Leave cost out, or give "
@@ -333,7 +333,7 @@ class Planned:
             _LOG.info(
                 "'%s' at budget %s: %s saved, peak %s (as planned; without remat is budget 1)",
                 plan.graph,
-                plan.asked.label,
+                plan.requested.label,
                 format_bytes(plan.planned_saved_bytes or plan.saved_bytes),
                 plan.before_after.line,
             )
@@ -403,12 +403,17 @@ class Planned:
         arrived, look = self.arrived, None
         # `StepTally` warns if other graphs run in the same step. Outputs that the user still holds do not count as other graphs.
         if not self.over or not arrived.other_graphs_runs:
-            budget = arrived.options.request.budget if self.over else self.plan.asked
-            said = arrived.options.graphs.said[self.identity]
+            budget = arrived.options.request.budget if self.over else self.plan.requested
+            last_warning = arrived.options.graphs.last_warnings[self.identity]
             if self.over:
-                self._warn_of_excess(said)
+                self._warn_of_excess(last_warning)
             look = guard_sizes(
-                inputs, self.plan, budget, said, saved=self.saved_plan, watched=arrived.watched
+                inputs,
+                self.plan,
+                budget,
+                last_warning,
+                saved=self.saved_plan,
+                watched=arrived.watched,
             )
         # Compiling a step takes much longer than its figures, and they outlive the step.
         compile_log.add(
@@ -416,13 +421,13 @@ class Planned:
         )
         return look
 
-    def _warn_of_excess(self, said: Said) -> None:
+    def _warn_of_excess(self, last_warning: LastWarning) -> None:
         """Warn that a step runs although its budget cannot be met."""
         arrived, on_peak = self.arrived, self.arrived.options.request.budget.on_peak
         taken = self.plan.peak_bytes if on_peak else self.plan.saved_bytes
-        if taken <= said.quiet:
+        if taken <= last_warning.quiet:
             return
-        said.nbytes = taken
+        last_warning.nbytes = taken
         again = "that has run before is compiled again"
         if arrived.other_graphs_bytes and not arrived.runs_again(self.kind):
             held = format_bytes(arrived.other_graphs_bytes)
@@ -432,7 +437,7 @@ class Planned:
         warn(
             f"a step {again}, and its budget cannot be held: {self.over}. The plan with the least "
             f"{'peak' if on_peak else 'saved bytes'} runs instead, which takes {format_bytes(taken)} ({taken} bytes). "
-            f"{Said.NEXT}; options={{'strict': True}} refuses it",
+            f"{LastWarning.NEXT}; options={{'strict': True}} refuses it",
             BudgetWarning,
         )
 

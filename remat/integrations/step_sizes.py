@@ -203,7 +203,7 @@ class SizedBytes:
         # If the compiled bytes have no symbolic sizes, the simulated ones are used instead.
         if all(x.size is None for x in timeline.lifetimes):
             timeline = plan.simulated
-        peak = plan.asked.on_peak
+        peak = plan.requested.on_peak
         self.taken = plan.peak_bytes if peak else plan.saved_bytes
         chosen = [x for x in timeline.lifetimes if peak or x.kind is StorageKind.SAVED]
         # Saved values are all alive when backward begins, so one program point suffices to sum their bytes.
@@ -304,11 +304,13 @@ class RunSizes:
         values = outputs_of(plan.forward.graph)[own_outputs(plan.forward) :]
         numbers = [v.meta.get("val") for v in values if isinstance(v, fx.Node)]
         kinds = (torch.SymInt, torch.SymFloat, torch.SymBool)
-        self._handed = [
+        self._saved_numbers = [
             getattr(expression_of(v), "name", "") for v in numbers if isinstance(v, kinds)
         ]
         self.planned = {s.name: s for s in sizes}
-        self.unseen = {s.name for s in sizes if s.place is None and s.name not in self._handed}
+        self.unseen = {
+            s.name for s in sizes if s.place is None and s.name not in self._saved_numbers
+        }
 
     @classmethod
     def of(cls, plan: Plan, example_inputs: Sequence[Any], symbols: set[str]) -> RunSizes:
@@ -325,7 +327,9 @@ class RunSizes:
     def read(self, arguments: Sequence[Any], node: Any) -> dict[str, int]:
         """Return the sizes of a finished run; a size that cannot be read has its planned value."""
         seen = {name: int(size.read(arguments)) for name, size in self.planned.items()}
-        numbers = torch_compat.handed_numbers(node)
-        if len(numbers) == len(self._handed):
-            seen |= {n: int(k) for n, k in zip(self._handed, numbers, strict=True) if n in seen}
+        numbers = torch_compat.saved_numbers(node)
+        if len(numbers) == len(self._saved_numbers):
+            seen |= {
+                n: int(k) for n, k in zip(self._saved_numbers, numbers, strict=True) if n in seen
+            }
         return seen

@@ -120,7 +120,7 @@ class GraphContext:
             on_demand: whether the first reader of an operator's workspace measures it; False is used under a budget on
                 the peak, which reads them often.
         """
-        fingerprint, request = fingerprint or fingerprint_of(joint), request.on(joint)
+        fingerprint, request = fingerprint or fingerprint_of(joint), request.with_graph_cost(joint)
         if request.policies and not request.has_matched:
             check_matched(request.policies, [joint.graph], joint.name)
         state = prepare(
@@ -258,8 +258,8 @@ class GraphContext:
             why = f"hooks={request.hooks.name!r} pack every saved value"
         elif request.cost.unit != "ps":
             why = f"copies take time, and cost model '{request.cost}' counts {request.cost.unit}"
-        found = tagged_values(self.state, self.lowered)
-        return [replace(tagged, why=tagged.why or why) for tagged in found]
+        values = tagged_values(self.state, self.lowered)
+        return [replace(tagged, why=tagged.why or why) for tagged in values]
 
     @property
     def may_offload(self) -> bool:

@@ -75,7 +75,7 @@ def finish(
     if state.policies:
         check_budgets(state, read_policies(state.policies))
     # The default, "auto", stands for a cost model that the graph selects.
-    cost = cost.on(state.joint)
+    cost = cost.for_graph(state.joint)
     lowered = state.lowered(cost)
     check_tagged(state, lowered)
     offloaded_bytes = sum(value.host_bytes for value in state.decision.offloads)
@@ -174,7 +174,7 @@ def finish(
         chunk=state.chunk,
         search=search,
         copied_outputs=copied_outputs,
-        _asked=budget,
+        _requested=budget,
         _modules=(forward, backward),
         _problem=problem,
         _learns=has_symbols(state.index.values, learned=True),

@@ -216,7 +216,7 @@ class Frontier:
 
         label = "chosen"
         if isinstance(chosen, Plan):
-            label = f"plan at budget {chosen.asked.label}"
+            label = f"plan at budget {chosen.requested.label}"
             self.check_same(chosen)
         if strange := [f.by for f in others if f.by != self.by]:
             raise ProblemError(
@@ -294,13 +294,13 @@ class Frontier:
             for k, point in enumerate(points, 1):
                 if on_progress is not None:
                     on_progress(f"plan {k} of {len(points)} along the frontier")
-                made = self.plan(point)
-                if made.values == plan.values:
-                    made = plan
+                candidate = self.plan(point)
+                if candidate.values == plan.values:
+                    candidate = plan
                 else:
-                    plans.append(made)
+                    plans.append(candidate)
                 if point == self.knee():
-                    knee = made
+                    knee = candidate
         plans = sorted([*plans, plan], key=lambda p: (self.bytes_of(p), -p.added_cost))
         return page_of(
             plans,

@@ -87,11 +87,11 @@ class PlanSet(Record, Sequence[Plan]):
     def before_after(self) -> BeforeAfter:
         """Comparison of the step under these plans with the step without remat."""
         # `step_cost` is 0 if unknown. A sum in which one of the costs is unknown would be too low.
-        known = all(p.step_cost for p in self.plans)
+        costs_are_known = all(p.step_cost for p in self.plans)
         return BeforeAfter(
             peak_bytes=self.peak_bytes,
             without_peak_bytes=self.without_peak_bytes,
-            step_cost=self._summed("step_cost") if known else 0,
+            step_cost=self._summed("step_cost") if costs_are_known else 0,
             recompute_cost=self.recompute_cost,
             exposed_time=self.exposed_time,
             without_recompute_cost=self._summed("without_recompute_cost"),

@@ -110,7 +110,7 @@ def plan_graph(
     budgeted = [p for p in pipeline.flat() if isinstance(p, Budgeted)]
     # Each deciding pass replaces the decision of the pass before, so the plan records the last one's options.
     cost = budgeted[-1].cost if budgeted else Roofline()
-    count_workspaces(state, cost.on(state.joint))
+    count_workspaces(state, cost.for_graph(state.joint))
     return finish(
         pipeline.run(state, in_place=True).state,
         cost=cost,
@@ -154,7 +154,7 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
     # The plan names the copies among the nodes that it saves, so they must exist before the split.
     if plan.copied_outputs:
         prepared = with_copies(prepared, plan.copied_outputs)
-    request = replace(request, cost=registry().cost_model(plan.cost).on(prepared.joint))
+    request = replace(request, cost=registry().cost_model(plan.cost).for_graph(prepared.joint))
     count_workspaces(prepared, request.cost)
     limits = SavedLimits(
         capacity=plan.capacity,
@@ -173,7 +173,7 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
     applied = finish(
         state,
         cost=request.cost,
-        budget=plan.asked,
+        budget=plan.requested,
         fingerprint=plan.fingerprint,
         baseline=Baseline(
             peak_bytes=plan.without_peak_bytes,
@@ -199,7 +199,7 @@ def warn_of_peak(plan: Plan, figures: BeforeAfter | None = None) -> None:
         plan: a finished plan.
         figures: its comparison with the step without remat; None: `PlanRecord.before_after`.
     """
-    if plan.asked.on_peak or plan.capacity >= plan.full_bytes:
+    if plan.requested.on_peak or plan.capacity >= plan.full_bytes:
         return
     figures = figures or plan.before_after
     if not figures.without_peak_bytes:
@@ -212,9 +212,9 @@ def warn_of_peak(plan: Plan, figures: BeforeAfter | None = None) -> None:
             peak_bytes=plan.estimated_peak_bytes,
             without_peak_bytes=plan.without_estimated_bytes,
         )
-    what = f"budget {plan.asked.label} for '{plan.graph}'"
+    subject = f"budget {plan.requested.label} for '{plan.graph}'"
     ratio = plan.capacity / plan.full_bytes
-    figures.warn_if_not_lower(what, ratio, of_graph=True, is_estimated=is_estimated)
+    figures.warn_if_not_lower(subject, ratio, of_graph=True, is_estimated=is_estimated)
 
 
 @cache
@@ -274,8 +274,8 @@ class Planner:
         searches, ends = [*map(search_of, contexts)], None
         unchunked = searches[0]
         if request.budget.peak_share is not None:
-            full = unchunked.measures.simulated(unchunked.decisions.allowed_at_budget_one)
-            ends = min(s.least_found for s in searches), full
+            at_budget_one = unchunked.measures.simulated(unchunked.decisions.allowed_at_budget_one)
+            ends = min(s.least_found for s in searches), at_budget_one
         baseline = cls(unchunked).baseline
         return cls._cheapest_of([cls(s, ends=ends, baseline=baseline) for s in searches])
 
@@ -355,17 +355,17 @@ class Planner:
             plain_context = GraphContext(plain, request, fingerprint=context.fingerprint)
             return Planner(search_of(plain_context)).baseline
         try:
-            full = search.decisions.without_remat
+            without_remat = search.decisions.without_remat
         except RematError:
             return Baseline()
         measures = search.measures
         if context.request.hooks is not None:
             measures = Measures(replace(context.state, hooks=None), context.on_progress)
         return Baseline(
-            peak_bytes=measures.simulated(full),
-            estimated_bytes=0 if context.is_eager else search.measures.estimated(full),
-            recompute_cost=full.cost,
-            curve=measures.curve(full),
+            peak_bytes=measures.simulated(without_remat),
+            estimated_bytes=0 if context.is_eager else search.measures.estimated(without_remat),
+            recompute_cost=without_remat.cost,
+            curve=measures.curve(without_remat),
         )
 
     def reread_outputs(self, decided: Candidate) -> tuple[int, ...]:
@@ -466,11 +466,11 @@ def _by_bounds(search: Search, plan: Plan) -> tuple[BeforeAfter | None, bool]:
     if not context.is_eager or context.request.hooks is not None or context.state.plain:
         return None, False
     try:
-        full = search.decisions.without_remat
+        without_remat = search.decisions.without_remat
     except RematError:
         return None, False
     measure_deferred(context.state.joint.graph)
-    own, other = (peak_bounds(context.state, d) for d in (plan.decision, full.decision))
+    own, other = (peak_bounds(context.state, d) for d in (plan.decision, without_remat.decision))
     if own is None or other is None:
         return None, False
     # The highest peak that the plan may have, and the lowest that the step without remat may have.
@@ -479,7 +479,7 @@ def _by_bounds(search: Search, plan: Plan) -> tuple[BeforeAfter | None, bool]:
         without_peak_bytes=other[0],
         step_cost=context.step_cost,
         recompute_cost=plan.recompute_cost,
-        without_recompute_cost=full.cost,
+        without_recompute_cost=without_remat.cost,
         unit=plan.unit,
         exposed_time=plan.exposed_time,
     )

@@ -235,9 +235,9 @@ def format_of(path: str | Path, named: str | None = None) -> str:
     suffix = Path(path).suffix.lower()
     if suffix in SUFFIXES:
         return SUFFIXES[suffix]
-    known = ", ".join(f"{end} ({name})" for end, name in SUFFIXES.items())
+    suffixes = ", ".join(f"{end} ({name})" for end, name in SUFFIXES.items())
     raise ProblemError(
-        f"a step cannot be exported to '{path}': its suffix is '{suffix}'; expected {known}, or a format by "
+        f"a step cannot be exported to '{path}': its suffix is '{suffix}'; expected {suffixes}, or a format by "
         f"name: {', '.join(FORMATS)}"
     )
 

@@ -181,8 +181,8 @@ def _stop(
     view, step = stop.view, stop.view.timeline
     sums, running = step.nbytes(), view.operator_at
     program_points = highest_points(sums, COLUMNS)
-    kept = sorted((v for v in view.values if v.state == KEPT), key=lambda v: -v.nbytes)
-    named = _named(view, kept)
+    kept_values = sorted((v for v in view.values if v.state == KEPT), key=lambda v: -v.nbytes)
+    named = _named(view, kept_values)
     peak, one_by_one = step.peak, set(map(id, named))
     # All values that are not drawn one by one are summed in two areas: small values, and recomputed values.
     # These areas lie between the parameters below and the temporary values above.
@@ -234,13 +234,13 @@ def _stop(
             "block": [texts[short_module(v.module)] for v in named],
             "shape": [texts[v.shape] for v in named],
         },
-        "keptText": texts[_kept_text(kept)],
+        "keptText": texts[_kept_text(kept_values)],
         **_again(view, texts),
         "point": [stop.point[0] / scales[0].size, stop.point[1] / scales[1].size],
     }
 
 
-def _named(view: StepView, kept: Sequence[Value]) -> list[Value]:
+def _named(view: StepView, kept_values: Sequence[Value]) -> list[Value]:
     """Return the values that are drawn one by one: kept values, and other values that are large beside the peak."""
     least = view.timeline.peak.nbytes * _SMALL
     others = [
@@ -249,7 +249,7 @@ def _named(view: StepView, kept: Sequence[Value]) -> list[Value]:
         if v.state != KEPT and v.kind is not StorageKind.INPUT and v.nbytes >= least
     ]
     largest = sorted(others, key=lambda v: -v.nbytes)[:MOST_OTHERS]
-    return sorted([*kept[:MOST_KEPT], *largest], key=lambda v: (v.first, v.last))
+    return sorted([*kept_values[:MOST_KEPT], *largest], key=lambda v: (v.first, v.last))
 
 
 def _op(value: Value) -> str:
@@ -264,15 +264,15 @@ def _price(value: Value, unit: str) -> str:
     return "cannot be recomputed" if value.state == KEPT else ""
 
 
-def _kept_text(kept: Sequence[Value]) -> str:
+def _kept_text(kept_values: Sequence[Value]) -> str:
     """Return the text above the table of kept values: their number and bytes, and what the columns mean."""
-    if not kept:
+    if not kept_values:
         return "Forward keeps nothing for backward but inputs and outputs."
     text = (
-        f"{counted(len(kept), 'value')}, {format_bytes(sum(v.nbytes for v in kept))}. "
+        f"{counted(len(kept_values), 'value')}, {format_bytes(sum(v.nbytes for v in kept_values))}. "
         "Cost saved: what recomputing that value alone would take. Select a row to find the value in the picture."
     )
-    rest = kept[MOST_KEPT:]
+    rest = kept_values[MOST_KEPT:]
     if rest:
         text += (
             f" Not listed: {len(rest):,} smaller ones, {format_bytes(sum(v.nbytes for v in rest))}."

@@ -50,7 +50,7 @@ class Auto(Solver):
             with contextlib.suppress(SolverError):
                 first = verify(problem, Native(), answer)
         reduction = reduce(problem)
-        if not reduction.kept:
+        if not reduction.remaining:
             return reduction.invert_answer(Answer((), 0))
         members = _members(reduction.core, again=first is None)
         others = reduction.invert_answer(_best(reduction.core, members, deadline))

@@ -62,7 +62,7 @@ class Compiler:
         while again:
             made = self.compiled(known.plan(self._joint.copy(), request, agree=None))
             peaks.append(made.peak_bytes)
-            assert made.asked == request.budget
+            assert made.requested == request.budget
             again = known.replans(made, request)
         return peaks
 
@@ -178,7 +178,7 @@ def test_a_peak_below_parameters_and_inputs_is_refused_before_anything_is_compil
     request = PlanRequest.of(budget=remat.Peak(0.0))
     planner = Planner.of(joint.copy(), request)
     assert int(least[1]) == planner.search.measures.estimated(
-        CompiledSearch(planner.search).within(request.budget)
+        CompiledSearch(planner.search).search_within(request.budget)
     )
     assert "budget=remat.Peak(0.0) runs that plan" in str(caught.value)
 
@@ -192,7 +192,7 @@ def test_a_saved_plan_that_is_above_its_budget_as_compiled_is_warned_of(
     with warnings.catch_warnings():
         warnings.simplefilter("error", BudgetWarning)
         warn_of_saved(made)
-    less = replace(made, budget=f"peak:{made.peak_bytes - 1}", _asked=None)
+    less = replace(made, budget=f"peak:{made.peak_bytes - 1}", _requested=None)
     with pytest.warns(BudgetWarning, match=r"as Inductor compiled it by a saved plan, above"):
         warn_of_saved(less)
 

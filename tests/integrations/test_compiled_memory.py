@@ -147,7 +147,7 @@ def test_a_peak_holds_in_the_allocator() -> None:
     top, low = compiled("chain", 1.0, "lagrangian")[3], compiled("chain", remat.Peak(0.0))[3]
     assert low < top
     plan, allocated = compiled("chain", remat.Peak(low + (top - low) // 4))[2:]
-    assert allocated <= (plan.asked.peak_bytes or 0)
+    assert allocated <= (plan.requested.peak_bytes or 0)
     assert plan.recompute_cost > 0
 
 

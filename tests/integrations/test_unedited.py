@@ -77,7 +77,7 @@ def test_every_call_for_inductor_makes_a_plan(
     known = len(remat.plans())
     train(compiled())
     (plan,) = remat.plans()[known:]
-    assert plan.asked.label == "peak 0.5"
+    assert plan.requested.label == "peak 0.5"
     assert (made.calls, made.graphs, made.others) == (1, 1, Counter())
     assert made.report()[0].startswith("1 graph compiled, ")
 
@@ -133,7 +133,7 @@ def test_other_backends_keep_their_graphs_and_are_counted(made: Compilations) ->
     own = {"budget": 0.25, "lower": "eager"}
     train(torch.compile(Net(), backend="remat", options=own))  # type: ignore[arg-type]
     train(torch.compile(Net(), backend=remat.backend(budget=0.25, lower="eager")))
-    assert [plan.asked.label for plan in remat.plans()[known:]] == ["0.25", "0.25"]
+    assert [plan.requested.label for plan in remat.plans()[known:]] == ["0.25", "0.25"]
     assert (made.graphs, made.others) == (0, {"eager": 1, "aot_eager": 1, "remat": 2})
     (line,) = made.report()
     assert line.startswith("no graph was compiled through remat in this process; ")

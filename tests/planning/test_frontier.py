@@ -102,14 +102,14 @@ def test_every_point_is_a_plan_with_exactly_these_figures(
         for name in ("unit", "full_bytes", "least_bytes"):
             assert getattr(plan, name) == getattr(found, name)
         assert plan.least_bytes <= plan.saved_bytes
-        limit = plan.asked.peak_bytes if found.by == "peak" else plan.asked.nbytes
+        limit = plan.requested.peak_bytes if found.by == "peak" else plan.requested.nbytes
         assert limit == bytes_of(found, point)
         assert plan.recompute_bound <= plan.recompute_cost
         if found.by == "peak":
             assert bound_at(found, limit) <= plan.recompute_bound
     again = remat.plan(joint, plan=remat.Plan.from_json(plan.to_json()))
     assert again.saved == plan.saved
-    assert Budget.parse(plan.budget) == plan.asked
+    assert Budget.parse(plan.budget) == plan.requested
 
 
 def test_the_bounds_are_below_all_points_of_all_solvers(

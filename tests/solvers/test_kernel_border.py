@@ -285,7 +285,7 @@ ENTRIES = {
         check_run,
     ),
     "StepGraph.anneal": (
-        compiled and split(compiled.ScheduleGraph, "anneal", STEP),
+        compiled and split(compiled.StepGraph, "anneal", STEP),
         steps(),
         check_annealed,
     ),
@@ -530,7 +530,7 @@ def test_a_search_short_of_threads_or_memory_is_answered_or_refused(
     assert (done.returncode, done.stderr) == (0, "")
     said = "MemoryError"
     if fits:
-        graph = compiled.ScheduleGraph(*eval(columns, {"n": nodes}))
+        graph = compiled.StepGraph(*eval(columns, {"n": nodes}))
         said = str(graph.anneal(range(nodes), 1, turns, 0.0))
     assert done.stdout == f"{said}\n"
 

@@ -56,7 +56,7 @@ class FusedWalk(StepWalk):
         memories: Memories | None,
     ) -> None:
         super().__init__(forward, backward, num_fwd_outputs, memories)
-        self._kept = {id(v) for m in (forward, backward) for v in outputs_of(m.graph)}
+        self._output_ids = {id(v) for m in (forward, backward) for v in outputs_of(m.graph)}
 
     def workspaces(self) -> Iterator[tuple[fx.Node, int, int, int]]:
         """Yield the predicted workspaces, as (node, bytes, first program point, last program point).
@@ -159,7 +159,7 @@ class FusedWalk(StepWalk):
         self, nodes: list[fx.Node], start: int, existing: set[int]
     ) -> tuple[dict[int, tuple[fx.Node, int]], dict[int, int]]:
         allocations, _ = super()._walk(nodes, start, existing)
-        kernels = Kernels(nodes, start, self._kept)
+        kernels = Kernels(nodes, start, self._output_ids)
         makes, readers, returned = self._uses(nodes, allocations, kernels.passed_on)
         written = [  # readers first, because a node moves to the kernels of its readers
             (key, node)
@@ -211,7 +211,7 @@ class FusedWalk(StepWalk):
                 read_by = (read for read in inputs_of(node) if not _fills(read, node))
                 for key in (key for read in read_by for key in self.sizes.keys(read)):
                     readers[key].append(node)
-        returned = {key for n in nodes if id(n) in self._kept for key in self.sizes.keys(n)}
+        returned = {key for n in nodes if id(n) in self._output_ids for key in self.sizes.keys(n)}
         return makes, readers, returned
 
 

@@ -175,7 +175,7 @@ def memory_curve(
 def timeline(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int) -> Timeline:
     """Return the lifetimes of all storages of one step, whose modules carry fake values."""
     step = StepWalk(forward, backward, num_fwd_outputs)
-    saved_as = step.sizes.first_of(step.handed)
+    saved_as = step.sizes.first_of(step.saved_for_backward)
     lifetimes = [
         Lifetime(
             node=f"workspace of {node.target}" if key == _INSIDE else node.name,
@@ -250,9 +250,9 @@ def saved_storages(
             for v, d in zip(values[:num_fwd_outputs], descs, strict=False)
             if isinstance(v, fx.Node) and not is_input_mutation(d)
         )
-    handed = sizes.of_all(v for v in values[num_fwd_outputs:] if isinstance(v, fx.Node))
+    saved_values = sizes.of_all(v for v in values[num_fwd_outputs:] if isinstance(v, fx.Node))
     free |= dict.fromkeys(host_storages(forward.graph.nodes, sizes), 0)
-    return {k: b for k, b in handed.items() if k not in free}
+    return {k: b for k, b in saved_values.items() if k not in free}
 
 
 def own_outputs(forward: fx.GraphModule) -> int:
@@ -288,7 +288,7 @@ class StepWalk:
         sizes: keys and bytes of the storages.
         inputs: by key of each storage that the step receives, the first placeholder that uses it.
         outputs: bytes of each storage of the user's outputs, by storage key.
-        handed: nodes of forward whose values are saved for backward.
+        saved_for_backward: nodes of forward whose values are saved for backward.
         tangents: by key of each storage of a tangent, the first placeholder that uses it.
         last_read: by key of each storage passed to backward, the program point of its last use there.
             Empty until `lifetimes` or `storages` has run to its end.
@@ -312,12 +312,12 @@ class StepWalk:
         self.program_points = (*names, *([n.name for n in self._backward] or [""]))
         returned, given_back = outputs_of(forward.graph), outputs_of(backward.graph)
         outputs = [v for v in returned[:num_fwd_outputs] if isinstance(v, fx.Node)]
-        handed = [v for v in returned[num_fwd_outputs:] if isinstance(v, fx.Node)]
+        saved_values = [v for v in returned[num_fwd_outputs:] if isinstance(v, fx.Node)]
         roles = {n: role_of(n) for n in second if n.op == "placeholder"}
         self.inputs = sizes.first_of(n for n in first if n.op == "placeholder")
         self.outputs = sizes.of_all(outputs)
-        self._handed = sizes.of_all(handed)
-        self.handed = handed
+        self._saved_storages = sizes.of_all(saved_values)
+        self.saved_for_backward = saved_values
         self.tangents = sizes.first_of(n for n, r in roles.items() if r is Role.TANGENT)
         saved = sizes.first_of((n for n, r in roles.items() if r is Role.PRIMAL))
         self._initial = {**self.tangents, **saved}
@@ -382,7 +382,7 @@ class StepWalk:
                 continue
             if key in outputs:
                 until = end
-            elif key in self._handed:
+            elif key in self._saved_storages:
                 until = last[key] if key in self._initial and key in last else start - 1
             else:
                 until = ends[key]
@@ -454,7 +454,7 @@ class StepWalk:
             return StorageKind.TANGENT
         # A placeholder of backward that is not a tangent holds a value that forward saved.
         in_forward = first < self.boundary or node.op == "placeholder"
-        if key in (self._handed if in_forward else self._gradients):
+        if key in (self._saved_storages if in_forward else self._gradients):
             return StorageKind.SAVED if in_forward else StorageKind.GRADIENT
         if key != _INSIDE and node in self.again:
             return StorageKind.RECOMPUTED

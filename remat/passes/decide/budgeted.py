@@ -101,7 +101,7 @@ class Budgeted(Pass):
             BudgetError: the capacity is below the least possible bytes.
             SolverError: as from `remat.solvers.run.run`.
         """
-        solver = self.asked()
+        solver = self.required_solver()
         capacity, full_bytes = limits.capacity or 0, limits.full_bytes or 0
         problem = state.lowered(self.cost).problem.within(capacity)
         by_items = self.knapsack or "graph" not in solver.solves
@@ -110,7 +110,7 @@ class Budgeted(Pass):
             every=by_items or isinstance(solver, CutSolver),
             full_bytes=full_bytes <= capacity,
         )
-        problem = problem.knowing(cuts)
+        problem = problem.with_hints(cuts)
         hull = None if by_items else Hull.of(problem)  # the reference keeps the hull in its cache
         solutions = [self.solved(problem)]
         if not isinstance(solver, CutSolver):
@@ -137,7 +137,7 @@ class Budgeted(Pass):
             SolverError: as in `remat.solvers.run.run`.
         """
         limit = self.time_limit or None
-        return run(self.asked(), problem, time_limit=limit, knapsack=self.knapsack)
+        return run(self.required_solver(), problem, time_limit=limit, knapsack=self.knapsack)
 
     def _cuts(self, state: State, *, every: bool, full_bytes: bool) -> tuple[tuple[int, ...], ...]:
         """Return the saved nodes of minimum cuts under increasingly loose ban rules, strictest first."""
@@ -183,21 +183,21 @@ class Budgeted(Pass):
 
     @staticmethod
     def _cut_solutions(problem: GraphProblem, solution: GraphSolution) -> Iterator[GraphSolution]:
-        """Yield the minimum cuts in ``problem.known`` that fit the budget, as solutions."""
-        for saved in problem.known if solution.status is not Status.OPTIMAL else ():
-            done = evaluate(problem, saved)
-            if done.saved_bytes <= (problem.capacity or 0):
+        """Yield the minimum cuts in ``problem.hints`` that fit the budget, as solutions."""
+        for saved in problem.hints if solution.status is not Status.OPTIMAL else ():
+            evaluation = evaluate(problem, saved)
+            if evaluation.saved_bytes <= (problem.capacity or 0):
                 yield GraphSolution(
-                    saved=done.saved,
-                    cost=done.recompute_cost,
-                    saved_bytes=done.saved_bytes,
+                    saved=evaluation.saved,
+                    cost=evaluation.recompute_cost,
+                    saved_bytes=evaluation.saved_bytes,
                     bound=0,  # a cut proves nothing about other decisions
                     status=Status.FEASIBLE,
                     solver=MinCut.name,
                     elapsed_s=0.0,
                 )
 
-    def asked(self) -> Solver:
+    def required_solver(self) -> Solver:
         """Return the solver of the pass.
 
         Raises:

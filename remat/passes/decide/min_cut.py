@@ -151,13 +151,13 @@ def explain_conflict(state: State, lowered: Lowered, error: InfeasibleCutError) 
 def runs_once(node: fx.Node) -> list[str]:
     """Return the reasons why an operator may run only once; empty if the operator may run again."""
     undeclared = ", ".join(repr(purity.name_of(op)) for op in ops.opaque_operators(node))
-    asked = {
+    reasons = {
         "draws random numbers": ops.is_random(node),
         "overwrites its input": ops.is_mutating(node),
         "has an effect": ops.is_effectful(node) and not ops.is_mutating(node),
         f"is not declared pure (remat.declare_pure({undeclared}))": ops.is_opaque(node),
     }
-    return [why for why, holds in asked.items() if holds]
+    return [why for why, holds in reasons.items() if holds]
 
 
 def require_tangents(state: State) -> None:

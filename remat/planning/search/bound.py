@@ -111,7 +111,7 @@ class PeakBounds:
             problem,
             needed=tuple(sorted(needed)),
             size=tuple(0 if f else size for f, size in zip(free, problem.size, strict=True)),
-            known=(),
+            hints=(),
         )
         return Hull(narrowed), sum(alive.values())
 

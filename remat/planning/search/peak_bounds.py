@@ -63,24 +63,24 @@ class _Step:
         keep = frozenset(saved)
         self._backward = self._reached(self._gradients, keep | self._placeholders.keys())
         read = (j for i in self._backward for j in self._index.inputs[i])
-        self._handed = keep.intersection((*read, *self._gradients))
+        self._saved_for_backward = keep.intersection((*read, *self._gradients))
         required = [i for i, is_required in enumerate(self._required) if is_required]
-        self._forward = sorted([*required, *self._reached(self._handed, required)])
+        self._forward = sorted([*required, *self._reached(self._saved_for_backward, required)])
         self._start = roles.first_late
         self._end = 4 * len(self._index)
 
     def _reached(self, roots: Iterable[int], there: Iterable[int]) -> list[int]:
         """Return the positions of the nodes that compute ``roots`` from the nodes ``there``."""
-        seen, stack, found = bytearray(len(self._index)), [*roots], list[int]()
+        seen, stack, reached = bytearray(len(self._index)), [*roots], list[int]()
         for i in there:
             seen[i] = 1
         while stack:
             i = stack.pop()
             if not seen[i]:
                 seen[i] = 1
-                found.append(i)
+                reached.append(i)
                 stack += self._index.inputs[i]
-        return sorted(found)
+        return sorted(reached)
 
     def bounds(self) -> tuple[int, int] | None:
         """Return a lower and an upper bound on the peak; None if the order of the nodes is unknown."""
@@ -123,14 +123,16 @@ class _Step:
                 if at > last[owner[j]]:
                     last[owner[j]] = at
         least, most = self._last_in_backward
-        held, handed = ({owner[i] for i in nodes} for nodes in (self._outputs, self._handed))
+        held, saved = (
+            {owner[i] for i in nodes} for nodes in (self._outputs, self._saved_for_backward)
+        )
         again = frozenset(self._backward)
         for o in filter(self._allocates, self._forward):
             # Of the nodes that share a program point, another one than the last reader may run last.
             sure, until = last[o] & ~1, last[o]
             if o in held:
                 sure = until = self._end
-            elif o in handed:
+            elif o in saved:
                 # If backward computes the value again, too, a reader may read either.
                 sure, until = sure if o in again else max(sure, least[o]), max(until, most[o])
             if o not in inputs:
@@ -147,7 +149,7 @@ class _Step:
         owner, size, n = self._owner, self._size, len(self._index)
         earliest, latest = self._points_of_backward
         least, most = self._last_in_backward
-        apart = {owner[i] for i in (*self._outputs, *self._handed)}
+        apart = {owner[i] for i in (*self._outputs, *self._saved_for_backward)}
         for o in filter(self._allocates, self._backward):
             sure = self._end + 1 if o in apart else latest[o] + (not self._late[o])
             if o not in inputs:
@@ -186,8 +188,8 @@ class _Step:
                 and index.plain[i]
                 and self._mutated.isdisjoint([self._owner[j] for j in reads])
             ):
-                made = (program_point[j] for j in reads if index.nodes[j].op == "call_function")
-                program_point[i] = max(made, default=program_point[i]) | 1
+                points = (program_point[j] for j in reads if index.nodes[j].op == "call_function")
+                program_point[i] = max(points, default=program_point[i]) | 1
         return program_point
 
     @cached_property

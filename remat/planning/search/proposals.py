@@ -63,8 +63,8 @@ def by_prices(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
     def ask(peak_bytes: int) -> Candidate:
         search.rounds_run["by prices"] += 1
         within = Limits(peak_bytes=peak_bytes, saved_bytes=limits.saved_bytes)
-        found = near.prices.search_within(within, starts, orders=near.orders.is_possible)
-        return search.decisions.credited(found)
+        candidate = near.prices.search_within(within, starts, orders=near.orders.is_possible)
+        return search.decisions.credited(candidate)
 
     rounds, start = search.rounds(limits.measure).prices, wanted + near.offset
     yield from aim(ask, limits.measure, wanted, start=start, rounds=rounds, last=last)

@@ -217,10 +217,12 @@ class SeveralGraphs:
         """Yield cheap decisions, one per graph, with which the peak of the step approaches a limit."""
 
         def ask(peak_bytes: int) -> Together | None:
-            found = self._combinations(
+            combinations = self._combinations(
                 lambda so_far, peak, cost: so_far + cost if peak <= peak_bytes else None
             )
-            return self._together(found[-1][2]) if found else None  # the last one costs least
+            return (
+                self._together(combinations[-1][2]) if combinations else None
+            )  # the last one costs least
 
         peak = int(limits.peak_bytes)
         return aim(ask, limits.measure, peak, start=peak, rounds=DEFAULT.several.rounds)
@@ -233,10 +235,10 @@ class SeveralGraphs:
             # other graphs run, which is checked below. The second attempt keeps this graph's peak as it is.
             for part in dict.fromkeys((room // self.runs[k], 0)):
                 peak = search.measures.simulated(chosen[k])
-                found = search.offloads.with_offloads(peak + part, chosen[k])
-                if found is None or found.cost >= chosen[k].cost:
+                candidate = search.offloads.with_offloads(peak + part, chosen[k])
+                if candidate is None or candidate.cost >= chosen[k].cost:
                     break
-                other = [*chosen[:k], found, *chosen[k + 1 :]]
+                other = [*chosen[:k], candidate, *chosen[k + 1 :]]
                 if self.peak(other) <= peak_bytes:
                     chosen = other
                     break

@@ -45,7 +45,7 @@ def anneal(
     """Return the cheapest schedule within the capacity that simulated annealing finds.
 
     The first turns start from the best of these schedules: every node once, the schedule from
-    `evicting`, and those in ``problem.known``. The last turns start from the best schedule found so far.
+    `evicting`, and those in ``problem.hints``. The last turns start from the best schedule found so far.
     During a turn, a schedule may exceed the capacity, but excess bytes add a penalty to its cost. The
     answer's bound is the cost of running each node once.
 
@@ -62,7 +62,7 @@ def anneal(
     by_clock = False
     # A schedule within the capacity that runs each node once is optimal: no search is needed.
     if rank(best)[:2] != (False, least):
-        graph = compiled.ScheduleGraph(*core.columns())
+        graph = compiled.StepGraph(*core.columns())
         capacity = core.capacity >> core.shift
         deadline = None if time_limit is None else time.monotonic() + time_limit
         moves = min(EFFORT.most_moves, EFFORT.moves * len(problem) + 1_000)
@@ -99,28 +99,28 @@ def improve(
     """
     core = schedule_core(problem)
     best = (tuple(sequence), boundary)
-    graph = compiled.ScheduleGraph(*core.columns())
+    graph = compiled.StepGraph(*core.columns())
     turns = [(seed, moves, *row) for seed, row in enumerate(_NEAR, 1)]
     start = core.apply(problem, *best)
-    found = graph.anneal(start, core.capacity >> core.shift, turns, 0.0)
-    candidates = {best, *(core.invert(s) for *_, s in found)}
+    annealed = graph.anneal(start, core.capacity >> core.shift, turns, 0.0)
+    candidates = {best, *(core.invert(s) for *_, s in annealed)}
 
     def with_boundary(sequence: tuple[int, ...], boundary: int) -> tuple[tuple[int, ...], int]:
         first = _first_boundary(problem, sequence)
         fits = first < boundary and not _rank(problem, sequence, first)[0]
         return sequence, first if fits else boundary
 
-    made = {with_boundary(*candidate) for candidate in candidates}
-    return sorted(made, key=lambda candidate: (_rank(problem, *candidate), candidate))
+    schedules = {with_boundary(*candidate) for candidate in candidates}
+    return sorted(schedules, key=lambda candidate: (_rank(problem, *candidate), candidate))
 
 
 def _rank(
     problem: ScheduleProblem, runs: Sequence[int], boundary: int | None = None
 ) -> tuple[bool, int, int]:
     """Return the sort key of a schedule, smallest first: whether it exceeds the capacity, then peak or cost, then peak."""
-    done = evaluate_schedule(problem, runs, boundary)
-    over = problem.capacity is not None and done.peak_bytes > problem.capacity
-    return over, done.peak_bytes if over else done.cost, done.peak_bytes
+    evaluation = evaluate_schedule(problem, runs, boundary)
+    over = problem.capacity is not None and evaluation.peak_bytes > problem.capacity
+    return over, evaluation.peak_bytes if over else evaluation.cost, evaluation.peak_bytes
 
 
 def _first_boundary(problem: ScheduleProblem, sequence: Sequence[int]) -> int:
@@ -137,8 +137,8 @@ def _starts(problem: ScheduleProblem, core: ScheduleCore) -> list[tuple[int, ...
     """Return the legal sequences, in nodes of ``core``, from which annealing may start."""
     evicted = evicting(problem)
     starts = [core.start]
-    for known in (*problem.known, *((evicted,) if evicted else ())):
-        with contextlib.suppress(ProblemError):  # `known` is unchecked: it may be no legal schedule
-            evaluate_schedule(problem, known)
-            starts.append(core.apply(problem, known))
+    for hint in (*problem.hints, *((evicted,) if evicted else ())):
+        with contextlib.suppress(ProblemError):  # `hint` is unchecked: it may be no legal schedule
+            evaluate_schedule(problem, hint)
+            starts.append(core.apply(problem, hint))
     return starts

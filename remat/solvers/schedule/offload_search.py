@@ -128,8 +128,10 @@ class OffloadSearch:
         if at_once:
             places = [offload_plan.schedule.idle[v] for v in offloaded]
         return [
-            Copy(value=v, nbytes=self._problem.schedule_problem.size[v], sent=sent, fetched=fetched)
-            for v, (sent, fetched) in zip(offloaded, places, strict=True)
+            Copy(
+                value=v, nbytes=self._problem.schedule_problem.size[v], freed=freed, fetched=fetched
+            )
+            for v, (freed, fetched) in zip(offloaded, places, strict=True)
         ]
 
     def may_offload(self, v: int) -> bool:

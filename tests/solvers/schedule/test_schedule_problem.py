@@ -175,7 +175,7 @@ def test_known_schedules_are_never_made_worse() -> None:
     problem = layered(60, width=0.3, seed=5)
     full = evaluate_schedule(problem, problem.order).peak_bytes
     first = run(Native(), problem.within(full * 3 // 4))
-    problem = problem.within(full * 3 // 4).knowing([first.sequence])
+    problem = problem.within(full * 3 // 4).with_hints([first.sequence])
     # A search as short as this finds nothing as good by itself.
     assert run(Native(), problem, time_limit=1e-3).cost <= first.cost
 

@@ -62,8 +62,8 @@ class Starts:
             lowest = min(range(len(ends)), key=lambda i: ends[i][1])
             if ends[lowest][1] <= peak_bytes or len(ends) < 2:
                 break
-            beside = [i for i in (lowest - 1, lowest) if 0 <= i < len(ends) - 1]
-            at = max(beside, key=lambda i: ends[i + 1][0] - ends[i][0])
+            edges = [i for i in (lowest - 1, lowest) if 0 <= i < len(ends) - 1]
+            at = max(edges, key=lambda i: ends[i + 1][0] - ends[i][0])
             capacity = (ends[at][0] + ends[at + 1][0]) // 2
             saved = self._near(capacity)
             yield saved

@@ -69,9 +69,9 @@ class Mixtures:
 
     def _cheapest(self, peak_bytes: int) -> Candidate:
         """Return the cheapest candidate within a peak; `_peaks` begins with the lowest peak of a candidate."""
-        found = self._seen.cheapest(Limits(peak_bytes=peak_bytes))
-        assert found is not None, f"a candidate has a peak of at most {peak_bytes} bytes"
-        return found
+        cheapest = self._seen.cheapest(Limits(peak_bytes=peak_bytes))
+        assert cheapest is not None, f"a candidate has a peak of at most {peak_bytes} bytes"
+        return cheapest
 
     def _follow(self, peaks: list[int]) -> None:
         """Evaluate minimum cuts under prices (Lagrange multipliers) per program point, adjusted to each peak in turn."""

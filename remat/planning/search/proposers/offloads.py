@@ -298,8 +298,8 @@ class Offloads:
                 reason.
         """
         if self._context.tagged and decided.decision not in self._with_tagged:
-            found = self._offload_tagged(decided)
-            self._with_tagged |= {decided.decision: found, found.decision: found}
+            candidate = self._offload_tagged(decided)
+            self._with_tagged |= {decided.decision: candidate, candidate.decision: candidate}
         return self._with_tagged.get(decided.decision, decided)
 
     def _offload_tagged(self, decided: Candidate) -> Candidate:

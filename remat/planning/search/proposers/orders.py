@@ -138,7 +138,7 @@ class Orders:
             return None
         sequence, _ = self._schedules.start(start)
         first_runs = [sequence[p] for p in self._runs_once(sequence)]
-        problem = self._free.within(peak_bytes).knowing([first_runs])
+        problem = self._free.within(peak_bytes).with_hints([first_runs])
         try:
             solution = run(solver, problem, time_limit=time_limit)
         except (BudgetError, RefusalError):  # the other proposers go on without this solver
@@ -215,7 +215,7 @@ class Orders:
         allowed = self._runs_once(sequence)
         start, boundary = [sequence[p] for p in allowed], bisect_left(allowed, boundary)
         copied = [
-            replace(c, sent=bisect_left(allowed, c.sent), fetched=bisect_left(allowed, c.fetched))
+            replace(c, freed=bisect_left(allowed, c.freed), fetched=bisect_left(allowed, c.fetched))
             for c in copies
         ]
         changed = with_copies(problem, start, boundary, copied)

@@ -188,7 +188,7 @@ class SolverDecisions:
         provenance = replace(
             candidate.provenance,
             proposer=proposer,
-            solver=self._deciding.asked().name,
+            solver=self._deciding.required_solver().name,
             items=len(self._context.lowered.problem),
             elapsed_s=sum(p.elapsed_s for p in solved),
             deterministic=candidate.provenance.deterministic

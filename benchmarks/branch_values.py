@@ -37,7 +37,7 @@ from benchmarks.plans import COST
 from benchmarks.quality import FLOOR
 from benchmarks.workloads import COMPILED, captured
 from remat.graph import verify
-from remat.graph.branch_values import KeptBranches
+from remat.graph.branch_values import FixedBranches
 from remat.graph.problems import lowering
 from remat.graph.rules.runs import branches_are_forwards
 
@@ -280,7 +280,7 @@ def unconstrained() -> Iterator[None]:
     """Let branch values run again, unverified."""
     rules = [rule for rule in verify.RULES if rule[1] is not branches_are_forwards]
     with (
-        mock.patch.object(lowering, "keep_branches", return_value=KeptBranches()),
+        mock.patch.object(lowering, "fix_branches", return_value=FixedBranches()),
         mock.patch.object(verify, "RULES", rules),
     ):
         yield

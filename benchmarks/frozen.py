@@ -192,7 +192,7 @@ def compiled(name: str, case: Case) -> Row:
     with mock.patch.object(PyCodeCache, "load_by_key_path", return_value=Kernels()):
         seconds, processor_s, _ = timed(first_call)
     plan = remat.plans()[-1]
-    estimated = {"estimated": plan.predicted_peak_bytes}
+    estimated = {"estimated": plan.estimated_peak_bytes}
     return {**figures(plan), **estimated, "seconds": seconds, "processor_s": processor_s}
 
 

@@ -176,7 +176,7 @@ class Bench:
             **found,
             "plan_peak_bytes": plan.peak_bytes,
             "plan_off": round(plan.peak_bytes / found["peak_bytes"] - 1, 5),
-            "expected_peak_bytes": plan.predicted_peak_bytes,
+            "expected_peak_bytes": plan.estimated_peak_bytes,
             "copies": len(plan.offloads),
             **{name: getattr(plan, name) for name in names},
         }, outcome

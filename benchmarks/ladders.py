@@ -65,7 +65,7 @@ def compiled_at(name: str, place: float) -> Iterator[Row]:
     """Peak and cost of a step that Inductor compiled within a peak between the least and that of budget 1."""
     step, batch = COMPILED[name].build(), COMPILED[name].batches(1)[0]
     joint = remat.capture(step, (), batch)
-    least, full = (remat.plan(joint, b).predicted_peak_bytes for b in (remat.Peak(0.0), 1.0))
+    least, full = (remat.plan(joint, b).estimated_peak_bytes for b in (remat.Peak(0.0), 1.0))
     budget = int(least + place * (full - least))
     torch.compile(step, backend="remat", options={"budget": budget})(**batch).backward()
     (plan,) = remat.plans()

@@ -120,10 +120,10 @@ def inductor_cell(name: str, budget: Any, case: Case) -> Row:
     return {
         **({"peak_budget": plan.budget} if case.side != "ratio" else {}),
         "simulated": plan.planned_peak_bytes,
-        "expected": plan.predicted_peak_bytes,
+        "expected": plan.estimated_peak_bytes,
         "known": plan.peak_bytes,
         "allocated": allocated,
-        "expected_off": round(plan.predicted_peak_bytes / allocated - 1, 5),
+        "expected_off": round(plan.estimated_peak_bytes / allocated - 1, 5),
         "known_off": round(plan.peak_bytes / allocated - 1, 5),
         "planned_saved": plan.planned_saved_bytes,
         "saved": plan.saved_bytes,

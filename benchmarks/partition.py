@@ -84,7 +84,7 @@ def peak_between(name: str, place: float) -> Iterator[int]:
     """Bytes at a place between the least peak of a step, as it is estimated under Inductor, and that of budget 1."""
     step, batch = COMPILED[name].build(), COMPILED[name].batches(1)[0]
     joint = remat.capture(step, (), batch)
-    least, full = (remat.plan(joint, b).predicted_peak_bytes for b in (remat.Peak(0.0), 1.0))
+    least, full = (remat.plan(joint, b).estimated_peak_bytes for b in (remat.Peak(0.0), 1.0))
     yield int(least + place * (full - least))
 
 
@@ -100,7 +100,7 @@ def first_step(name: str, side: str, budget: float | int) -> Iterator[Row]:
     row: Row = {"seconds": round(cpu_seconds() - start, 2)}
     if isinstance(budget, int):
         (plan,) = remat.plans()
-        figures = {"estimated": plan.predicted_peak_bytes, "compiled": plan.peak_bytes}
+        figures = {"estimated": plan.estimated_peak_bytes, "compiled": plan.peak_bytes}
         row |= {"bytes": budget, **figures}
     yield row
 

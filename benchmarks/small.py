@@ -71,7 +71,7 @@ def measure_small(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row
             first = made[0]
             yield case.row(
                 outcome=outcome,
-                estimated=first.predicted_peak_bytes if lower == "inductor" else None,
+                estimated=first.estimated_peak_bytes if lower == "inductor" else None,
                 compiled=first.peak_bytes,
                 plans=len(made),
                 gradient=far,

@@ -208,7 +208,7 @@ def show(out: Console, ran: list[Ran], plan: remat.Plan) -> None:
         (both.step_cost + both.without_recompute_cost) / PS_PER_MS,
         (both.step_cost + both.recompute_cost + both.exposed_time) / PS_PER_MS,
     )
-    expected = plan.without_expected_bytes or plan.without_peak_bytes
+    expected = plan.without_estimated_bytes or plan.without_peak_bytes
     table = new_table()
     for name in ("", before.label, after.label, "change"):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)

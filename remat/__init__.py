@@ -40,15 +40,15 @@ if TYPE_CHECKING:
     from remat.graph.purity import undeclare_pure as undeclare_pure
     from remat.graph.whole_graph import whole_graph as whole_graph
     from remat.integrations.backend import backend as backend
+    from remat.integrations.compile_log import plans as plans
     from remat.integrations.partitioner import partitioner as partitioner
-    from remat.integrations.plan_log import plans as plans
     from remat.integrations.torch_knapsack import torch_solver as torch_solver
     from remat.passes.core.base import Pass as Pass
     from remat.passes.core.state import Analysis as Analysis
     from remat.passes.packing.pairs import SavedTensorHooks as SavedTensorHooks
     from remat.planning.pipelines import PassManager as PassManager
     from remat.planning.plan import Plan as Plan
-    from remat.planning.plans import PlanSet as PlanSet
+    from remat.planning.plan_set import PlanSet as PlanSet
     from remat.plugins.hooks import hookimpl as hookimpl
     from remat.reduction import Reduced as Reduced
     from remat.reduction import reduce as reduce

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from remat.passes.core.pipeline import Pipeline
     from remat.planning.frontier import Frontier
     from remat.planning.plan import Plan
-    from remat.planning.plans import PlanSet
+    from remat.planning.plan_set import PlanSet
 
 
 def solve(
@@ -38,7 +38,7 @@ def solve(
     *,
     isolation: str | None = None,
 ) -> S:
-    """Solve a knapsack, graph or step problem, and check the solver's answer.
+    """Solve a knapsack, graph or schedule problem, and check the solver's answer.
 
     Args:
         problem: a `remat.KnapsackProblem` (which items to save), a `remat.GraphProblem` (which nodes
@@ -53,7 +53,7 @@ def solve(
         The checked `remat.Solution`; for a `remat.ScheduleProblem` a `remat.Schedule`.
 
     Raises:
-        BudgetError: no answer is within the capacity. For a step problem also: the solver found no
+        BudgetError: no answer is within the capacity. For a schedule problem also: the solver found no
             schedule within the capacity. The message says which of the two happened.
         SolverError: the solver is unknown or unavailable, refuses the problem, raises, or answers
             wrongly.
@@ -144,9 +144,9 @@ def plan(
         ProblemError: an argument is invalid, or two arguments conflict.
         PassError: a pass of ``pipeline`` fails.
     """
-    from remat.planning.plan_set import plan_graphs
     from remat.planning.planner import plan_graph
     from remat.planning.request import PlanRequest
+    from remat.planning.set_planner import plan_graphs
 
     request = PlanRequest.of(
         budget=budget, solver=solver, cost=cost, time_limit=time_limit, **options
@@ -266,7 +266,7 @@ def frontier(
     time_limit: float | None = None,
     *,
     by: str = "saved",
-    on_step: Callable[[str], None] | None = None,
+    on_progress: Callable[[str], None] | None = None,
     **options: Unpack[StepOptions],
 ) -> Frontier:
     """Compute the Pareto frontier of plans: the least recompute cost for every number of bytes.
@@ -279,7 +279,7 @@ def frontier(
         time_limit: seconds for the solver at each budget; None: no time limit.
         by: the bytes that the frontier trades against cost. ``"saved"``, or its alias ``"bytes"``:
             saved bytes. ``"peak"``: bytes of the step's peak.
-        on_step: called with a line of text before each stage of the computation.
+        on_progress: called with a line of text before each stage of the computation.
         options: options of `remat.options.PlanOptions` for the values of the step, but
             ``chunk`` is not ``"auto"``. ``offload`` goes with ``by="peak"`` only: a frontier without
             offloading is computed first. Offloading is then tried at some of its peaks, and below
@@ -299,7 +299,7 @@ def frontier(
         raise ProblemError(f"by is {by!r}; expected 'saved' or 'peak'")
     request = PlanRequest.without_budget(solver=solver, cost=cost, time_limit=time_limit, **options)
     request.check("no choice of chunks", "frontier")
-    planner = Planner.of(joint, request, on_step=on_step)
+    planner = Planner.of(joint, request, on_progress=on_progress)
     return Frontier.of(planner, by)
 
 

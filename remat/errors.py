@@ -167,15 +167,15 @@ def summary(error: BaseException) -> str:
     return kind if first == kind else f"{kind}: {first}"
 
 
-def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
     """Return the text ``; did you mean 'adam'?`` for a misspelt name; empty if no known name is similar.
 
     Args:
         name: the misspelt name.
-        known: all valid names.
+        names: all valid names.
         prefix: text to put before the suggested name, such as ``"hf:"``.
     """
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(name, names, n=1)
     return f"; did you mean '{prefix}{near[0]}'?" if near else ""
 
 
@@ -203,7 +203,7 @@ def warn(text: str, category: type[Warning]) -> None:
 
 
 @dataclass(slots=True)
-class Said:
+class LastWarning:
     """The bytes that the last warning about a step named, so that a warning follows only for more.
 
     Attributes:

@@ -75,7 +75,7 @@ def writing(
     path: str | os.PathLike[str],
     hint: str = "",
     *,
-    what: str = "",
+    kind: str = "",
     error: type[RematError] = ProblemError,
 ) -> Iterator[None]:
     """Convert an OSError in the ``with`` block into an error with one line, of class ``error``.
@@ -83,24 +83,24 @@ def writing(
     Args:
         path: the file that the block writes.
         hint: advice to append to the message.
-        what: kind of content, such as ``"plan"``, put before the path.
+        kind: kind of content, such as ``"plan"``, put before the path.
         error: class of the error to raise.
     """
     try:
         yield
     except OSError as cause:
-        subject = f"{what} '{os.fspath(path)}'".lstrip()
+        subject = f"{kind} '{os.fspath(path)}'".lstrip()
         raise error(f"{subject} cannot be written: {cause.strerror or cause}{hint}") from cause
 
 
 def write_file(
     path: str | os.PathLike[str],
     content: str | bytes,
-    what: str,
+    kind: str,
     error: type[RematError] = RematError,
 ) -> None:
     """Write a file by `write_atomic`, with the errors of `writing`."""
-    with writing(path, what=what, error=error):
+    with writing(path, kind=kind, error=error):
         write_atomic(Path(path), content)
 
 
@@ -121,12 +121,12 @@ def resolved(path: Path) -> Path:
 
 
 def read_as(
-    what: str, path: str | os.PathLike[str], parse: Callable[[str], T], max_bytes: int
+    kind: str, path: str | os.PathLike[str], parse: Callable[[str], T], max_bytes: int
 ) -> T:
     """Read a UTF-8 text file and return its parsed content.
 
     Args:
-        what: kind of content, such as ``"plan"``, for the error message.
+        kind: kind of content, such as ``"plan"``, for the error message.
         path: the file.
         parse: function that converts the text, and raises a ``ValueError`` if the text is invalid.
         max_bytes: size in bytes above which the file is refused.
@@ -148,7 +148,7 @@ def read_as(
         reason = f"it is no text in UTF-8: byte {error.start}"
     except ValueError as error:  # raised by `parse`, or by `open` for a null character in the path
         reason = str(error)
-    raise ProblemError(f"{what} '{path}' cannot be read: {reason}")
+    raise ProblemError(f"{kind} '{path}' cannot be read: {reason}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +156,12 @@ class Form:
     """Kind and version of the JSON that a dataclass is saved as; the dataclass has it as class attribute ``form``.
 
     Attributes:
-        what: kind of the record, for messages, such as ``"plan"``.
+        kind: kind of the record, for messages, such as ``"plan"``.
         key: JSON key under which the record stores its version.
         version: version of the fields; a file of any other version is refused.
     """
 
-    what: str
+    kind: str
     key: str
     version: int
 
@@ -172,7 +172,7 @@ def write_record(record: Any) -> str:
 
 
 def read_record(
-    kind: type[T], text: Any, *, error: type[RematError] = ProblemError, **known: Any
+    kind: type[T], text: Any, *, error: type[RematError] = ProblemError, **other_fields: Any
 ) -> T:
     """Parse the JSON of `write_record` strictly, and return an instance of the dataclass.
 
@@ -184,7 +184,7 @@ def read_record(
             and tuples and mappings of these.
         text: the JSON.
         error: class of the error to raise.
-        known: values of the fields that are not stored in the JSON, by field name.
+        other_fields: values of the fields that are not stored in the JSON, by field name.
 
     Raises:
         RematError: of class ``error``, if the text is not JSON of ``kind``, is cut off, has another
@@ -194,9 +194,9 @@ def read_record(
     try:
         data = json.loads(text)
     except (ValueError, TypeError, RecursionError) as fault:
-        raise error(f"this is not a saved {form.what}: {fault}") from None
+        raise error(f"this is not a saved {form.kind}: {fault}") from None
     try:
-        return _record(kind, data, form, known)  # type: ignore[no-any-return]
+        return _record(kind, data, form, other_fields)  # type: ignore[no-any-return]
     except ValueError as fault:  # includes a ProblemError that the dataclass raised
         raise error(str(fault)) from None
 
@@ -207,7 +207,7 @@ def save_record(record: Any, path: str | os.PathLike[str]) -> None:
     Raises:
         PlanError: the file cannot be written. The previous content is unchanged.
     """
-    write_file(path, write_record(record), record.form.what, PlanError)
+    write_file(path, write_record(record), record.form.kind, PlanError)
 
 
 class Record:
@@ -245,9 +245,9 @@ class Record:
         Raises:
             PlanError: the file is missing, or its content is not of this class.
         """
-        what = cls.form.what
+        kind = cls.form.kind
         try:
-            return read_as(what, path, lambda text: read_record(cls, text), MAX_RECORD_BYTES)
+            return read_as(kind, path, lambda text: read_record(cls, text), MAX_RECORD_BYTES)
         except ProblemError as error:
             raise PlanError(str(error)) from None
 
@@ -294,45 +294,47 @@ def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
     }
 
 
-def _record(kind: Any, data: Any, whole: Form, known: Mapping[str, Any]) -> Any:
+def _record(kind: Any, data: Any, outermost: Form, other_fields: Mapping[str, Any]) -> Any:
     """Build a dataclass from a JSON object; raise a ValueError that names a field which does not match."""
-    # Messages name the form `whole`, of the outermost dataclass, if `kind` has no form. `known` has the values of the
-    # fields that are not in the JSON.
+    # Messages name the form `outermost`, of the outermost dataclass, if `kind` has no form. `other_fields` has the
+    # values of the fields that are not in the JSON.
     form: Form | None = getattr(kind, "form", None)
-    what = f"saved {(form or whole).what}"
+    subject = f"saved {(form or outermost).kind}"
     data = dict(data) if isinstance(data, dict) else {}
     if form is not None:
         if form.key not in data:
-            raise ValueError(f"this is not a {what}: expected JSON with the key '{form.key}'")
+            raise ValueError(f"this is not a {subject}: expected JSON with the key '{form.key}'")
         version = data.pop(form.key)
         if version != form.version:
             raise ValueError(
-                f"this {form.what} is of version {version!r}; this remat reads version {form.version}"
+                f"this {form.kind} is of version {version!r}; this remat reads version {form.version}"
             )
-    wanted = {name: of for name, of in _fields(kind).items() if name not in known}
+    wanted = {name: of for name, of in _fields(kind).items() if name not in other_fields}
     missing = sorted(n for n, (_, optional) in wanted.items() if not optional and n not in data)
     unknown = sorted(data.keys() - wanted.keys())
     if missing or unknown:
-        raise ValueError(f"{what}: fields missing: {missing}, unknown: {unknown}")
-    values = {n: _value(wanted[n][0], v, whole, f"{what}: field '{n}'") for n, v in data.items()}
+        raise ValueError(f"{subject}: fields missing: {missing}, unknown: {unknown}")
+    values = {
+        n: _value(wanted[n][0], v, outermost, f"{subject}: field '{n}'") for n, v in data.items()
+    }
     try:
-        return kind(**values, **known)
+        return kind(**values, **other_fields)
     except ProblemError as error:
-        raise ValueError(f"{what}: {error}") from None
+        raise ValueError(f"{subject}: {error}") from None
 
 
-def _value(wanted: Any, value: Any, whole: Form, where: str) -> Any:
+def _value(wanted: Any, value: Any, outermost: Form, where: str) -> Any:
     """Convert a JSON value to a declared type; raise a ValueError that names the field ``where``."""
     # An int is accepted for a float; a bool is not accepted for an int.
     kinds = get_args(wanted)
     if is_dataclass(wanted):
-        return _record(wanted, value, whole, {})
+        return _record(wanted, value, outermost, {})
     if get_origin(wanted) is tuple and type(value) is list:
         every = kinds[:1] * len(value) if kinds[-1] is Ellipsis else kinds
         if len(every) == len(value):
-            return tuple(_value(k, v, whole, where) for k, v in zip(every, value, strict=True))
+            return tuple(_value(k, v, outermost, where) for k, v in zip(every, value, strict=True))
     if get_origin(wanted) is Mapping and type(value) is dict:
-        return {key: _value(kinds[1], v, whole, where) for key, v in value.items()}
+        return {key: _value(kinds[1], v, outermost, where) for key, v in value.items()}
     # Larger ints stay ints and are refused below: from 2**1024 on, an int does not fit in a float.
     if wanted is float and type(value) is int and abs(value) < 2**1023:
         return float(value)

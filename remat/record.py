@@ -27,14 +27,14 @@ from remat.units import Budget
 #: `check_figures` refuses a negative, huge or undefined number, as an edited file may have.
 _BYTES = (
     "capacity", "full_bytes", "least_bytes", "saved_bytes", "peak_bytes", "items", "planned_saved_bytes",
-    "planned_peak_bytes", "without_peak_bytes", "without_expected_bytes", "peak_limit",
+    "planned_peak_bytes", "without_peak_bytes", "without_estimated_bytes", "peak_limit",
 )  # fmt: skip
 _COSTS = (
     "recompute_cost", "recompute_bound", "step_cost", "without_recompute_cost", "exposed_time", "solve_s",
 )  # fmt: skip
 #: Fields that a plan may compute when one of them is read first: see `PlanRecord._later`.
 LATER = (
-    "peak_bytes", "step_cost", "without_peak_bytes", "without_recompute_cost", "without_expected_bytes", "_costs",
+    "peak_bytes", "step_cost", "without_peak_bytes", "without_recompute_cost", "without_estimated_bytes", "_costs",
     "_without",
 )  # fmt: skip
 #: Fields that a plan lacks if it was read from a file or a cache. A plan from a cache builds them when they are needed.
@@ -110,7 +110,7 @@ class PlanRecord(Record):
         without_peak_bytes: simulated peak of the step without remat, to be compared with the planned peak. 0 if a
             user's pipeline made the plan.
         without_recompute_cost: recompute cost of the step without remat, in ``unit``.
-        without_expected_bytes: estimated peak of the step without remat once Inductor has compiled it; to be
+        without_estimated_bytes: estimated peak of the step without remat once Inductor has compiled it; to be
             compared with the peak of a compiled step. 0 if unknown.
         offloads: the saved values that are offloaded. Each names the node after which the device's memory is freed,
             and the node before which the value is fetched.
@@ -166,7 +166,7 @@ class PlanRecord(Record):
     step_cost: int = 0
     without_peak_bytes: int = 0
     without_recompute_cost: int = 0
-    without_expected_bytes: int = 0
+    without_estimated_bytes: int = 0
     offloads: tuple[Offload, ...] = ()
     exposed_time: int = 0
     link: str = ""
@@ -176,7 +176,7 @@ class PlanRecord(Record):
     search: str = ""
     remat: str = ""
     # Fields with an underscore are not written to files.
-    _asked: Budget | None = None
+    _requested: Budget | None = None
     _modules: tuple[fx.GraphModule, fx.GraphModule] | None = None
     _problem: GraphProblem | None = None
     _costs: Mapping[str, int] | None = None
@@ -192,8 +192,8 @@ class PlanRecord(Record):
     def __post_init__(self) -> None:
         for name in () if self._later is None else LATER:
             object.__delattr__(self, name)  # so that Python calls `__getattr__` for the field
-        # Only a plan from a file can have false figures, or an invalid text. Such a plan has no `_asked`.
-        if self._asked is not None:
+        # Only a plan from a file can have false figures, or an invalid text. Such a plan has no `_requested`.
+        if self._requested is not None:
             return
         check_figures(self, _BYTES, bits=63)
         check_figures(self, _COSTS)
@@ -256,7 +256,7 @@ class PlanRecord(Record):
         return self._learns
 
     @property
-    def predicted_peak_bytes(self) -> int:
+    def estimated_peak_bytes(self) -> int:
         """Estimated peak in bytes of the step once Inductor has compiled it.
 
         Raises:
@@ -324,9 +324,9 @@ class PlanRecord(Record):
         return self.added_cost - self.recompute_bound
 
     @property
-    def asked(self) -> Budget:
+    def requested(self) -> Budget:
         """The requested budget; for a plan from a file, parsed from its text."""
-        return self._asked or Budget.parse(self.budget)
+        return self._requested or Budget.parse(self.budget)
 
     @property
     def figures(self) -> Self:

@@ -171,8 +171,8 @@ if not TYPE_CHECKING:  # for mypy, only the names imported above exist
     def __getattr__(name: str) -> Any:
         if name not in HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals()[name] = look_up(HOMES[name])
-        return found
+        value = globals()[name] = look_up(HOMES[name])
+        return value
 
 
 def look_up(homes: tuple[str, ...]) -> Any:
@@ -326,7 +326,7 @@ def autograd_function(node: Any) -> Any:
     return getattr(node, "_forward_cls", None)
 
 
-def handed_numbers(node: Any) -> tuple[Any, ...]:
+def saved_numbers(node: Any) -> tuple[Any, ...]:
     """Return the numbers that a compiled forward saved for its backward, such as values of symbolic sizes.
 
     Args:

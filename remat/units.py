@@ -215,15 +215,15 @@ class Budget:
             raise BudgetError(f"budget is {text!r}: '{unit}' is no unit of bytes; {_FORMS}")
         return cls(peak_bytes=nbytes)
 
-    def capacity(self, *, full: int, least: int, why: tuple[str, str] = ("", "")) -> int:
+    def capacity(self, *, full_bytes: int, least: int, why: tuple[str, str] = ("", "")) -> int:
         """Return the number of bytes that the plan of one graph may save under this budget.
 
         If a ratio allows fewer than ``least`` bytes, the result is ``least``, because a ratio need
         not be met exactly. A budget on the peak does not limit the saved bytes. The result is then
-        the larger of ``full`` and ``least``.
+        the larger of ``full_bytes`` and ``least``.
 
         Args:
-            full: bytes that the runtime-optimal partition saves.
+            full_bytes: bytes that the runtime-optimal partition saves.
             least: the fewest bytes that any plan saves.
             why: pair of texts for the error message: why no plan saves fewer than ``least`` bytes,
                 and how to lower ``least``. Empty texts if unknown.
@@ -232,9 +232,9 @@ class Budget:
             BudgetError: the budget is in bytes and below ``least``. The message names ``least``.
         """
         if self.on_peak:
-            return max(full, least)
+            return max(full_bytes, least)
         if self.nbytes is None:
-            return max(least, bytes_of_share(self.share or 0.0, full))
+            return max(least, bytes_of_share(self.share or 0.0, full_bytes))
         if self.nbytes < least:
             raise BudgetError(
                 f"budget is {format_bytes(self.nbytes)} ({self.nbytes} bytes), but this graph must save "
@@ -245,16 +245,18 @@ class Budget:
             )
         return self.nbytes
 
-    def below(self, *, full: int, least: int) -> bool:
+    def below(self, *, full_bytes: int, least: int) -> bool:
         """Return whether the budget allows fewer saved bytes than ``least``.
 
         Args:
-            full: bytes that the runtime-optimal partition saves.
+            full_bytes: bytes that the runtime-optimal partition saves.
             least: the fewest bytes that any plan saves.
         """
         if self.on_peak:
             return False
-        nbytes = bytes_of_share(self.share or 0.0, full) if self.nbytes is None else self.nbytes
+        nbytes = (
+            bytes_of_share(self.share or 0.0, full_bytes) if self.nbytes is None else self.nbytes
+        )
         return nbytes < least
 
     @property
@@ -297,9 +299,9 @@ def parse_bytes(text: str) -> int | None:
     if scale is None or (not unit and not number.isdigit()):  # without a unit, "0.5" is a ratio
         return None
     # Computed in integers, since a float is exact only up to 2**53.
-    whole, _, fraction = number.partition(".")
+    integer, _, fraction = number.partition(".")
     digits: int = 10 ** len(fraction)
-    return int(whole or 0) * scale + int(fraction or 0) * scale // digits
+    return int(integer or 0) * scale + int(fraction or 0) * scale // digits
 
 
 def _format_ratio(ratio: float | None) -> str:
@@ -308,18 +310,18 @@ def _format_ratio(ratio: float | None) -> str:
     return "" if ratio is None else format(Decimal(repr(ratio)).normalize(), "f")
 
 
-def bytes_of_share(share: float, full: int) -> int:
-    """Return the most bytes ``b`` whose float quotient ``b / full`` is at most the ratio ``share``.
+def bytes_of_share(share: float, full_bytes: int) -> int:
+    """Return the most bytes ``b`` whose float quotient ``b / full_bytes`` is at most the ratio ``share``.
 
     Float rounding of ``share`` therefore loses no byte: ``k / n`` of n equal tensors is k tensors,
     and 0.3 of 10 bytes is 3 bytes. The result never falls as ``share`` rises.
     """
-    if full == 0:
+    if full_bytes == 0:
         return 0
     # The largest real quotient that rounds to ``share`` lies half way between ``share`` and the next float.
     next_half = Fraction(share) + Fraction(math.ulp(share)) / 2
-    most = min(full, int(next_half * full))
-    return most if most / full <= share else most - 1
+    most = min(full_bytes, int(next_half * full_bytes))
+    return most if most / full_bytes <= share else most - 1
 
 
 def format_bytes(n: float) -> str:
@@ -407,8 +409,8 @@ def columns(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> l
             last cell extends over the remaining columns.
         left: indices of left-aligned columns; all others are right-aligned.
     """
-    whole = [row for row in rows if len(row) == len(rows[0])]
-    widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
+    complete = [row for row in rows if len(row) == len(rows[0])]
+    widths = [max(map(len, column)) for column in zip(*complete, strict=True)]
     lines = []
     for row in rows:
         cells = [

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 import remat
 from remat.graph.joint import output_node
-from remat.graph.problems.step_lowering import LoweredStep
+from remat.graph.problems.schedule_lowering import LoweredSchedule
 from remat.solvers.schedule.problem import ScheduleEvaluation, evaluate_schedule
 
 
@@ -51,9 +51,9 @@ def weight(*shape: int) -> torch.Tensor:
 
 
 def evaluated(
-    step: LoweredStep, forward: fx.GraphModule, backward: fx.GraphModule
+    step: LoweredSchedule, forward: fx.GraphModule, backward: fx.GraphModule
 ) -> ScheduleEvaluation:
-    """The schedule in which forward and backward run the nodes of a step problem, evaluated.
+    """The schedule in which forward and backward run the nodes of a schedule problem, evaluated.
 
     Every state and copy of the problem runs; those that forward does not have take no bytes.
     """

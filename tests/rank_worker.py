@@ -261,7 +261,7 @@ def case_replans(rank: int) -> Any:
             kind=StorageKind.TEMPORARY,
             source="",
             first=0,
-            last=len(found.moments) - 1,
+            last=len(found.program_points) - 1,
         )
         return replace(found, lifetimes=(*found.lifetimes, extra))
 

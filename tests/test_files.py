@@ -106,7 +106,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     told = r"^page '.*page\.json' cannot be written: Is a directory; why$"
     with (
         pytest.raises(PlanError, match=told),
-        writing(other, "; why", what="page", error=PlanError),
+        writing(other, "; why", kind="page", error=PlanError),
     ):
         write_atomic(other, "{}")
     assert [p.name for p in tmp_path.iterdir()] == ["page.json"]

@@ -64,8 +64,8 @@ def test_what_can_be_read(written: Any, read: Budget) -> None:
 def test_a_share_of_the_peak_is_no_bound_on_what_is_saved() -> None:
     read = Budget(peak_share=0.5)
     assert read.on_peak
-    assert read.capacity(full=10, least=3) == 10
-    assert not read.below(full=10, least=10)
+    assert read.capacity(full_bytes=10, least=3) == 10
+    assert not read.below(full_bytes=10, least=10)
 
 
 @pytest.mark.parametrize(
@@ -119,42 +119,50 @@ def test_bytes_that_cannot_be_meant(measure: Any, says: str, values: list[Any]) 
             measure(value)
 
 
-@given(share=st.floats(0, 1), full=st.integers(0, 2**45), least=st.integers(0, 2**40))
+@given(share=st.floats(0, 1), full_bytes=st.integers(0, 2**45), least=st.integers(0, 2**40))
 def test_a_share_is_never_exceeded_and_never_below_the_least(
-    share: float, full: int, least: int
+    share: float, full_bytes: int, least: int
 ) -> None:
-    capacity = Budget.parse(share).capacity(full=full, least=least)
+    capacity = Budget.parse(share).capacity(full_bytes=full_bytes, least=least)
     assert capacity >= least
-    assert capacity == least or capacity / full <= share
-    assert full == 0 or capacity >= full or (capacity + 1) / full > share, "not a byte is lost"
-    assert capacity >= int(Fraction(repr(share)) * full), "nor of the decimal as it is written"
-    assert Budget.parse(1.0).capacity(full=full, least=least) == max(full, least)
-    assert Budget.parse(0.0).capacity(full=full, least=least) == least
+    assert capacity == least or capacity / full_bytes <= share
+    assert full_bytes == 0 or capacity >= full_bytes or (capacity + 1) / full_bytes > share, (
+        "not a byte is lost"
+    )
+    assert capacity >= int(Fraction(repr(share)) * full_bytes), (
+        "nor of the decimal as it is written"
+    )
+    assert Budget.parse(1.0).capacity(full_bytes=full_bytes, least=least) == max(full_bytes, least)
+    assert Budget.parse(0.0).capacity(full_bytes=full_bytes, least=least) == least
 
 
 @given(st.integers(0, 2**45), st.integers(1, 2**45), st.integers(1, 2**7))
 def test_the_share_of_any_bytes_is_those_bytes(part: int, whole: int, times: int) -> None:
     part %= whole + 1
-    capacity = Budget.parse(part / whole).capacity(full=whole * times, least=0)
+    capacity = Budget.parse(part / whole).capacity(full_bytes=whole * times, least=0)
     assert capacity == part * times
 
 
-@given(a=st.floats(0, 1), b=st.floats(0, 1), full=st.integers(0, 2**62))
-def test_a_larger_share_is_no_fewer_bytes(a: float, b: float, full: int) -> None:
-    small, large = (Budget.parse(x).capacity(full=full, least=0) for x in sorted((a, b)))
-    assert small <= large <= full
-    following = Budget.parse(min(1.0, math.nextafter(a, 2))).capacity(full=full, least=0)
-    assert Budget.parse(a).capacity(full=full, least=0) <= following
+@given(a=st.floats(0, 1), b=st.floats(0, 1), full_bytes=st.integers(0, 2**62))
+def test_a_larger_share_is_no_fewer_bytes(a: float, b: float, full_bytes: int) -> None:
+    small, large = (
+        Budget.parse(x).capacity(full_bytes=full_bytes, least=0) for x in sorted((a, b))
+    )
+    assert small <= large <= full_bytes
+    following = Budget.parse(min(1.0, math.nextafter(a, 2))).capacity(
+        full_bytes=full_bytes, least=0
+    )
+    assert Budget.parse(a).capacity(full_bytes=full_bytes, least=0) <= following
 
 
 @given(st.integers(2, 2**50), st.integers(0, 2**50))
 def test_saved_bytes_below_the_least_are_refused_by_naming_it(nbytes: int, least: int) -> None:
     budget = Budget.parse(Saved(nbytes))
     if nbytes >= least:
-        assert budget.capacity(full=0, least=least) == nbytes
+        assert budget.capacity(full_bytes=0, least=least) == nbytes
     else:
         with pytest.raises(BudgetError, match=f"at least {least} bytes"):
-            budget.capacity(full=2**60, least=least)
+            budget.capacity(full_bytes=2**60, least=least)
 
 
 @given(

@@ -23,13 +23,13 @@ class PeakWatch(StorageWatch):
             if isinstance(value, torch.Tensor):
                 self.add(value)
 
-    def found(self, known: int | None, nbytes: int, source: str) -> int:
-        self.now += nbytes - (known or 0)
+    def on_storage(self, state: int | None, nbytes: int, source: str) -> int:
+        self.now += nbytes - (state or 0)
         self.most = max(self.most, self.now)
         return nbytes
 
-    def freed(self, known: int) -> None:
-        self.now -= known
+    def on_free(self, state: int) -> None:
+        self.now -= state
 
 
 def traced(step: Callable[..., Any], batch: Mapping[str, Any]) -> tuple[fx.GraphModule, list[Any]]:

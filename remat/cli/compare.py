@@ -69,12 +69,12 @@ def compare(
     brief = tuple(solver.name for solver in names if isinstance(solver, Solver))
     with Progress() as progress:
         captured = capture_model(progress, model, overrides, **options)
-        total, done = len(names) * len(budgets), 0
+        total, finished = len(names) * len(budgets), 0
 
         def count(row: ExperimentRow) -> None:
-            nonlocal done
-            done += 1
-            progress.detail(f"{done} of {total} plans, last {row.solver} at {row.budget}")
+            nonlocal finished
+            finished += 1
+            progress.detail(f"{finished} of {total} plans, last {row.solver} at {row.budget}")
 
         progress.stage(f"comparing {total} plans")
         comparison = compare_solvers(captured.joint, names, parsed, on_row=count, **common)

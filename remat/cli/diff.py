@@ -33,8 +33,8 @@ def diff(first: Path, second: Path) -> None:
 
     A.json and B.json are files that `remat plan --save` wrote for one model.
     """
-    from remat.planning.plans import PlanSet
-    from remat.planning.saved_plans import read_plan
+    from remat.planning.plan_file import read_plan
+    from remat.planning.plan_set import PlanSet
 
     read = [read_plan(path) for path in (first, second)]
     sides = [tuple(plan) if isinstance(plan, PlanSet) else (plan,) for plan in read]
@@ -102,7 +102,7 @@ def _figures(plan: Plan) -> dict[str, str]:
     without, step = plan.without_peak_bytes, plan.step_cost
     recomputed = format_cost(plan.recompute_cost, plan.unit)
     return {
-        "budget": plan.asked.label,
+        "budget": plan.requested.label,
         "solver": plan.solver,
         "cost model": plan.cost,
         "kept": f"{len(plan.saved) + len(plan.snapshots):,} nodes",

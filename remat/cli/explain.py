@@ -88,7 +88,9 @@ def explain(
         captured = capture_model(progress, model, overrides, **options)
         progress.stage("planning")
         is_only = html is None or by == "none"
-        planner = Planner.of(captured.joint, request, on_step=progress.detail, at_budget=is_only)
+        planner = Planner.of(
+            captured.joint, request, on_progress=progress.detail, at_budget=is_only
+        )
         plan = planner.finish(planner.decide(request.budget), request.budget)
         warn_of_peak(plan)
         figures: Mapping[str, Any] = {"plan": figures_of(plan), "frontier": None, "plans": []}
@@ -100,7 +102,7 @@ def explain(
             progress.stage(f"planning at all budgets, by {by}")
             frontier = Frontier.of(planner, by)
             progress.stage("writing the page")
-            figures = frontier.explore(html, plan, title=title, on_step=progress.detail)
+            figures = frontier.explore(html, plan, title=title, on_progress=progress.detail)
         for path in exports:
             progress.stage(f"writing {path}")
             plan.export(path, format=export_format)

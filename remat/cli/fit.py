@@ -104,7 +104,7 @@ def fit(
             Training(**options),
             request,
             title="" if model.startswith("hf:") else model,
-            on_step=_stages(progress),
+            on_progress=_stages(progress),
         )
     failure = None
     if table.largest is None:

@@ -96,7 +96,7 @@ def frontier(
             name = each.solver.name + ("" if link is None else f", offload {link}")
             progress.stage(f"planning at all budgets with {name}")
             try:
-                planner = Planner.of(captured.joint, each, on_step=progress.detail)
+                planner = Planner.of(captured.joint, each, on_progress=progress.detail)
                 frontiers.append(Frontier.of(planner, by))
             except RematError as error:
                 if len(requests) == 1:
@@ -154,7 +154,7 @@ def _show(captured: Captured, frontiers: list[Frontier], plan: Plan | None, cost
         tables.show(table)
     if plan is not None:
         click.echo(
-            f"\nbudget {plan.asked.label}: {format_bytes(plan.saved_bytes)} saved, "
+            f"\nbudget {plan.requested.label}: {format_bytes(plan.saved_bytes)} saved, "
             f"{format_cost(plan.recompute_cost, plan.unit)} recomputed, "
             f"peak {format_bytes(plan.peak_bytes)}"
         )

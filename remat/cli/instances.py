@@ -100,8 +100,8 @@ def capture(
 def solve(file: Path, solver: str, budget: str | None, time_limit: float | None) -> None:
     """Solve the problem in FILE, and print the answer.
 
-    FILE may be a graph problem that `remat capture` wrote, a knapsack problem, a step problem, or a
-    published graph in networkx's node-link JSON. For a step problem or a published graph, the
+    FILE may be a graph problem that `remat capture` wrote, a knapsack problem, a schedule problem, or a
+    published graph in networkx's node-link JSON. For a schedule problem or a published graph, the
     budget limits the peak. A ratio then refers to the peak of a step that runs each node once, in
     the order of FILE.
 
@@ -152,16 +152,16 @@ def _solve(
         evaluate_schedule(problem, problem.order) if isinstance(problem, ScheduleProblem) else None
     )
     if in_order is not None:
-        full = in_order.peak_bytes
+        full_bytes = in_order.peak_bytes
     elif isinstance(problem, KnapsackProblem):
-        full = problem.total_weight
+        full_bytes = problem.total_weight
     else:
-        full = instance.full_bytes or 0
+        full_bytes = instance.full_bytes or 0
     capacity = problem.capacity
     if budget is not None:
         # A problem bounds only one kind of bytes: saved bytes or the peak. So both forms of a budget mean this kind.
         budget = Budget(share=budget.share, nbytes=budget.peak_bytes or budget.nbytes)
-        capacity = budget.capacity(full=full, least=instance.least_bytes or 0)
+        capacity = budget.capacity(full_bytes=full_bytes, least=instance.least_bytes or 0)
     solved: Any = run(solver, problem.within(capacity), time_limit=time_limit)
 
     def as_cost(objective: int) -> int:

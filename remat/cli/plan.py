@@ -20,7 +20,7 @@ from remat.cli.progress import Progress
 from remat.files import write_file
 
 if TYPE_CHECKING:
-    from remat.planning.plans import PlanSet
+    from remat.planning.plan_set import PlanSet
     from remat.planning.request import PlanRequest
 
 #: Exit code if the plan is within the budget by simulation, but not by the estimate for Inductor. `repro` has 3.
@@ -69,8 +69,8 @@ def plan(
     """
     from remat.cli import tables
     from remat.planning.plan import Plan
-    from remat.planning.plan_set import plan_graphs
     from remat.planning.planner import plan_graph
+    from remat.planning.set_planner import plan_graphs
     from remat.units import format_bytes
 
     if options["run"] and options["fullgraph"]:
@@ -83,7 +83,7 @@ def plan(
         captured = capture_model(progress, model, overrides, **options)
         progress.stage("planning")
         planned: Plan | PlanSet = (
-            plan_graph(captured.joint, request, on_step=progress.detail)
+            plan_graph(captured.joint, request, on_progress=progress.detail)
             if len(captured.joints) == 1
             else plan_graphs(captured.joints, request)
         )
@@ -93,7 +93,7 @@ def plan(
     if save is not None:
         write_file(save, planned.to_json(), "plan")
     fuses = options["lower"] == "inductor" and request.budget.on_peak
-    estimated = planned.predicted_peak_bytes if fuses and isinstance(planned, Plan) else 0
+    estimated = planned.estimated_peak_bytes if fuses and isinstance(planned, Plan) else 0
     limit = request.budget.peak_bytes or estimated
     if estimated > limit:  # under --json, standard output is the plan alone
         click.echo(_above(estimated, limit), err=wants_json())

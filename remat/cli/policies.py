@@ -43,13 +43,13 @@ def policies(
     with Progress() as progress:
         captured = capture_model(progress, model, overrides, **options)
         progress.stage("planning")
-        plan = plan_graph(captured.joint, request, on_step=progress.detail)
+        plan = plan_graph(captured.joint, request, on_progress=progress.detail)
         rows = module_rows(plan.uses())
     to_paste = {p.pattern: p.value for p in request.policies.given} or policies_of(rows)
     modules = [_figures(row) for row in rows]
     if echo_json({"modules": modules, "policies": to_paste, "unit": plan.unit}):
         return
-    click.echo(f"{captured.title()}; budget {plan.asked.label}")
+    click.echo(f"{captured.title()}; budget {plan.requested.label}")
     for line in _table(rows, plan.unit):
         click.echo(line)
     given = {"budget": str(request.budget), "policies": to_paste}

@@ -105,7 +105,7 @@ def reduce_(
         write_file(target, text, "joint graph")
     else:
         _write_folder(source, target, recorded, reduced.joint, text)
-    counts = ("before", "nodes", "tests", "known", "refused", "interrupted")
+    counts = ("before", "nodes", "tests", "cached", "refused", "interrupted")
     if not echo_json({"written": str(target), **{k: getattr(reduced, k) for k in counts}}):
         so_far = "interrupted; so far: " if reduced.interrupted else ""
         click.echo(
@@ -198,7 +198,7 @@ def _write_folder(
             note=recorded.note,
         )
         files = files_of(failure, target.name)
-    with writing(target, what="reproducer", error=RematError), new_folder(target) as draft:
+    with writing(target, kind="reproducer", error=RematError), new_folder(target) as draft:
         outdated = shutil.ignore_patterns(*_OUTDATED)
         shutil.copytree(source, draft, ignore=outdated, dirs_exist_ok=True)
         for name, content in files.items():

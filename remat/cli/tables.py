@@ -81,7 +81,11 @@ def cost_text(resolved: str, requested: str) -> str:
 
 def plan_table(plan: Plan, title: str, cost: str) -> Table:
     """Return a table with the figures of one plan; ``cost`` is the cost model that the user chose, or ``"auto"``."""
-    rows = [("budget", plan.asked.label), ("cost model", cost_text(plan.cost, cost)), *plan.rows]
+    rows = [
+        ("budget", plan.requested.label),
+        ("cost model", cost_text(plan.cost, cost)),
+        *plan.rows,
+    ]
     return names_table(("", ""), rows, title)
 
 

@@ -64,7 +64,7 @@ def fit(
     solver: SolverOption = SOLVER,
     time_limit: float | None = None,
     executor: AnyExecutor = None,
-    on_step: Callable[[str], None] | None = None,
+    on_progress: Callable[[str], None] | None = None,
     **options: Unpack[FitOptions],
 ) -> Fit:
     """Find the batch sizes at which a whole training step fits a device's memory; for each, the budget and the speed.
@@ -94,7 +94,7 @@ def fit(
         executor: where to plan: any `concurrent.futures.Executor`, a number of processes, or None for this process.
             Listed batches, and the powers of two of ``"max"``, are planned in parallel. Steps are captured in this
             process. With an executor, solver and cost model must be given by name.
-        on_step: called with a line of text before each stage.
+        on_progress: called with a line of text before each stage.
         options: options of `remat.options.Training`; and those of `remat.options.PlanOptions` for the values of the
             step. ``offload`` is for one rank only: saved values may then be offloaded if the step does not fit
             otherwise. ``chunk="auto"`` takes the fastest number of chunks for each batch.
@@ -121,7 +121,7 @@ def fit(
         Training(**training),
         PlanRequest.without_budget(cost=cost, solver=solver, time_limit=time_limit, **planning),
         executor=executor,
-        on_step=on_step,
+        on_progress=on_progress,
     )
 
 
@@ -132,7 +132,7 @@ def fit_calls(
     *,
     title: str = "",
     executor: AnyExecutor = None,
-    on_step: Callable[[str], None] | None = None,
+    on_progress: Callable[[str], None] | None = None,
 ) -> Fit:
     """Fit batches as `fit` does, for a model that is built anew for each batch.
 
@@ -142,14 +142,14 @@ def fit_calls(
         request: the options of planning.
         title: name of the model in the result; empty: the name of its class or function.
         executor: as in `fit`.
-        on_step: as in `fit`.
+        on_progress: as in `fit`.
     """
     batches = read_batches(training.batches)
     optimizer, _ = read_optimizer(training.optimizer)
     memory_bytes, margin = read_memory(training.memory), read_margin(training.margin)
     limit_bytes = int(memory_bytes * (1 - margin))
     _check(request, training)
-    report = on_step or (lambda _: None)
+    report = on_progress or (lambda _: None)
     first = min(batches, default=1)
     first_call = model, *arguments = calls(first)
     name = title or getattr(model, "__name__", type(model).__name__)
@@ -170,7 +170,7 @@ def fit_calls(
     captured = {first: capture_step(first, first_call)}
     joint, _ = captured[first]
     rank = Rank.of(model, parameters, training, limit_bytes, request.cost, joint)
-    cost = str(request.on(joint).cost)
+    cost = str(request.with_graph_cost(joint).cost)
     in_process = executor is None
 
     def job(batch: int, others: Sequence[Decision]) -> _Job:
@@ -339,7 +339,7 @@ def _answer(job: _Job, report: Callable[[str], None] = lambda _: None) -> Answer
         for each in request.each_chunk():
             try:
                 planner = Planner.of(
-                    joint, each, on_step=lambda text: report(f"batch {batch}: {text}")
+                    joint, each, on_progress=lambda text: report(f"batch {batch}: {text}")
                 )
             except PlanError:
                 if not answers:

@@ -72,7 +72,7 @@ class Sharding:
             ranks: number of ranks.
             fsdp: whether the ranks shard parameters, gradients and optimizer state.
         """
-        whole = _bytes_of(parameters)
+        parameter_bytes = _bytes_of(parameters)
         gradients = _bytes_of(parameters, lambda k: k in trained)
         share = (ranks - 1) / ranks
         if not fsdp:
@@ -81,7 +81,7 @@ class Sharding:
                 ranks=ranks,
                 label=f"{ranks} ranks by DDP" if several else "",
                 shards=1,
-                parameter_bytes=whole,
+                parameter_bytes=parameter_bytes,
                 gradient_bytes=gradients,
                 bucket_bytes=gradients if several else 0,
                 sent_bytes=int(2 * share * gradients),
@@ -104,7 +104,7 @@ class Sharding:
             reduced_bytes=2 * block_gradients,
             final_bytes=root + 2 * root_gradients,
             block_sizes=frozenset(storage_bytes(p) for block in blocks for p in block),
-            sent_bytes=int(share * (root + 2 * (whole - root) + gradients)),
+            sent_bytes=int(share * (root + 2 * (parameter_bytes - root) + gradients)),
         )
 
 

@@ -179,11 +179,13 @@ class StepMemory:
             for storage, node, nbytes, first, last in lifetimes
             if walk.kind(storage, first, node) is StorageKind.GRADIENT
         ]
-        moments = len(walk.moments)
+        program_points = len(walk.program_points)
         return cls(
-            total=sums_of(spans, moments),
-            gradients=sums_of(gradients, moments),
-            root_gradients=sums_of((g for g in gradients if g[0] not in block_sizes), moments),
+            total=sums_of(spans, program_points),
+            gradients=sums_of(gradients, program_points),
+            root_gradients=sums_of(
+                (g for g in gradients if g[0] not in block_sizes), program_points
+            ),
             boundary=walk.boundary,
             input_bytes=sum(walk.sizes.nbytes[k] for k in walk.inputs),
             output_bytes=sum(b for k, b in walk.outputs.items() if k not in walk.inputs),
@@ -204,10 +206,12 @@ class StepMemory:
         """
         peak = 0
         curves = zip(self.total, self.gradients, self.root_gradients, strict=True)
-        for moment, (total, gradients, root) in enumerate(curves):
+        for program_point, (total, gradients, root) in enumerate(curves):
             # Of a block's gradient, only the rank's shard counts. A gradient of the root counts whole.
             rest = total - gradients - self.input_bytes + root - (root - gradients) // shards
-            peak = max(peak, rest + (forward_bytes if moment < self.boundary else backward_bytes))
+            peak = max(
+                peak, rest + (forward_bytes if program_point < self.boundary else backward_bytes)
+            )
         return peak
 
 
@@ -238,9 +242,11 @@ class StepFit:
             batch: batch size of the step.
             others: decisions of other batch sizes, to try if no search within the memory succeeds.
         """
-        full, sharding = self._at_budget_one, self.rank.sharding
+        at_budget_one, sharding = self._at_budget_one, self.rank.sharding
         memory_bytes = self.rank.memory_bytes
-        stepping = self.rank.stepping_bytes + self.other_bytes + self._memory(full).output_bytes
+        stepping = (
+            self.rank.stepping_bytes + self.other_bytes + self._memory(at_budget_one).output_bytes
+        )
         if stepping > memory_bytes:
             reason = (
                 f"while the optimizer steps, parameters, gradients, its state, inputs and outputs take "
@@ -250,8 +256,8 @@ class StepFit:
             )
             return FitRow(batch=batch, peak_bytes=stepping, reason=reason, proven=True)
         fitting: tuple[Candidate, Budget] | None = None
-        if self._fits(full):
-            fitting = full, Budget(share=1.0)
+        if self._fits(at_budget_one):
+            fitting = at_budget_one, Budget(share=1.0)
         elif sharding.ranks > 1:
             fitting = self._within_ratio()
         elif self._least_possible <= memory_bytes:
@@ -283,7 +289,7 @@ class StepFit:
     @cached_property
     def _at_budget_one(self) -> Candidate:
         """The candidate at budget 1."""
-        return self.planner.search.offloads.with_tagged(self.planner.search.decisions.full)
+        return self.planner.search.offloads.with_tagged(self.planner.search.decisions.at_budget_one)
 
     @property
     def _eager(self) -> bool:
@@ -301,8 +307,8 @@ class StepFit:
     @cached_property
     def _outside_graph(self) -> int:
         """Bytes on the rank during forward and backward, such as optimizer state, that the graph's own peak omits."""
-        full = self._at_budget_one
-        return self._peak(full) - self._memory(full).peak
+        at_budget_one = self._at_budget_one
+        return self._peak(at_budget_one) - self._memory(at_budget_one).peak
 
     def _memory(self, candidate: Candidate) -> StepMemory:
         """Return the memory of the step under a candidate, computed once."""
@@ -368,18 +374,22 @@ class StepFit:
             except BudgetError:
                 return None
 
-        full = self._at_budget_one
-        start = memory_bytes - self._peak(full) + planner.search.measures.simulated(full)
+        at_budget_one = self._at_budget_one
+        start = (
+            memory_bytes
+            - self._peak(at_budget_one)
+            + planner.search.measures.simulated(at_budget_one)
+        )
         return aim(decide, self._peak, memory_bytes, start=start, rounds=DEFAULT.fitting.searches)
 
     def _searched(self) -> Iterator[Candidate]:
         """Yield candidates that do not depend on the rank's memory, so that other batches can try their decisions."""
         search = self.planner.search
-        with_tagged, full = search.offloads.with_tagged, search.decisions.full
+        with_tagged, at_budget_one = search.offloads.with_tagged, search.decisions.at_budget_one
         # A new search does not start from decisions that `_aimed` found, which depend on the memory.
         peaks = search_of(search.context)
         yield with_tagged(peaks.least_peak)
-        low, high = peaks.least_found, search.measures.simulated(full)
+        low, high = peaks.least_found, search.measures.simulated(at_budget_one)
         count = DEFAULT.fitting.peaks(len(search.context.state.index))
         for k in range(1, count):
             candidate = peaks.searched(peaks.limits(low + (high - low) * k // count))

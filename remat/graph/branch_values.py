@@ -92,7 +92,7 @@ _JUMPING = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptBranches:
+class FixedBranches:
     """Nodes that must not run again, so that backward branches as forward did.
 
     Attributes:
@@ -107,13 +107,13 @@ class KeptBranches:
         return position in self.branches or position in self.compared
 
 
-def keep_branches(
+def fix_branches(
     index: GraphIndex,
     roles: Roles,
     *,
     runs_again: Callable[[int], bool] = lambda _: True,
     is_tagged: Callable[[int], bool] = lambda _: False,
-) -> KeptBranches:
+) -> FixedBranches:
     """Find the nodes that must not run again, so that backward branches as forward did.
 
     Args:
@@ -124,8 +124,8 @@ def keep_branches(
     """
     graph = Branches(index, roles)
     # A branch value that only backward needs runs in backward, so its inputs are kept instead.
-    in_backward = {i for i in graph.found if not roles.required_forward[i]}
-    to_keep, compared = set(graph.found - in_backward), set[int]()
+    in_backward = {i for i in graph.branch_values if not roles.required_forward[i]}
+    to_keep, compared = set(graph.branch_values - in_backward), set[int]()
     for i in (*graph.comparisons, *sorted(in_backward)):
         sources = [j for j in graph.sources(i) if runs_again(j)]
         # A tag asks to recompute a compared value, so the comparison is kept instead.
@@ -134,24 +134,24 @@ def keep_branches(
         else:
             compared.update(sources)
     if not to_keep:
-        return KeptBranches(compared=frozenset(compared))
+        return FixedBranches(compared=frozenset(compared))
     branches: set[int] = set()
-    settled = bytearray(len(index))
+    identical = bytearray(len(index))
     for i, node in enumerate(index.nodes):
         if roles.tangent_closure[i]:
             continue
-        from_settled = all(settled[j] for j in index.inputs[i])
-        if i in to_keep and runs_again(i) and not from_settled:
+        inputs_are_identical = all(identical[j] for j in index.inputs[i])
+        if i in to_keep and runs_again(i) and not inputs_are_identical:
             branches.add(i)
-        settled[i] = (
+        identical[i] = (
             node.op != "call_function"
             or i in to_keep
             or i in compared
             or not runs_again(i)
             or graph.ignores_floats(i)
-            or (from_settled and graph.is_exact(i))
+            or (inputs_are_identical and graph.is_exact(i))
         )
-    return KeptBranches(branches=frozenset(branches), compared=frozenset(compared))
+    return FixedBranches(branches=frozenset(branches), compared=frozenset(compared))
 
 
 def branches_on_16_bits(index: GraphIndex, roles: Roles) -> list[int]:
@@ -167,7 +167,7 @@ def branches_on_16_bits(index: GraphIndex, roles: Roles) -> list[int]:
             rounded[i] = any(rounded[j] for j in index.inputs[i]) or (
                 not graph.is_exact(i) and any(map(is_16_bits, leaves_of(index.values[i])))
             )
-    return sorted(i for i in graph.found | graph.comparisons if rounded[i])
+    return sorted(i for i in graph.branch_values | graph.comparisons if rounded[i])
 
 
 def branches_of_forward(forward: fx.GraphModule) -> set[fx.Node]:
@@ -176,7 +176,7 @@ def branches_of_forward(forward: fx.GraphModule) -> set[fx.Node]:
         graph_module=forward, num_fwd_outputs=len(leaves_of(output_node(forward.graph).args))
     )
     index = index_graph(forward.graph)
-    return {index.nodes[i] for i in Branches(index, classify(joint, index)).found}
+    return {index.nodes[i] for i in Branches(index, classify(joint, index)).branch_values}
 
 
 def has_16_bits(graph: fx.Graph) -> bool:
@@ -193,7 +193,7 @@ class Branches:
         roles: classification of the nodes as forward or backward.
 
     Attributes:
-        found: positions of the branch values, without ``comparisons``.
+        branch_values: positions of the branch values, without ``comparisons``.
         comparisons: positions of comparisons with a maximum, or the like, that forward does not
             need.
     """
@@ -212,7 +212,7 @@ class Branches:
             and index.nodes[i].op == "call_function"
             and self._floats(i)
         ]
-        self.found = frozenset(filter(self._is_branch, inside))
+        self.branch_values = frozenset(filter(self._is_branch, inside))
         self.comparisons = frozenset(i for i in inside if self._is_gradient_of_selection(i))
 
     def _floats(self, i: int) -> list[int]:
@@ -233,7 +233,11 @@ class Branches:
         name = ops.name_of(node.target)
         if name in _NAMES["cast"]:
             return self._is_exact_cast(i)
-        if name in _NAMES["exact"] or i in self.found or ops.default_taxonomy().is_view(node):
+        if (
+            name in _NAMES["exact"]
+            or i in self.branch_values
+            or ops.default_taxonomy().is_view(node)
+        ):
             return True
         return not any(map(_is_float, leaves_of(value)))
 
@@ -297,9 +301,9 @@ class Branches:
         if self._is_comparison(i) and not needed:
             return False
         # Attention and the like return seeds and sizes beside their floats.
-        beside = ops.default_taxonomy().is_compute_intensive(node) or "attention" in name
+        returns_seeds = ops.default_taxonomy().is_compute_intensive(node) or "attention" in name
         return (
-            not (beside or name == "getitem")
+            not (returns_seeds or name == "getitem")
             and not self._checks_finite(i)
             and not _is_part_of_continuous(node)
         )
@@ -460,11 +464,11 @@ def is_piece(node: fx.Node) -> bool:
     """
     if node.meta.get(PIECE):
         return True
-    whole = node.meta.get("original_aten")
-    if whole is None or not _is_continuous(whole) or _is_continuous(node.target):
+    original = node.meta.get("original_aten")
+    if original is None or not _is_continuous(original) or _is_continuous(node.target):
         return False
     # Of these functions, one form jumps: a norm of order 0 counts, and a nearest sample is rounded to.
-    if (ops.name_of(whole), ops.name_of(node.target)) in _JUMPING:
+    if (ops.name_of(original), ops.name_of(node.target)) in _JUMPING:
         return False
     return ops.name_of(node.target) in _NAMES["step"] or _has_discrete(node.meta.get("val"))
 

@@ -39,7 +39,7 @@ class Role(enum.Enum):
 UNCHECKED = "saved_tensor_with_no_vc_check"
 
 
-class HandedKind(enum.IntEnum):
+class SavedValueKind(enum.IntEnum):
     """Kind of a value that forward saves for backward; forward returns the saved values sorted by kind.
 
     Autograd does not compare version counters of an unchecked tensor.
@@ -51,7 +51,7 @@ class HandedKind(enum.IntEnum):
     SIZE = 3
 
     @classmethod
-    def of(cls, node: fx.Node) -> HandedKind:
+    def of(cls, node: fx.Node) -> SavedValueKind:
         """Return the kind of a node's value."""
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):

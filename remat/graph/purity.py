@@ -196,9 +196,9 @@ def name_of(target: Any) -> str:
     return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', type(target))}"
 
 
-def _module(thing: Any) -> str:
+def _module(definition: Any) -> str:
     """Return the top-level package of a function or class."""
-    return str(getattr(thing, "__module__", "")).partition(".")[0]
+    return str(getattr(definition, "__module__", "")).partition(".")[0]
 
 
 def _operators_of(op: object) -> list[Any]:

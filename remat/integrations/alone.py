@@ -55,7 +55,7 @@ def plan_whole(
         RematError: planning failed.
     """
     # No other graph keeps values for the backward of this one.
-    alone = replace(arrived, tally=None, runs_beside=0, bytes_beside=0, is_alone=True)
+    alone = replace(arrived, tally=None, other_graphs_runs=0, other_graphs_bytes=0, is_alone=True)
     may_exceed = not (arrived.runs_backward or arrived.options.strict)
     copied = joint.copy() if may_exceed else joint
     try:

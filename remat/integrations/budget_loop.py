@@ -129,7 +129,9 @@ def compile_once(
     # Inductor compiles each nested region as a separate graph, so the step then has more than two graphs.
     has_two_graphs = not calls_regions(gm)
     if has_two_graphs and arrived.options.keeps_steps:
-        attempt = Attempt(arrived, budget, whole=True, traces=plan_cache.traces_of(gm, inputs))
+        attempt = Attempt(
+            arrived, budget, has_two_graphs=True, traces=plan_cache.traces_of(gm, inputs)
+        )
         compiled = attempt.compile(gm, inputs, patches)
         keys = () if attempt.is_new else plan_cache.graph_keys(compiled.run)
         record = plan_cache.find(keys) if keys else None
@@ -140,7 +142,7 @@ def compile_once(
             with contextlib.suppress(PlanError):  # the record holds no valid plan
                 return replace(compiled, planned=restore(arrived, gm, record))
     # The cached step has no usable plan: compile without AOTAutograd's cache, so that it is partitioned.
-    return Attempt(arrived, budget, whole=has_two_graphs).compile(gm, inputs, patches)
+    return Attempt(arrived, budget, has_two_graphs=has_two_graphs).compile(gm, inputs, patches)
 
 
 def restore(arrived: Arrived, gm: fx.GraphModule, record: CachedPlan) -> Planned:
@@ -168,7 +170,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
     Attributes:
         arrived: the graph to plan and to partition.
         budget: measurements from earlier compilations of the step.
-        whole: whether the step has exactly one forward and one backward graph. If not, nested
+        has_two_graphs: whether the step has exactly one forward and one backward graph. If not, nested
             compile regions (``torch.compiler.nested_compile_region``) are compiled as further
             graphs.
         traces: a digest to add to AOTAutograd's cache key, from `plan_cache.traces_of`. The whole
@@ -183,7 +185,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
 
     arrived: Arrived
     budget: CompiledBudget
-    whole: bool
+    has_two_graphs: bool
     traces: str | None = None
     is_new: bool = False
     planned: Planned | None = None
@@ -199,7 +201,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
             graphs_only=self.traces is None,
             traces=self.traces,
             compiled=self.budget.key,
-            beside=(arrived.runs_beside, arrived.bytes_beside),
+            other_graphs=(arrived.other_graphs_runs, arrived.other_graphs_bytes),
             over=arrived.over,
         )
 
@@ -229,12 +231,12 @@ class Attempt(torch_compat.CustomPartitionerFn):
             # On a hit in AOTAutograd's cache the partitioner is not called, so `remat.plans` would not list
             # the plan. Inductor's own cache of compiled graphs stays in use.
             settings["enable_autograd_cache"] = False
-        if not self.whole:
+        if not self.has_two_graphs:
             # Inductor knows the indices of the inputs that the step's backward may overwrite. It applies these
             # indices to the backward of a nested region too. That backward has other inputs, so it would overwrite
             # values before their last read.
             settings["donated_buffer"] = False
-        deferred = self.whole and _on_cpu(gm, inputs)
+        deferred = self.has_two_graphs and _on_cpu(gm, inputs)
         with (
             torch_compat.functorch_config.patch(settings),
             deferred_kernels(unloaded) if deferred else contextlib.nullcontext(),
@@ -310,9 +312,9 @@ class Attempt(torch_compat.CustomPartitionerFn):
         gm = copy_module(gm)
         if kwargs.get("is_inference"):
             gm = self._planned_alone(gm, example_inputs)
-        if self.whole and not self._graphs:
+        if self.has_two_graphs and not self._graphs:
             self._masks = masks_to_bytes(gm.graph, graph.own)
-        elif self.whole:
+        elif self.has_two_graphs:
             example_inputs = masks_from_bytes(gm.graph, example_inputs, self._masks)
         with rounded_as_in_eager(gm.graph) if self._exact_branches else contextlib.nullcontext():
             compiled = compile_graph(gm, example_inputs, **kwargs)
@@ -324,7 +326,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
 
     def _planned_alone(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
         """Return a graph without a backward of its own that holds the budget; see `remat.integrations.alone`."""
-        joint = joint_of_whole(self.arrived, gm, name_of(gm)) if self.whole else None
+        joint = joint_of_whole(self.arrived, gm, name_of(gm)) if self.has_two_graphs else None
         if joint is None:
             return gm
         if self.arrived.runs_backward:
@@ -340,7 +342,12 @@ class Attempt(torch_compat.CustomPartitionerFn):
         """Return the planned graph with the figures of the compiled code, and write its plan to the plan cache."""
         planned, options = self.planned, self.arrived.options
         graphs = 1 if planned is not None and planned.arrived.is_alone else 2
-        if not self.whole or len(self._graphs) != graphs or planned is None or options.check:
+        if (
+            not self.has_two_graphs
+            or len(self._graphs) != graphs
+            or planned is None
+            or options.check
+        ):
             return planned
         plan, timeline = planned.plan, None
         symbolic = options.in_bytes and (plan.symbolic or plan.learns_sizes)

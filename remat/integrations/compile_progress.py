@@ -90,7 +90,7 @@ def closing_line(plan: Plan) -> str:
     about = ""
     if plan.planned_peak_bytes:
         # The peak of the code is known; the peak without remat is an estimate.
-        peak, without, about = plan.peak_bytes, plan.without_expected_bytes, "about "
+        peak, without, about = plan.peak_bytes, plan.without_estimated_bytes, "about "
     line = f"'{plan.graph}': peak {format_bytes(peak)}"
     if without:
         line += f" instead of {about}{format_bytes(without)}"

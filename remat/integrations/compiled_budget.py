@@ -72,7 +72,7 @@ class CompiledBudget:
         """
         # Ranks must not mistake the decision of an earlier plan for the decision of this replan.
         if agree is not None and self.times:
-            agree = replace(agree, asked=f"{agree.asked}, planned again {self.times} times")
+            agree = replace(agree, options=f"{agree.options}, planned again {self.times} times")
         if _by_peak(request):
             return self._plan_within_peak(joint, request, agree)
         if not self.times:
@@ -86,15 +86,15 @@ class CompiledBudget:
                 f"budget {budget.label}: the plan within it takes more as Inductor compiled it, and there "
                 f"is none for what is left then: {error}"
             ) from None
-        return replace(plan, budget=str(budget), capacity=current.limit, _asked=budget)
+        return replace(plan, budget=str(budget), capacity=current.limit, _requested=budget)
 
     def _plan_within_peak(
         self, joint: JointGraph, request: PlanRequest, agree: AgreeRanks | None
     ) -> Plan:
         """Plan a graph under a budget on the peak, using the compiled peaks of earlier plans."""
-        asked, current = request.budget, self.rounds[-1]
+        requested, current = request.budget, self.rounds[-1]
         is_first = current is self.rounds[0]
-        budget = asked if is_first else LEAST
+        budget = requested if is_first else LEAST
         within = replace(request, budget=budget)
         if budget.peak_bytes is None and current.is_last(budget):
             # In compiled code, copies to or from the host may start so early that a step without offloading
@@ -104,14 +104,18 @@ class CompiledBudget:
         # before must stay unchanged.
         planner = Planner.of(joint, within, in_place=not current.peaks)
         current.search = search = planner.estimated(current.search)
-        candidate = search.within(budget, current)
+        candidate = search.search_within(budget, current)
         if budget.peak_bytes and candidate.decision in current.peaks:
             self.rounds.append(CompiledRound())
             return self._plan_within_peak(joint, request, agree)
         limit = 0 if budget.peak_bytes else search.limit or 0
         plan = planner.finish(candidate, budget, agree, peak_limit=limit, measure="estimated")
         self._chosen[plan.decision] = candidate.decision
-        return plan if is_first else replace(plan, budget=str(asked), _asked=asked, peak_limit=0)
+        return (
+            plan
+            if is_first
+            else replace(plan, budget=str(requested), _requested=requested, peak_limit=0)
+        )
 
     def replans(self, plan: Plan, request: PlanRequest, *, can_hold: bool = True) -> bool:
         """Return whether to replan a step because the compiled step exceeds its budget.
@@ -149,7 +153,7 @@ class CompiledBudget:
             self.rounds.append(CompiledRound())
         elif budget.on_peak:
             # The next plan's estimate may be off by more, so a quarter is added.
-            excess = (taken - (plan.predicted_peak_bytes or limit)) * 5 // 4
+            excess = (taken - (plan.estimated_peak_bytes or limit)) * 5 // 4
             current.excess = max(excess, 2 * current.excess)
         else:
             current.limit, current.excess = limit, taken - plan.planned_saved_bytes
@@ -191,8 +195,8 @@ class CompiledBudget:
             current = self.rounds[-1]
             sure = min(current.peaks.values())
             without, given = "", current.search.input_bytes if current.search else 0
-            if plan.without_expected_bytes:
-                without = f", and about {format_bytes(plan.without_expected_bytes)} without remat"
+            if plan.without_estimated_bytes:
+                without = f", and about {format_bytes(plan.without_estimated_bytes)} without remat"
             which = "that plan" if sure == taken else "one that is found again for sure"
             # If a model is compiled block by block, the memory of the other blocks is unknown here.
             advice = request.how_to_run(sure, f"{which}, if the step has no other graph")
@@ -224,7 +228,7 @@ def warn_of_saved(plan: Plan) -> None:
     """
     if not plan.planned_peak_bytes or plan.symbolic:
         return
-    budget = plan.asked
+    budget = plan.requested
     if budget.on_peak:
         verb, taken, limit = "has a peak of", plan.peak_bytes, budget.peak_bytes or 0
     else:

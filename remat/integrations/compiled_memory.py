@@ -106,23 +106,27 @@ def compiled_timeline(
         own = outputs[: forward.own]
         simulation.mark(own, StorageKind.OUTPUT)
         simulation.mark(outputs, StorageKind.SAVED, forward.returned)
-        handed = dict(zip(forward.returned, outputs, strict=True))
+        value_of = dict(zip(forward.returned, outputs, strict=True))
         arguments = [
-            handed[name] if name in handed else simulation.given(name, like, StorageKind.TANGENT)
+            value_of[name]
+            if name in value_of
+            else simulation.given(name, like, StorageKind.TANGENT)
             for name, like in backward.given
         ]
         held = [
-            x for x, (name, _) in zip(arguments, backward.given, strict=True) if name not in handed
+            x
+            for x, (name, _) in zip(arguments, backward.given, strict=True)
+            if name not in value_of
         ]
         if not torch_compat.holds_tangents():
             held = []
         # Otherwise these references would keep all saved activations alive until backward ends.
-        del outputs, handed
+        del outputs, value_of
         gradients = simulation.run(backward, arguments)
         simulation.mark(gradients, StorageKind.GRADIENT)
-        done = simulation.timeline()
+        timeline = simulation.timeline()
     del given, own, gradients, held
-    return done
+    return timeline
 
 
 def held_bytes(timeline: Timeline) -> int:
@@ -136,7 +140,7 @@ def write_timeline(timeline: Timeline) -> str:
         [x.node, x.nbytes, x.kind.value, x.first, x.last, x.saved_as, _text_of(x.size)]
         for x in timeline.lifetimes
     ]
-    return json.dumps([timeline.moments, timeline.boundary, rows])
+    return json.dumps([timeline.program_points, timeline.boundary, rows])
 
 
 def read_timeline(text: str) -> Timeline:
@@ -145,7 +149,7 @@ def read_timeline(text: str) -> Timeline:
     Raises:
         ValueError: the text is not such JSON.
     """
-    moments, boundary, rows = json.loads(text)
+    program_points, boundary, rows = json.loads(text)
     lifetimes = (
         Lifetime(
             node=node,
@@ -159,7 +163,9 @@ def read_timeline(text: str) -> Timeline:
         )
         for node, nbytes, kind, first, last, saved_as, size in rows
     )
-    return Timeline(moments=tuple(moments), boundary=boundary, lifetimes=tuple(lifetimes))
+    return Timeline(
+        program_points=tuple(program_points), boundary=boundary, lifetimes=tuple(lifetimes)
+    )
 
 
 def _text_of(size: Any) -> str:
@@ -238,7 +244,7 @@ class _Simulation(StorageWatch):  # type: ignore[no-untyped-call]
     def __init__(self, sizes: _Sizes | None = None) -> None:
         super().__init__()
         self._sizes = sizes
-        self._moments: list[str] = []
+        self._program_points: list[str] = []
         self._boundary = 1
         self._lives: list[Lifetime] = []
 
@@ -255,7 +261,7 @@ class _Simulation(StorageWatch):  # type: ignore[no-untyped-call]
 
     def run(self, graph: CompiledGraph, arguments: list[Any]) -> list[Any]:
         """Run the generated code of a graph, and return the graph's outputs."""
-        call = _call_of(graph, self._moments.append)
+        call = _call_of(graph, self._program_points.append)
         with self:
             return list(call(arguments))
 
@@ -267,9 +273,9 @@ class _Simulation(StorageWatch):  # type: ignore[no-untyped-call]
     def begin_backward(self) -> None:
         """Mark the end of forward; program points that are recorded later belong to backward."""
         # A forward without kernels still has one program point, as in `Timeline`.
-        if not self._moments:
-            self._moments.append("")
-        self._boundary = len(self._moments)
+        if not self._program_points:
+            self._program_points.append("")
+        self._boundary = len(self._program_points)
 
     def mark(self, values: Sequence[Any], kind: StorageKind, names: Sequence[str] = ()) -> None:
         """Set the kind of the storages of some tensors and, for saved values, their names."""
@@ -282,9 +288,9 @@ class _Simulation(StorageWatch):  # type: ignore[no-untyped-call]
 
     def timeline(self) -> Timeline:
         """Return the recorded lifetimes of all storages."""
-        if len(self._moments) == self._boundary:
-            self._moments.append("")
-        end = len(self._moments) - 1
+        if len(self._program_points) == self._boundary:
+            self._program_points.append("")
+        end = len(self._program_points) - 1
         lifetimes = [
             replace(
                 x,
@@ -295,14 +301,14 @@ class _Simulation(StorageWatch):  # type: ignore[no-untyped-call]
             for x in self._lives
         ]
         return Timeline(
-            moments=tuple(self._moments),
+            program_points=tuple(self._program_points),
             boundary=self._boundary,
             lifetimes=tuple(sorted(lifetimes, key=lambda x: (x.first, x.last))),
         )
 
-    def found(self, known: int | None, nbytes: Any, source: str) -> int:
-        if known is not None:
-            return known
+    def on_storage(self, state: int | None, nbytes: Any, source: str) -> int:
+        if state is not None:
+            return state
         self._append(source, nbytes, _NEVER)
         return len(self._lives) - 1
 
@@ -313,16 +319,16 @@ class _Simulation(StorageWatch):  # type: ignore[no-untyped-call]
             nbytes=hint(nbytes),
             kind=StorageKind.TEMPORARY,
             source="",
-            first=len(self._moments),
+            first=len(self._program_points),
             last=last,
             size=nbytes,
         )
         self._lives.append(life)
 
-    def freed(self, known: int) -> None:
-        life = self._lives[known]
+    def on_free(self, state: int) -> None:
+        life = self._lives[state]
         # A storage that is freed before any kernel runs is still alive at one program point.
-        self._lives[known] = replace(life, last=max(life.first, len(self._moments) - 1))
+        self._lives[state] = replace(life, last=max(life.first, len(self._program_points) - 1))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = super().__torch_dispatch__(func, types, args, kwargs)
@@ -333,7 +339,7 @@ class _Simulation(StorageWatch):  # type: ignore[no-untyped-call]
         if workspace:
             nbytes = in_proportion(workspace, (args, kwargs, out))
             name = f"workspace of {func}"
-            self._append(name, nbytes, len(self._moments))
+            self._append(name, nbytes, len(self._program_points))
         return out
 
 

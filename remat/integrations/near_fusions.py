@@ -78,10 +78,10 @@ class PlannedOrder(CustomSchedulerPass):
         heapify(ready)
         order = []
         while ready:
-            _, done = heappop(ready)
-            order.append(nodes[done])
-            for k in readers[done]:
-                waits[k].discard(done)
+            _, index = heappop(ready)
+            order.append(nodes[index])
+            for k in readers[index]:
+                waits[k].discard(index)
                 if not waits[k]:
                     heappush(ready, (nodes[k].min_order, k))
         # Nodes are left over if a fused kernel depends on a draw, and an earlier draw on the kernel.

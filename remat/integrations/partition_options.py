@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 from remat import torch_compat
 from remat.arguments import passes_on
-from remat.errors import ProblemError, Said
+from remat.errors import LastWarning, ProblemError
 from remat.graph.memory.storages import planned_sizes
 from remat.options import PlanOptions, PlanOptionsDict
 from remat.passes.hooks.saved_tensor_hooks import PackSaved
@@ -20,7 +20,7 @@ from remat.passes.packing.pairs import SavedTensorHooks, register
 from remat.passes.ranks.agree_ranks import WAIT_S, AgreeRanks
 from remat.passes.ranks.protocol import other_ranks
 from remat.planning.plan import Plan
-from remat.planning.plans import PlanSet
+from remat.planning.plan_set import PlanSet
 from remat.planning.request import PlanRequest
 from remat.plugins.identity import described, is_known_elsewhere, surroundings
 from remat.version import __version__
@@ -49,7 +49,7 @@ class CompiledGraphs:
         unplanned: identities of the functions without a plan that a warning has named.
         from_caches: whether compiled steps may come from a cache, which has no graph that could be planned again.
         replanned: how often the graphs of a step were planned together after a run.
-        said: dict from the identity of each graph to the bytes that warnings about the graph named.
+        last_warnings: dict from the identity of each graph to the bytes that warnings about the graph named.
     """
 
     planned: set[str] = field(default_factory=set)
@@ -61,7 +61,9 @@ class CompiledGraphs:
     unplanned: set[str] = field(default_factory=set)
     from_caches: bool = True
     replanned: int = 0
-    said: defaultdict[str, Said] = field(default_factory=lambda: defaultdict(Said))
+    last_warnings: defaultdict[str, LastWarning] = field(
+        default_factory=lambda: defaultdict(LastWarning)
+    )
 
 
 class PartitionOptions:
@@ -155,7 +157,7 @@ class PartitionOptions:
         """
         plan = self.request.plan
         plans = plan.plans if isinstance(plan, PlanSet) else (plan,)
-        budgets = [self.request.budget, *(p.asked for p in plans if isinstance(p, Plan))]
+        budgets = [self.request.budget, *(p.requested for p in plans if isinstance(p, Plan))]
         return any(b.in_bytes for b in budgets)
 
     @property
@@ -187,7 +189,7 @@ class PartitionOptions:
             }
         options |= {"lowering": self.lower, "remat": __version__}
         return AgreeRanks(
-            asked=", ".join(f"{name} {text}" for name, text in options.items()),
+            options=", ".join(f"{name} {text}" for name, text in options.items()),
             wait_s=wait_s,
             capacity_too=request.budget.on_peak,
         )

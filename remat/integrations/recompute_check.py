@@ -16,7 +16,7 @@ from torch import fx
 from remat.errors import RecomputeError
 from remat.graph.branch_values import branches_of_forward
 from remat.graph.capture.source import located
-from remat.graph.joint import HandedKind, output_node, outputs_of
+from remat.graph.joint import SavedValueKind, output_node, outputs_of
 from remat.graph.memory.storages import Sizes, fake_mode_of, storage_key
 from remat.passes.split.convention import own_descriptors, write_output
 
@@ -25,14 +25,14 @@ _LOG = logging.getLogger(__name__)
 
 @torch.library.custom_op("remat::compare_again", mutates_args=())
 def compare_again(
-    again: torch.Tensor, first: torch.Tensor, what: str, branch: bool
+    again: torch.Tensor, first: torch.Tensor, description: str, branch: bool
 ) -> torch.Tensor:
     """Compare a recomputed value with forward's, bit for bit.
 
     Args:
         again: the value as backward computed it.
         first: the value as forward computed it.
-        what: describes the value in messages: node, operator and source line.
+        description: describes the value in messages: node, operator and source line.
         branch: whether the value is a branch value.
 
     Returns:
@@ -48,7 +48,7 @@ def compare_again(
     if branch:
         raise RecomputeError(
             f"{count} of {of} elements of a branch value differ between forward and backward; expected none: "
-            f"{what}\nBackward differentiates another function than forward computed. Please report this"
+            f"{description}\nBackward differentiates another function than forward computed. Please report this"
         )
     wide = torch.complex128 if again.is_complex() else torch.float64
     off = (again.to(wide) - first.to(wide)).abs()[differs].nan_to_num(nan=torch.inf).max()
@@ -64,25 +64,27 @@ def report_again(gradient: torch.Tensor, seen: list[torch.Tensor], names: str) -
         seen: results of `compare_again`.
         names: what `compare_again` compared, one value a line.
     """
-    found = [(float(off), what) for off, what in zip(seen, names.split("\n"), strict=True)]
-    differing = sorted((pair for pair in found if pair[0]), reverse=True)
-    for off, what in differing:
-        _LOG.warning("recomputed otherwise than in forward, by up to %.3g: %s", off, what)
+    differences = [
+        (float(off), description) for off, description in zip(seen, names.split("\n"), strict=True)
+    ]
+    differing = sorted((pair for pair in differences if pair[0]), reverse=True)
+    for off, description in differing:
+        _LOG.warning("recomputed otherwise than in forward, by up to %.3g: %s", off, description)
     # A warning is shown without any logging set up, so that the user sees that the check ran.
     if not differing:
-        _LOG.warning("all %d recomputed values are forward's, bit for bit", len(found))
+        _LOG.warning("all %d recomputed values are forward's, bit for bit", len(differences))
     else:
         _LOG.warning(
             "%d of %d recomputed values are forward's, bit for bit; the others differ by the absolute numbers above. "
             "No branch value differs: that would be an error",
-            len(found) - len(differing),
-            len(found),
+            len(differences) - len(differing),
+            len(differences),
         )
     return gradient.clone()
 
 
 @compare_again.register_fake
-def _(again: torch.Tensor, first: torch.Tensor, what: str, branch: bool) -> torch.Tensor:
+def _(again: torch.Tensor, first: torch.Tensor, description: str, branch: bool) -> torch.Tensor:
     return torch.empty((), dtype=torch.float64)
 
 
@@ -113,14 +115,14 @@ def add_checks(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_output
     if not pairs or at is None:
         return
     # New values come behind the saved tensors whose version counters autograd checks.
-    kinds = [HandedKind.of(v) if isinstance(v, fx.Node) else HandedKind.SIZE for v in saved]
-    place = kinds.count(HandedKind.TENSOR)
+    kinds = [SavedValueKind.of(v) if isinstance(v, fx.Node) else SavedValueKind.SIZE for v in saved]
+    place = kinds.count(SavedValueKind.TENSOR)
     new = [first for _, first in pairs]
     out = output_node(forward.graph)
     descs = own_descriptors(out, num_fwd_outputs)
     write_output(out, [*own, *saved[:place], *new, *saved[place:]], descs)
-    handed = [n for n in backward.graph.nodes if n.op == "placeholder"]
-    before = handed[kinds.count(HandedKind.SIZE) + place]
+    placeholders = [n for n in backward.graph.nodes if n.op == "placeholder"]
+    before = placeholders[kinds.count(SavedValueKind.SIZE) + place]
     branches = branches_of_forward(forward)
     seen, texts = [], []
     for again, first in pairs:

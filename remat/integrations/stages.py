@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from remat import torch_compat
-from remat.errors import BudgetError, BudgetWarning, Said, warn
+from remat.errors import BudgetError, BudgetWarning, LastWarning, warn
 from remat.graph.capture.regions import Modules, is_region, split_region
 from remat.graph.collection import paused_collection
 from remat.graph.costs.auto import device_type_of, is_for_cpu
@@ -20,7 +20,7 @@ from remat.graph.joint import JointGraph, copy_module, primals_of
 from remat.graph.policies import module_names, no_match
 from remat.graph.roles import has_tangents
 from remat.graph.verify import Split, verify
-from remat.integrations import plan_log
+from remat.integrations import compile_log
 from remat.integrations.graph_memory import GraphMemory
 from remat.integrations.partition_options import PartitionOptions
 from remat.integrations.recompute_check import add_checks
@@ -59,8 +59,8 @@ class Arrived:
             has written to its outputs.
         tally: the object that counts the bytes of all graphs of the step; None unless the budget is
             a peak in bytes.
-        runs_beside: number of runs of the step's other graphs, from `StepTally.runs`.
-        bytes_beside: bytes that these graphs have alive. Planning subtracts these bytes from a
+        other_graphs_runs: number of runs of the step's other graphs, from `StepTally.runs`.
+        other_graphs_bytes: bytes that these graphs have alive. Planning subtracts these bytes from a
             budget that is a peak in bytes.
         ends_frame: whether the user's function ends with this graph; False at a graph break.
         is_part: whether the step is known to have other graphs.
@@ -77,8 +77,8 @@ class Arrived:
     stage: Callable[[str], None] = lambda _: None
     watched: bool = False
     tally: StepTally | None = None
-    runs_beside: int = 0
-    bytes_beside: int = 0
+    other_graphs_runs: int = 0
+    other_graphs_bytes: int = 0
     ends_frame: bool = True
     is_part: bool = False
     runs_backward: bool = False
@@ -108,15 +108,15 @@ class Arrived:
         counts = request.decides or options.graphs.replanned > 0
         if counts and request.hooks is None and request.budget.peak_bytes is not None:
             tally = tally_of(request.budget.peak_bytes)
-            runs, held = tally.runs, tally.beside(gm, inputs)
+            runs, held = tally.runs, tally.other_graphs_bytes(gm, inputs)
         return cls(
             options=options,
             earlier=frozenset(options.graphs.planned),
             stage=stage,
             watched=True,
             tally=tally,
-            runs_beside=runs,
-            bytes_beside=held,
+            other_graphs_runs=runs,
+            other_graphs_bytes=held,
             ends_frame=ends_frame,
             runs_backward=_runs_backward(gm),
             is_part=bool(held) or not ends_frame or torch_compat.resumes_after_break(),
@@ -143,14 +143,14 @@ class Arrived:
         options, request = self.options, self.options.request
         decides = request.decides or options.graphs.replanned > 0
         may_exceed = not options.strict and decides and request.budget.in_bytes
-        return may_exceed and (self.runs_again(kind) or self.bytes_beside > 0)
+        return may_exceed and (self.runs_again(kind) or self.other_graphs_bytes > 0)
 
     def of_step(self, request: PlanRequest) -> PlanRequest:
         """Return options for this graph of the step: the budget is what the other graphs leave."""
         if request.decides:
             request = replace(request, of_several=self.is_part)
-        if self.bytes_beside:
-            left = max(1, (request.budget.peak_bytes or 0) - self.bytes_beside)
+        if self.other_graphs_bytes:
+            left = max(1, (request.budget.peak_bytes or 0) - self.other_graphs_bytes)
             request = replace(request, budget=Budget(peak_bytes=left))
         return request
 
@@ -210,10 +210,10 @@ class Arrived:
 
     def _plan(self, joint: JointGraph, request: PlanRequest, plan_graph: PlanGraph) -> Plan:
         agree = self.options.agree
-        if agree is not None and self.runs_beside:
+        if agree is not None and self.other_graphs_runs:
             # Equal graphs at different places of a step have different budgets left, so ranks agree per place.
             agree = replace(
-                agree, asked=f"{agree.asked}, after {self.runs_beside} graphs of the step"
+                agree, options=f"{agree.options}, after {self.other_graphs_runs} graphs of the step"
             )
         with paused_collection():
             return plan_graph(joint, request, agree=agree)
@@ -255,7 +255,7 @@ class Arrived:
         if not request.decides or lower != "eager" or request.budget.peak_bytes is None:
             return
         # Peaks include the memory that operators allocate inside only if the cost model is for CPUs.
-        if device_type_of(joint) == "cpu" and not is_for_cpu(request.cost.on(joint)):
+        if device_type_of(joint) == "cpu" and not is_for_cpu(request.cost.for_graph(joint)):
             warn(
                 f"budget {request.budget.label} bounds the peak without what operators take beside their results: this "
                 f"step runs on a CPU, and cost model '{request.cost}' is about none. Leave cost out, or give "
@@ -333,7 +333,7 @@ class Planned:
             _LOG.info(
                 "'%s' at budget %s: %s saved, peak %s (as planned; without remat is budget 1)",
                 plan.graph,
-                plan.asked.label,
+                plan.requested.label,
                 format_bytes(plan.planned_saved_bytes or plan.saved_bytes),
                 plan.before_after.line,
             )
@@ -402,35 +402,42 @@ class Planned:
         """
         arrived, look = self.arrived, None
         # `StepTally` warns if other graphs run in the same step. Outputs that the user still holds do not count as other graphs.
-        if not self.over or not arrived.runs_beside:
-            budget = arrived.options.request.budget if self.over else self.plan.asked
-            said = arrived.options.graphs.said[self.identity]
+        if not self.over or not arrived.other_graphs_runs:
+            budget = arrived.options.request.budget if self.over else self.plan.requested
+            last_warning = arrived.options.graphs.last_warnings[self.identity]
             if self.over:
-                self._warn_of_excess(said)
+                self._warn_of_excess(last_warning)
             look = guard_sizes(
-                inputs, self.plan, budget, said, saved=self.saved_plan, watched=arrived.watched
+                inputs,
+                self.plan,
+                budget,
+                last_warning,
+                saved=self.saved_plan,
+                watched=arrived.watched,
             )
         # Compiling a step takes much longer than its figures, and they outlive the step.
-        plan_log.add(self.plan, self.plan.figures if arrived.watched else self.plan.known_figures)
+        compile_log.add(
+            self.plan, self.plan.figures if arrived.watched else self.plan.known_figures
+        )
         return look
 
-    def _warn_of_excess(self, said: Said) -> None:
+    def _warn_of_excess(self, last_warning: LastWarning) -> None:
         """Warn that a step runs although its budget cannot be met."""
         arrived, on_peak = self.arrived, self.arrived.options.request.budget.on_peak
         taken = self.plan.peak_bytes if on_peak else self.plan.saved_bytes
-        if taken <= said.quiet:
+        if taken <= last_warning.quiet:
             return
-        said.nbytes = taken
+        last_warning.nbytes = taken
         again = "that has run before is compiled again"
-        if arrived.bytes_beside and not arrived.runs_again(self.kind):
-            held = format_bytes(arrived.bytes_beside)
+        if arrived.other_graphs_bytes and not arrived.runs_again(self.kind):
+            held = format_bytes(arrived.other_graphs_bytes)
             again = f"is compiled while outputs of other graphs hold {held}"
         elif not arrived.runs_again(self.kind):
             again = "has no backward"
         warn(
             f"a step {again}, and its budget cannot be held: {self.over}. The plan with the least "
             f"{'peak' if on_peak else 'saved bytes'} runs instead, which takes {format_bytes(taken)} ({taken} bytes). "
-            f"{Said.NEXT}; options={{'strict': True}} refuses it",
+            f"{LastWarning.NEXT}; options={{'strict': True}} refuses it",
             BudgetWarning,
         )
 
@@ -487,9 +494,9 @@ class Planned:
 def _other_graphs(arrived: Arrived) -> str:
     """Return a text for `Plan.explain` that says that the step has other graphs."""
     text = "one of several in the step; the figures are for this graph alone, and remat.plans() has a plan for each"
-    if not arrived.bytes_beside:
+    if not arrived.other_graphs_bytes:
         return text
-    held, given = format_bytes(arrived.bytes_beside), arrived.options.request.budget.label
+    held, given = format_bytes(arrived.other_graphs_bytes), arrived.options.request.budget.label
     return f"{text}; the others held {held} of the given budget, {given}"
 
 

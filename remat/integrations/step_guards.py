@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from remat.errors import BudgetWarning, PlanError, Said, warn
+from remat.errors import BudgetWarning, LastWarning, PlanError, warn
 from remat.integrations.step_sizes import LARGEST, RunSizes, Size, SizedBytes
 from remat.planning.plan import Plan
 from remat.units import Budget, format_apart, format_bytes
@@ -26,7 +26,7 @@ def guard_sizes(
     example_inputs: Sequence[Any],
     plan: Plan,
     budget: Budget,
-    said: Said,
+    last_warning: LastWarning,
     *,
     saved: Plan | None,
     watched: bool,
@@ -41,7 +41,7 @@ def guard_sizes(
         example_inputs: inputs that the step was traced with.
         plan: the step's plan, with the figures of the compiled code if these are known.
         budget: the step's budget, which the plan may exceed.
-        said: the bytes that warnings about this step have named.
+        last_warning: the bytes that warnings about this step have named.
         saved: the saved plan that the step was split by, which no new plan may replace; None if the step was planned.
         watched: whether the returned callback will be called after each run.
 
@@ -68,10 +68,10 @@ def guard_sizes(
         )
     most = limit  # bytes from which on Dynamo recompiles the step
     if bytes_at.taken > limit:
-        said.nbytes = max(said.nbytes, bytes_at.taken)  # compilation has warned
+        last_warning.nbytes = max(last_warning.nbytes, bytes_at.taken)  # compilation has warned
         # A plan for other sizes may meet the budget. Dynamo compiles a function eight times at most, so the bytes of
         # a step that is checked when it runs double before it is compiled again.
-        most = 2 * bytes_at.taken if watched else said.quiet
+        most = 2 * bytes_at.taken if watched else last_warning.quiet
     of_run = RunSizes.of(plan, example_inputs, bytes_at.symbols)
     # No guard may bound a data-dependent or a declared size: the guard would raise instead of causing a recompilation.
     sizes = [*of_run.planned.values()]
@@ -89,9 +89,9 @@ def guard_sizes(
     for name, largest in _largest(bytes_at, most, free, fixed).items():
         torch._check(free[name].read(example_inputs) <= largest)  # type: ignore[no-untyped-call]  # adds the guard
         given[name] = free[name].least, largest
-    if bytes_at(given) <= max(limit, said.quiet):
+    if bytes_at(given) <= max(limit, last_warning.quiet):
         return None
-    look = _SizeCheck(plan, bytes_at, budget, limit, said, of_run, fixed)
+    look = _SizeCheck(plan, bytes_at, budget, limit, last_warning, of_run, fixed)
     if watched and not of_run.unseen:
         return look
     warn(
@@ -112,11 +112,16 @@ class _SizeCheck:
         bytes_at: SizedBytes,
         budget: Budget,
         limit: int,
-        said: Said,
+        last_warning: LastWarning,
         sizes: RunSizes,
         unbounded: Collection[str],
     ) -> None:
-        self._bytes_at, self._budget, self._limit, self._said = bytes_at, budget, limit, said
+        self._bytes_at, self._budget, self._limit, self._last_warning = (
+            bytes_at,
+            budget,
+            limit,
+            last_warning,
+        )
         self._sizes, self._graph = sizes, plan.graph
         self._shown = [n for n in sizes.planned if n in unbounded] or [*sizes.planned]
         self._held: Mapping[str, int] = dict.fromkeys(sizes.planned, -1)
@@ -126,7 +131,7 @@ class _SizeCheck:
         seen = self._sizes.read(arguments, node)
         if all(number <= self._held[name] for name, number in seen.items()):
             return
-        most = max(self._limit, self._said.quiet)
+        most = max(self._limit, self._last_warning.quiet)
         # If no warning is due at twice these sizes, later runs up to these sizes skip the sum.
         for times in (2, 1):
             upto = {name: times * number for name, number in seen.items()}
@@ -136,7 +141,7 @@ class _SizeCheck:
                 return
         taken = self._bytes_at({n: (k, k) for n, k in seen.items()})
         if taken > most:
-            self._said.nbytes = taken
+            self._last_warning.nbytes = taken
             self._warn(taken, seen)
 
     def _warn(self, taken: int, seen: Mapping[str, int]) -> None:
@@ -150,7 +155,7 @@ class _SizeCheck:
         warn(
             f"'{self._graph}' {'has a peak of' if peak else 'keeps'} {more} ({taken} bytes) at {self.shown(seen)}, above "
             f"the {most} ({self._limit} bytes) of its budget {self._budget.label}. It was planned for {self.shown()}. "
-            f"{remedy}; or keep these sizes smaller. {Said.NEXT}",
+            f"{remedy}; or keep these sizes smaller. {LastWarning.NEXT}",
             BudgetWarning,
         )
 

@@ -203,14 +203,14 @@ class SizedBytes:
         # If the compiled bytes have no symbolic sizes, the simulated ones are used instead.
         if all(x.size is None for x in timeline.lifetimes):
             timeline = plan.simulated
-        peak = plan.asked.on_peak
+        peak = plan.requested.on_peak
         self.taken = plan.peak_bytes if peak else plan.saved_bytes
         chosen = [x for x in timeline.lifetimes if peak or x.kind is StorageKind.SAVED]
         # Saved values are all alive when backward begins, so one program point suffices to sum their bytes.
         self._spans = [
             (x.nbytes, x.size, x.first if peak else 0, x.last if peak else 0) for x in chosen
         ]
-        self._moments = len(timeline.moments) if peak else 1
+        self._program_points = len(timeline.program_points) if peak else 1
         self._sizes = {size: _multiplied(size) for _, size, *_ in self._spans if size is not None}
         self.symbols = {s.name for size in self._sizes for s in size.free_symbols}
         # The timeline leaves out saved-tensor hooks. It also leaves out Inductor's changes if Inductor's code could not
@@ -236,7 +236,7 @@ class SizedBytes:
             (bounds.get(size) or 0 if size in bounds else nbytes, first, last)
             for nbytes, size, first, last in self._spans
         )
-        return max(sums_of(spans, self._moments))
+        return max(sums_of(spans, self._program_points))
 
 
 def _upper(size: Any, ranges: Mapping[str, tuple[int, int | None]]) -> int | None:
@@ -304,11 +304,13 @@ class RunSizes:
         values = outputs_of(plan.forward.graph)[own_outputs(plan.forward) :]
         numbers = [v.meta.get("val") for v in values if isinstance(v, fx.Node)]
         kinds = (torch.SymInt, torch.SymFloat, torch.SymBool)
-        self._handed = [
+        self._saved_numbers = [
             getattr(expression_of(v), "name", "") for v in numbers if isinstance(v, kinds)
         ]
         self.planned = {s.name: s for s in sizes}
-        self.unseen = {s.name for s in sizes if s.place is None and s.name not in self._handed}
+        self.unseen = {
+            s.name for s in sizes if s.place is None and s.name not in self._saved_numbers
+        }
 
     @classmethod
     def of(cls, plan: Plan, example_inputs: Sequence[Any], symbols: set[str]) -> RunSizes:
@@ -325,7 +327,9 @@ class RunSizes:
     def read(self, arguments: Sequence[Any], node: Any) -> dict[str, int]:
         """Return the sizes of a finished run; a size that cannot be read has its planned value."""
         seen = {name: int(size.read(arguments)) for name, size in self.planned.items()}
-        numbers = torch_compat.handed_numbers(node)
-        if len(numbers) == len(self._handed):
-            seen |= {n: int(k) for n, k in zip(self._handed, numbers, strict=True) if n in seen}
+        numbers = torch_compat.saved_numbers(node)
+        if len(numbers) == len(self._saved_numbers):
+            seen |= {
+                n: int(k) for n, k in zip(self._saved_numbers, numbers, strict=True) if n in seen
+            }
         return seen

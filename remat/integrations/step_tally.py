@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from remat import torch_compat
-from remat.errors import BudgetWarning, Said, warn
+from remat.errors import BudgetWarning, LastWarning, warn
 from remat.integrations.graph_memory import GraphMemory, storage_of
 from remat.integrations.step_together import Key, StepTogether
 from remat.units import format_bytes
@@ -106,7 +106,9 @@ class StepTally:
         # Re-entrant, since garbage collection may release a run at any time.
         self._lock = threading.RLock()
         self._compiled: weakref.WeakKeyDictionary[GraphMemory, int] = weakref.WeakKeyDictionary()
-        self._said: weakref.WeakKeyDictionary[GraphMemory, int] = weakref.WeakKeyDictionary()
+        self._warned_bytes: weakref.WeakKeyDictionary[GraphMemory, int] = (
+            weakref.WeakKeyDictionary()
+        )
         # Dict from a storage id to the list [bytes of the storage, number of references].
         self._values: dict[int, list[int]] = {}
         self._bytes = 0  # of the storages in `_values`, of gradients, and of values saved by runs
@@ -134,7 +136,7 @@ class StepTally:
         """Number of runs whose backward is pending, plus compiled graphs that have not run yet."""
         return self._waiting + len(self._compiled)
 
-    def beside(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> int:
+    def other_graphs_bytes(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> int:
         """Return the bytes that other graphs of the step have alive when a new graph runs.
 
         Storages of the new graph's own parameters and inputs are left out.
@@ -283,10 +285,10 @@ class StepTally:
             self._graphs, self._runs, self._peak, sharded=sharded
         )
         if not planned:
-            self._warn(run, done=True)
+            self._warn(run, at_end=True)
             return
         for graph in self._graphs:
-            self._said[graph] = self._peak
+            self._warned_bytes[graph] = self._peak
 
     def release(self, run: _Run) -> None:
         """Remove the saved bytes of a run from the count: its backward has begun or will never run."""
@@ -343,11 +345,11 @@ class StepTally:
         if taken > self.limit:
             self._each = (self.limit - (taken - held)) // others if others else 0
             if not self.together.can_plan(self._graphs):
-                self._warn(run, done=False)
+                self._warn(run, at_end=False)
 
     def _forget_others(self) -> None:
         """Stop counting parameters that no graph reads in this step; count freed parameters as shards."""
-        freed = {key[0] for key, found in self._parameters.items() if found.freed}
+        freed = {key[0] for key, parameters in self._parameters.items() if parameters.freed}
         for key, parameters in list(self._parameters.items()):
             if key not in self._ran:
                 self._forget(key)
@@ -357,17 +359,21 @@ class StepTally:
                 parameters.shard()
                 self._count(key, parameters)
 
-    def _warn(self, run: _Run, *, done: bool) -> None:
+    def _warn(self, run: _Run, *, at_end: bool) -> None:
         """Warn that the peak of a step exceeds the budget."""
         # The first warning comes as soon as the peak exceeds the budget, another one at the end of a step whose
         # peak has grown by more than a tenth.
-        said = Said(max((self._said.get(graph, 0) for graph in self._graphs), default=0))
-        if (said.nbytes and not done) or self._peak <= max(self.limit, said.quiet):
+        last_warning = LastWarning(
+            max((self._warned_bytes.get(graph, 0) for graph in self._graphs), default=0)
+        )
+        if (last_warning.nbytes and not at_end) or self._peak <= max(
+            self.limit, last_warning.quiet
+        ):
             return
         for graph in self._graphs:
-            self._said[graph] = self._peak
-        so_far, saved = ("", "") if done else (" so far", "")
-        if done and self._each > 0:
+            self._warned_bytes[graph] = self._peak
+        so_far, saved = ("", "") if at_end else (" so far", "")
+        if at_end and self._each > 0:
             saved = f", or give each graph about remat.Saved({self._each})"
         advice = (
             "Graphs that are compiled one by one are planned within what those before them hold, each as if it ran "

@@ -23,7 +23,7 @@ from remat.graph.ops import is_collective
 from remat.graph.problems.lowering import Decision
 from remat.graph.problems.step_runs import StepRuns
 from remat.integrations.partition_options import PartitionOptions
-from remat.planning.plans import PlanSet
+from remat.planning.plan_set import PlanSet
 from remat.planning.request import PlanRequest
 from remat.planning.search.effort import DEFAULT
 from remat.units import Budget, format_bytes
@@ -73,12 +73,12 @@ class StepTogether:
         self._ran = Counter[Key]()
         self._kinds: dict[Key, tuple[int, ...]] = {}
         # Backends that Dynamo has dropped with their code, until they compile a graph again.
-        self._kept: dict[int, object] = {}
+        self._dropped_backends: dict[int, object] = {}
 
     def add(self, graph: Hashable, member: Member) -> None:
         """Add a graph that was just compiled."""
         self._members[graph] = member
-        self._kept.pop(id(member.backend), None)
+        self._dropped_backends.pop(id(member.backend), None)
         self._runs = self._runs or StepRuns()
 
     def begin(self) -> None:
@@ -116,13 +116,13 @@ class StepTogether:
 
     def can_plan(self, graphs: Iterable[Hashable]) -> bool:
         """Return whether the graphs of a step can be planned together: all are known, with equal options."""
-        found = [self._members.get(graph) for graph in graphs]
-        members = [m for m in found if m is not None]
-        if not members or len(members) < len(found):
+        registered = [self._members.get(graph) for graph in graphs]
+        members = [m for m in registered if m is not None]
+        if not members or len(members) < len(registered):
             return False
-        request, most = _asked(members[0]), DEFAULT.compiling.replans
+        request, most = _user_request(members[0]), DEFAULT.compiling.replans
         return all(
-            _asked(m) == request and m.options.graphs.replanned < most and not _must_agree(m)
+            _user_request(m) == request and m.options.graphs.replanned < most and not _must_agree(m)
             for m in members
         )
 
@@ -151,7 +151,7 @@ class StepTogether:
             self._runs = StepRuns()  # a later step is recorded from its beginning
             return False
         members = [self._members[graph] for graph in graphs]
-        ran, recorded, request = self._recorded, self._runs, _asked(members[0])
+        ran, recorded, request = self._recorded, self._runs, _user_request(members[0])
         self.end()
         why = (
             f"a step takes {format_bytes(peak_bytes)} ({peak_bytes} bytes) in {runs} runs of compiled graphs, above its "
@@ -169,8 +169,8 @@ class StepTogether:
         try:
             plans, least, part_of = _planned(recorded, ran, request, peak_bytes, sharded=sharded)
         except Exception as error:  # training goes on with the plans that it has
-            what = f"its graphs cannot be planned together: {type(error).__name__}: {error}"
-            warn(f"{why}, and {what}", BudgetWarning)
+            reason = f"its graphs cannot be planned together: {type(error).__name__}: {error}"
+            warn(f"{why}, and {reason}", BudgetWarning)
             return False
         plans = self._by_kind(plans, [(m.key, part) for m, part in zip(ran, part_of, strict=True)])
         replans = 1 + max(m.options.graphs.replanned for m in members)
@@ -194,18 +194,18 @@ class StepTogether:
         kinds: dict[Key, dict[Decision, list[int]]] = {}
         for key, part in ran:
             kinds.setdefault(key, {}).setdefault(planned[part].decision, []).append(part)
-        for key, found in kinds.items():
-            order = [*found]
+        for key, parts_of in kinds.items():
+            order = [*parts_of]
             self._kinds[key] = tuple(
                 order.index(planned[part].decision) for graph, part in ran if graph == key
             )
-        each = [parts for found in kinds.values() for parts in found.values()]
+        each = [parts for parts_of in kinds.values() for parts in parts_of.values()]
         plans, runs = tuple(planned[parts[0]] for parts in each), tuple(map(len, each))
         return replace(planned, plans=plans, runs=runs)
 
     def _compile_again(self, members: Sequence[Member]) -> None:
         """Drop the compiled code of graphs, so that their next calls compile them with the same backends."""
-        self._kept |= {id(m.backend): m.backend for m in members}
+        self._dropped_backends |= {id(m.backend): m.backend for m in members}
         for code in {m.code for m in members}:
             torch_compat.reset_code(code)
             # Strides that differed between equal blocks would now be dynamic, and the graph not the planned one.
@@ -219,7 +219,7 @@ def _must_agree(member: Member) -> bool:
     return member.joint is None or any(map(is_collective, member.joint.graph.nodes))
 
 
-def _asked(member: Member) -> PlanRequest:
+def _user_request(member: Member) -> PlanRequest:
     """Return the options that the user gave, without the plans that were made since."""
     request = member.options.request
     if not member.options.graphs.replanned:
@@ -278,7 +278,7 @@ def _planned_parts(
     sharded: bool,
 ) -> tuple[PlanSet, str]:
     """Plan graphs of a step together, with one plan for each."""
-    from remat.planning.plan_set import set_planner
+    from remat.planning.set_planner import set_planner
 
     planner, limit = set_planner(joints, request), request.budget.peak_bytes or 0
     now = planner.peak_of([m.decision for m in members])

@@ -51,8 +51,8 @@ class Compilations:
         if not self.graphs:
             head = "no graph was compiled through remat in this process; processes that it starts report theirs"
             return [f"{head}. Reason: {self._why(others)}"]
+        from remat.integrations.compile_log import plans
         from remat.integrations.compile_progress import closing_line
-        from remat.integrations.plan_log import plans
 
         planned = plans()
         lines = [

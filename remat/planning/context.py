@@ -18,7 +18,7 @@ from remat.graph.joint import JointGraph
 from remat.graph.memory.liveness import MemoryCurve
 from remat.graph.problems.lowering import Lowered
 from remat.passes.core.base import Pass
-from remat.passes.core.choice import Provenance, SavedLimits
+from remat.passes.core.provenance import Provenance, SavedLimits
 from remat.passes.core.state import State
 from remat.passes.decide.budgeted import RegionBudget, full_and_least
 from remat.passes.decide.min_cut import RuntimeOptimalCut, require_tangents
@@ -60,13 +60,13 @@ class Baseline:
 
     Attributes:
         peak_bytes: simulated peak of the step; 0 if unknown.
-        expected_bytes: estimated peak of the step once Inductor has compiled it; 0 if unknown.
+        estimated_bytes: estimated peak of the step once Inductor has compiled it; 0 if unknown.
         recompute_cost: recompute cost of the step, in the unit of the cost model.
         curve: memory over the step; None if unknown.
     """
 
     peak_bytes: int = 0
-    expected_bytes: int = 0
+    estimated_bytes: int = 0
     recompute_cost: int = 0
     curve: MemoryCurve | None = None
 
@@ -78,7 +78,7 @@ class GraphContext:
         state: a state from `remat.planning.pipelines.prepare`; it is not changed.
         request: the options, among them solver and cost model.
         fingerprint: digest of the joint graph as it was captured.
-        on_step: called with a line of text before each stage of planning.
+        on_progress: called with a line of text before each stage of planning.
         host_bytes: bytes that values of this graph may take in the host's memory; None: those of the request.
     """
 
@@ -88,7 +88,7 @@ class GraphContext:
         request: PlanRequest,
         *,
         fingerprint: str,
-        on_step: Callable[[str], None] | None = None,
+        on_progress: Callable[[str], None] | None = None,
         host_bytes: int | None = None,
     ) -> None:
         require_tangents(state)
@@ -96,7 +96,7 @@ class GraphContext:
         # Operators that the user declares pure may run again, so decisions hold only as long as the declarations stay.
         self.declarations = ops.declarations()
         self.host_bytes = request.host_memory if host_bytes is None else host_bytes
-        self.on_step = on_step or (lambda _: None)
+        self.on_progress = on_progress or (lambda _: None)
 
     @classmethod
     def of(
@@ -106,7 +106,7 @@ class GraphContext:
         *,
         fingerprint: str | None = None,
         in_place: bool = False,
-        on_step: Callable[[str], None] | None = None,
+        on_progress: Callable[[str], None] | None = None,
         at_budget: bool = False,
         on_demand: bool = False,
     ) -> Self:
@@ -117,12 +117,12 @@ class GraphContext:
             request: the options.
             fingerprint: digest of the joint graph; None: computed here.
             in_place: whether to change ``joint`` itself instead of a copy.
-            on_step: called with a line of text before each decision.
+            on_progress: called with a line of text before each decision.
             at_budget: as in `remat.planning.pipelines.prepare`; False is used under a budget on the peak.
             on_demand: whether the first reader of an operator's workspace measures it; False is used under a budget on
                 the peak, which reads them often.
         """
-        fingerprint, request = fingerprint or fingerprint_of(joint), request.on(joint)
+        fingerprint, request = fingerprint or fingerprint_of(joint), request.with_graph_cost(joint)
         if request.policies and not request.has_matched:
             check_matched(request.policies, [joint.graph], joint.name)
         state = prepare(
@@ -138,7 +138,7 @@ class GraphContext:
         )
         count_workspaces(state, request.cost, later=on_demand and not request.budget.on_peak)
         _warn_of_branches_drawn_anew(state)
-        return cls(state, request, fingerprint=fingerprint, on_step=on_step)
+        return cls(state, request, fingerprint=fingerprint, on_progress=on_progress)
 
     def with_host(self, host_bytes: int) -> GraphContext:
         """Return the graph with another limit on its values in the host's memory."""
@@ -146,7 +146,7 @@ class GraphContext:
             self.state,
             self.request,
             fingerprint=self.fingerprint,
-            on_step=self.on_step,
+            on_progress=self.on_progress,
             host_bytes=host_bytes,
         )
 
@@ -203,7 +203,7 @@ class GraphContext:
         own = self.region_budget
         if own is None:
             return None
-        return Budget(share=own).capacity(full=self.full_bytes, least=self.least_bytes)
+        return Budget(share=own).capacity(full_bytes=self.full_bytes, least=self.least_bytes)
 
     def may_save(self, candidate: Candidate) -> bool:
         """Return whether a candidate saves at most `most_saved` bytes."""
@@ -245,8 +245,10 @@ class GraphContext:
         """Return the limits on saved bytes at which a frontier is decided, up to ``most``, lowest first."""
         # Evenly spaced limits, and the saved bytes of vertices of the hull.
         vertices = [v.saved_bytes for v in self.hull.vertices]
-        least, full = vertices[0], max(vertices[-1], self.full_bytes)
-        limits = {least + (full - least) * i // DEFAULT.steps for i in range(DEFAULT.steps + 1)}
+        least, full_bytes = vertices[0], max(vertices[-1], self.full_bytes)
+        limits = {
+            least + (full_bytes - least) * i // DEFAULT.steps for i in range(DEFAULT.steps + 1)
+        }
         limits.update(vertices[:: max(1, -(-len(vertices) // DEFAULT.vertices))])
         return sorted(c for c in limits if most is None or c <= most)
 
@@ -259,8 +261,8 @@ class GraphContext:
             why = f"hooks={request.hooks.name!r} pack every saved value"
         elif request.cost.unit != "ps":
             why = f"copies take time, and cost model '{request.cost}' counts {request.cost.unit}"
-        found = tagged_values(self.state, self.lowered)
-        return [replace(tagged, why=tagged.why or why) for tagged in found]
+        values = tagged_values(self.state, self.lowered)
+        return [replace(tagged, why=tagged.why or why) for tagged in values]
 
     @property
     def may_offload(self) -> bool:

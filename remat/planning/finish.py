@@ -17,7 +17,7 @@ from remat.graph.memory.user_mutations import reread_outputs
 from remat.graph.policies import read_policies
 from remat.graph.problems.lowering import SavedKind
 from remat.graph.verify import Split, verify
-from remat.passes.core.choice import Provenance, SavedLimits
+from remat.passes.core.provenance import Provenance, SavedLimits
 from remat.passes.core.state import Costs, State
 from remat.passes.decide.policies import check_budgets
 from remat.planning.context import Baseline
@@ -75,7 +75,7 @@ def finish(
     if state.policies:
         check_budgets(state, read_policies(state.policies))
     # The default, "auto", stands for a cost model that the graph selects.
-    cost = cost.on(state.joint)
+    cost = cost.for_graph(state.joint)
     lowered = state.lowered(cost)
     check_tagged(state, lowered)
     offloaded_bytes = sum(value.host_bytes for value in state.decision.offloads)
@@ -174,7 +174,7 @@ def finish(
         chunk=state.chunk,
         search=search,
         copied_outputs=copied_outputs,
-        _asked=budget,
+        _requested=budget,
         _modules=(forward, backward),
         _problem=problem,
         _learns=has_symbols(state.index.values, learned=True),
@@ -192,7 +192,7 @@ def later_figures(
         "step_cost": sum(costs),
         "without_peak_bytes": baseline.peak_bytes,
         "without_recompute_cost": baseline.recompute_cost,
-        "without_expected_bytes": baseline.expected_bytes,
+        "without_estimated_bytes": baseline.estimated_bytes,
         "_costs": {n.name: c for n, c in zip(state.index.nodes, costs, strict=False)},
         "_without": baseline.curve,
     }

@@ -216,7 +216,7 @@ class Frontier:
 
         label = "chosen"
         if isinstance(chosen, Plan):
-            label = f"plan at budget {chosen.asked.label}"
+            label = f"plan at budget {chosen.requested.label}"
             self.check_same(chosen)
         if strange := [f.by for f in others if f.by != self.by]:
             raise ProblemError(
@@ -260,7 +260,7 @@ class Frontier:
         plan: Plan,
         *,
         title: str = "",
-        on_step: Callable[[str], None] | None = None,
+        on_progress: Callable[[str], None] | None = None,
     ) -> Mapping[str, Any]:
         """Write an HTML page that explains a plan, with a slider over plans of the frontier.
 
@@ -270,7 +270,7 @@ class Frontier:
             path: the file, which ends in ``.html``.
             plan: the plan that the page shows first, of the frontier's graph and cost model.
             title: title of the page; empty: the name of the graph.
-            on_step: called with a line of text before each plan for the slider is made; None: no calls.
+            on_progress: called with a line of text before each plan for the slider is made; None: no calls.
 
         Returns:
             The data of the page, which the page also contains as JSON: the figures of the plan, the frontier, and the
@@ -281,9 +281,9 @@ class Frontier:
             ProblemError: the plan has another graph or cost model than the frontier.
         """
         self.check_same(plan)
-        return write_page(lambda: self._page(plan, title, on_step), path)
+        return write_page(lambda: self._page(plan, title, on_progress), path)
 
-    def _page(self, plan: Plan, title: str, on_step: Callable[[str], None] | None) -> Page:
+    def _page(self, plan: Plan, title: str, on_progress: Callable[[str], None] | None) -> Page:
         """Return the page of `explore`, whose slider shows each decision once; arguments as there."""
         # The slider and the text of a frontier have the same stops.
         points, knee, plans = self.thinned(MOST_SHOWN), plan, list[Plan]()
@@ -292,15 +292,15 @@ class Frontier:
                 "ignore", PeakWarning
             )  # the page shows the peak of the plan itself
             for k, point in enumerate(points, 1):
-                if on_step is not None:
-                    on_step(f"plan {k} of {len(points)} along the frontier")
-                made = self.plan(point)
-                if made.values == plan.values:
-                    made = plan
+                if on_progress is not None:
+                    on_progress(f"plan {k} of {len(points)} along the frontier")
+                candidate = self.plan(point)
+                if candidate.values == plan.values:
+                    candidate = plan
                 else:
-                    plans.append(made)
+                    plans.append(candidate)
                 if point == self.knee():
-                    knee = made
+                    knee = candidate
         plans = sorted([*plans, plan], key=lambda p: (self.bytes_of(p), -p.added_cost))
         return page_of(
             plans,

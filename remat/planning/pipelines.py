@@ -251,13 +251,13 @@ def with_agreement(pipeline: Pipeline, agree: Pass) -> Pipeline:
     """Return a pipeline with the pass ``agree`` before each partition pass, unless it has a pass of this type."""
 
     def inserted(passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
-        found: list[Pass] = []
+        extended: list[Pass] = []
         for p in passes:
             if isinstance(p, Fixpoint):
-                found.append(replace(p, passes=inserted(p.passes)))
+                extended.append(replace(p, passes=inserted(p.passes)))
             else:
-                found += [agree, p] if isinstance(p, Partition) else [p]
-        return tuple(found)
+                extended += [agree, p] if isinstance(p, Partition) else [p]
+        return tuple(extended)
 
     # The user's pipeline may have the pass, and one exchange between ranks suffices.
     if any(type(p) is type(agree) for p in pipeline.flat()):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from remat.planning.reading.node_rows import kept, runs_of, uses
+from remat.planning.reading.node_rows import kept_storages, runs_of, uses
 from remat.planning.reading.plan_text import rows_of, summary
 from remat.planning.reading.view import explained, page_of, view_step
 from remat.record import PlanRecord
@@ -40,7 +40,7 @@ class Plan(PlanRecord):
         Raises:
             PlanError: the plan was read from a file.
         """
-        return uses(self, kept(self), runs_of(self))
+        return uses(self, kept_storages(self), runs_of(self))
 
     @property
     def rows(self) -> list[tuple[str, str]]:

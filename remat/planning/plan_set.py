@@ -1,320 +1,162 @@
-"""Plan all graphs of one step under one budget. A step has several graphs if the model has graph breaks.
-
-Planning chooses one decision from the frontier of each graph, so that all graphs together keep the budget at the least
-cost.
-"""
+"""The plans of all graphs of one step, as a sequence with figures for the whole step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, overload
 
-from torch import fx
-
-from remat.errors import BudgetError, PlanError
-from remat.graph.joint import JointGraph, outputs_of, primals_of
-from remat.graph.memory.liveness_of_graphs import PartitionedGraph, highest_of_graphs
-from remat.graph.memory.storages import storage_bytes
-from remat.graph.problems.lowering import Decision
-from remat.passes.decide.budgeted import LeastDecision
-from remat.passes.decide.least_causes import least_causes
-from remat.passes.decide.policies import check_matched
-from remat.planning.context import GraphContext, check_joint
-from remat.planning.planner import Planner
-from remat.planning.plans import PlanSet
-from remat.planning.request import PlanRequest
-from remat.planning.search.candidates import Candidate, combine
-from remat.planning.search.effort import DEFAULT
-from remat.planning.search.offload_costs import check_host_memory
-from remat.planning.search.proposals import search_of
-from remat.planning.search.search import Search
-from remat.planning.search.several_graphs import SeveralGraphs
-from remat.units import Budget
+from remat.errors import ProblemError
+from remat.files import Form, Record, check_figures
+from remat.planning.plan import Plan
+from remat.planning.reading.plan_text import MOST_SHOWN
+from remat.report.before_after import BeforeAfter
+from remat.units import Budget, format_bytes, format_cost
 
 
-def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
-    """Plan all graphs of a step under one budget, by choosing one decision from the frontier of each graph.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PlanSet(Record, Sequence[Plan]):
+    """The plans of all graphs of one step, under one budget.
 
-    Args:
-        joints: the graphs in the order in which they run, as ``remat.capture(…, fullgraph=False)`` returns
-            them.
-        request: the options. The budget holds for all graphs together: saved bytes, a ratio of the bytes that their
-            runtime-optimal partitions save together, or the peak of the whole step.
-            The user's code may set a budget of its own for a graph, as a ratio. Under a budget on saved bytes,
-            such a graph is decided by its own budget alone. If the requested budget is in bytes, the bytes that these
-            graphs save are subtracted from it. If it is a ratio, it refers to the other graphs only. Under a budget on
-            the peak, the graph's own budget applies in addition.
-
-    Returns:
-        The plans of all graphs, with figures for the whole step.
-
-    Raises:
-        BudgetError: the graphs together cannot save as few bytes as the budget allows, or no plans were found within
-            the peak.
-        PlanError: ``joints`` is empty, or does not hold all graphs of one step in order.
-        ProblemError: the request has a saved plan, a pipeline or chunks of the loss, which are for a single graph; or
-            an entry of ``joints`` is no joint graph.
+    Attributes:
+        plans: one for each graph, in the order in which the graphs run.
+        passed_bytes: bytes of the activations that one graph passes to a later graph, and that at least one of these
+            graphs saves for backward; each activation counts once.
+        capacity: the most bytes that the budget allows all graphs together to save. A budget on the peak does not
+            limit these bytes; the attribute is then a number that is at least the saved bytes.
+        peak_bytes: most bytes alive at once while the forwards of all graphs run, first to last, and then
+            their backwards, last to first; parameters and inputs included. 0 if unknown.
+        budget: the requested budget; empty if unknown.
+        runs: how often each graph runs in a step; empty if each runs once.
+        without_peak_bytes: simulated peak of the step without remat, for which every graph is planned at budget 1.
+            0 if unknown.
     """
-    planner = set_planner(joints, request)
-    return planner.within_peak() if request.budget.on_peak else planner.within_bytes()
 
+    form: ClassVar[Form] = Form("set of plans", "remat_plans", 1)
 
-def set_planner(joints: Sequence[JointGraph], request: PlanRequest) -> SetPlanner:
-    """Return the planner of all graphs of a step; arguments and errors as in `plan_graphs`."""
-    request.check("several graphs")
-    if not joints:
-        raise PlanError("there are no graphs to plan: remat.plan was given an empty list")
-    for joint in joints:
-        check_joint(joint)
-    # Passed values are matched by position, so another order would plan another step.
-    _refuse_strange_order(joints)
-    if request.policies:
-        check_matched(request.policies, [joint.graph for joint in joints], joints[0].name)
-        # A pattern may match modules of one graph only, so graphs are not checked one by one.
-        request = replace(request, has_matched=True)
-    return SetPlanner(joints, request)
+    capacity: int
+    passed_bytes: int
+    plans: tuple[Plan, ...]
+    peak_bytes: int = 0
+    budget: str = ""
+    runs: tuple[int, ...] = ()
+    without_peak_bytes: int = 0
 
+    def __post_init__(self) -> None:
+        if not self.plans:
+            raise ProblemError("it holds no plan")
+        if self.runs and (len(self.runs) != len(self.plans) or min(self.runs) < 1):
+            raise ProblemError(f"it holds {len(self.plans)} plans, and runs is {self.runs}")
+        check_figures(self, ("capacity", "passed_bytes", "peak_bytes", "without_peak_bytes"))
+        if self.budget:
+            self._check_budget(Budget.parse(self.budget))
 
-class SetPlanner:
-    """Planner of all graphs of a step, which are given in the order in which they run, under one budget."""
-
-    def __init__(self, joints: Sequence[JointGraph], request: PlanRequest) -> None:
-        self._request, self._passed = request, _Passed(joints)
-        contexts = [GraphContext.of(joint, request) for joint in joints]
-        self._runs = [joint.runs for joint in joints]
-        searches = [*map(search_of, contexts)]
-        if request.host_memory is not None:
-            parts = self._parts_of_host(searches, request.host_memory)
-            contexts = [c.with_host(n) for c, n in zip(contexts, parts, strict=True)]
-            searches = [*map(search_of, contexts)]
-        self._planners, self._graphs = [*map(Planner, searches)], SeveralGraphs(searches)
-
-    def within_bytes(self) -> PlanSet:
-        """Plan all graphs under a budget on saved bytes: a number of bytes, or a ratio as in `plan_graphs`."""
-        planners, passed, budget = self._planners, self._passed, self._request.budget
-        graphs = self._graphs
-        # If the user's code sets a budget for a graph, only this budget counts for the graph. The requested budget
-        # counts for the other graphs.
-        by_region = {
-            k: planner.decide(Budget(share=1.0))
-            for k, planner in enumerate(planners)
-            if planner.context.region_budget is not None
-        }
-        free = [p.search for k, p in enumerate(planners) if k not in by_region]
-        runs = [r for k, r in enumerate(self._runs) if k not in by_region]
-
-        def with_own(decided: Iterable[Candidate]) -> list[Candidate]:
-            others = iter(decided)
-            return [by_region[k] if k in by_region else next(others) for k in range(len(planners))]
-
-        region_bytes = sum(self._runs[k] * d.saved_bytes for k, d in by_region.items())
-        smallest = with_own(s.decisions.at(s.context.least_bytes) for s in free)
-        least = graphs.saved_bytes(smallest) + passed.saved_bytes(smallest)
-        full = (
-            sum(r * s.context.full_bytes for r, s in zip(runs, free, strict=True))
-            + passed.all_bytes
-        )
-        shared = 0 if budget.nbytes is not None else region_bytes
-        limits = {"full": max(full, least - shared), "least": least - shared}
-        why = _why_least(free) if budget.below(**limits) else ("", "")
-        capacity = shared + budget.capacity(**limits, why=why)
-        # Frontiers do not count activations that one graph passes to another, so their bytes are reserved. The first
-        # round reserves the bytes of all of them; each further round, of those that the last decisions save.
-        best, reserve = smallest, passed.all_bytes
-        room = capacity - region_bytes
-        # If the cheapest decisions of all graphs fit together, bytes need not be distributed.
-        most = [max(s.context.hull.ends[1].saved_bytes, s.context.least_bytes) for s in free]
-        cheapest = sum(r * b for r, b in zip(runs, most, strict=True)) + passed.all_bytes <= room
-        is_budget_1 = full == room
-        if full <= room:
-            best = with_own(s.decisions.full for s in free)
-        if cheapest and not is_budget_1:
-            best = with_own(s.decisions.at(c) for s, c in zip(free, most, strict=True))
-        for _ in range(0 if cheapest or is_budget_1 or not free else DEFAULT.several.shared):
-            shares = _shares(free, runs, room - reserve)
-            if shares is None:
-                break
-            candidates = with_own(s.decisions.at(c) for s, c in zip(free, shares, strict=True))
-            passed_bytes = passed.saved_bytes(candidates)
-            fits = graphs.saved_bytes(candidates) + passed_bytes <= capacity
-            if fits and graphs.cost(candidates) < graphs.cost(best):
-                best = candidates
-            # All reserved bytes are used, so another round would distribute the same bytes again.
-            if passed_bytes >= reserve:
-                break
-            reserve = passed_bytes
-        return self._finished(best, capacity, budget)
-
-    def peak_of(self, decisions: Sequence[Decision]) -> int:
-        """Return the simulated peak of the step under one decision for each graph, in bytes."""
-        lowered = (p.context.lowered for p in self._planners)
-        decided = [Candidate.of(low, d, 0) for low, d in zip(lowered, decisions, strict=True)]
-        return self._graphs.peak(decided)
-
-    def within_peak(self, budget: Budget | None = None) -> PlanSet:
-        """Plan all graphs under a budget on the peak of the step: the given one, or that of the request."""
-        budget = budget or self._request.budget
-        label, count = budget.label, len(self._planners)
-        if self._request.hooks is not None:
-            raise BudgetError(
-                f"budget is {label}, one peak over {count} graphs, beside hooks on saved "
-                "tensors: how much they hold between the graphs is not known; leave the hooks out, or give the "
-                "budget in bytes or as a share"
-            )
-        best = self._graphs.within(budget)
-        saved = self._graphs.saved_bytes(best) + self._passed.saved_bytes(best)
-        return self._finished(best, max(saved, self._full_bytes), budget)
-
-    def _parts_of_host(self, searches: Sequence[Search], host_memory: int) -> list[int]:
-        """Divide the host's memory among the graphs; return the bytes of each."""
-        # The host's memory holds the values of all runs when forward ends, so bytes count once for each run. What remains
-        # after the values that must be offloaded is divided by the bytes that each graph saves at budget 1.
-        runs, must = self._runs, []
-        for search in searches:
-            tagged = search.context.tagged
-            saved = set(search.decisions.full.decision.saved) if tagged else ()
-            values = (t.value for t in tagged if t.must and t.value.name in saved)
-            must.append(sum(value.nbytes for value in values))
-        rest = max(0, host_memory - sum(r * n for r, n in zip(runs, must, strict=True)))
-        full = [s.context.full_bytes for s in searches]
-        total = max(1, sum(r * n for r, n in zip(runs, full, strict=True)))
-        return [m + rest * n // total for m, n in zip(must, full, strict=True)]
-
-    def _finished(self, decided: Sequence[Candidate], capacity: int, budget: Budget) -> PlanSet:
-        """Build the plans of the decisions, and compute the figures of the whole step."""
-        planners, request, passed = self._planners, self._request, self._passed
-        decided = [p.search.offloads.with_tagged(d) for p, d in zip(planners, decided, strict=True)]
-        offloaded_bytes = sum(r * d.host_bytes for r, d in zip(self._runs, decided, strict=True))
-        check_host_memory(request.host_memory, offloaded_bytes, f"{len(planners)} graphs")
-        # A ratio of the peak stands for bytes of the whole step, so it limits no graph alone.
-        each = zip(planners, decided, strict=True)
-        plans = [replace(p.finish(d, budget, peak_limit=0), search="") for p, d in each]
-        partitioned = [
-            PartitionedGraph(
-                joint=p.context.state.joint, forward=plan.forward, backward=plan.backward
-            )
-            for p, plan in zip(planners, plans, strict=True)
-        ]
-        baselines = [p.baseline for p in planners]
-        has_baseline = request.hooks is None and all(b.peak_bytes for b in baselines)
-        # With policies by module, the step without remat is not planned, so its peak is unknown.
-        has_baseline = has_baseline and all(p.context.state.plain is None for p in planners)
-        plan_set = PlanSet(
-            plans=tuple(plans),
-            passed_bytes=passed.saved_bytes(decided),
-            capacity=capacity,
-            peak_bytes=max(map(max, highest_of_graphs(partitioned))),
-            budget=str(budget),
-            runs=tuple(self._runs),
-            without_peak_bytes=self._graphs.peak(
-                [p.search.decisions.without_remat for p in planners]
-            )
-            if has_baseline
-            else 0,
-        )
-        if has_baseline and not budget.on_peak and capacity < self._full_bytes:
-            plan_set.before_after.warn_if_not_lower(
-                f"budget {budget.label} for {len(plans)} graphs",
-                capacity / self._full_bytes,
-                of_graph=False,
-                is_estimated=False,
-            )
-        return plan_set
-
-    @property
-    def _full_bytes(self) -> int:
-        """Bytes that the runtime-optimal partitions of all runs of all graphs save together."""
-        full = sum(
-            r * p.context.full_bytes for r, p in zip(self._runs, self._planners, strict=True)
-        )
-        return full + self._passed.all_bytes
-
-
-def _refuse_strange_order(joints: Sequence[JointGraph]) -> None:
-    """Raise an error unless the graphs are all graphs of one step, in the order in which they run."""
-    for joint in joints:
-        if joint.runs not in (1, len(joint.turns)):
-            raise PlanError(
-                f"'{joint.name}' runs {joint.runs} times in a step, and does not say in which order; capture the step "
-                "again"
-            )
-    turns = sorted((turn, k) for k, joint in enumerate(joints) for turn in joint.turns)
-    outputs = [joints[k].num_fwd_outputs for _, k in turns]
-    for place, (turn, k) in enumerate(turns):
-        earlier = all(at < place and output < outputs[at] for _, at, output in turn.received)
-        if turn.at != place or not earlier:
-            raise PlanError(
-                f"run {turn.at} of the step, of graph {k} of {len(joints)}, '{joints[k].name}', comes at place {place} of "
-                "the given graphs, or receives an output that no earlier run makes; expected all graphs of one step as "
-                "remat.capture(…, fullgraph=False) returns them"
-            )
-    for k, joint in enumerate(joints):
-        for _, producer, output in joint.received:
-            if producer >= k or output >= joints[producer].num_fwd_outputs:
-                raise PlanError(
-                    f"graph {k} of {len(joints)}, '{joint.name}', receives output {output} of graph {producer}, "
-                    "which does not come before it here; expected all graphs of one step in the order in which "
-                    "remat.capture(…, fullgraph=False) returns them"
+    def _check_budget(self, budget: Budget) -> None:
+        """Raise a ProblemError if the recorded peak or saved bytes of all plans together exceed ``budget``."""
+        # The budget of each single plan is checked when the plan is applied to its graph.
+        bounds = (("peak_bytes", budget.peak_bytes), ("saved_bytes", budget.nbytes))
+        for name, limit in bounds:
+            if limit is not None and getattr(self, name) > limit:
+                raise ProblemError(
+                    f"its budget is {budget}, and {name} of its plans together is {getattr(self, name)}"
                 )
 
-
-def _why_least(searches: Sequence[Search]) -> tuple[str, str]:
-    """Return two texts for an error: why the graphs together cannot save fewer bytes, and what would change that."""
-    texts = [
-        least_causes(s.context.state, s.context.state.get(LeastDecision()))
-        for s in searches
-        if s.context.least_bytes
-    ]
-    because, todo = ([text[k] for text in texts if text[k]] for k in (0, 1))
-    return "; ".join(dict.fromkeys(because)), ", or ".join(dict.fromkeys(todo))
-
-
-def _shares(searches: Sequence[Search], runs: Sequence[int], room: int) -> list[int] | None:
-    """Distribute ``room`` bytes over graphs at the least total cost; None if the fewest saved bytes exceed them."""
-
-    def extend(k: int, saved: int, cost: int, decided: Candidate) -> tuple[int, int] | None:
-        saved += runs[k] * decided.saved_bytes
-        return (saved, cost + runs[k] * decided.cost) if saved <= room else None
-
-    choices = combine([s.decisions.pareto() for s in searches], extend)
-    if not choices:
-        return None
-    shares = [decided.saved_bytes for decided in choices[-1][2]]
-    # The remaining bytes go to the graph that recomputes most.
-    left = room - sum(r * b for r, b in zip(runs, shares, strict=True))
-    needs = [r * s.decisions.at(b).cost for r, s, b in zip(runs, searches, shares, strict=True)]
-    neediest = max(range(len(searches)), key=lambda i: (needs[i], -i))
-    shares[neediest] += left // runs[neediest]
-    return shares
-
-
-class _Passed:
-    """The activations that one graph of a step passes to a later graph, with their bytes."""
-
-    def __init__(self, joints: Sequence[JointGraph]) -> None:
-        self._bytes: dict[tuple[int, int], int] = {}
-        self._producers: dict[tuple[int, int], str] = {}
-        self._readers: dict[tuple[int, int], list[tuple[int, str]]] = {}
-        for k, joint in enumerate(joints):
-            primals = primals_of(joint)
-            for position, producer, output in joint.received:
-                value: fx.Node = outputs_of(joints[producer].graph)[output]
-                key = (producer, output)
-                self._bytes[key] = storage_bytes(value.meta.get("val"))
-                self._producers[key] = value.name
-                self._readers.setdefault(key, []).append((k, primals[position].name))
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that all runs of all graphs together save for backward."""
+        each = zip(self._runs, self.plans, strict=True)
+        return sum(runs * p.saved_bytes for runs, p in each) + self.passed_bytes
 
     @property
-    def all_bytes(self) -> int:
-        """Bytes of all activations that one graph of the step hands to a later graph."""
-        return sum(self._bytes.values())
+    def recompute_cost(self) -> int:
+        """Summed recompute cost of all runs, in the unit of the plans."""
+        return self._summed("recompute_cost")
 
-    def saved_bytes(self, decided: Sequence[Candidate]) -> int:
-        """Return the bytes of the passed activations that their producer or a receiver saves, each counted once."""
-        saved = [set(d.decision.saved) for d in decided]
-        return sum(
-            nbytes
-            for key, nbytes in self._bytes.items()
-            if self._producers[key] in saved[key[0]]
-            or any(name in saved[k] for k, name in self._readers[key])
+    @property
+    def exposed_time(self) -> int:
+        """Summed exposed transfer time of all runs, in the unit of the plans."""
+        return self._summed("exposed_time")
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the values that all runs offload; the host's memory holds all of them when forward ends."""
+        return self._summed("host_bytes")
+
+    @property
+    def before_after(self) -> BeforeAfter:
+        """Comparison of the step under these plans with the step without remat."""
+        # `step_cost` is 0 if unknown. A sum in which one of the costs is unknown would be too low.
+        costs_are_known = all(p.step_cost for p in self.plans)
+        return BeforeAfter(
+            peak_bytes=self.peak_bytes,
+            without_peak_bytes=self.without_peak_bytes,
+            step_cost=self._summed("step_cost") if costs_are_known else 0,
+            recompute_cost=self.recompute_cost,
+            exposed_time=self.exposed_time,
+            without_recompute_cost=self._summed("without_recompute_cost"),
+            unit=self.plans[0].unit,
+        )
+
+    def _summed(self, name: str) -> int:
+        """Return the sum of the plans' field ``name`` over all runs of all graphs."""
+        return sum(runs * getattr(p, name) for runs, p in zip(self._runs, self.plans, strict=True))
+
+    @property
+    def _runs(self) -> tuple[int, ...]:
+        """Number of runs of each graph in a step."""
+        return self.runs or (1,) * len(self.plans)
+
+    @property
+    def has_equal_graphs(self) -> bool:
+        """Whether several plans are for equal graphs, such as equal layers."""
+        return len({p.fingerprint for p in self.plans}) < len(self.plans)
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    @overload
+    def __getitem__(self, i: int) -> Plan: ...
+    @overload
+    def __getitem__(self, i: slice) -> tuple[Plan, ...]: ...
+    def __getitem__(self, i: int | slice) -> Plan | tuple[Plan, ...]:
+        return self.plans[i]
+
+    def __iter__(self) -> Iterator[Plan]:
+        return iter(self.plans)
+
+    def explain(self) -> str:
+        """Return a text: one line with the sums of the plans' figures, then `Plan.explain` of each plan."""
+        return "\n\n".join(
+            [f"{len(self)} graphs: {self._head}", *(p.explain() for p in self.plans)]
+        )
+
+    def plot(self, path: str | Path) -> None:
+        """Draw memory over forward and backward of each graph, side by side; path and errors as in `Plan.plot`."""
+        from remat.report.memory_plot import steps_figure
+        from remat.report.pictures import write_picture
+
+        steps = [(plan.graph, plan.timeline) for plan in self.plans]
+        title = f"{len(self)} graphs, budget {self.budget or self.plans[0].budget}"
+        write_picture(path, lambda: steps_figure(steps, title=title))
+
+    def __repr__(self) -> str:
+        shown = [f"  {plan!r}" for plan in self.plans[:MOST_SHOWN]]
+        rest = len(self) - len(shown)
+        shown += [f"  and {rest} more"] if rest else []
+        return "\n".join([f"<plans for {len(self)} graphs: {self._head}", *shown]) + ">"
+
+    @property
+    def _head(self) -> str:
+        """One line of text with the sums of the plans' figures."""
+        unit = self.plans[0].unit
+        on_peak = self.budget and Budget.parse(self.budget).on_peak
+        allowed = "" if on_peak else f" of {format_bytes(self.capacity)} allowed"
+        peak = f"; peak of the step {self.before_after.line}" if self.peak_bytes else ""
+        peak += f"; {format_bytes(self.host_bytes)} offloaded" if self.host_bytes else ""
+        peak += f" (budget {Budget.parse(self.budget).label})" if on_peak else ""
+        return (
+            f"{format_bytes(self.saved_bytes)} saved{allowed}, "
+            f"{format_bytes(self.passed_bytes)} of it passed from graph to graph; "
+            f"{format_cost(self.recompute_cost, unit)} recomputed{peak}"
         )

@@ -22,13 +22,12 @@ from remat.graph.memory.storages import has_symbols
 from remat.graph.memory.user_mutations import reread_outputs
 from remat.graph.policies import Policies, read_policies
 from remat.passes.core.base import Pass
-from remat.passes.core.choice import Provenance, SavedLimits
+from remat.passes.core.provenance import Provenance, SavedLimits
 from remat.passes.core.state import State
 from remat.passes.decide.budgeted import Budgeted
 from remat.passes.decide.min_cut import require_tangents
 from remat.passes.decide.policies import has_policies, tag_policies
 from remat.passes.joint.chunk_loss import read_chunk
-from remat.planning.applied_plans import check_applied, exposed_time
 from remat.planning.context import Baseline, GraphContext, fingerprint_of
 from remat.planning.finish import finish, later_figures, saved_in
 from remat.planning.pipelines import (
@@ -41,6 +40,7 @@ from remat.planning.pipelines import (
     with_copies,
 )
 from remat.planning.plan import Plan
+from remat.planning.plan_apply import check_applied, exposed_time
 from remat.planning.request import PlanRequest
 from remat.planning.search.candidates import Candidate
 from remat.planning.search.compiled import CompiledSearch
@@ -62,7 +62,7 @@ def plan_graph(
     *,
     in_place: bool = False,
     agree: Pass | None = None,
-    on_step: Callable[[str], None] | None = None,
+    on_progress: Callable[[str], None] | None = None,
 ) -> Plan:
     """Plan one joint graph: apply the request's saved plan for the graph, run the user's pipeline, or decide.
 
@@ -72,7 +72,7 @@ def plan_graph(
         in_place: whether to change ``joint`` itself instead of a copy.
         agree: a pass that may change the decision before the split, such as a pass that makes all ranks decide
             alike; None: no such pass.
-        on_step: called with a line of text before each stage of deciding.
+        on_progress: called with a line of text before each stage of deciding.
 
     Raises:
         BudgetError: no plan is within the budget.
@@ -91,7 +91,7 @@ def plan_graph(
             request,
             fingerprint=fingerprint,
             in_place=in_place,
-            on_step=on_step,
+            on_progress=on_progress,
             at_budget=True,
             on_demand=True,
         )
@@ -110,7 +110,7 @@ def plan_graph(
     budgeted = [p for p in pipeline.flat() if isinstance(p, Budgeted)]
     # Each deciding pass replaces the decision of the pass before, so the plan records the last one's options.
     cost = budgeted[-1].cost if budgeted else Roofline()
-    count_workspaces(state, cost.on(state.joint))
+    count_workspaces(state, cost.for_graph(state.joint))
     return finish(
         pipeline.run(state, in_place=True).state,
         cost=cost,
@@ -154,7 +154,7 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
     # The plan names the copies among the nodes that it saves, so they must exist before the split.
     if plan.copied_outputs:
         prepared = with_copies(prepared, plan.copied_outputs)
-    request = replace(request, cost=registry().cost_model(plan.cost).on(prepared.joint))
+    request = replace(request, cost=registry().cost_model(plan.cost).for_graph(prepared.joint))
     count_workspaces(prepared, request.cost)
     limits = SavedLimits(
         capacity=plan.capacity,
@@ -173,11 +173,11 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
     applied = finish(
         state,
         cost=request.cost,
-        budget=plan.asked,
+        budget=plan.requested,
         fingerprint=plan.fingerprint,
         baseline=Baseline(
             peak_bytes=plan.without_peak_bytes,
-            expected_bytes=plan.without_expected_bytes,
+            estimated_bytes=plan.without_estimated_bytes,
             recompute_cost=plan.without_recompute_cost,
         ),
         link=plan.link,
@@ -199,7 +199,7 @@ def warn_of_peak(plan: Plan, figures: BeforeAfter | None = None) -> None:
         plan: a finished plan.
         figures: its comparison with the step without remat; None: `PlanRecord.before_after`.
     """
-    if plan.asked.on_peak or plan.capacity >= plan.full_bytes:
+    if plan.requested.on_peak or plan.capacity >= plan.full_bytes:
         return
     figures = figures or plan.before_after
     if not figures.without_peak_bytes:
@@ -209,12 +209,12 @@ def warn_of_peak(plan: Plan, figures: BeforeAfter | None = None) -> None:
     if is_estimated and figures.peak_bytes * DEFAULT.lower_surely >= figures.without_peak_bytes:
         figures = replace(
             figures,
-            peak_bytes=plan.predicted_peak_bytes,
-            without_peak_bytes=plan.without_expected_bytes,
+            peak_bytes=plan.estimated_peak_bytes,
+            without_peak_bytes=plan.without_estimated_bytes,
         )
-    what = f"budget {plan.asked.label} for '{plan.graph}'"
+    subject = f"budget {plan.requested.label} for '{plan.graph}'"
     ratio = plan.capacity / plan.full_bytes
-    figures.warn_if_not_lower(what, ratio, of_graph=True, is_estimated=is_estimated)
+    figures.warn_if_not_lower(subject, ratio, of_graph=True, is_estimated=is_estimated)
 
 
 @cache
@@ -274,8 +274,8 @@ class Planner:
         searches, ends = [*map(search_of, contexts)], None
         unchunked = searches[0]
         if request.budget.peak_share is not None:
-            full = unchunked.measures.simulated(unchunked.decisions.allowed_full)
-            ends = min(s.least_found for s in searches), full
+            at_budget_one = unchunked.measures.simulated(unchunked.decisions.allowed_at_budget_one)
+            ends = min(s.least_found for s in searches), at_budget_one
         baseline = cls(unchunked).baseline
         return cls._cheapest_of([cls(s, ends=ends, baseline=baseline) for s in searches])
 
@@ -301,7 +301,7 @@ class Planner:
     def estimated(self, before: CompiledSearch | None = None) -> CompiledSearch:
         """Return the search by estimated peak, with the candidates of an earlier trace if the graphs are equal."""
         # If the number of chunks was chosen, ratio 1 stands for the step without chunks.
-        most = 0 if self._ends is None else self.baseline.expected_bytes
+        most = 0 if self._ends is None else self.baseline.estimated_bytes
         return CompiledSearch(self.search, most, before)
 
     def limit_of(self, budget: Budget) -> int:
@@ -328,7 +328,7 @@ class Planner:
         if budget.nbytes is not None:
             # The graph problem counts tagged values as saved bytes, although every plan offloads them. So a first try
             # raises the budget by their bytes.
-            offloaded_bytes = with_tagged(self.search.decisions.full).host_bytes
+            offloaded_bytes = with_tagged(self.search.decisions.at_budget_one).host_bytes
             candidate = with_tagged(self._saving(Budget(nbytes=budget.nbytes + offloaded_bytes)))
             if candidate.saved_bytes <= budget.nbytes:
                 return candidate
@@ -339,8 +339,8 @@ class Planner:
         context, decisions = self.context, self.search.decisions
         limits = replace(context.request.deciding(), budget=budget).limits(context.state)
         if limits.capacity != context.full_bytes:
-            return decisions.within(limits)
-        return replace(decisions.full, limits=limits)
+            return decisions.search_within(limits)
+        return replace(decisions.at_budget_one, limits=limits)
 
     @cached_property
     def baseline(self) -> Baseline:
@@ -355,17 +355,17 @@ class Planner:
             plain_context = GraphContext(plain, request, fingerprint=context.fingerprint)
             return Planner(search_of(plain_context)).baseline
         try:
-            full = search.decisions.without_remat
+            without_remat = search.decisions.without_remat
         except RematError:
             return Baseline()
         measures = search.measures
         if context.request.hooks is not None:
-            measures = Measures(replace(context.state, hooks=None), context.on_step)
+            measures = Measures(replace(context.state, hooks=None), context.on_progress)
         return Baseline(
-            peak_bytes=measures.simulated(full),
-            expected_bytes=0 if context.is_eager else search.measures.estimated(full),
-            recompute_cost=full.cost,
-            curve=measures.curve(full),
+            peak_bytes=measures.simulated(without_remat),
+            estimated_bytes=0 if context.is_eager else search.measures.estimated(without_remat),
+            recompute_cost=without_remat.cost,
+            curve=measures.curve(without_remat),
         )
 
     def reread_outputs(self, decided: Candidate) -> tuple[int, ...]:
@@ -466,11 +466,11 @@ def _by_bounds(search: Search, plan: Plan) -> tuple[BeforeAfter | None, bool]:
     if not context.is_eager or context.request.hooks is not None or context.state.plain:
         return None, False
     try:
-        full = search.decisions.without_remat
+        without_remat = search.decisions.without_remat
     except RematError:
         return None, False
     measure_deferred(context.state.joint.graph)
-    own, other = (peak_bounds(context.state, d) for d in (plan.decision, full.decision))
+    own, other = (peak_bounds(context.state, d) for d in (plan.decision, without_remat.decision))
     if own is None or other is None:
         return None, False
     # The highest peak that the plan may have, and the lowest that the step without remat may have.
@@ -479,7 +479,7 @@ def _by_bounds(search: Search, plan: Plan) -> tuple[BeforeAfter | None, bool]:
         without_peak_bytes=other[0],
         step_cost=context.step_cost,
         recompute_cost=plan.recompute_cost,
-        without_recompute_cost=full.cost,
+        without_recompute_cost=without_remat.cost,
         unit=plan.unit,
         exposed_time=plan.exposed_time,
     )

@@ -22,9 +22,9 @@ from remat.passes.joint.chunk_loss import ChunkLoss
 from remat.passes.packing.pairs import SavedTensorHooks
 from remat.planning.pipelines import PREPARE, SPLIT, PassManager
 from remat.planning.plan import Plan
-from remat.planning.plans import PlanSet
+from remat.planning.plan_file import plan_for, read_known_plan
+from remat.planning.plan_set import PlanSet
 from remat.planning.readers import READERS
-from remat.planning.saved_plans import plan_for, read_known_plan
 from remat.planning.search.effort import DEFAULT
 from remat.plugins.registry import registry
 from remat.solvers.base import Solver
@@ -196,9 +196,9 @@ class PlanRequest:
         with about("solver"):
             return replace(self, solver=registry().solver(solver, isolation=isolation))
 
-    def on(self, joint: JointGraph) -> PlanRequest:
+    def with_graph_cost(self, joint: JointGraph) -> PlanRequest:
         """Return a copy of the request with the cost model that the requested one, such as ``auto``, selects."""
-        return replace(self, cost=self.cost.on(joint))
+        return replace(self, cost=self.cost.for_graph(joint))
 
     def for_graph(self, joint: JointGraph, fingerprint: str, nth: int = 0) -> PlanRequest:
         """Return a copy of the request for one graph, with the saved plan that was made for it, or without a plan.
@@ -220,15 +220,15 @@ class PlanRequest:
         several = self.of_several or (isinstance(self.plan, PlanSet) and len(self.plan) > 1)
         return replace(self, plan=plan, of_several=several)
 
-    def how_to_run(self, peak_bytes: int, what: str = "that plan") -> str:
+    def how_to_run(self, peak_bytes: int, subject: str = "that plan") -> str:
         """Return advice, as text for an error message, on how to run a plan with a given peak.
 
         Args:
             peak_bytes: the peak of the plan, in bytes.
-            what: words that name the plan in the text.
+            subject: words that name the plan in the text.
         """
         if not self.of_several:
-            return f"to run {what}, give budget={peak_bytes}"
+            return f"to run {subject}, give budget={peak_bytes}"
         return (
             f"the step has other graphs or operators beside it, and needs {peak_bytes} bytes or more: try "
             f"budget={peak_bytes} first. Or compile the model as one graph: run it with TORCH_LOGS=graph_breaks to see "

@@ -51,7 +51,7 @@ class Registry:
         self._manager = pluggy.PluginManager(hooks.PROJECT)
         self._manager.add_hookspecs(hooks)
         self._manager.register(builtin, name=_OURS)
-        self._found: dict[str, Mapping[str, Any]] = {}  # collected classes, by hook and name
+        self._collected: dict[str, Mapping[str, Any]] = {}  # collected classes, by hook and name
         self._load_problems: list[PluginError] = []
         self._offer_problems: dict[str, list[PluginError]] = {}
         self._refused: dict[str, str] = {}
@@ -85,7 +85,7 @@ class Registry:
         The taxonomy states, for instance, which operators may be recomputed. A second call has no
         effect. Unregistering a plugin removes its operators.
         """
-        if _OPERATORS in self._found:
+        if _OPERATORS in self._collected:
             return
         problems: list[PluginError] = []
         for plugin, offer in self._offers(_OPERATORS, problems):
@@ -110,7 +110,7 @@ class Registry:
         Errors about objects of one kind, such as passes, are missing until that kind is first
         requested.
         """
-        offered = (problem for found in self._offer_problems.values() for problem in found)
+        offered = (problem for problems in self._offer_problems.values() for problem in problems)
         return (*self._load_problems, *offered)
 
     def plugin_modules(self) -> tuple[str, ...]:
@@ -304,7 +304,7 @@ class Registry:
 
     def _kind(self, hook: str) -> Mapping[str, Any]:
         """Return the usable classes that plugins return from a hook, as a mapping by name."""
-        if hook not in self._found:
+        if hook not in self._collected:
             ours: dict[str, Any] = {}
             others: dict[str, Any] = {}
             problems: list[PluginError] = []
@@ -321,11 +321,11 @@ class Registry:
                     self._refused.setdefault(name, fault)
                 problems.append(PluginError(f"plugin '{plugin}': a class is refused: {fault}"))
             self._keep(hook, {**ours, **dict(sorted(others.items()))}, problems)
-        return self._found[hook]
+        return self._collected[hook]
 
-    def _keep(self, hook: str, found: Mapping[str, Any], problems: list[PluginError]) -> None:
+    def _keep(self, hook: str, classes: Mapping[str, Any], problems: list[PluginError]) -> None:
         """Store the classes found for one hook and the refusals, and warn about new refusals."""
-        self._found[hook] = MappingProxyType(found)
+        self._collected[hook] = MappingProxyType(classes)
         self._offer_problems[hook] = problems
         self._warn()
 
@@ -354,10 +354,10 @@ class Registry:
 
     def _forget(self) -> None:
         """Clear all collected classes, so that the next request asks the plugins again."""
-        learnt = _OPERATORS in self._found
+        learnt = _OPERATORS in self._collected
         while self._unlearn:
             self._unlearn.pop()()
-        self._found.clear()
+        self._collected.clear()
         self._offer_problems.clear()
         self._refused.clear()
         if learnt:

@@ -27,7 +27,7 @@ class Reduced:
         before: number of nodes of the graph at the start; placeholders and the output node count.
         nodes: number of nodes of ``joint``.
         tests: how often the test was called.
-        known: number of candidate graphs that were not tested, because an equal graph had been tested before.
+        cached: number of candidate graphs that were not tested, because an equal graph had been tested before.
         refused: number of candidate graphs that were not tested for another reason. The candidate was invalid, did
             not differ from the best graph, or could not be written as text or split into forward and backward.
         interrupted: whether Ctrl-C ended the search.
@@ -37,7 +37,7 @@ class Reduced:
     before: int
     nodes: int
     tests: int
-    known: int
+    cached: int
     refused: int
     interrupted: bool
 
@@ -85,7 +85,7 @@ def reduce(
         before=len(start.graph.nodes),
         nodes=len(search.best.graph.nodes),
         tests=search.tests,
-        known=search.known,
+        cached=search.cached,
         refused=search.refused,
         interrupted=interrupted,
     )
@@ -98,7 +98,7 @@ class _Search:
         self._test = test
         self._progress = progress
         self._seen: dict[bytes, bool] = {}
-        self.tests = self.known = self.refused = 0
+        self.tests = self.cached = self.refused = 0
         self.text = print_joint(joint)
         self.best = parse_joint(self.text)
         # If the graph cannot be split, that may be the failure itself. Candidates then need not be splittable either.
@@ -152,7 +152,7 @@ class _Search:
         """Return whether a graph still fails; the result is cached by the graph's text."""
         key = hashlib.sha256(text.encode()).digest()
         if key in self._seen:
-            self.known += 1
+            self.cached += 1
             return self._seen[key]
         # A graph that cannot be split counts as not failing, if the first graph could be split.
         if self._splits and not _split_is_legal(joint):

@@ -102,12 +102,12 @@ class BeforeAfter:
         return not above and not useless
 
     def warn_if_not_lower(
-        self, what: str, ratio: float, *, of_graph: bool, is_estimated: bool
+        self, subject: str, ratio: float, *, of_graph: bool, is_estimated: bool
     ) -> None:
         """Issue a `PeakWarning` unless `is_lower` holds.
 
         Args:
-            what: text that names the budget and the graph, for the message.
+            subject: text that names the budget and the graph, for the message.
             ratio: bytes that the budget allows to be saved, divided by the bytes saved without remat.
             of_graph: whether the plan is for one graph, which may be one of several in the step.
             is_estimated: as in `is_lower`.
@@ -117,10 +117,10 @@ class BeforeAfter:
         peak, most, more = self.peak_bytes, self.without_peak_bytes, self.more or 0.0
         lower, higher = format_apart(peak, most)
         costs = f" and costs {more:.1%} of the step more" if more > 0 else ""
-        planned, expected = "", ""
+        planned, estimated = "", ""
         if is_estimated:
-            planned = ", estimated before compiling: plan.predicted_peak_bytes"
-            expected = ", likewise: plan.without_expected_bytes"
+            planned = ", estimated before compiling: plan.estimated_peak_bytes"
+            estimated = ", likewise: plan.without_estimated_bytes"
         nbytes = f"bytes, such as budget='{format_bytes(0.8 * most).replace(' ', '')}'"
         alone = (
             f" of this graph. If it is the whole step, so do {nbytes}"
@@ -128,8 +128,8 @@ class BeforeAfter:
             else f", or {nbytes}"
         )
         warn(
-            f"{what} has a peak of {lower} ({peak} bytes{planned}){costs}; budget 1 has {higher} ({most} bytes"
-            f"{expected}). The budget bounds the saved bytes, not the peak. To lower the peak, bound it: "
+            f"{subject} has a peak of {lower} ({peak} bytes{planned}){costs}; budget 1 has {higher} ({most} bytes"
+            f"{estimated}). The budget bounds the saved bytes, not the peak. To lower the peak, bound it: "
             f"budget=remat.Peak({ratio:.2f}), as text peak:{ratio:.2f}, where 0 is the least peak found and 1 that of "
             f"budget 1{alone}",
             PeakWarning,

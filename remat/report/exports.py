@@ -29,10 +29,10 @@ _COLORS = {
 
 def memory_viewer(view: StepView) -> bytes:
     """Return a step as a pickled memory snapshot for PyTorch's memory viewer."""
-    # No allocator and no times are modelled: every storage has an address of its own, and an event at the n-th moment
+    # No allocator and no times are modelled: every storage has an address of its own, and an event at the n-th program point
     # has time n microseconds. The segments are the storages alive at the end of the step.
     events: list[dict[str, Any]] = []
-    final = len(view.timeline.moments) - 1
+    final = len(view.timeline.program_points) - 1
     allocated: dict[int, list[int]] = {}
     freed: dict[int, list[int]] = {}
     for i, value in enumerate(view.values):
@@ -40,14 +40,15 @@ def memory_viewer(view: StepView) -> bytes:
         freed.setdefault(value.last, []).append(i)
     sizes = [-(-max(1, v.nbytes) // _ALIGNMENT) * _ALIGNMENT for v in view.values]
     addresses = list(accumulate(sizes, initial=2**32))
-    for moment in range(final + 1):
+    for program_point in range(final + 1):
         events += [
-            _event("alloc", view.values[i], addresses[i], moment) for i in allocated.get(moment, ())
+            _event("alloc", view.values[i], addresses[i], program_point)
+            for i in allocated.get(program_point, ())
         ]
         events += [
-            _event(action, view.values[i], addresses[i], moment)
-            # Storages alive at the last moment are not freed: they become the snapshot's segments.
-            for i in (freed.get(moment, ()) if moment < final else ())
+            _event(action, view.values[i], addresses[i], program_point)
+            # Storages alive at the last program point are not freed: they become the snapshot's segments.
+            for i in (freed.get(program_point, ()) if program_point < final else ())
             for action in ("free_requested", "free_completed")
         ]
     segments = [_segment(view.values[i], addresses[i], sizes[i]) for i in freed.get(final, ())]
@@ -60,14 +61,14 @@ def memory_viewer(view: StepView) -> bytes:
     return pickle.dumps(snapshot, protocol=4)
 
 
-def _event(action: str, value: Value, address: int, moment: int) -> dict[str, Any]:
-    """Return one event of a memory snapshot: a storage that is allocated or freed at a moment."""
+def _event(action: str, value: Value, address: int, program_point: int) -> dict[str, Any]:
+    """Return one event of a memory snapshot: a storage that is allocated or freed at a program point."""
     return {
         "action": action,
         "addr": address,
         "size": value.nbytes,
         "stream": 0,
-        "time_us": moment,
+        "time_us": program_point,
         "frames": _frames(value),
     }
 
@@ -150,10 +151,10 @@ def chrome_trace(view: StepView) -> bytes:
 
 
 def _times(view: StepView, starts: list[float]) -> list[float]:
-    """Return the time in microseconds at which each moment of the timeline begins, from the times of the runs."""
+    """Return the time in microseconds at which each program point of the timeline begins, from the times of the runs."""
     # The times of compiled kernels are unknown. Kernels are spread evenly over the time of forward and of backward.
     step: Timeline = view.timeline
-    n = len(step.moments)
+    n = len(step.program_points)
     if not view.as_compiled and n == len(view.runs):
         return starts[:n]
     forward = sum(not run.in_backward for run in view.runs)
@@ -195,7 +196,7 @@ COLUMNS = ("name", "op", "bytes", "from", "to", "kind", "state", "recompute_cost
 
 
 def csv_of_values(view: StepView) -> bytes:
-    """Return the storages of a step as CSV; ``from`` and ``to`` are the first and last moment of a lifetime."""
+    """Return the storages of a step as CSV; ``from`` and ``to`` are the first and last program point of a lifetime."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -234,9 +235,9 @@ def format_of(path: str | Path, named: str | None = None) -> str:
     suffix = Path(path).suffix.lower()
     if suffix in SUFFIXES:
         return SUFFIXES[suffix]
-    known = ", ".join(f"{end} ({name})" for end, name in SUFFIXES.items())
+    suffixes = ", ".join(f"{end} ({name})" for end, name in SUFFIXES.items())
     raise ProblemError(
-        f"a step cannot be exported to '{path}': its suffix is '{suffix}'; expected {known}, or a format by "
+        f"a step cannot be exported to '{path}': its suffix is '{suffix}'; expected {suffixes}, or a format by "
         f"name: {', '.join(FORMATS)}"
     )
 

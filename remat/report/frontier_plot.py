@@ -194,11 +194,11 @@ def _shares(axes: Axes, curve: FrontierView, x: Scale) -> None:
     """Add an axis at the top that shows saved bytes as fractions of ``full_bytes``, if the axis has room."""
     if curve.by != "saved" or not curve.full_bytes or axes.get_xscale() != "linear":
         return
-    full, right = curve.full_bytes / x.size, axes.get_xlim()[1]
-    shares = [i / 5 for i in range(6) if full * i / 5 <= right]
+    full_bytes, right = curve.full_bytes / x.size, axes.get_xlim()[1]
+    shares = [i / 5 for i in range(6) if full_bytes * i / 5 <= right]
     # Ticks would be too close to each other, or too few within the axis.
-    if full < right / 5 or len(shares) < 3:
+    if full_bytes < right / 5 or len(shares) < 3:
         return
     above: Any = axes.secondary_xaxis("top")
-    above.set_xticks([full * s for s in shares], [f"{s:g}" for s in shares])
+    above.set_xticks([full_bytes * s for s in shares], [f"{s:g}" for s in shares])
     above.set_xlabel("the same as a budget from 0 to 1")

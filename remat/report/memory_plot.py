@@ -42,8 +42,8 @@ LAYERS: tuple[tuple[str, str, tuple[StorageKind, ...]], ...] = (
     ("recomputed", "#e0913f", (StorageKind.RECOMPUTED,)),
     ("temporary", "#efd999", (StorageKind.TEMPORARY,)),
 )
-#: Largest number of columns of the plot. A moment is a run of a node or, in compiled code, of a kernel. If a step has
-#: more moments than columns, each column stands for several moments, and shows the one with the most bytes.
+#: Largest number of columns of the plot. A program point is a run of a node or, in compiled code, of a kernel. If a step has
+#: more program points than columns, each column stands for several program points, and shows the one with the most bytes.
 _COLUMNS = 1200
 #: Height of the plot as a multiple of its highest peak. The rest is room for the label of the peak.
 _ROOM = 1.16
@@ -74,7 +74,7 @@ class Filling:
 
 
 class _Axis:
-    """Horizontal axis: converts a moment of a step to its time or, without a clock, to its number."""
+    """Horizontal axis: converts a program point of a step to its time or, without a clock, to its number."""
 
     def __init__(self, clock: Clock | None) -> None:
         self._clock = clock
@@ -83,13 +83,19 @@ class _Axis:
             scale = Scale.of(clock.starts[-1], clock.unit)
             self._size, self.label = scale.size, clock.label(scale.unit)
 
-    def at(self, moment: int) -> float:
-        """Return the position at which a moment of the step begins; a moment is a run of one operator."""
-        return moment if self._clock is None else self._clock.starts[moment] / self._size
+    def at(self, program_point: int) -> float:
+        """Return the position at which a program point of the step begins; a program point is a run of one operator."""
+        return (
+            program_point if self._clock is None else self._clock.starts[program_point] / self._size
+        )
 
-    def without(self, moment: int) -> float:
-        """Return the position at which a moment of the step without remat begins, by the times of that step."""
-        return moment if self._clock is None else self._clock.without[moment] / self._size
+    def without(self, program_point: int) -> float:
+        """Return the position at which a program point of the step without remat begins, by the times of that step."""
+        return (
+            program_point
+            if self._clock is None
+            else self._clock.without[program_point] / self._size
+        )
 
 
 def fillings(step: Timeline) -> tuple[Filling, ...]:
@@ -108,7 +114,7 @@ def fillings(step: Timeline) -> tuple[Filling, ...]:
             count=len(group),
             module=_module([alive.module for alive in group]),
         )
-        for group in grouped(step.alive(step.peak_moment), label, _nbytes)
+        for group in grouped(step.alive(step.peak_point), label, _nbytes)
     )
 
 
@@ -132,7 +138,7 @@ def plot_step(view: StepView, path: str | Path, *, x: str = "time") -> None:
     Args:
         view: the step.
         path: the file, which ends in ``.svg`` or ``.png``.
-        x: the horizontal axis: ``"time"`` or ``"operators"``, a moment being a run of one operator.
+        x: the horizontal axis: ``"time"`` or ``"operators"``, a program point being a run of one operator.
 
     Raises:
         ProblemError: the path has another suffix, or ``x`` another value.
@@ -231,16 +237,16 @@ def steps_figure(steps: Sequence[tuple[str, Timeline]], *, title: str) -> Figure
 
 def _stack(axes: Axes, step: Timeline, scale: Scale, highest: int, x: _Axis) -> None:
     """Draw the bytes alive over the step, stacked by kind of storage, with forward and backward labelled."""
-    moments = highest_moments(step.nbytes())
-    end = len(step.moments)
+    program_points = highest_points(step.nbytes())
+    end = len(step.program_points)
     # The last height is repeated, since a step function needs a point at its end.
     rows = [
-        [sums[i] / scale.size for i in (*moments, moments[-1])]
+        [sums[i] / scale.size for i in (*program_points, program_points[-1])]
         for sums in (step.nbytes(*kinds) for *_, kinds in LAYERS)
     ]
-    # The first column begins at 0, even if its highest moment is a later one.
+    # The first column begins at 0, even if its highest program point is a later one.
     axes.stackplot(
-        [x.at(0), *(x.at(i) for i in moments[1:]), x.at(end)],
+        [x.at(0), *(x.at(i) for i in program_points[1:]), x.at(end)],
         rows,
         labels=[label for label, *_ in LAYERS],
         colors=[color for _, color, _ in LAYERS],
@@ -264,8 +270,8 @@ def _stack(axes: Axes, step: Timeline, scale: Scale, highest: int, x: _Axis) -> 
         )
 
 
-def highest_moments(sums: Sequence[int], columns: int = _COLUMNS) -> list[int]:
-    """Return the moments to draw: all, or in each of ``columns`` equal ranges the moment with the most bytes alive."""
+def highest_points(sums: Sequence[int], columns: int = _COLUMNS) -> list[int]:
+    """Return the program points to draw: all, or in each of ``columns`` equal ranges the program point with the most bytes alive."""
     n = len(sums)
     if n <= columns:
         return list(range(n))
@@ -283,9 +289,9 @@ def _without(
         if peak_bytes:
             axes.axhline(peak_bytes / scale.size, linestyle=":", **style)
         return
-    moments = highest_moments(curve.nbytes)
-    at = [x.without(i) for i in (*moments, len(curve.nbytes))]
-    heights = [curve.nbytes[i] / scale.size for i in (*moments, moments[-1])]
+    program_points = highest_points(curve.nbytes)
+    at = [x.without(i) for i in (*program_points, len(curve.nbytes))]
+    heights = [curve.nbytes[i] / scale.size for i in (*program_points, program_points[-1])]
     axes.plot(at, heights, drawstyle="steps-post", **style)
     axes.set_xlim(0, max(axes.get_xlim()[1], at[-1]))
 
@@ -294,8 +300,8 @@ def _mark_peak(axes: Axes, step: Timeline, scale: Scale, x: _Axis) -> None:
     """Mark the peak of a step, and label it with its bytes and the node that runs at the peak."""
     from matplotlib.patheffects import withStroke
 
-    peak, moment = step.peak, step.peak_moment
-    at = (x.at(moment) + x.at(moment + 1)) / 2
+    peak, program_point = step.peak, step.peak_point
+    at = (x.at(program_point) + x.at(program_point + 1)) / 2
     axes.plot([at], [peak.nbytes / scale.size], marker="v", color=RED, markersize=6)
     share = at / axes.get_xlim()[1]
     side = "left" if share < 1 / 3 else "right" if share > 2 / 3 else "center"

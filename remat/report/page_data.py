@@ -14,7 +14,7 @@ from typing import Any
 
 from remat.graph.memory.liveness import StorageKind, sums_of
 from remat.report.explanation import grouped
-from remat.report.memory_plot import LAYERS, highest_moments
+from remat.report.memory_plot import LAYERS, highest_points
 from remat.report.pictures import Scale
 from remat.report.step_view import (
     KEPT,
@@ -27,8 +27,8 @@ from remat.report.step_view import (
 )
 from remat.units import counted, format_bytes, format_cost
 
-#: Largest number of columns of the curve of alive bytes. A moment is a run of an operator or kernel. If a step has
-#: more moments than columns, each column stands for several moments, and shows the one with the most bytes.
+#: Largest number of columns of the curve of alive bytes. A program point is a run of an operator or kernel. If a step has
+#: more program points than columns, each column stands for several program points, and shows the one with the most bytes.
 COLUMNS = 500
 #: Largest number of kept values, and of other values, that are drawn one by one. The largest values are drawn,
 #: and all others are summed.
@@ -180,9 +180,9 @@ def _stop(
     # The data refer to texts by number, and to kinds of storages by position.
     view, step = stop.view, stop.view.timeline
     sums, running = step.nbytes(), view.operator_at
-    moments = highest_moments(sums, COLUMNS)
-    kept = sorted((v for v in view.values if v.state == KEPT), key=lambda v: -v.nbytes)
-    named = _named(view, kept)
+    program_points = highest_points(sums, COLUMNS)
+    kept_values = sorted((v for v in view.values if v.state == KEPT), key=lambda v: -v.nbytes)
+    named = _named(view, kept_values)
     peak, one_by_one = step.peak, set(map(id, named))
     # All values that are not drawn one by one are summed in two areas: small values, and recomputed values.
     # These areas lie between the parameters below and the temporary values above.
@@ -205,18 +205,18 @@ def _stop(
         "times": [t / time.size for t in view.clock.starts] if view.clock else [],
         "base": sum(v.nbytes for v in view.values if v.kind is StorageKind.INPUT),
         "peak": {
-            "moment": step.peak_moment,
+            "moment": step.peak_point,
             "nbytes": peak.nbytes,
             "text": f"The peak, {format_bytes(peak.nbytes)}, is reached in "
             f"{'backward' if peak.in_backward else 'forward'} while {peak.node} runs.",
         },
         "columns": {
-            "x": [len(sums) * k // len(moments) for k in range(len(moments))],
-            "nbytes": [sums[m] for m in moments],
-            "small": [small[m] for m in moments],
-            "again": [again[m] for m in moments],
-            "said": [texts[format_bytes(sums[m])] for m in moments],
-            "op": [texts[" · ".join(filter(None, running[m]))] for m in moments],
+            "x": [len(sums) * k // len(program_points) for k in range(len(program_points))],
+            "nbytes": [sums[m] for m in program_points],
+            "small": [small[m] for m in program_points],
+            "again": [again[m] for m in program_points],
+            "said": [texts[format_bytes(sums[m])] for m in program_points],
+            "op": [texts[" · ".join(filter(None, running[m]))] for m in program_points],
         },
         "values": {
             "name": [texts[v.name] for v in named],
@@ -234,13 +234,13 @@ def _stop(
             "block": [texts[short_module(v.module)] for v in named],
             "shape": [texts[v.shape] for v in named],
         },
-        "keptText": texts[_kept_text(kept)],
+        "keptText": texts[_kept_text(kept_values)],
         **_again(view, texts),
         "point": [stop.point[0] / scales[0].size, stop.point[1] / scales[1].size],
     }
 
 
-def _named(view: StepView, kept: Sequence[Value]) -> list[Value]:
+def _named(view: StepView, kept_values: Sequence[Value]) -> list[Value]:
     """Return the values that are drawn one by one: kept values, and other values that are large beside the peak."""
     least = view.timeline.peak.nbytes * _SMALL
     others = [
@@ -249,7 +249,7 @@ def _named(view: StepView, kept: Sequence[Value]) -> list[Value]:
         if v.state != KEPT and v.kind is not StorageKind.INPUT and v.nbytes >= least
     ]
     largest = sorted(others, key=lambda v: -v.nbytes)[:MOST_OTHERS]
-    return sorted([*kept[:MOST_KEPT], *largest], key=lambda v: (v.first, v.last))
+    return sorted([*kept_values[:MOST_KEPT], *largest], key=lambda v: (v.first, v.last))
 
 
 def _op(value: Value) -> str:
@@ -264,15 +264,15 @@ def _price(value: Value, unit: str) -> str:
     return "cannot be recomputed" if value.state == KEPT else ""
 
 
-def _kept_text(kept: Sequence[Value]) -> str:
+def _kept_text(kept_values: Sequence[Value]) -> str:
     """Return the text above the table of kept values: their number and bytes, and what the columns mean."""
-    if not kept:
+    if not kept_values:
         return "Forward keeps nothing for backward but inputs and outputs."
     text = (
-        f"{counted(len(kept), 'value')}, {format_bytes(sum(v.nbytes for v in kept))}. "
+        f"{counted(len(kept_values), 'value')}, {format_bytes(sum(v.nbytes for v in kept_values))}. "
         "Cost saved: what recomputing that value alone would take. Select a row to find the value in the picture."
     )
-    rest = kept[MOST_KEPT:]
+    rest = kept_values[MOST_KEPT:]
     if rest:
         text += (
             f" Not listed: {len(rest):,} smaller ones, {format_bytes(sum(v.nbytes for v in rest))}."
@@ -316,8 +316,8 @@ def _without(first: Stop, scale: Scale) -> dict[str, Any]:
     curve, clock = first.view.without, first.view.clock
     if curve is None:
         return {"x": [], "nbytes": [], "peak": first.view.without_peak_bytes}
-    moments = highest_moments(curve.nbytes, COLUMNS)
-    x = [*moments, len(curve.nbytes)]
-    nbytes = [curve.nbytes[i] for i in (*moments, moments[-1])]
+    program_points = highest_points(curve.nbytes, COLUMNS)
+    x = [*program_points, len(curve.nbytes)]
+    nbytes = [curve.nbytes[i] for i in (*program_points, program_points[-1])]
     times = [clock.without[i] / scale.size for i in x] if clock else []
     return {"x": x, "times": times, "nbytes": nbytes, "peak": first.view.without_peak_bytes}

@@ -20,7 +20,7 @@ KEPT, RECOMPUTED, OFFLOADED = "kept", "recomputed", "offloaded"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """One storage of a step, with its lifetime. A moment is a run of an operator or, in compiled code, of a kernel.
+    """One storage of a step, with its lifetime. A program point is a run of an operator or, in compiled code, of a kernel.
 
     Attributes:
         name: name of a node. For a kept storage, the node whose value forward returns for backward;
@@ -28,8 +28,8 @@ class Value:
         op: operator that made the storage; ``"input"`` for inputs of the step, empty if unknown.
         nbytes: bytes of the storage.
         kind: kind of the storage.
-        first: number of the first moment at which the storage is alive.
-        last: number of the last moment at which the storage is alive.
+        first: number of the first program point at which the storage is alive.
+        last: number of the last program point at which the storage is alive.
         state: ``"kept"`` from forward to backward; ``"recomputed"`` by a later run of its node;
             ``"offloaded"`` for a storage copied to host memory, and for the copy back; otherwise
             empty.
@@ -135,8 +135,8 @@ class StepView:
         graph: name of the joint graph.
         title: the graph and the budget of the plan.
         unit: unit of all costs.
-        timeline: storages alive at each moment of the step.
-        as_compiled: whether each moment of the timeline is a kernel of compiled code, instead of one of
+        timeline: storages alive at each program point of the step.
+        as_compiled: whether each program point of the timeline is a kernel of compiled code, instead of one of
             ``runs``.
         values: storages of the step, in the order of the timeline.
         runs: runs of operators in forward, then in backward.
@@ -144,7 +144,7 @@ class StepView:
         without: memory over the step without remat; None if unknown.
         without_peak_bytes: peak of the step without remat; 0 if unknown. In compiled code, an estimate.
         peak_budget: the most bytes that the plan's budget allows at once; None if it allows any.
-        clock: times at which operators run; None if costs are unknown, or if moments are kernels.
+        clock: times at which operators run; None if costs are unknown, or if program points are kernels.
     """
 
     graph: str
@@ -167,9 +167,9 @@ class StepView:
 
     @property
     def operator_at(self) -> list[tuple[str, str]]:
-        """For each moment, (name, source line) of the node or kernel that runs; kernels have an empty source line."""
-        if self.as_compiled or len(self.runs) != len(self.timeline.moments):
-            return [(name, "") for name in self.timeline.moments]
+        """For each program point, (name, source line) of the node or kernel that runs; kernels have an empty source line."""
+        if self.as_compiled or len(self.runs) != len(self.timeline.program_points):
+            return [(name, "") for name in self.timeline.program_points]
         return [(run.name, run.source) for run in self.runs]
 
 

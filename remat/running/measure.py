@@ -281,7 +281,7 @@ def allocated_bytes(nbytes: int, device: torch.device) -> int:
 class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that reports when operators return storages, and when these storages are freed.
 
-    A subclass defines `found` and `freed`. `add` reports a storage that existed before the mode was entered.
+    A subclass defines `on_storage` and `on_free`. `add` reports a storage that existed before the mode was entered.
     The mode sees the results of a higher-order operator, but not the operators inside.
     """
 
@@ -290,28 +290,28 @@ class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._alive: dict[int, Any] = {}  # by storage id: the result of `found`
+        self._alive: dict[int, Any] = {}  # by storage id: the result of `on_storage`
         self._on_host: set[int] = set()
 
-    def found(self, known: Any, nbytes: Any, source: str) -> Any:
+    def on_storage(self, state: Any, nbytes: Any, source: str) -> Any:
         """Handle a storage that an operator returned, or that `add` was given.
 
         Args:
-            known: the value that the last call for this storage returned; None for a new storage.
+            state: the value that the last call for this storage returned; None for a new storage.
             nbytes: bytes of the storage, which may have been resized since the last call.
             source: name of the operator that returned the storage, or the text that `add` was given.
 
         Returns:
-            A value to pass to `freed`, and as ``known`` to the next call for this storage.
+            A value to pass to `on_free`, and as ``state`` to the next call for this storage.
         """
         raise NotImplementedError
 
-    def freed(self, known: Any) -> None:
-        """Handle the freeing of a storage; ``known`` is the last value that `found` returned for it."""
+    def on_free(self, state: Any) -> None:
+        """Handle the freeing of a storage; ``state`` is the last value that `on_storage` returned for it."""
         raise NotImplementedError
 
     def add(self, tensor: torch.Tensor, source: str = "") -> None:
-        """Report the storage of a tensor to `found` now, and to `freed` when the storage is freed."""
+        """Report the storage of a tensor to `on_storage` now, and to `on_free` when the storage is freed."""
         storage = storage_of(tensor)
         if storage is None:
             return
@@ -321,10 +321,10 @@ class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         if key not in self._alive:
             # atexit=False: no call is needed for storages that live until the interpreter ends.
             weakref.finalize(storage, self._end, key).atexit = False
-        self._alive[key] = self.found(self._alive.get(key), storage.nbytes(), source)
+        self._alive[key] = self.on_storage(self._alive.get(key), storage.nbytes(), source)
 
     def _end(self, key: int) -> None:
-        self.freed(self._alive.pop(key))
+        self.on_free(self._alive.pop(key))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -357,12 +357,12 @@ class StorageTracker(StorageWatch):  # type: ignore[no-untyped-call]
     def ignore_compile_internals(cls) -> bool:
         return True  # otherwise Dynamo runs the original code instead of the compiled code
 
-    def found(self, known: int | None, nbytes: int, source: str) -> int:
-        self.current += nbytes - (known or 0)
+    def on_storage(self, state: int | None, nbytes: int, source: str) -> int:
+        self.current += nbytes - (state or 0)
         return nbytes
 
-    def freed(self, known: int) -> None:
-        self.current -= known
+    def on_free(self, state: int) -> None:
+        self.current -= state
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = super().__torch_dispatch__(func, types, args, kwargs)

@@ -50,7 +50,7 @@ class Auto(Solver):
             with contextlib.suppress(SolverError):
                 first = verify(problem, Native(), answer)
         reduction = reduce(problem)
-        if not reduction.kept:
+        if not reduction.remaining:
             return reduction.invert_answer(Answer((), 0))
         members = _members(reduction.core, again=first is None)
         others = reduction.invert_answer(_best(reduction.core, members, deadline))
@@ -92,7 +92,7 @@ class Auto(Solver):
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
-        """Solve a step problem with the kernel; if it is missing, with CP-SAT, or else with `Greedy`."""
+        """Solve a schedule problem with the kernel; if it is missing, with CP-SAT, or else with `Greedy`."""
         if unavailable(Native) is None:
             return Native().solve_schedule(problem, time_limit=time_limit)
         if unavailable(CpSat) is None:

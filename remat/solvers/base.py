@@ -109,10 +109,10 @@ class Solver:
         """Choose the order in which nodes run and which nodes run again.
 
         The peak memory of the schedule must stay within the problem's capacity. A solver need not
-        define this method. Without it, `remat.solvers.run.run` refuses step problems for the solver.
+        define this method. Without it, `remat.solvers.run.run` refuses schedule problems for the solver.
 
         Args:
-            problem: the step problem to solve; a capacity of None sets no limit.
+            problem: the schedule problem to solve; a capacity of None sets no limit.
             time_limit: seconds after which to return the best schedule found so far; None: no
                 clock.
 
@@ -122,7 +122,7 @@ class Solver:
         Raises:
             remat.errors.BudgetError: no schedule within the capacity exists, or none was found.
         """
-        raise NotImplementedError(f"solver '{self.name}' does not solve step problems")
+        raise NotImplementedError(f"solver '{self.name}' does not solve schedule problems")
 
     def refuses(self, problem: KnapsackProblem) -> str | None:
         """Return why the solver cannot solve this knapsack; None if it can.

@@ -29,9 +29,9 @@ class SolverEffort:
         small_work: most work of such a search, in the kernel's units, which takes milliseconds.
         rounds: most knapsacks in whose place a graph problem is solved. In each round but the first, the capacity grows
             by the bytes that the previous minimum cut left unused.
-        moves: edits in one turn of annealing, for each node of the step problem (benchmark ``schedules``).
+        moves: edits in one turn of annealing, for each node of the schedule problem (benchmark ``schedules``).
         most_moves: most edits in one turn (benchmark ``schedules``).
-        schedule_nodes: largest step problem for CP-SAT. Its model grows fast: an edge between two nodes that may run
+        schedule_nodes: largest schedule problem for CP-SAT. Its model grows fast: an edge between two nodes that may run
             twice has four variables, one for each pair of runs.
         verify_work: work of the search that checks a plugin's claimed bound. It takes hundredths of a second, and
             proves the bound of nearly all problems with a few hundred items.

@@ -31,7 +31,7 @@ class Limits(NamedTuple):
 
 
 class Problem(Generic[S]):
-    """Base class of the kinds of problems: knapsack, graph and step problems.
+    """Base class of the kinds of problems: knapsack, graph and schedule problems.
 
     A *choice* is the tuple of ints that a solver chooses: items, saved nodes, or runs of nodes.
 
@@ -109,12 +109,12 @@ class Problem(Generic[S]):
         """Return the same problem with another capacity in bytes; only the capacity is checked."""
         return self._with(capacity=columns.capacity(self._label("capacity"), capacity))
 
-    def knowing(self: P, known: Iterable[Sequence[int]]) -> P:
-        """Return the same problem with other ``known`` answers, from which a solver may start.
+    def with_hints(self: P, hints: Iterable[Sequence[int]]) -> P:
+        """Return the same problem with other ``hints``, answers from which a solver may start.
 
-        The answers are not checked. A knapsack has no field ``known``, so they are ignored.
+        The answers are not checked. A knapsack has no field ``hints``, so they are ignored.
         """
-        return self._with(known=tuple(map(tuple, known)))
+        return self._with(hints=tuple(map(tuple, hints)))
 
     def _with(self: P, **changes: Any) -> P:
         # Skip `__post_init__`, because the unchanged fields are already checked.

@@ -45,7 +45,7 @@ def run(
     Raises:
         ProblemError: an argument is invalid.
         BudgetError: every answer exceeds the capacity; the message has the least possible bytes. For
-            a step problem also: no schedule within the capacity was found; the message has the
+            a schedule problem also: no schedule within the capacity was found; the message has the
             lowest peak found.
         SolverError: the solver cannot run here, refuses the problem, raises, or returns a wrong
             answer.

@@ -48,7 +48,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleAnswer:
-    """A solver's answer to a step problem with claims, such as a bound, in addition to the schedule.
+    """A solver's answer to a schedule problem with claims, such as a bound, in addition to the schedule.
 
     Attributes:
         sequence: nodes in the order in which they run.
@@ -128,7 +128,7 @@ class GraphSolution(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule(Checked):
-    """A verified answer to a step problem; see `Checked` for the other attributes.
+    """A verified answer to a schedule problem; see `Checked` for the other attributes.
 
     Attributes:
         sequence: nodes in the order in which they run.

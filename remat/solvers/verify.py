@@ -34,7 +34,7 @@ def verify(problem: Problem[S], solver: Solver, answer: object) -> S:
 def read(problem: Problem[Any], solver: Solver, answer: object) -> Answer:
     """Convert a solver's answer to an `Answer` of plain ints, without evaluating the answer.
 
-    The choice is in ``saved``, for step problems too. A malformed answer raises a `SolverError`.
+    The choice is in ``saved``, for schedule problems too. A malformed answer raises a `SolverError`.
     """
     # A bare iterable becomes an answer without claims.
     claim = answer if isinstance(answer, problem.answer) else problem.answer(answer)  # type: ignore[arg-type]
@@ -139,8 +139,8 @@ def _proven_cost(problem: GraphProblem, reached: int) -> int:
     if unavailable(Lagrangian) is not None:
         return 0
     search = Search(problem)
-    known = Incumbent(saved=(), cost=reached, bound=min(reached, search.start().bound))
-    return search.exact(known, work=EFFORT.verify_work, tolerance=0.0).bound
+    incumbent = Incumbent(saved=(), cost=reached, bound=min(reached, search.start().bound))
+    return search.exact(incumbent, work=EFFORT.verify_work, tolerance=0.0).bound
 
 
 #: By kind of problem, a function that proves a bound quickly. Its arguments are the problem, and the
@@ -152,12 +152,14 @@ _PROOFS: Mapping[str, Callable[[Any, int], int]] = {
 }
 
 
-def _number(solver: Solver, what: str, claimed: object) -> int | None:
+def _number(solver: Solver, quantity: str, claimed: object) -> int | None:
     if claimed is None:
         return None
     number = as_integer(claimed)
     if number is None:
-        refuse(solver, f"claims a {what} of {claimed!r}, which is no integer: round it, bounds up")
+        refuse(
+            solver, f"claims a {quantity} of {claimed!r}, which is no integer: round it, bounds up"
+        )
     return number
 
 

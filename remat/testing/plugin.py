@@ -92,7 +92,7 @@ def _read_known_failures(path: Path) -> Mapping[str, str]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise pytest.UsageError(f"--known-failures={path}: {error}") from None
-    known: dict[str, str] = {}
+    known_failures: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         name, _, reason = (part.strip() for part in line.partition("#"))
         if not name:
@@ -103,10 +103,10 @@ def _read_known_failures(path: Path) -> Mapping[str, str]:
                 f"{path}:{number}: {line.strip()!r} is no name of a test: give one per line, as "
                 f"test_case[empty-mine:Mine], and a reason behind '#'"
             )
-        if name in known:
+        if name in known_failures:
             raise pytest.UsageError(f"{path}:{number}: {name} is listed twice")
-        known[name] = reason or "a known failure"
-    return known
+        known_failures[name] = reason or "a known failure"
+    return known_failures
 
 
 @pytest.hookimpl(trylast=True)  # after the tests' own parametrization, which `_is_ours` checks
@@ -134,9 +134,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tests that are not solver tests are removed too.
     """
     _keep(config, items, _is_of_its_kind)
-    known = config.stash[_KNOWN]
-    if known:
-        _mark_known(config, [item for item in items if _solver_of(item) is not None], known)
+    known_failures = config.stash[_KNOWN]
+    if known_failures:
+        _mark_known(
+            config, [item for item in items if _solver_of(item) is not None], known_failures
+        )
     if _SELECTED in config.stash:
         _keep(config, items, lambda item: _solver_of(item) is not None)
 
@@ -173,14 +175,16 @@ def _is_of_its_kind(item: pytest.Item) -> bool:
     return all(map(tested.solves, kinds))
 
 
-def _mark_known(config: pytest.Config, items: list[pytest.Item], known: Mapping[str, str]) -> None:
-    """Mark the tests in ``known`` as expected to fail; raise UsageError if a solver has no test of that name."""
+def _mark_known(
+    config: pytest.Config, items: list[pytest.Item], known_failures: Mapping[str, str]
+) -> None:
+    """Mark the tests in ``known_failures`` as expected to fail; raise UsageError if a solver has no test of that name."""
     for item in items:
-        if item.name in known:
-            item.add_marker(pytest.mark.xfail(strict=True, reason=known[item.name]))
+        if item.name in known_failures:
+            item.add_marker(pytest.mark.xfail(strict=True, reason=known_failures[item.name]))
     if any("::" in argument for argument in config.args):
         return  # the command line selects single tests, so others are rightly not collected
-    missing = sorted(known.keys() - {item.name for item in items})
+    missing = sorted(known_failures.keys() - {item.name for item in items})
     for tested in config.stash.get(_SELECTED, ()):
         for name in missing:
             if items and name.endswith((f"[{tested.name}]", f"-{tested.name}]")):

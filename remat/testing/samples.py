@@ -1,4 +1,4 @@
-"""Random problems for the conformance suite, of all three kinds: knapsack, graph and step problems."""
+"""Random problems for the conformance suite, of all three kinds: knapsack, graph and schedule problems."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def _small_graphs(block: int) -> Iterator[Problem[Any]]:
             yield problem.within(draw.randint(min(sizes), max(sizes) + 1))
 
 
-def _small_steps(block: int) -> Iterator[Problem[Any]]:
-    """Yield small step problems of a block of 25 seeds, each with a capacity that may be too small."""
+def _small_schedules(block: int) -> Iterator[Problem[Any]]:
+    """Yield small schedule problems of a block of 25 seeds, each with a capacity that may be too small."""
     draw = random.Random(block)
     for seed in range(25 * block, 25 * block + 25):
-        problem = steps.random_step(seed, nodes=5, plain=seed % 3 == 0)
+        problem = steps.random_schedule_problem(seed, nodes=5, plain=seed % 3 == 0)
         # No schedule fits the smallest capacity. The largest is the peak of the problem's own order.
         yield problem.within(draw.randint(max(0, least_peak(problem)[0] - 1), _own_peak(problem)))
 
@@ -85,7 +85,7 @@ def _small_steps(block: int) -> Iterator[Problem[Any]]:
 SMALL = (
     *(Sample(name, "knapsack", functools.partial(_small_knapsacks, name)) for name in FAMILIES),
     *(Sample(f"graphs-{k}", "graph", functools.partial(_small_graphs, k)) for k in range(4)),
-    *(Sample(f"steps-{k}", "schedule", functools.partial(_small_steps, k)) for k in range(4)),
+    *(Sample(f"steps-{k}", "schedule", functools.partial(_small_schedules, k)) for k in range(4)),
 )
 
 
@@ -101,7 +101,7 @@ def _plain_graphs() -> Iterator[Problem[Any]]:
         yield graph.within(int(share * sum(graph.size)))
 
 
-def _tight_step(nodes: int, seed: int) -> Iterator[Problem[Any]]:
+def _tight_schedule(nodes: int, seed: int) -> Iterator[Problem[Any]]:
     step = steps.layered(nodes, width=0.3, seed=seed)
     yield step.within(_own_peak(step) * 9 // 10)
 
@@ -110,7 +110,7 @@ def _tight_step(nodes: int, seed: int) -> Iterator[Problem[Any]]:
 PLAIN = (
     Sample("knapsack", "knapsack", _plain_knapsacks),
     Sample("graph", "graph", _plain_graphs),
-    Sample("schedule", "schedule", lambda: _tight_step(30, 2)),
+    Sample("schedule", "schedule", lambda: _tight_schedule(30, 2)),
 )
 
 
@@ -130,20 +130,20 @@ HARD = (
         for name in ("strongly-correlated", "circle")
     ),
     Sample("wide-graph", "graph", _wide_graph),
-    Sample("layered-step", "schedule", lambda: _tight_step(250, 3)),
+    Sample("layered-step", "schedule", lambda: _tight_schedule(250, 3)),
 )
 
 
-def _roomy_steps() -> Iterator[Problem[Any]]:
+def _roomy_schedules() -> Iterator[Problem[Any]]:
     for seed in range(20):
-        step = steps.random_step(seed)
+        step = steps.random_schedule_problem(seed)
         yield from (step.within(room) for room in (None, _own_peak(step)))
 
 
 #: Problems whose capacity suffices to save all values, so that no node has to run again.
 ROOMY = (
     Sample("graph", "graph", lambda: (graphs.layers(5),)),
-    Sample("schedule", "schedule", _roomy_steps),
+    Sample("schedule", "schedule", _roomy_schedules),
 )
 
 

@@ -24,7 +24,7 @@ class Solved:
         solver: name of the solver, as registered or as given to ``--solver``.
         case: name of the case.
         value: value of the solver's items for a knapsack; cost of the solver's answer for a graph or
-            step problem.
+            schedule problem.
         optimum: greatest value, or least cost, that is possible for the case.
         elapsed_s: seconds that the solver took.
         least: whether ``value`` is a cost, so that the least value is best.

@@ -1,4 +1,4 @@
-"""Step problems (`ScheduleProblem`) for tests: small named ones, random ones, and layered graphs."""
+"""Schedule problems (`ScheduleProblem`) for tests: small named ones, random ones, and layered graphs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _step(
 #: Inputs of each node. Nodes 0 to 3 are a forward, and nodes 4 to 6 a backward that reads nodes 2, 1 and 0 again.
 _CHAIN = ((), (0,), (1,), (2,), (2, 3), (1, 4), (0, 5))
 
-#: Named step problems, each with its capacity.
+#: Named schedule problems, each with its capacity.
 NAMED: Mapping[str, ScheduleProblem] = {
     "empty-step": _step((), (), (), 0),
     "one-node": _step(((),), (3,), (5,), 5),
@@ -81,8 +81,8 @@ NAMED: Mapping[str, ScheduleProblem] = {
 }
 
 
-def random_step(seed: int, *, nodes: int = 6, plain: bool = False) -> ScheduleProblem:
-    """Build a random step problem without a capacity; the same arguments give the same problem.
+def random_schedule_problem(seed: int, *, nodes: int = 6, plain: bool = False) -> ScheduleProblem:
+    """Build a random schedule problem without a capacity; the same arguments give the same problem.
 
     Args:
         seed: seed of the random source.
@@ -153,12 +153,12 @@ def random_step(seed: int, *, nodes: int = 6, plain: bool = False) -> SchedulePr
         )
         # `at_boundary` needs a node that runs in backward. Without one, draw again with another seed.
         if backward or not late_given
-        else random_step(seed + 1_000_003, nodes=nodes, plain=plain)
+        else random_schedule_problem(seed + 1_000_003, nodes=nodes, plain=plain)
     )
 
 
 def layered(nodes: int, *, width: float, seed: int) -> ScheduleProblem:
-    """Build a step problem on a random layered graph, as in published comparisons of solvers.
+    """Build a schedule problem on a random layered graph, as in published comparisons of solvers.
 
     The graph has about ``sqrt(nodes * (1 / width - 1))`` layers of varying size. An edge between
     nodes of neighbouring layers has probability 0.2, but each node reads at least one node of the

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import (
 import remat
 from remat.errors import BudgetError, PlanError
 from remat.graph import ops
-from remat.graph.branch_values import branches_on_16_bits, keep_branches
+from remat.graph.branch_values import branches_on_16_bits, fix_branches
 from remat.graph.index import index_graph
 from remat.graph.roles import classify
 from remat.graph.text import parse_joint, print_joint
@@ -227,7 +227,7 @@ def operators(joint: remat.JointGraph, positions: Any) -> set[str]:
 
 def kept(joint: remat.JointGraph) -> Any:
     index = index_graph(joint.graph)
-    return keep_branches(index, classify(joint, index))
+    return fix_branches(index, classify(joint, index))
 
 
 @pytest.mark.parametrize("lower", LOWERINGS)

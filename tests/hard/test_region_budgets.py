@@ -158,7 +158,7 @@ def test_a_peak_holds_beside_it(lower: Any, solver: str) -> None:
     for budget in (remat.Peak("1GiB"), (least.peak_bytes + plainly) // 2, least.peak_bytes):
         plan = remat.plan(joint, budget, solver)
         assert plan.saved_bytes <= own
-        assert plan.peak_bytes <= (plan.asked.peak_bytes or 0)
+        assert plan.peak_bytes <= (plan.requested.peak_bytes or 0)
         assert plan.region_budget == "0.4"
     assert "holds beside" in plan.explain()
 

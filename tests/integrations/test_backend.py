@@ -117,7 +117,7 @@ def test_other_options_in_the_same_dict_count(model: nn.Module) -> None:
     torch._dynamo.reset()
     torch.compile(model, backend="remat", options=options)(X).sum().backward()
     full, least = remat.plans()[-2:]
-    assert (full.asked.share, least.asked.share) == (1.0, 0.0)
+    assert (full.requested.share, least.requested.share) == (1.0, 0.0)
     del first
 
 

@@ -51,7 +51,7 @@ class Compiler:
     def compiled(self, made: remat.Plan) -> remat.Plan:
         text = f"{self._salt} {made.saved} {made.forward_order} {made.backward_order}"
         more = zlib.crc32(text.encode()) % 512
-        taken = made.predicted_peak_bytes * (1024 + more) // 1024
+        taken = made.estimated_peak_bytes * (1024 + more) // 1024
         return replace(made, peak_bytes=taken, planned_peak_bytes=made.peak_bytes)
 
     def run(self, budget: remat.Peak) -> list[int]:
@@ -62,7 +62,7 @@ class Compiler:
         while again:
             made = self.compiled(known.plan(self._joint.copy(), request, agree=None))
             peaks.append(made.peak_bytes)
-            assert made.asked == request.budget
+            assert made.requested == request.budget
             again = known.replans(made, request)
         return peaks
 
@@ -82,7 +82,7 @@ class Above(Compiler):
     """Compiled code takes a multiple of what is expected of it, plus some bytes."""
 
     def compiled(self, made: remat.Plan) -> remat.Plan:
-        taken = made.predicted_peak_bytes * self._salt + 4096
+        taken = made.estimated_peak_bytes * self._salt + 4096
         return replace(made, peak_bytes=taken, planned_peak_bytes=made.peak_bytes)
 
 
@@ -150,7 +150,7 @@ def test_a_refusal_of_one_of_several_graphs_names_no_budget(joint: remat.JointGr
     text, without = "", 0
     while not text:
         made = compiler.compiled(known.plan(joint.copy(), request, agree=None))
-        without = made.without_expected_bytes
+        without = made.without_estimated_bytes
         try:
             assert known.replans(made, replace(request, of_several=True))
         except BudgetError as error:
@@ -178,7 +178,7 @@ def test_a_peak_below_parameters_and_inputs_is_refused_before_anything_is_compil
     request = PlanRequest.of(budget=remat.Peak(0.0))
     planner = Planner.of(joint.copy(), request)
     assert int(least[1]) == planner.search.measures.estimated(
-        CompiledSearch(planner.search).within(request.budget)
+        CompiledSearch(planner.search).search_within(request.budget)
     )
     assert "budget=remat.Peak(0.0) runs that plan" in str(caught.value)
 
@@ -192,7 +192,7 @@ def test_a_saved_plan_that_is_above_its_budget_as_compiled_is_warned_of(
     with warnings.catch_warnings():
         warnings.simplefilter("error", BudgetWarning)
         warn_of_saved(made)
-    less = replace(made, budget=f"peak:{made.peak_bytes - 1}", _asked=None)
+    less = replace(made, budget=f"peak:{made.peak_bytes - 1}", _requested=None)
     with pytest.warns(BudgetWarning, match=r"as Inductor compiled it by a saved plan, above"):
         warn_of_saved(less)
 

@@ -132,7 +132,7 @@ def test_what_is_wrong_with_a_folder_is_not_kept_with_a_step(
     joint = remat.capture(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), (torch.ones(2, 4),))
     options = Partitioner(budget=0.0, cost="profile")
     step = Arrived(options=options, earlier=frozenset(), watched=True)
-    attempt = Attempt(step, CompiledBudget(), whole=True, traces="")
+    attempt = Attempt(step, CompiledBudget(), has_two_graphs=True, traces="")
     with pytest.warns(CostWarning, match="cannot be used"):
         attempt(joint.graph_module, [None], num_fwd_outputs=joint.num_fwd_outputs)
     assert attempt.record is not None

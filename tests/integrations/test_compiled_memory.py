@@ -108,7 +108,7 @@ def test_the_plan_knows_what_the_compiled_step_takes(name: str, budget: float) -
     fn, step, plan, allocated = compiled(name, budget)
     assert plan.peak_bytes == pytest.approx(allocated, rel=0.01)
     near = 0.08 if name == "block" else 0.3  # of small convolutions it knows little
-    assert plan.predicted_peak_bytes == pytest.approx(allocated, rel=near)
+    assert plan.estimated_peak_bytes == pytest.approx(allocated, rel=near)
     assert plan.saved_bytes == measure_held(fn, step.args)
     assert plan.saved_bytes <= plan.capacity
     assert "as compiled" in plan.explain()
@@ -147,7 +147,7 @@ def test_a_peak_holds_in_the_allocator() -> None:
     top, low = compiled("chain", 1.0, "lagrangian")[3], compiled("chain", remat.Peak(0.0))[3]
     assert low < top
     plan, allocated = compiled("chain", remat.Peak(low + (top - low) // 4))[2:]
-    assert allocated <= (plan.asked.peak_bytes or 0)
+    assert allocated <= (plan.requested.peak_bytes or 0)
     assert plan.recompute_cost > 0
 
 
@@ -253,4 +253,4 @@ def test_estimates_know_what_operators_take_inside(
     with pytest.raises(_Planned), torch._functorch.config.patch(enable_autograd_cache=False):
         torch.compile(run, backend="remat")()
     (plan,) = made
-    assert plan.predicted_peak_bytes == pytest.approx(plan.peak_bytes, rel=0.05)
+    assert plan.estimated_peak_bytes == pytest.approx(plan.peak_bytes, rel=0.05)

@@ -153,7 +153,7 @@ def test_a_step_whose_share_of_the_peak_was_not_held_is_planned_again_by_all(
 ) -> None:
     """As if the first plan took a byte too much: who finds its step in the cache does not take it for the answer."""
     planned = []
-    search = CompiledSearch.within
+    search = CompiledSearch.search_within
 
     def searched(self: CompiledSearch, *args: Any, **kwargs: Any) -> Any:
         planned.append(len(self.search.pool))
@@ -161,9 +161,9 @@ def test_a_step_whose_share_of_the_peak_was_not_held_is_planned_again_by_all(
 
     def taken(made: remat.Plan, request: Any) -> tuple[int, int]:
         over = len(planned) == 1
-        return (made.predicted_peak_bytes + 1, made.predicted_peak_bytes) if over else (0, 0)
+        return (made.estimated_peak_bytes + 1, made.estimated_peak_bytes) if over else (0, 0)
 
-    monkeypatch.setattr(CompiledSearch, "within", searched)
+    monkeypatch.setattr(CompiledSearch, "search_within", searched)
     monkeypatch.setattr(compiled_budget, "compiled_bytes", taken)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh())
@@ -360,12 +360,12 @@ def test_operators_that_are_no_longer_what_they_were_are_not_there(cache: Path) 
 
 def test_what_other_graphs_of_the_step_hold_and_a_budget_that_was_given_up_are_in_the_key() -> None:
     step, known = step_of(budget=remat.Peak("1GiB")), CompiledBudget()
-    keys = {Attempt(step, known, whole=True, traces="").uuid()}
-    step = replace(step, runs_beside=1, bytes_beside=4096)
-    keys.add(Attempt(step, known, whole=True, traces="").uuid())
+    keys = {Attempt(step, known, has_two_graphs=True, traces="").uuid()}
+    step = replace(step, other_graphs_runs=1, other_graphs_bytes=4096)
+    keys.add(Attempt(step, known, has_two_graphs=True, traces="").uuid())
     step = replace(step, over="no plan is within it")
-    keys.add(Attempt(step, known, whole=True, traces="").uuid())
-    keys.add(Attempt(step, known, whole=True, traces="lines").uuid())
+    keys.add(Attempt(step, known, has_two_graphs=True, traces="").uuid())
+    keys.add(Attempt(step, known, has_two_graphs=True, traces="lines").uuid())
     known.rounds[0].excess = 1
-    keys.add(Attempt(step, known, whole=True, traces="").uuid())
+    keys.add(Attempt(step, known, has_two_graphs=True, traces="").uuid())
     assert len(keys) == 5

@@ -16,7 +16,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import remat
 from remat.errors import PlanError, record_warnings, warn
-from remat.integrations import backend, budget_loop, plan_log, stages
+from remat.integrations import backend, budget_loop, compile_log, stages
 
 # Importing Inductor imports a deprecated corner of torch.jit.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -91,8 +91,8 @@ def test_a_plan_whose_step_is_not_compiled_is_not_listed(
 
 
 def test_the_list_of_plans_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert plan_log._PLANS.maxlen == plan_log.MOST_PLANS == 1_000
-    monkeypatch.setattr(plan_log, "_PLANS", deque(maxlen=2))
+    assert compile_log._PLANS.maxlen == compile_log.MOST_PLANS == 1_000
+    monkeypatch.setattr(compile_log, "_PLANS", deque(maxlen=2))
     joint = remat.capture(nn.Linear(4, 4), (torch.randn(2, 4),), lower="eager")
     for budget in (0, 0.5, 1):
         copy = joint.copy()

@@ -42,7 +42,9 @@ def test_only_a_later_compilation_of_the_same_code_runs_above_its_budget(plan: r
 def test_a_step_from_a_cache_is_held_to_what_the_other_graphs_leave(plan: remat.Plan) -> None:
     """As a planned step is: its compiled peak counts against the part of the budget that is left."""
     options = Partitioner(budget=remat.Peak("1MiB"))
-    other = replace(arrived(options), runs_beside=1, bytes_beside=2**20 - 4096, is_part=True)
+    other = replace(
+        arrived(options), other_graphs_runs=1, other_graphs_bytes=2**20 - 4096, is_part=True
+    )
     record = CachedPlan(plan=plan.to_json())
     planned = restore(other, torch.fx.symbolic_trace(nn.Tanh()), record)
     assert planned.request.of_several

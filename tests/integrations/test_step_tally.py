@@ -91,7 +91,7 @@ def test_a_later_graph_is_planned_within_what_the_others_leave(
     assert (taken <= budget, said) == (True, [])
     plans = remat.plans()[before:]
     assert len(plans) == 3
-    left = [plan.asked.peak_bytes or 0 for plan in plans]
+    left = [plan.requested.peak_bytes or 0 for plan in plans]
     assert left == sorted(left, reverse=True)
     assert left[0] == budget
     assert plans[-1].peak_bytes <= left[-1] < alone

@@ -17,8 +17,8 @@ from remat.errors import BudgetWarning
 from remat.integrations import step_tally, step_together
 from remat.integrations.partition_options import PartitionOptions
 from remat.integrations.step_together import _group
-from remat.planning.plan_set import SetPlanner
 from remat.planning.search.effort import DEFAULT
+from remat.planning.set_planner import SetPlanner
 from tests.integrations.blocks import Block, Blocks, by_block, made, measured, step, whole
 
 pytestmark = pytest.mark.filterwarnings(

@@ -77,7 +77,7 @@ def test_every_call_for_inductor_makes_a_plan(
     known = len(remat.plans())
     train(compiled())
     (plan,) = remat.plans()[known:]
-    assert plan.asked.label == "peak 0.5"
+    assert plan.requested.label == "peak 0.5"
     assert (made.calls, made.graphs, made.others) == (1, 1, Counter())
     assert made.report()[0].startswith("1 graph compiled, ")
 
@@ -133,7 +133,7 @@ def test_other_backends_keep_their_graphs_and_are_counted(made: Compilations) ->
     own = {"budget": 0.25, "lower": "eager"}
     train(torch.compile(Net(), backend="remat", options=own))  # type: ignore[arg-type]
     train(torch.compile(Net(), backend=remat.backend(budget=0.25, lower="eager")))
-    assert [plan.asked.label for plan in remat.plans()[known:]] == ["0.25", "0.25"]
+    assert [plan.requested.label for plan in remat.plans()[known:]] == ["0.25", "0.25"]
     assert (made.graphs, made.others) == (0, {"eager": 1, "aot_eager": 1, "remat": 2})
     (line,) = made.report()
     assert line.startswith("no graph was compiled through remat in this process; ")
@@ -185,7 +185,7 @@ def test_the_report_says_why_nothing_was_compiled(made: Compilations) -> None:
 def test_the_report_says_that_no_graph_has_gradients(
     made: Compilations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("remat.integrations.plan_log.plans", lambda: ())
+    monkeypatch.setattr("remat.integrations.compile_log.plans", lambda: ())
     with torch.no_grad():
         torch.compile(Net())(torch.randn(4, 8))
     assert made.report() == ["1 graph compiled, 0 plans made, because no graph computes gradients"]
@@ -194,7 +194,7 @@ def test_the_report_says_that_no_graph_has_gradients(
 def test_the_report_counts_graphs_that_an_error_refused(
     made: Compilations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("remat.integrations.plan_log.plans", lambda: ())
+    monkeypatch.setattr("remat.integrations.compile_log.plans", lambda: ())
     made.options["budget"] = "1KiB"
     with pytest.raises(remat.RematError, match="infeasible"):
         train(torch.compile(Net()))
@@ -204,7 +204,7 @@ def test_the_report_counts_graphs_that_an_error_refused(
 def test_long_reports_are_cut(made: Compilations, monkeypatch: pytest.MonkeyPatch) -> None:
     train(torch.compile(Net()))
     plan = remat.plans()[-1]
-    monkeypatch.setattr("remat.integrations.plan_log.plans", lambda: (plan,) * 11)
+    monkeypatch.setattr("remat.integrations.compile_log.plans", lambda: (plan,) * 11)
     lines = made.report()
     assert len(lines) == 2 + unedited.MOST_LINES
     assert lines[-1].startswith("3 more: ")

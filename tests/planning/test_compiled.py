@@ -35,12 +35,12 @@ def anew(planner: Planner) -> CompiledSearch:
 def half(planner: Planner) -> tuple[CompiledSearch, Candidate]:
     """A search within half of the peak, and what it found."""
     search = anew(planner)
-    return search, search.within(Budget(peak_share=0.5))
+    return search, search.search_within(Budget(peak_share=0.5))
 
 
 def test_shares_of_the_expected_peak_are_kept_to(planner: Planner) -> None:
     search = anew(planner)
-    some = search.within(Budget(peak_share=0.4))
+    some = search.search_within(Budget(peak_share=0.4))
     assert search.limit
     assert planner.search.measures.estimated(some) <= search.limit
     # Searches within simulated peaks find what no number of bytes comes to.
@@ -67,7 +67,7 @@ def test_the_last_plan_is_unlike_those_that_are_far_above_what_was_expected(
     # Without this one, the fewest bytes saved and the least estimate are two decisions.
     lowest = min(search.search.pool, key=planner.search.measures.estimated)
     near, far = (
-        anew(planner).within(
+        anew(planner).search_within(
             Budget(peak_bytes=limit),
             CompiledRound(dict.fromkeys((first.decision, lowest.decision), compiled), times=3),
         )
@@ -90,7 +90,7 @@ def test_a_search_goes_on_for_an_equal_graph_and_starts_anew_for_another(
     assert [d.decision for d in again.search.pool] == [d.decision for d in search.search.pool]
     excess = limit // 50
     compiled = {first.decision: limit + excess}
-    other = again.within(Budget(peak_share=0.5), CompiledRound(compiled, excess=excess))
+    other = again.search_within(Budget(peak_share=0.5), CompiledRound(compiled, excess=excess))
     assert again.limit == limit, "what a ratio stands for stays"
     assert other.lowered is again.search.context.lowered
     assert again.search.measures.estimated(other) <= limit - excess
@@ -112,7 +112,7 @@ def test_solvers_are_asked_where_a_search_ends_far_below_the_peak(
     monkeypatch.setattr(
         planner.search, "_proposers", (lambda *_: iter([poor]), at_more_saved_bytes)
     )
-    peak = planner.search.measures.simulated(planner.search.decisions.full) * 99 // 100
+    peak = planner.search.measures.simulated(planner.search.decisions.at_budget_one) * 99 // 100
     assert planner.search.measures.simulated(poor) < 0.9 * peak
     found = planner.decide(Budget(peak_bytes=peak))
     assert planner.search.measures.simulated(found) <= peak
@@ -120,13 +120,13 @@ def test_solvers_are_asked_where_a_search_ends_far_below_the_peak(
 
 
 def test_an_estimate_stays_below_the_budget_unless_nothing_else_fits(planner: Planner) -> None:
-    full = planner.search.measures.estimated(planner.search.decisions.full)
-    free = anew(planner).within(Budget(peak_bytes=full))
-    assert free.cost <= planner.search.decisions.full.cost, (
+    full = planner.search.measures.estimated(planner.search.decisions.at_budget_one)
+    free = anew(planner).search_within(Budget(peak_bytes=full))
+    assert free.cost <= planner.search.decisions.at_budget_one.cost, (
         "a step that fits is planned as at budget 1"
     )
     limit = full * 9 // 10
-    some = anew(planner).within(Budget(peak_bytes=limit))
+    some = anew(planner).search_within(Budget(peak_bytes=limit))
     assert planner.search.measures.estimated(some) <= limit - limit // 50
     if torch_compat.holds_tangents():
         pytest.skip(
@@ -136,23 +136,23 @@ def test_an_estimate_stays_below_the_budget_unless_nothing_else_fits(planner: Pl
     least = min(
         map(
             planner.search.measures.estimated,
-            [search.within(Budget(peak_share=0.0)), *search.search.pool],
+            [search.search_within(Budget(peak_share=0.0)), *search.search.pool],
         )
     )
-    tight = anew(planner).within(Budget(peak_bytes=least))
+    tight = anew(planner).search_within(Budget(peak_bytes=least))
     assert planner.search.measures.estimated(tight) <= least, "no estimate is further below"
 
 
 def test_budget_1_is_compiled_first_where_its_estimate_may_be_too_high(planner: Planner) -> None:
-    limit = planner.search.measures.estimated(planner.search.decisions.full) - 1
+    limit = planner.search.measures.estimated(planner.search.decisions.at_budget_one) - 1
     search = anew(planner)
-    first = search.within(Budget(peak_bytes=limit))
-    assert first.decision == planner.search.decisions.full.decision
+    first = search.search_within(Budget(peak_bytes=limit))
+    assert first.decision == planner.search.decisions.at_budget_one.decision
     compiled = {first.decision: limit + 1}
-    other = search.within(Budget(peak_bytes=limit), CompiledRound(compiled, excess=1))
+    other = search.search_within(Budget(peak_bytes=limit), CompiledRound(compiled, excess=1))
     assert planner.search.measures.estimated(other) <= limit - limit // 50
-    far = anew(planner).within(Budget(peak_bytes=limit * 9 // 10))
-    assert far.decision != planner.search.decisions.full.decision
+    far = anew(planner).search_within(Budget(peak_bytes=limit * 9 // 10))
+    assert far.decision != planner.search.decisions.at_budget_one.decision
 
 
 def of_two(
@@ -175,12 +175,12 @@ def test_a_plan_far_cheaper_than_those_below_the_margin_is_tried(
 ) -> None:
     """The cheap one is right below the budget, the dear one 10 % below; then both at costs that are near."""
     search, some = of_two(planner, monkeypatch, (990, 900))
-    unit = 1 + planner.search.decisions.full.cost
+    unit = 1 + planner.search.decisions.at_budget_one.cost
     for cost, chosen in ((400, 0), (600, 1)):
         search.search.pool = CandidatePool(
             [replace(some[0], cost=cost * unit), replace(some[1], cost=1000 * unit)]
         )
-        assert search.within(Budget(peak_bytes=1000)).saved == some[chosen].saved
+        assert search.search_within(Budget(peak_bytes=1000)).saved == some[chosen].saved
 
 
 def test_a_plan_with_node_orders_of_its_own_must_save_a_share_of_the_step(
@@ -192,7 +192,7 @@ def test_a_plan_with_node_orders_of_its_own_must_save_a_share_of_the_step(
     for less, chosen in ((share - 1, 0), (share + 1, 1)):
         ordered = replace(some[1], cost=cost - less, schedule=((), 0))
         search.search.pool = CandidatePool([replace(some[0], cost=cost), ordered])
-        assert search.within(Budget(peak_bytes=1000)).saved == some[chosen].saved
+        assert search.search_within(Budget(peak_bytes=1000)).saved == some[chosen].saved
 
 
 def test_a_plan_between_peaks_that_fall_and_rise_is_found(
@@ -207,13 +207,13 @@ def test_a_plan_between_peaks_that_fall_and_rise_is_found(
 
     def peaks(capacities: list[int]) -> dict[int, int]:
         tried.extend(capacities)
-        found = within if 40 in capacities else planner.search.decisions.full
+        found = within if 40 in capacities else planner.search.decisions.at_budget_one
         search.search.pool.add(found)
         return {nbytes: planner.search.measures.estimated(found) for nbytes in capacities}
 
     monkeypatch.setattr(search, "try_saved", peaks)
     limit = planner.search.measures.estimated(within)
-    assert limit < planner.search.measures.estimated(planner.search.decisions.full)
+    assert limit < planner.search.measures.estimated(planner.search.decisions.at_budget_one)
     search.try_around([*range(0, 80, 10)], limit)
     assert 40 not in tried[:3]
     assert tried[-1] == 40
@@ -248,6 +248,6 @@ def test_the_least_estimate_is_below_that_of_the_least_simulated_peak() -> None:
     by_bytes = [
         planner.search.decisions.at(planner.context.full_bytes * k // 16) for k in range(17)
     ]
-    least = anew(planner).within(Budget(peak_share=0.0))
+    least = anew(planner).search_within(Budget(peak_share=0.0))
     others = min(map(planner.search.measures.estimated, [simulated, *by_bytes]))
     assert planner.search.measures.estimated(least) < 0.9 * others

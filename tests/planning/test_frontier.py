@@ -102,14 +102,14 @@ def test_every_point_is_a_plan_with_exactly_these_figures(
         for name in ("unit", "full_bytes", "least_bytes"):
             assert getattr(plan, name) == getattr(found, name)
         assert plan.least_bytes <= plan.saved_bytes
-        limit = plan.asked.peak_bytes if found.by == "peak" else plan.asked.nbytes
+        limit = plan.requested.peak_bytes if found.by == "peak" else plan.requested.nbytes
         assert limit == bytes_of(found, point)
         assert plan.recompute_bound <= plan.recompute_cost
         if found.by == "peak":
             assert bound_at(found, limit) <= plan.recompute_bound
     again = remat.plan(joint, plan=remat.Plan.from_json(plan.to_json()))
     assert again.saved == plan.saved
-    assert Budget.parse(plan.budget) == plan.asked
+    assert Budget.parse(plan.budget) == plan.requested
 
 
 def test_the_bounds_are_below_all_points_of_all_solvers(
@@ -128,11 +128,13 @@ def test_the_bounds_are_below_all_points_of_all_solvers(
     reached = {(p.saved_bytes, p.recompute_cost) for p in frontiers["lagrangian"].points}
     assert {bound[0], bound[-1]} <= reached
     planner = Planner.of(joint, PlanRequest.of())
-    moments = [i for i, late in enumerate(planner.context.state.roles.tangent_closure) if late]
+    program_points = [
+        i for i, late in enumerate(planner.context.state.roles.tangent_closure) if late
+    ]
     low, high = by_peak.bound[0][0], by_peak.bound[-1][0]
     for k in range(100):
         peak = low + (high - low) * k // 100
-        assert bound_at(by_peak, peak) <= planner.search.bounds.bound(peak, moments)
+        assert bound_at(by_peak, peak) <= planner.search.bounds.bound(peak, program_points)
 
 
 def test_a_plan_under_a_budget_is_the_point_of_the_frontier(
@@ -223,7 +225,7 @@ def test_frontiers_draw_themselves_and_what_was_chosen(
 
 def test_every_step_is_told_of(joint: remat.JointGraph) -> None:
     told: list[str] = []
-    found = remat.frontier(joint, "greedy", on_step=told.append)
+    found = remat.frontier(joint, "greedy", on_progress=told.append)
     assert sum(t.startswith("deciding at ") for t in told) >= len(found.points)
     assert sum(t.startswith("simulating ") for t in told) == len(found.points)
 

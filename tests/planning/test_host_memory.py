@@ -1,4 +1,4 @@
-"""Offloading on request: tags and policies hold, and the host's memory is bounded at every moment."""
+"""Offloading on request: tags and policies hold, and the host's memory is bounded at every program point."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from torch import nn
 import remat
 from remat import torch_compat
 from remat.graph.memory.liveness import simulate_peak
-from remat.integrations import plan_log
+from remat.integrations import compile_log
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
 from remat.planning.search.measures import Measures
@@ -98,8 +98,8 @@ def test_the_log_keeps_what_was_read() -> None:
     joint = wide()
     read, unread = (remat.plan(joint, 0.5, cost="roofline") for _ in range(2))
     peak = read.peak_bytes
-    plan_log.add(read, read.known_figures)
-    plan_log.add(unread, unread.known_figures)
+    compile_log.add(read, read.known_figures)
+    compile_log.add(unread, unread.known_figures)
     del read, unread
     gc.collect()
     first, second = remat.plans()[-2:]

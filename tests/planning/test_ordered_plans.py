@@ -142,7 +142,7 @@ class Wrong(Scheduler):
     def solve_schedule(
         self, problem: remat.ScheduleProblem, *, time_limit: float | None = None
     ) -> object:
-        return problem.known[0][1:]
+        return problem.hints[0][1:]
 
 
 @pytest.fixture(scope="module")

@@ -61,8 +61,10 @@ def test_no_decision_and_no_schedule_lies_below(name: str, lower: Any) -> None:
     planner = planner_of(name, lower)
     search, problem = planner.search.schedules, planner.context.lowered.problem
     draw = random.Random(1)
-    moments = search.highest(
-        search.candidate(planner.context.lowered.saved_of(planner.search.decisions.full.decision))
+    program_points = search.highest(
+        search.candidate(
+            planner.context.lowered.saved_of(planner.search.decisions.at_budget_one.decision)
+        )
     )
     free = [i for i in range(len(problem)) if problem.savable[i] and problem.recomputable[i]]
     fixed = [i for i in range(len(problem)) if problem.savable[i] and not problem.recomputable[i]]
@@ -70,11 +72,11 @@ def test_no_decision_and_no_schedule_lies_below(name: str, lower: Any) -> None:
     for _ in range(4):
         share = draw.random()
         tried = search.candidate([*fixed, *(i for i in free if draw.random() < share)])
-        bound = bounds.bound(tried.peak_bytes, moments)
+        bound = bounds.bound(tried.peak_bytes, program_points)
         assert bound <= tried.cost
         wanted = (tried.peak_bytes + search.least_possible) // 2
-        found = planner.search.simulated.orders.within(tried, wanted)[0]
-        bound = bounds.bound(found.peak_bytes, moments)
+        found = planner.search.simulated.orders.search_within(tried, wanted)[0]
+        bound = bounds.bound(found.peak_bytes, program_points)
         assert bound <= found.cost
         positive += bound > 0
     assert positive, "a bound of nothing proves nothing"
@@ -84,11 +86,11 @@ def test_bounds_fall_as_the_peak_rises() -> None:
     planner = planner_of("blocks", "eager")
     search = planner.search.schedules
     tried = search.candidate(
-        planner.context.lowered.saved_of(planner.search.decisions.full.decision)
+        planner.context.lowered.saved_of(planner.search.decisions.at_budget_one.decision)
     )
-    least, moments = search.least_possible, search.highest(tried)
+    least, program_points = search.least_possible, search.highest(tried)
     peaks = [least + (tried.peak_bytes - least) * k // 12 for k in range(13)]
-    found = [planner.search.bounds.bound(p, moments) for p in peaks]
+    found = [planner.search.bounds.bound(p, program_points) for p in peaks]
     assert found == sorted(found, reverse=True)
     assert found[0] > found[-1]
     plan = remat.plan(planner.context.state.joint, remat.Peak(0.3), cost="flops")
@@ -100,16 +102,16 @@ def test_the_order_that_was_searched_is_the_one_that_runs(name: str, lower: Any)
     planner = planner_of(name, lower)
     search = planner.search.schedules
     for decided in (
-        planner.search.decisions.full,
+        planner.search.decisions.at_budget_one,
         planner.context.runtime_optimal,
         planner.search.decisions.at(planner.context.least_bytes),
     ):
         saved = planner.context.lowered.saved_of(decided.decision)
         sequence, _, boundary = search.schedule(saved)
-        done = evaluate_schedule(search.lowered_step.problem, sequence, boundary)
+        done = evaluate_schedule(search.lowered_schedule.problem, sequence, boundary)
         tried = search.candidate(saved)
         assert done.peak_bytes == tried.peak_bytes
-        found = planner.search.simulated.orders.within(tried, int(done.peak_bytes * 0.95))[0]
+        found = planner.search.simulated.orders.search_within(tried, int(done.peak_bytes * 0.95))[0]
         assert found.decision.is_ordered
         ordered = planner.search.decisions.credited(found)
         assert planner.search.measures.simulated(ordered) <= found.peak_bytes
@@ -131,8 +133,8 @@ def test_what_backward_never_reads_has_no_price_below_nothing(
         return cut(self, weight, penalty)
 
     monkeypatch.setattr(Network, "cut", watched)
-    moments = range(len(planner.context.state.index))
-    Cuts(planner.search.schedules).at(dict.fromkeys(moments, 1.0))
+    program_points = range(len(planner.context.state.index))
+    Cuts(planner.search.schedules).at(dict.fromkeys(program_points, 1.0))
     assert min(seen) >= 0
     assert max(seen) > 0
 
@@ -141,7 +143,7 @@ def test_nothing_is_proven_of_bytes_that_hooks_may_pack() -> None:
     plain = planner_of("blocks", "eager")
     packed = Planner.of(plain.context.state.joint, PlanRequest.of(cost="flops", hooks="bf16"))
     peak = plain.search.least_found
-    full = plain.search.measures.simulated(plain.search.decisions.full)
+    full = plain.search.measures.simulated(plain.search.decisions.at_budget_one)
     peak += (full - peak) // 4
     for planner, budget, proven in (
         (plain, remat.Peak(peak), True),

@@ -90,7 +90,7 @@ def test_shares_of_the_peak_reach_from_the_least_found_to_that_of_budget_1(
         remat.plan(joint, budget, solver, hooks=hooks)
         for budget in (remat.Peak(0), "peak:0.5", remat.Peak(1))
     )
-    assert (half.budget, half.asked.label) == ("peak:0.5", "peak 0.5")
+    assert (half.budget, half.requested.label) == ("peak:0.5", "peak 0.5")
     assert least.peak_bytes < full.peak_bytes
     assert 2 * half.peak_bytes <= least.peak_bytes + full.peak_bytes
     assert most.peak_bytes <= full.peak_bytes

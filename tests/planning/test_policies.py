@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 import remat
 from remat.errors import BudgetError, PlanError, ProblemError
 from remat.graph import ops
-from remat.graph.branch_values import keep_branches
+from remat.graph.branch_values import fix_branches
 from remat.graph.index import index_graph
 from remat.graph.joint import output_node
 from remat.graph.memory.liveness import own_outputs
@@ -125,7 +125,7 @@ def saved_inside(plan: remat.Plan, pattern: str) -> list[str]:
 def cannot_run_again(joint: remat.JointGraph, names: list[str]) -> list[str]:
     """Of some nodes, those whose operators must run once."""
     replays, index = Replays(joint.graph.nodes), index_graph(joint.graph)
-    kept = keep_branches(index, classify(joint, index))
+    kept = fix_branches(index, classify(joint, index))
     return [
         n
         for n in names
@@ -491,7 +491,7 @@ def test_keys_of_caches_tell_policies_apart() -> None:
     assert len({one.uuid(), other.uuid(), none.uuid()}) == 3
     assert one.uuid() == Partitioner(policies={"*.mlp": "save"}).uuid()
     assert one.agree is not None
-    assert '{"*.mlp": "save"}' in one.agree.asked
+    assert '{"*.mlp": "save"}' in one.agree.options
 
 
 def test_options_as_text() -> None:

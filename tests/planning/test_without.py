@@ -67,11 +67,11 @@ def test_only_a_surely_better_decision_replaces_the_cut_at_budget_1(
     cut, full, named = (remat.plan(joint, 1, by) for by in ("cut", "auto", "lagrangian"))
     assert full.solver == solver
     assert (full.saved == cut.saved) == (solver == "min-cut")
-    assert full.predicted_peak_bytes <= cut.predicted_peak_bytes
+    assert full.estimated_peak_bytes <= cut.estimated_peak_bytes
     assert named.recompute_cost < cut.recompute_cost, "a solver that the user names decides alone"
     for plan in (cut, full, named, remat.plan(joint, 0.5, "lagrangian")):
         assert plan.without_recompute_cost == full.recompute_cost
-        assert plan.without_expected_bytes == full.predicted_peak_bytes
+        assert plan.without_estimated_bytes == full.estimated_peak_bytes
 
 
 def test_a_step_costs_every_operator_once(joint: remat.JointGraph) -> None:
@@ -219,11 +219,11 @@ def test_warnings_of_steps_for_inductor_go_by_expected_peaks() -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             plan = remat.plan(joint, budget)
-        higher = plan.predicted_peak_bytes > 1.01 * plan.without_expected_bytes
+        higher = plan.estimated_peak_bytes > 1.01 * plan.without_estimated_bytes
         assert [w.category for w in caught] == [remat.PeakWarning] * higher
         figures = (
-            f"({plan.predicted_peak_bytes} bytes, estimated before compiling: plan.predicted_peak_bytes)",
-            f"({plan.without_expected_bytes} bytes, likewise: plan.without_expected_bytes)",
+            f"({plan.estimated_peak_bytes} bytes, estimated before compiling: plan.estimated_peak_bytes)",
+            f"({plan.without_estimated_bytes} bytes, likewise: plan.without_estimated_bytes)",
             "that of budget 1 of this graph. If it is the whole step, so do bytes, such as",
         )
         assert all(text in str(w.message) for w in caught for text in figures)

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import (
 )
 
 import remat
-from remat.planning.reading.node_rows import kept, price, runs_of
+from remat.planning.reading.node_rows import kept_storages, price, runs_of
 from remat.report.explanation import MOST_DECLARED
 from remat.solvers.graph.problem import GraphProblem
 from remat.units import format_cost
@@ -69,7 +69,7 @@ def joint() -> remat.JointGraph:
 
 def test_each_kept_storage_is_listed_with_its_line(joint: remat.JointGraph) -> None:
     plan = remat.plan(joint, 1, cost="flops")
-    found = kept(plan)
+    found = kept_storages(plan)
     assert sum(k.nbytes for k in found) == plan.saved_bytes
     assert {k.name for k in found} <= set(plan.saved)
     assert all(k.source.startswith("test_explanation.py:") for k in found)

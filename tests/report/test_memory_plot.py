@@ -27,10 +27,10 @@ LONG = (
 )
 
 
-def made_up(peak_at: int, boundary: int, moments: int = 40, lines: int = 12) -> Timeline:
+def made_up(peak_at: int, boundary: int, program_points: int = 40, lines: int = 12) -> Timeline:
     """A step that peaks where it is told to, with many lines that are too long."""
     whole = {"node": "parameter", "nbytes": 10**9, "kind": StorageKind.INPUT, "source": ""}
-    alive = [Lifetime(**whole, first=0, last=moments - 1)]  # type: ignore[arg-type]
+    alive = [Lifetime(**whole, first=0, last=program_points - 1)]  # type: ignore[arg-type]
     kinds = ("SAVED", "TEMPORARY", "OUTPUT", "GRADIENT", "TANGENT")
     alive += [
         Lifetime(
@@ -43,8 +43,10 @@ def made_up(peak_at: int, boundary: int, moments: int = 40, lines: int = 12) -> 
         )
         for i in range(lines)
     ]
-    names = tuple(f"a_node_with_a_name_that_goes_on_and_on_and_on_{i}" for i in range(moments))
-    return Timeline(moments=names, boundary=boundary, lifetimes=tuple(alive))
+    names = tuple(
+        f"a_node_with_a_name_that_goes_on_and_on_and_on_{i}" for i in range(program_points)
+    )
+    return Timeline(program_points=names, boundary=boundary, lifetimes=tuple(alive))
 
 
 def collisions(figure: Figure) -> list[str]:
@@ -139,7 +141,7 @@ def test_a_budget_on_the_peak_is_a_line_at_its_height_unless_far_above_the_pictu
 def test_the_step_without_remat_is_drawn_in_grey() -> None:
     """It has a width of its own, and its peak is in the picture."""
     curve = MemoryCurve(nbytes=(2**30, 3 * 2**30, 4 * 2**30, 2**30), boundary=2)
-    step = made_up(31, 10, moments=40)
+    step = made_up(31, 10, program_points=40)
     axes = step_figure(step, title="t", without=curve).axes[0]
     (line,) = (x for x in axes.lines if str(x.get_label()) == "without remat: peak 4 GiB")
     assert line.get_color() == GREY
@@ -201,8 +203,8 @@ def test_ticks_are_round_in_binary_units(most: float, ticks: list[float]) -> Non
 
 
 def test_a_long_step_keeps_its_peak() -> None:
-    """The peak lasts for one of 50,000 moments; every column shows its highest moment."""
-    step = made_up(31_415, 20_000, moments=50_000)
+    """The peak lasts for one of 50,000 program points; every column shows its highest program point."""
+    step = made_up(31_415, 20_000, program_points=50_000)
     axes = step_figure(step, title="t").axes[0]
     tops = [path.vertices[:, 1].max() for c in axes.collections for path in c.get_paths()]
     assert max(tops) * 2**30 == pytest.approx(step.peak.nbytes)

@@ -80,14 +80,14 @@ def test_what_is_fixed_needs_no_search(problem: KnapsackProblem) -> None:
     fixed = fix_variables(core, relaxed)
     inverted = fixed.invert_answer(Answer((), brute_force(fixed.core))).bound
     assert max(relaxed.value, inverted) == brute_force(core)
-    assert not set(fixed.always) & set(fixed.kept)
+    assert not set(fixed.always) & set(fixed.remaining)
     assert core.weight_of(fixed.always) <= core.capacity
 
 
 def test_fixing_leaves_little_of_a_large_problem() -> None:
     problem = family("uncorrelated", items=10_000, span=10**7, share=50, seed=1)
     core = reduce(problem).core
-    assert len(fix_variables(core, core.relaxed()).kept) < 500
+    assert len(fix_variables(core, core.relaxed()).remaining) < 500
 
 
 @given(problems(), st.integers(9, 40))

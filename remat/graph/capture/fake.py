@@ -134,8 +134,8 @@ def _copy_whole(node: fx.Node) -> bool:
     if nbytes <= max(storage_bytes(node.meta.get("val")), tensor_bytes(base)):
         return False
     with _quietly(base.fake_mode):
-        whole = base.new_empty(base.untyped_storage().nbytes() // base.element_size())
-        node.meta["val"] = whole.as_strided(base.size(), base.stride(), base.storage_offset())
+        buffer = base.new_empty(base.untyped_storage().nbytes() // base.element_size())
+        node.meta["val"] = buffer.as_strided(base.size(), base.stride(), base.storage_offset())
     return True
 
 

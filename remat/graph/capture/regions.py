@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from remat import torch_compat
 from remat.graph import ops
-from remat.graph.branch_values import check_may_branch_again, keep_branches
+from remat.graph.branch_values import check_may_branch_again, fix_branches
 from remat.graph.capture.fake import refresh
 from remat.graph.index import index_graph
 from remat.graph.joint import JointGraph, output_node
@@ -67,7 +67,7 @@ def split_region(
         if node.meta.get("recompute") is not None and ops.is_opaque(maker_of(node)):
             check_may_run_again(node)
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-    _keep_branches(module, num_fwd_outputs)
+    _fix_branches(module, num_fwd_outputs)
     # At a budget below 1, PyTorch recomputes random operators, which then draw other numbers.
     with torch_compat.functorch_config.patch(activation_memory_budget=1.0):
         split: Modules = torch_compat.min_cut_rematerialization_partition(
@@ -79,14 +79,14 @@ def split_region(
     return split
 
 
-def _keep_branches(module: fx.GraphModule, num_fwd_outputs: int) -> None:
+def _fix_branches(module: fx.GraphModule, num_fwd_outputs: int) -> None:
     """Tag the nodes of a region that must not run again as MUST_SAVE, so that backward branches as forward did."""
     joint = JointGraph(graph_module=module, num_fwd_outputs=num_fwd_outputs)
     index = index_graph(joint.graph)
-    kept = keep_branches(index, classify(joint, index))
+    fixed = fix_branches(index, classify(joint, index))
     for i, node in enumerate(index.nodes):
-        if index.position[maker_of(node)] in kept:
-            if i in kept.branches:
+        if index.position[maker_of(node)] in fixed:
+            if i in fixed.branches:
                 check_may_branch_again(node)
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 

@@ -137,12 +137,14 @@ def is_tensor(value: Any) -> bool:
     return isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.Tensor)
 
 
-def rule_of(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None = None) -> Rule | None:
+def rule_of(
+    node: fx.Node, span_of: Mapping[fx.Node, Span], want: Span | None = None
+) -> Rule | None:
     """Return the rule by which a call runs on slices of its arguments; None if the call cannot do so.
 
     Args:
         node: the call.
-        known: spans of the values that hold tokens, by the node that computes the value.
+        span_of: spans of the values that hold tokens, by the node that computes the value.
         want: span that the result must have; None if the spans of the arguments determine it.
 
     Raises:
@@ -153,28 +155,28 @@ def rule_of(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None = No
     target, shape = node.target, shape_of(node)
     tags = getattr(target, "tags", ())
     if target in PRODUCTS:
-        return _product(node, known, want)
+        return _product(node, span_of, want)
     if target is _aten.full.default and want is not None:
         return Rule(want, {}, shape[want.start : want.stop])
     if target in SAME or (
         torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
     ):
-        return _pointwise(node, known, want)
+        return _pointwise(node, span_of, want)
     if target in VIEWS:
-        return _view(node, known, want)
+        return _view(node, span_of, want)
     if target in _ALONG or (target in _FREE and want is None):
-        return _along(node, known, want)
+        return _along(node, span_of, want)
     if want is None and target is _aten.nll_loss_backward.default:
         rows, arguments = Span(0, 1), node.all_input_nodes
         reads = {n: rows for n in arguments if shape_of(n)[:1] == shape[:1]}
-        return Rule(rows, reads, shape[:1]) if rows in map(known.get, arguments) else None
+        return Rule(rows, reads, shape[:1]) if rows in map(span_of.get, arguments) else None
     return None
 
 
-def _pointwise(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None) -> Rule | None:
+def _pointwise(node: fx.Node, span_of: Mapping[fx.Node, Span], want: Span | None) -> Rule | None:
     shape = shape_of(node)
     lacks = {n: len(shape) - len(shape_of(n)) for n in node.all_input_nodes if is_tensor(n)}
-    spans = {known[n].moved(by) for n, by in lacks.items() if n in known} | ({want} - {None})
+    spans = {span_of[n].moved(by) for n, by in lacks.items() if n in span_of} | ({want} - {None})
     if len(spans) != 1:
         return None
     (span,) = spans
@@ -199,19 +201,19 @@ def _span_after_view(span: Span, shape: Sequence[int], new: Sequence[int]) -> Sp
     return Span(start, stop) if (size, count) == (before, tokens) else None
 
 
-def _view(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None) -> Rule | None:
+def _view(node: fx.Node, span_of: Mapping[fx.Node, Span], want: Span | None) -> Rule | None:
     base: Any = node.args[0]
     old, new = shape_of(base), shape_of(node)
-    own = known.get(base) or (want and _span_after_view(want, new, old))
+    own = span_of.get(base) or (want and _span_after_view(want, new, old))
     span = own and _span_after_view(own, old, new)
     if own is None or span is None or want not in (None, span):
         return None
     return Rule(span, {base: own}, old[own.start : own.stop])
 
 
-def _along(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None) -> Rule | None:
+def _along(node: fx.Node, span_of: Mapping[fx.Node, Span], want: Span | None) -> Rule | None:
     operands = [n for n in node.all_input_nodes if is_tensor(n)]
-    spans = {known[n] for n in operands if n in known} | (set() if want is None else {want})
+    spans = {span_of[n] for n in operands if n in span_of} | (set() if want is None else {want})
     parts = {shape_of(n)[s.start : s.stop] for n in operands for s in spans}
     if len(spans) != 1 or len(parts) != 1:
         return None
@@ -250,22 +252,22 @@ def _probe(node: fx.Node, reads: Mapping[fx.Node, Span], tokens: int) -> Span | 
     return span if got == span.sliced(shape, tokens + 1) else None
 
 
-def _product(node: fx.Node, known: Mapping[fx.Node, Span], want: Span | None) -> Rule | None:
+def _product(node: fx.Node, span_of: Mapping[fx.Node, Span], want: Span | None) -> Rule | None:
     matrices: Any = node.args[-2:]
     biases: Any = node.args[:-2]
     a, b = matrices
     if a is b:
         return None
     rows, columns = Span(0, 1), Span(1, 2)
-    if known.get(a) == columns or known.get(b) == rows:
+    if span_of.get(a) == columns or span_of.get(b) == rows:
         reads: Any = {a: columns, b: rows}
         sizes = shape_of(a)[1:]
         span = None
     else:
-        span = want or (rows if known.get(a) == rows else columns)
+        span = want or (rows if span_of.get(a) == rows else columns)
         reads = {a if span == rows else b: span}
         sizes = shape_of(node)[span.start : span.stop]
-    if any(known.get(n, reads.get(n)) != reads.get(n) for n in matrices):
+    if any(span_of.get(n, reads.get(n)) != reads.get(n) for n in matrices):
         return None
     for bias in biases:
         lacks = 2 - len(shape_of(bias))

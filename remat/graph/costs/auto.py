@@ -44,14 +44,14 @@ class Auto(CostModel):
             )
         return cls()
 
-    def on(self, joint: JointGraph) -> CostModel:
+    def for_graph(self, joint: JointGraph) -> CostModel:
         """Return `RooflineFused` for a graph lowered for Inductor, `Roofline` for other graphs."""
         kind = RooflineFused if joint.lower == "inductor" else Roofline
         return kind(preset_for(joint))
 
     def cost(self, node: fx.Node) -> int:
         """Return the cost of a node under `Roofline` on an H100, in picoseconds."""
-        # A node alone does not tell whether Inductor compiles its graph; `on` knows the graph.
+        # A node alone does not tell whether Inductor compiles its graph; `for_graph` knows the graph.
         return Roofline().cost(node)
 
     def __str__(self) -> str:

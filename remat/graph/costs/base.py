@@ -66,7 +66,7 @@ class CostModel:
         """Map each argument that ``remat costs`` lists for ``cost="name:argument"`` to its description."""
         return {}
 
-    def on(self, joint: JointGraph) -> CostModel:
+    def for_graph(self, joint: JointGraph) -> CostModel:
         """Return the model that prices the nodes of one graph; by default this model itself."""
         return self
 
@@ -244,8 +244,8 @@ def _check_cost(model: CostModel, node: fx.Node, cost: Any) -> int:
             f"cost model '{model}' says that '{node.name}' ({node.target}) costs {cost!r}; "
             "expected a finite number of 0 or more"
         )
-    whole = int(cost)  # exact for integers of any kind
-    return whole if whole == cost else math.ceil(cost)
+    integer = int(cost)  # exact for integers of any kind
+    return integer if integer == cost else math.ceil(cost)
 
 
 def _is_free(node: fx.Node) -> bool:

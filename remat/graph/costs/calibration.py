@@ -17,7 +17,7 @@ from remat.graph.costs.measure import (
     is_present,
     this_device,
     undisturbed,
-    whole,
+    with_index,
 )
 
 #: Side lengths of the timed square matrix products, and the estimated time in seconds beyond which a product is
@@ -76,7 +76,7 @@ def _resolve(device: str | torch.device) -> torch.device:
     if device == "here":
         return this_device()
     try:
-        resolved = whole(torch.device(device))
+        resolved = with_index(torch.device(device))
     except RuntimeError as error:
         raise ProblemError(
             f"'{device}' is no device: {first_line(error)}; expected cpu, cuda or here"

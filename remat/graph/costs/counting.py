@@ -103,8 +103,8 @@ def count_pooled(node: fx.Node) -> int:
     if spatial is None:
         return 0
     window = [hint(size) for size in node.args[1]]  # type: ignore[union-attr]
-    whole = window * spatial if len(window) == 1 else window
-    return _elements(node) * math.prod(whole)
+    extents = window * spatial if len(window) == 1 else window
+    return _elements(node) * math.prod(extents)
 
 
 #: Kinds of work that may take longer than reading and writing the operator's tensors. Each key is the attribute

@@ -93,8 +93,8 @@ class Link:
 
     def __str__(self) -> str:
         """Return the link as text that `parse` accepts: ``"25 GB/s"``, ``"pcie5 (64 GB/s)"``."""
-        whole, rest = divmod(self.bytes_per_s, 10**9)
-        rate = f"{f'{whole}.{rest:09}'.rstrip('0').rstrip('.')} GB/s"
+        gigabytes, rest = divmod(self.bytes_per_s, 10**9)
+        rate = f"{f'{gigabytes}.{rest:09}'.rstrip('0').rstrip('.')} GB/s"
         return f"{self.name} ({rate})" if self.name else rate
 
 

@@ -29,10 +29,10 @@ def is_present(device: torch.device) -> bool:
 
 def this_device() -> torch.device:
     """Return the current CUDA device, or the CPU on a machine without CUDA."""
-    return whole(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    return with_index(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def whole(device: torch.device) -> torch.device:
+def with_index(device: torch.device) -> torch.device:
     """Return a device in full form: ``cuda`` becomes the current CUDA device; other types lose their index."""
     if device.type != "cuda":
         return torch.device(device.type)

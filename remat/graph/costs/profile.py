@@ -21,7 +21,7 @@ from remat.graph.costs.measure import (
     is_present,
     this_device,
     undisturbed,
-    whole,
+    with_index,
 )
 from remat.graph.costs.request import Request, real_call, request_of
 from remat.graph.costs.roofline import Roofline
@@ -130,7 +130,7 @@ class Profile(CostModel):
         return request_of(node, self._device())
 
     def _device(self) -> torch.device | None:
-        return None if self.device is None else whole(torch.device(self.device))
+        return None if self.device is None else with_index(torch.device(self.device))
 
     def __str__(self) -> str:
         return self.name if self.device is None else f"{self.name}:{self.device}"

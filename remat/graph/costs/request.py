@@ -12,7 +12,7 @@ from torch import fx
 
 from remat import torch_compat
 from remat.graph import ops
-from remat.graph.costs.measure import this_device, whole
+from remat.graph.costs.measure import this_device, with_index
 from remat.graph.memory.storages import SYMBOLIC, extent_of, hint, tensor_bytes, tensors_of
 from remat.torch_compat import pytree
 
@@ -140,7 +140,7 @@ def _device_for(device: torch.device, override: torch.device | None) -> torch.de
     """Return the device on which to create the real tensor for a fake one."""
     if override is not None:
         return override
-    return this_device() if device.type == "meta" else whole(device)
+    return this_device() if device.type == "meta" else with_index(device)
 
 
 def _main(devices: Iterable[torch.device]) -> torch.device:

@@ -38,15 +38,15 @@ _HEAVY = ("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh")
 
 
 class Kernels:
-    """Predicted kernels of a forward or backward graph, and the moments at which they run.
+    """Predicted kernels of a forward or backward graph, and the program points at which they run.
 
     Each operator that cannot fuse ends a segment of the graph. The operators that fuse within a
-    segment form one kernel, which runs at the position of its last operator. A moment is the index
+    segment form one kernel, which runs at the position of its last operator. A program point is the index
     of a node's run among all runs of the step.
 
     Args:
         nodes: the call nodes of the graph.
-        start: moment of the first node.
+        start: program point of the first node.
         kept: Python ``id`` of each node that the graph returns.
 
     Attributes:
@@ -62,7 +62,7 @@ class Kernels:
         self.fuses = {n: generates(n) for n in nodes}
         self._order = {n: k for k, n in enumerate(nodes)}
         self._segments: dict[fx.Node, frozenset[int]] = {}
-        self._moments: list[int] = [start]
+        self._program_points: list[int] = [start]
         self._own: dict[fx.Node, int] = {}
         #: For each node, the first segment that can read the node's result, and whether the kernel of this
         #: segment computes the result.
@@ -90,19 +90,19 @@ class Kernels:
             n for n, p in zip(nodes, plain, strict=True) if not p and ops.draws_in_order(n)
         }
         segment = 0
-        for moment, node in enumerate(nodes, start):
+        for program_point, node in enumerate(nodes, start):
             self._segments[node] = frozenset((self._segment(node, segment),))
             if self.fuses[node] or is_grouped(node):
                 if segment in self._segments[node]:
-                    self._moments[segment] = moment
+                    self._program_points[segment] = program_point
             elif not self.passed_on[node]:
-                self._own[node] = moment
+                self._own[node] = program_point
                 if is_scatter(node.target):  # its kernel computes the written values
-                    self._moments[segment] = moment
+                    self._program_points[segment] = program_point
                 if node in self._products:
-                    self._own[self._products[node]] = moment
+                    self._own[self._products[node]] = program_point
                 segment += 1
-                self._moments.append(moment + 1)
+                self._program_points.append(program_point + 1)
             inputs = inputs_of(node)
             inlined = [n for n in inputs if self._inlined.get(n) and id(n) not in returned]
             self._reads[node] = frozenset().union(
@@ -155,7 +155,7 @@ class Kernels:
                 waiting += inputs_of(node)
 
     def overwriter(
-        self, readers: Iterable[fx.Node], moment: int, writing: Container[fx.Node]
+        self, readers: Iterable[fx.Node], program_point: int, writing: Container[fx.Node]
     ) -> fx.Node | None:
         """Return the output node whose result may overwrite a storage that its kernel reads last.
 
@@ -164,11 +164,11 @@ class Kernels:
 
         Args:
             readers: nodes that read the storage.
-            moment: moment at which the storage is read for the last time.
+            program_point: program point at which the storage is read for the last time.
             writing: nodes whose results are written to memory.
         """
         outputs: set[fx.Node] = set()
-        waiting = [n for n in readers if self.last(n) == moment]
+        waiting = [n for n in readers if self.last(n) == program_point]
         seen = {*waiting}
         while waiting:
             node = waiting.pop()
@@ -195,12 +195,20 @@ class Kernels:
         return others <= seen
 
     def first(self, node: fx.Node) -> int:
-        """Return the moment at which the first of the kernels that compute a node runs."""
-        return self._own[node] if node in self._own else self._moments[min(self._segments[node])]
+        """Return the program point at which the first of the kernels that compute a node runs."""
+        return (
+            self._own[node]
+            if node in self._own
+            else self._program_points[min(self._segments[node])]
+        )
 
     def last(self, node: fx.Node) -> int:
-        """Return the moment at which the last of the kernels that compute a node runs."""
-        return self._own[node] if node in self._own else self._moments[max(self._segments[node])]
+        """Return the program point at which the last of the kernels that compute a node runs."""
+        return (
+            self._own[node]
+            if node in self._own
+            else self._program_points[max(self._segments[node])]
+        )
 
     def _inlines(self, node: fx.Node) -> bool:
         """Return whether every kernel that reads a node's result computes the result again."""

@@ -56,10 +56,10 @@ class FusedWalk(StepWalk):
         memories: Memories | None,
     ) -> None:
         super().__init__(forward, backward, num_fwd_outputs, memories)
-        self._kept = {id(v) for m in (forward, backward) for v in outputs_of(m.graph)}
+        self._output_ids = {id(v) for m in (forward, backward) for v in outputs_of(m.graph)}
 
     def workspaces(self) -> Iterator[tuple[fx.Node, int, int, int]]:
-        """Yield the predicted workspaces, as (node, bytes, first moment, last moment).
+        """Yield the predicted workspaces, as (node, bytes, first program point, last program point).
 
         A workspace is memory that an operator allocates besides its result. There are four kinds:
 
@@ -78,19 +78,21 @@ class FusedWalk(StepWalk):
         leaves = leaves and torch_compat.is_before("2.15")
         contiguous = self._contiguous() if leaves else set()
         computed: dict[fx.Node, int] = {}
-        for moment, node in self.running():
-            computed[node] = moment
+        for program_point, node in self.running():
+            computed[node] = program_point
             nbytes = _workspace(node, node not in contiguous)
             if nbytes:
-                yield node, nbytes, moment, moment
+                yield node, nbytes, program_point, program_point
             if node in contiguous or "convolution" not in str(node.target):
                 continue
             sizes = _weight_for_its_sizes(node)
             for a in (a for a in node.all_input_nodes if a is not sizes and self._is_copied(a)):
                 # Forward makes all copies of an input before the first convolution that reads it. Backward does the
                 # same.
-                first = begun.setdefault((moment < self.boundary, a), self._kernel_before(moment))
-                yield node, tensor_bytes(a.meta.get("val")), first, moment
+                first = begun.setdefault(
+                    (program_point < self.boundary, a), self._kernel_before(program_point)
+                )
+                yield node, tensor_bytes(a.meta.get("val")), first, program_point
             # The kernel that computes the value makes the copy, and only the copy stays alive.
             for a in filter(_is_reshaped, node.all_input_nodes):
                 at = self._end_of_kernel(computed[producer_of(a)])
@@ -98,24 +100,26 @@ class FusedWalk(StepWalk):
             if "convolution_backward" in str(node.target):
                 for a in filter(self._is_copied, _with_gradient(node)):
                     # The gradient has the format of the copy. A kernel then writes the gradient in the format of `a`.
-                    at = self._end_of_kernel(moment)
+                    at = self._end_of_kernel(program_point)
                     yield node, tensor_bytes(a.meta["val"]), at, at
                 # Other nodes read the value too, as with the gradient of a residual sum, so value and copy are
                 # alive.
                 for a in filter(_keeps_its_layout, node.all_input_nodes[:2]):
-                    yield node, tensor_bytes(a.meta.get("val")), computed[a], moment
+                    yield node, tensor_bytes(a.meta.get("val")), computed[a], program_point
 
-    def _end_of_kernel(self, moment: int) -> int:
-        """Return the moment before the first later node that never fuses, or the last moment."""
+    def _end_of_kernel(self, program_point: int) -> int:
+        """Return the program point before the first later node that never fuses, or the last program point."""
         ran = [*self._forward, *self._backward]
-        later = enumerate(ran[moment + 1 :], moment)
+        later = enumerate(ran[program_point + 1 :], program_point)
         return next((m for m, n in later if not (may_fuse(n) or is_passed_on(n))), len(ran) - 1)
 
-    def _kernel_before(self, moment: int) -> int:
-        """Return the moment of the kernel right before an operator that never fuses, or the operator's own moment."""
+    def _kernel_before(self, program_point: int) -> int:
+        """Return the program point of the kernel right before an operator that never fuses, or the operator's own program point."""
         ran = [*self._forward, *self._backward]
-        follows = moment != self.boundary and moment and may_fuse(ran[moment - 1])
-        return moment - 1 if follows else moment
+        follows = (
+            program_point != self.boundary and program_point and may_fuse(ran[program_point - 1])
+        )
+        return program_point - 1 if follows else program_point
 
     def _is_copied(self, node: fx.Node) -> bool:
         """Return whether convolutions read a channels-last copy of a value: an image input in another format."""
@@ -155,7 +159,7 @@ class FusedWalk(StepWalk):
         self, nodes: list[fx.Node], start: int, existing: set[int]
     ) -> tuple[dict[int, tuple[fx.Node, int]], dict[int, int]]:
         allocations, _ = super()._walk(nodes, start, existing)
-        kernels = Kernels(nodes, start, self._kept)
+        kernels = Kernels(nodes, start, self._output_ids)
         makes, readers, returned = self._uses(nodes, allocations, kernels.passed_on)
         written = [  # readers first, because a node moves to the kernels of its readers
             (key, node)
@@ -176,17 +180,19 @@ class FusedWalk(StepWalk):
         # For each output node of a kernel, the inputs that the result may overwrite, by size, because a result can
         # only overwrite an input of equal size.
         free: dict[tuple[fx.Node, int], list[int]] = defaultdict(list)
-        for key, moment in last.items():
-            if key not in stays and (node := kernels.overwriter(readers[key], moment, writing)):
+        for key, program_point in last.items():
+            if key not in stays and (
+                node := kernels.overwriter(readers[key], program_point, writing)
+            ):
                 free[node, nbytes[key]].append(key)
         in_memory = {}
         for key, node in reversed(written):
-            moment = kernels.first(node)
+            program_point = kernels.first(node)
             if kernels.fuses[node] and (overwritten := free.get((node, nbytes[key]))):
                 # The kernel reads this input for the last time. The bytes count as those of the result.
                 last[overwritten.pop()] -= 1
-            in_memory[key] = (node, moment)
-            last[key] = max(last.get(key, moment), moment)
+            in_memory[key] = (node, program_point)
+            last[key] = max(last.get(key, program_point), program_point)
         return in_memory, last
 
     def _uses(
@@ -205,7 +211,7 @@ class FusedWalk(StepWalk):
                 read_by = (read for read in inputs_of(node) if not _fills(read, node))
                 for key in (key for read in read_by for key in self.sizes.keys(read)):
                     readers[key].append(node)
-        returned = {key for n in nodes if id(n) in self._kept for key in self.sizes.keys(n)}
+        returned = {key for n in nodes if id(n) in self._output_ids for key in self.sizes.keys(n)}
         return makes, readers, returned
 
 

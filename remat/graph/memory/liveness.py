@@ -57,13 +57,13 @@ class StorageKind(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeakMoment:
-    """The moment of a step with the most bytes alive; a moment is the run of one node.
+class PeakPoint:
+    """The program point of a step with the most bytes alive; a program point is the run of one node.
 
     Attributes:
-        nbytes: bytes alive at this moment, including inputs and parameters.
-        node: name of the node that runs at this moment.
-        in_backward: whether the moment is in backward.
+        nbytes: bytes alive at this program point, including inputs and parameters.
+        node: name of the node that runs at this program point.
+        in_backward: whether the program point is in backward.
     """
 
     nbytes: int
@@ -80,8 +80,8 @@ class Lifetime:
         nbytes: bytes of the whole storage.
         kind: kind of the storage in the step.
         source: user's line that produced the node, ``"file.py:12 code"``; empty if unknown.
-        first: index of the first moment (run of a node) at which the storage is alive.
-        last: index of the last moment at which the storage is alive.
+        first: index of the first program point (run of a node) at which the storage is alive.
+        last: index of the last program point at which the storage is alive.
         saved_as: name of the value on this storage that forward saves for backward; empty if none.
         size: ``nbytes`` as a symbolic expression; None if it depends on no symbol.
         module: path of the module that produced the node, ``"layers.0.mlp"``; empty if unknown.
@@ -100,53 +100,53 @@ class Lifetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Memory of one step, forward then backward; a moment is the run of one node.
+    """Memory of one step, forward then backward; a program point is the run of one node.
 
     Attributes:
-        moments: names of the nodes that run, forward's first. A forward or backward graph without
-            calls counts as one moment with an empty name.
-        boundary: number of moments in forward, which is the first moment of backward.
-        lifetimes: every storage of the step, sorted by its first moment.
+        program_points: names of the nodes that run, forward's first. A forward or backward graph without
+            calls counts as one program point with an empty name.
+        boundary: number of program points in forward, which is the first program point of backward.
+        lifetimes: every storage of the step, sorted by its first program point.
     """
 
-    moments: tuple[str, ...]
+    program_points: tuple[str, ...]
     boundary: int
     lifetimes: tuple[Lifetime, ...]
 
-    def alive(self, moment: int) -> tuple[Lifetime, ...]:
-        """Return the storages alive at a moment, with the result of its node, largest first."""
-        storages = [x for x in self.lifetimes if x.first <= moment <= x.last]
+    def alive(self, program_point: int) -> tuple[Lifetime, ...]:
+        """Return the storages alive at a program point, with the result of its node, largest first."""
+        storages = [x for x in self.lifetimes if x.first <= program_point <= x.last]
         return tuple(sorted(storages, key=lambda x: -x.nbytes))
 
     def nbytes(self, *kinds: StorageKind) -> tuple[int, ...]:
-        """Return the bytes alive at each moment, of storages of the given kinds or of all."""
+        """Return the bytes alive at each program point, of storages of the given kinds or of all."""
         chosen = (x for x in self.lifetimes if not kinds or x.kind in kinds)
-        return sums_of(((x.nbytes, x.first, x.last) for x in chosen), len(self.moments))
+        return sums_of(((x.nbytes, x.first, x.last) for x in chosen), len(self.program_points))
 
     @property
-    def peak_moment(self) -> int:
-        """Index of the first moment with the most bytes alive."""
+    def peak_point(self) -> int:
+        """Index of the first program point with the most bytes alive."""
         sums = self.nbytes()
         return sums.index(max(sums))
 
     @property
-    def peak(self) -> PeakMoment:
-        moment = self.peak_moment
-        return PeakMoment(
-            nbytes=self.nbytes()[moment],
-            node=self.moments[moment],
-            in_backward=moment >= self.boundary,
+    def peak(self) -> PeakPoint:
+        program_point = self.peak_point
+        return PeakPoint(
+            nbytes=self.nbytes()[program_point],
+            node=self.program_points[program_point],
+            in_backward=program_point >= self.boundary,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCurve:
-    """Bytes alive at each moment of a step, without the lifetimes of single storages.
+    """Bytes alive at each program point of a step, without the lifetimes of single storages.
 
     Attributes:
-        nbytes: bytes alive at each moment.
-        boundary: number of moments in forward.
-        runs: joint-graph name of the node that runs at each moment; empty if unknown.
+        nbytes: bytes alive at each program point.
+        boundary: number of program points in forward.
+        runs: joint-graph name of the node that runs at each program point; empty if unknown.
     """
 
     nbytes: Sequence[int]
@@ -155,7 +155,7 @@ class MemoryCurve:
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes alive at any moment."""
+        """The most bytes alive at any program point."""
         return max(self.nbytes)
 
 
@@ -165,17 +165,17 @@ def memory_curve(
     num_fwd_outputs: int,
     memories: Memories | None = None,
 ) -> MemoryCurve:
-    """Return the bytes alive at each moment of a step; for the arguments see `simulate_peak`."""
+    """Return the bytes alive at each program point of a step; for the arguments see `simulate_peak`."""
     step = StepWalk(forward, backward, num_fwd_outputs, memories)
     running = dict(step.running())
-    runs = [run_of(running[k]) if k in running else "" for k in range(len(step.moments))]
+    runs = [run_of(running[k]) if k in running else "" for k in range(len(step.program_points))]
     return MemoryCurve(nbytes=array("q", step.alive()), boundary=step.boundary, runs=runs)
 
 
 def timeline(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int) -> Timeline:
     """Return the lifetimes of all storages of one step, whose modules carry fake values."""
     step = StepWalk(forward, backward, num_fwd_outputs)
-    saved_as = step.sizes.first_of(step.handed)
+    saved_as = step.sizes.first_of(step.saved_for_backward)
     lifetimes = [
         Lifetime(
             node=f"workspace of {node.target}" if key == _INSIDE else node.name,
@@ -193,7 +193,7 @@ def timeline(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs:
         for key, node, nbytes, first, last in step.lifetimes()
     ]
     return Timeline(
-        moments=step.moments,
+        program_points=step.program_points,
         boundary=step.boundary,
         lifetimes=tuple(sorted(lifetimes, key=lambda x: (x.first, x.last))),
     )
@@ -250,9 +250,9 @@ def saved_storages(
             for v, d in zip(values[:num_fwd_outputs], descs, strict=False)
             if isinstance(v, fx.Node) and not is_input_mutation(d)
         )
-    handed = sizes.of_all(v for v in values[num_fwd_outputs:] if isinstance(v, fx.Node))
+    saved_values = sizes.of_all(v for v in values[num_fwd_outputs:] if isinstance(v, fx.Node))
     free |= dict.fromkeys(host_storages(forward.graph.nodes, sizes), 0)
-    return {k: b for k, b in handed.items() if k not in free}
+    return {k: b for k, b in saved_values.items() if k not in free}
 
 
 def own_outputs(forward: fx.GraphModule) -> int:
@@ -262,9 +262,9 @@ def own_outputs(forward: fx.GraphModule) -> int:
     return sum(not type(d).__name__.startswith("SavedForBackwards") for d in descs)
 
 
-def sums_of(spans: Iterable[tuple[int, int, int]], moments: int) -> tuple[int, ...]:
-    """Return the bytes alive at each moment, from storages as (bytes, first moment, last moment)."""
-    change = [0] * (moments + 1)
+def sums_of(spans: Iterable[tuple[int, int, int]], program_points: int) -> tuple[int, ...]:
+    """Return the bytes alive at each program point, from storages as (bytes, first program point, last program point)."""
+    change = [0] * (program_points + 1)
     for nbytes, first, last in spans:
         change[first] += nbytes
         change[last + 1] -= nbytes
@@ -283,14 +283,14 @@ class StepWalk:
     times within forward or within backward, each run's storages have keys of their own.
 
     Attributes:
-        moments: names of the nodes that run, forward's first.
-        boundary: number of moments in forward.
+        program_points: names of the nodes that run, forward's first.
+        boundary: number of program points in forward.
         sizes: keys and bytes of the storages.
         inputs: by key of each storage that the step receives, the first placeholder that uses it.
         outputs: bytes of each storage of the user's outputs, by storage key.
-        handed: nodes of forward whose values are saved for backward.
+        saved_for_backward: nodes of forward whose values are saved for backward.
         tangents: by key of each storage of a tangent, the first placeholder that uses it.
-        last_read: by key of each storage passed to backward, the moment of its last use there.
+        last_read: by key of each storage passed to backward, the program point of its last use there.
             Empty until `lifetimes` or `storages` has run to its end.
     """
 
@@ -306,18 +306,18 @@ class StepWalk:
         first, second = list(forward.graph.nodes), list(backward.graph.nodes)
         self._forward = [n for n in first if n.op == "call_function"]
         self._backward = [n for n in second if n.op == "call_function"]
-        # An empty graph still has one moment, at which its inputs are alive.
+        # An empty graph still has one program point, at which its inputs are alive.
         self.boundary = max(1, len(self._forward))
         names = [n.name for n in self._forward] or [""]
-        self.moments = (*names, *([n.name for n in self._backward] or [""]))
+        self.program_points = (*names, *([n.name for n in self._backward] or [""]))
         returned, given_back = outputs_of(forward.graph), outputs_of(backward.graph)
         outputs = [v for v in returned[:num_fwd_outputs] if isinstance(v, fx.Node)]
-        handed = [v for v in returned[num_fwd_outputs:] if isinstance(v, fx.Node)]
+        saved_values = [v for v in returned[num_fwd_outputs:] if isinstance(v, fx.Node)]
         roles = {n: role_of(n) for n in second if n.op == "placeholder"}
         self.inputs = sizes.first_of(n for n in first if n.op == "placeholder")
         self.outputs = sizes.of_all(outputs)
-        self._handed = sizes.of_all(handed)
-        self.handed = handed
+        self._saved_storages = sizes.of_all(saved_values)
+        self.saved_for_backward = saved_values
         self.tangents = sizes.first_of(n for n, r in roles.items() if r is Role.TANGENT)
         saved = sizes.first_of((n for n, r in roles.items() if r is Role.PRIMAL))
         self._initial = {**self.tangents, **saved}
@@ -326,7 +326,7 @@ class StepWalk:
         self._twin: dict[int, int] = {}
 
     def running(self) -> Iterator[tuple[int, fx.Node]]:
-        """Yield (index of the moment, node that runs at it) for each call node of the step."""
+        """Yield (index of the program point, node that runs at it) for each call node of the step."""
         yield from enumerate(self._forward)
         yield from enumerate(self._backward, self.boundary)
 
@@ -337,14 +337,14 @@ class StepWalk:
         return frozenset(n for _, n in self.running() if first.setdefault(run_of(n), n) is not n)
 
     def alive(self, *, workspaces: bool = True) -> tuple[int, ...]:
-        """Return the bytes of device memory alive at each moment, with or without workspaces."""
+        """Return the bytes of device memory alive at each program point, with or without workspaces."""
         lifetimes = self.lifetimes() if workspaces else self.storages()
-        return sums_of((x[2:] for x in lifetimes), len(self.moments))
+        return sums_of((x[2:] for x in lifetimes), len(self.program_points))
 
     def lifetimes(self) -> Iterator[tuple[int, fx.Node, int, int, int]]:
         """Yield all device memory of the step: first the storages, then the workspaces.
 
-        Each item is (storage key, allocating node, bytes, first moment, last moment). All
+        Each item is (storage key, allocating node, bytes, first program point, last program point). All
         workspaces have the same key.
         """
         yield from self.storages()
@@ -352,14 +352,14 @@ class StepWalk:
             yield _INSIDE, *workspace
 
     def workspaces(self) -> Iterator[tuple[fx.Node, int, int, int]]:
-        """Yield (node, bytes, first moment, last moment) for each node with a workspace."""
-        for moment, node in self.running():
+        """Yield (node, bytes, first program point, last program point) for each node with a workspace."""
+        for program_point, node in self.running():
             if nbytes := workspace_bytes(node):
-                yield node, nbytes, moment, moment
+                yield node, nbytes, program_point, program_point
 
     def storages(self) -> Iterator[tuple[int, fx.Node, int, int, int]]:
         """Yield each storage in device memory, without workspaces, in the form of `lifetimes`."""
-        start, end = self.boundary, len(self.moments) - 1
+        start, end = self.boundary, len(self.program_points) - 1
         nbytes = self.sizes.nbytes
         inputs, outputs = self.inputs, self.outputs
         resident = {*inputs, *outputs}
@@ -377,28 +377,28 @@ class StepWalk:
         from_forward, ends = self._walk(self._forward, 0, set())
         # Offloaded copies take no device memory.
         elsewhere = {*inputs, *host_storages(self._forward, self.sizes)}
-        for key, (node, moment) in from_forward.items():
+        for key, (node, program_point) in from_forward.items():
             if key in elsewhere:
                 continue
             if key in outputs:
                 until = end
-            elif key in self._handed:
+            elif key in self._saved_storages:
                 until = last[key] if key in self._initial and key in last else start - 1
             else:
                 until = ends[key]
-            yield key, node, nbytes[key], moment, until
+            yield key, node, nbytes[key], program_point, until
         for key, node in self._initial.items():
             if key in last and key not in resident and key not in from_forward:
                 yield key, node, nbytes[key], start, last[key]
         resident |= self._initial.keys()
-        for key, (node, moment) in from_backward.items():
+        for key, (node, program_point) in from_backward.items():
             if key not in resident:
-                yield key, node, nbytes[key], moment, last[key]
+                yield key, node, nbytes[key], program_point, last[key]
 
     def _walk(
         self, nodes: list[fx.Node], start: int, existing: set[int]
     ) -> tuple[dict[int, tuple[fx.Node, int]], dict[int, int]]:
-        """Return two dicts by storage key: (allocating node, its moment) in one graph, and the moment of the last use."""
+        """Return two dicts by storage key: (allocating node, its program point) in one graph, and the program point of the last use."""
         allocations: dict[int, tuple[fx.Node, int]] = {}
         last: dict[int, int] = {}
         keys_of = self.sizes.keys
@@ -409,22 +409,22 @@ class StepWalk:
         again = {run_of(n) for n in nodes if RUN_OF in n.meta}
         latest = {run_of(n): n for n in nodes if run_of(n) in again}.values() if again else ()
         twice = {k for n in latest for k in keys_of(n)}
-        for moment, (node, key) in enumerate(zip(nodes, keys, strict=True), start):
+        for program_point, (node, key) in enumerate(zip(nodes, keys, strict=True), start):
             for read in inputs_of(node):
                 read_key = key_of(read)
                 if read_key is not None:
-                    last[read_key] = moment
+                    last[read_key] = program_point
                 else:
                     for other in keys_of(read):
-                        last[other] = moment
+                        last[other] = program_point
             for own in keys_of(node) if key is None else (key,):
                 if own in existing or own in twice:
                     own = self._key_for(node, own, apart=own in existing or node not in latest)
                 if key is not None:
                     only_key[node] = own
-                last[own] = moment
+                last[own] = program_point
                 if own not in allocations:
-                    allocations[own] = (node, moment)
+                    allocations[own] = (node, program_point)
         return allocations, last
 
     def _key_for(self, node: fx.Node, key: int, *, apart: bool) -> int:
@@ -445,7 +445,7 @@ class StepWalk:
         return own
 
     def kind(self, key: int, first: int, node: fx.Node) -> StorageKind:
-        """Return the kind of a storage from its key, its first moment and the node that brings it in."""
+        """Return the kind of a storage from its key, its first program point and the node that brings it in."""
         if key in self.inputs:
             return StorageKind.INPUT
         if key in self.outputs:
@@ -454,7 +454,7 @@ class StepWalk:
             return StorageKind.TANGENT
         # A placeholder of backward that is not a tangent holds a value that forward saved.
         in_forward = first < self.boundary or node.op == "placeholder"
-        if key in (self._handed if in_forward else self._gradients):
+        if key in (self._saved_storages if in_forward else self._gradients):
             return StorageKind.SAVED if in_forward else StorageKind.GRADIENT
         if key != _INSIDE and node in self.again:
             return StorageKind.RECOMPUTED

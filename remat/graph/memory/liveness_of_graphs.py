@@ -51,7 +51,7 @@ def highest_of_graphs(graphs: Sequence[PartitionedGraph]) -> tuple[tuple[int, in
     highest = [(0, 0)] * len(graphs)
     for (k, _), walk, f, b in zip(runs, step.walks, step.forward_at, step.backward_at, strict=True):
         forward = max(alive[f : f + walk.boundary])
-        backward = max(alive[b : b + len(walk.moments) - walk.boundary])
+        backward = max(alive[b : b + len(walk.program_points) - walk.boundary])
         highest[k] = (max(highest[k][0], forward), max(highest[k][1], backward))
     return tuple(highest)
 
@@ -89,16 +89,16 @@ class _Step:
                 )
         self.walks = [walk_of[id(g.forward)] for g in graphs]
         lengths = [w.boundary for w in self.walks]
-        lengths += [len(w.moments) - w.boundary for w in reversed(self.walks)]
+        lengths += [len(w.program_points) - w.boundary for w in reversed(self.walks)]
         starts = [0, *accumulate(lengths)]
         n = len(graphs)
-        #: Moment of the step at which each forward, and each backward, begins.
+        #: Program point of the step at which each forward, and each backward, begins.
         #: Backwards run in the opposite order of forwards.
         self.forward_at, self.backward_at = starts[:n], starts[n : 2 * n][::-1]
         self.end = starts[-1] - 1
 
     def spans(self) -> Iterator[tuple[int, int, int]]:
-        """Yield each storage of the step as (bytes, first moment, last moment)."""
+        """Yield each storage of the step as (bytes, first program point, last program point)."""
         by_walk = {id(walk): list(walk.lifetimes()) for walk in {*self.walks}}
         lifetimes_of = [by_walk[id(walk)] for walk in self.walks]
         passed = self._passed()
@@ -126,22 +126,22 @@ class _Step:
                     until = self.end
                 yield nbytes, start, max(start, until)
 
-    def _at(self, k: int, moment: int) -> int:
-        """Convert a moment within graph run ``k`` to a moment of the whole step."""
+    def _at(self, k: int, program_point: int) -> int:
+        """Convert a program point within graph run ``k`` to a program point of the whole step."""
         boundary = self.walks[k].boundary
-        if moment < boundary:
-            return self.forward_at[k] + moment
-        return self.backward_at[k] + moment - boundary
+        if program_point < boundary:
+            return self.forward_at[k] + program_point
+        return self.backward_at[k] + program_point - boundary
 
     def _read_until(self, k: int, node: fx.Node) -> int:
-        """Return the last moment of the step at which graph run ``k`` may read a node's value."""
+        """Return the last program point of the step at which graph run ``k`` may read a node's value."""
         walk = self.walks[k]
         # A value that is not saved is read in the run's forward at the latest.
         reads = (walk.last_read[key] for key in walk.sizes.keys(node) if key in walk.last_read)
         return self._at(k, max(reads, default=walk.boundary - 1))
 
     def _passed(self) -> list[dict[int, int]]:
-        """Return, per run and storage key, the last moments of outputs that later runs receive or that nobody holds."""
+        """Return, per run and storage key, the last program points of outputs that later runs receive or that nobody holds."""
         passed: list[dict[int, int]] = [{} for _ in self._graphs]
         for k, graph in enumerate(self._graphs):
             inputs = {n.name: n for n in graph.forward.graph.nodes if n.op == "placeholder"}
@@ -187,7 +187,7 @@ class _Step:
         }
 
     def _gradients(self, k: int) -> dict[int, int]:
-        """Return the last moment of each gradient storage of graph run ``k``, by storage key."""
+        """Return the last program point of each gradient storage of graph run ``k``, by storage key."""
         graph, walk = self._graphs[k], self.walks[k]
         waits = {p: producer for p, producer, _ in graph.joint.received if producer < k}
         added = {p for g in self._graphs[k + 1 :] for _, first, p in g.joint.shared if first == k}
@@ -202,7 +202,7 @@ class _Step:
             elif position in added:
                 # PyTorch adds a gradient for a tensor that a later graph receives too to the one that the later
                 # graph has computed.
-                ends = self.backward_at[k] + len(walk.moments) - walk.boundary - 1
+                ends = self.backward_at[k] + len(walk.program_points) - walk.boundary - 1
             for key in walk.sizes.keys(value):
                 until[key] = max(until[key], ends)
         return until

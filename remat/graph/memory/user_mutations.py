@@ -79,19 +79,19 @@ def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> No
     copies: dict[fx.Node, fx.Node] = {}
     for base, values in of_root.items():
         # If several outputs share memory, their copies share memory too.
-        whole = values[0] if len({*values}) == 1 else base
-        views = {n for v in values for n in root.views(v, whole)}
-        last = max((whole, *values), key=position.__getitem__)
+        source = values[0] if len({*values}) == 1 else base
+        views = {n for v in values for n in root.views(v, source)}
+        last = max((source, *values), key=position.__getitem__)
         with joint.graph.inserting_after(last):
             # A plan on disk may name the copy, so its name must not depend on other nodes of the graph.
             last = joint.graph.create_node(
                 "call_function",
                 torch.ops.aten.clone.default,
-                (whole,),
-                name=f"{whole.name}_returned",
+                (source,),
+                name=f"{source.name}_returned",
             )
-        last.meta["val"] = cloned(whole.meta["val"])
-        copies[whole] = last
+        last.meta["val"] = cloned(source.meta["val"])
+        copies[source] = last
         # Sorted, because a set has no fixed order and a view must follow its base.
         for view in sorted(views, key=position.__getitem__):
             with joint.graph.inserting_after(last):
@@ -122,10 +122,10 @@ def unversioned_outputs(joint: JointGraph) -> tuple[int, ...]:
     return tuple(sorted(place for place in views if place is not None))
 
 
-def reread_outputs(joint: JointGraph, handed: Iterable[Any]) -> tuple[int, ...]:
+def reread_outputs(joint: JointGraph, saved_values: Iterable[Any]) -> tuple[int, ...]:
     """Return the indices of the user's outputs that share memory with a saved value, but not with an input."""
     inputs = {storage_key(p.meta.get("val")) for p in joint.graph.find_nodes(op="placeholder")}
-    memories = {storage_key(n.meta.get("val")) for n in handed if isinstance(n, fx.Node)}
+    memories = {storage_key(n.meta.get("val")) for n in saved_values if isinstance(n, fx.Node)}
     memories -= inputs | {None}
     outputs, _, descs, _ = split_outputs(joint)
     return tuple(

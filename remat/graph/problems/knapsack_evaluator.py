@@ -85,12 +85,12 @@ class GraphInfoProvider(torch_compat.GraphInfoProvider):
     @cached_property
     def recomputable_node_only_graph_with_larger_graph_context(self) -> nx.DiGraph:
         """Directed graph of the candidates; paths through other nodes are contracted to edges."""
-        full = self.full_joint_nx_graph
+        nx_graph = self.full_joint_nx_graph
         candidates = set(self.all_recomputable_banned_nodes)
         graph = nx.DiGraph()
         graph.add_nodes_from(self.all_recomputable_banned_nodes)
         for start in self.all_recomputable_banned_nodes:
-            stack, seen = list(full.successors(start)), set()
+            stack, seen = list(nx_graph.successors(start)), set()
             while stack:
                 node = stack.pop()
                 if node in seen:
@@ -99,7 +99,7 @@ class GraphInfoProvider(torch_compat.GraphInfoProvider):
                 if node in candidates:
                     graph.add_edge(start, node)
                 else:
-                    stack.extend(full.successors(node))
+                    stack.extend(nx_graph.successors(node))
         return graph
 
     def get_non_ac_peak_memory(self) -> float:
@@ -177,13 +177,18 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
         again = sum(info.all_node_runtimes[names[i]] for i in recomputable_node_idxs)
         memory = sum(info.all_node_memories[n] for n in saved)
         peak = self._backward_peak(set(saved), memory) if account_for_backward_pass else memory
-        whole, longest = info.get_non_ac_peak_memory(), info.get_theoretical_max_runtime()
+        peak_without_remat, longest = (
+            info.get_non_ac_peak_memory(),
+            info.get_theoretical_max_runtime(),
+        )
         return {
             "peak_memory": peak,
             "recomputation_runtime": again,
-            "non_ac_peak_memory": whole,
+            "non_ac_peak_memory": peak_without_remat,
             "theoretical_max_runtime": longest,
-            "percentage_of_theoretical_peak_memory": peak / whole if whole else 0.0,
+            "percentage_of_theoretical_peak_memory": peak / peak_without_remat
+            if peak_without_remat
+            else 0.0,
             "percentage_of_theoretical_peak_runtime": again / longest if longest else 0.0,
         }
 

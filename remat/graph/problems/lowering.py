@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from remat.errors import PlanError
 from remat.graph import ops, purity
-from remat.graph.branch_values import KeptBranches, check_may_branch_again, keep_branches
+from remat.graph.branch_values import FixedBranches, check_may_branch_again, fix_branches
 from remat.graph.capture.source import located
 from remat.graph.index import GraphIndex
 from remat.graph.memory.host_copies import host_bytes_of
@@ -52,7 +52,7 @@ class Lowered:
             snapshot copies.
         of_position: for each joint-graph position, the node of the problem that holds the value; -1
             if there is none.
-        kept: joint-graph positions of the nodes that must not run again, so that backward branches
+        fixed: joint-graph positions of the nodes that must not run again, so that backward branches
             as forward did.
     """
 
@@ -60,7 +60,7 @@ class Lowered:
     kind: tuple[SavedKind, ...]
     position: tuple[int, ...]
     of_position: tuple[int, ...]
-    kept: KeptBranches = KeptBranches()
+    fixed: FixedBranches = FixedBranches()
 
     def priced(self, costs: Sequence[int], unit: str) -> Lowered:
         """Return a copy with these costs of joint-graph positions; states and snapshots cost nothing."""
@@ -278,7 +278,7 @@ def lower(
         kind=kind,
         position=position,
         of_position=tuple(of_position),
-        kept=rules.kept,
+        fixed=rules.fixed,
     )
 
 
@@ -370,20 +370,20 @@ class _Rules:
     Attributes:
         replays: callable that returns whether a random operator can be replayed from a saved
             generator state.
-        kept: nodes that must not run again, so that backward branches as forward did.
+        fixed: nodes that must not run again, so that backward branches as forward did.
     """
 
     def __init__(self, index: GraphIndex, roles: Roles, storages: Storages) -> None:
         self._index, self._storages = index, storages
         self._tags = _tied_by_tags(index, storages)
         self.replays = Replays(index.nodes[i] for i in index.special)
-        self.kept = keep_branches(
+        self.fixed = fix_branches(
             index,
             roles,
             runs_again=self._may_run_again,
             is_tagged=lambda i: self._tags.get(i) is CheckpointPolicy.MUST_RECOMPUTE,
         )
-        for i in sorted(self.kept.branches):
+        for i in sorted(self.fixed.branches):
             for node in (index.nodes[i], *filter(is_element, index.nodes[i].users)):
                 check_may_branch_again(node)
 
@@ -408,11 +408,11 @@ class _Rules:
             # a view, and for a call that writes to the memory it returns.
             insists = must_save(node) and must_recompute(index.nodes[owner])
             insists = insists or (is_element(node) and aliased_argument(node) is None)
-            insists = insists or (ops.is_mutating(node) and bool(index.users[i])) or i in self.kept
+            insists = insists or (ops.is_mutating(node) and bool(index.users[i])) or i in self.fixed
             return insists, storages.nbytes[owner] if insists and not storages.alive[owner] else 0
         if self._tags.get(i) is CheckpointPolicy.MUST_RECOMPUTE:
             # The tag is ignored if a second run would change the results.
-            is_kept = index.position[maker_of(node)] in self.kept
+            is_kept = index.position[maker_of(node)] in self.fixed
             return is_kept or self.replays.forbid(node), storages.nbytes[i]
         return True, 0 if storages.alive[i] else storages.nbytes[i]
 
@@ -420,7 +420,7 @@ class _Rules:
         """Return whether the node at position ``i`` may run again."""
         # An element cannot be taken again of a tuple that is not computed again.
         maker = self._index.position[maker_of(self._index.nodes[i])]
-        return i not in self.kept and maker not in self.kept and self._may_run_again(i)
+        return i not in self.fixed and maker not in self.fixed and self._may_run_again(i)
 
     def _may_run_again(self, i: int) -> bool:
         """Return whether the node at position ``i`` may run again, apart from branch values."""

@@ -48,19 +48,19 @@ class StepRuns:
     def joints(
         self,
         graphs: Sequence[JointGraph],
-        kept: Iterable[torch.Tensor],
+        held_by_caller: Iterable[torch.Tensor],
         graph_of: Sequence[int] | None = None,
     ) -> list[JointGraph]:
         """Return the joint graphs with the runs of each, and the values that it exchanges with other graphs.
 
         Args:
             graphs: the joint graphs of the step.
-            kept: tensors that the step's caller holds.
+            held_by_caller: tensors that the step's caller holds.
             graph_of: the graph of each run, if backward has reached the first run by now, so that outputs which
                 nobody holds are known. Parts of the runs of a graph may count as graphs of their own.
         """
         received = {(j, k) for _, turn in self._turns for _, j, k in turn.received}
-        caller_holds = {self._returned_by[v] for v in kept if v in self._returned_by}
+        caller_holds = {self._returned_by[v] for v in held_by_caller if v in self._returned_by}
         alive = None if graph_of is None else received.union(self._returned_by.values())
         turns: list[list[Turn]] = [[] for _ in graphs]
         graph_of = [graph for graph, _ in self._turns] if graph_of is None else graph_of

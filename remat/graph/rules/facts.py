@@ -100,7 +100,7 @@ class Facts:
         return values[:n], values[n:]
 
     @cached_property
-    def handed(self) -> list[fx.Node]:
+    def saved_for_backward(self) -> list[fx.Node]:
         """Nodes whose values forward saves for backward, in the order of forward's outputs."""
         return [v for v in self.returned[1] if isinstance(v, fx.Node)]
 

@@ -39,7 +39,7 @@ def tags_hold(facts: Facts) -> Iterator[Fault]:
             yield Fault(
                 f"'{node.name}' is tagged {tag_of(facts.joint[node.name])} and recomputed", (node,)
             )
-    for node in facts.handed:
+    for node in facts.saved_for_backward:
         if (
             tags.get(node.name) is CheckpointPolicy.MUST_RECOMPUTE
             and isinstance(node.meta.get("val"), torch.Tensor)
@@ -82,7 +82,12 @@ def the_budget_holds(facts: Facts) -> Iterator[Fault]:
     if total > capacity:
         sizes = Sizes()
         # Later entries replace earlier ones, so the message names the first saved node on each storage.
-        owners = {key: n for n in reversed(facts.handed) for key in sizes.keys(n) if key in saved}
+        owners = {
+            key: n
+            for n in reversed(facts.saved_for_backward)
+            for key in sizes.keys(n)
+            if key in saved
+        }
         largest = sorted(owners, key=lambda key: -saved[key])[:3]
         text = f"{total} bytes are saved, {capacity} allowed"
         yield Fault(text, tuple(owners[key] for key in largest))
@@ -94,7 +99,7 @@ def saved_values_share_no_memory(facts: Facts) -> Iterator[Fault]:
     safe = (*facts.placeholders[1], *facts.returned[0], *outputs_of(facts.split.backward.graph))
     others = {keys.key(n.meta.get("val")): n for n in safe if isinstance(n, fx.Node)}
     first: dict[int, fx.Node] = {}
-    for node in facts.handed:
+    for node in facts.saved_for_backward:
         key = keys.key(node.meta.get("val"))
         # AOTAutograd lets nothing be overwritten in graphs with `set_`.
         if key is None or key in others or node.name not in facts.joint or ops.is_mutating(node):

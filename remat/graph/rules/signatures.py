@@ -10,8 +10,8 @@ from typing import Any
 from torch import fx
 
 from remat.graph.joint import (
-    HandedKind,
     Role,
+    SavedValueKind,
     check_structure,
     output_node,
     outputs_of,
@@ -82,22 +82,24 @@ def backward_takes_what_forward_hands(facts: Facts) -> Iterator[Fault]:
     behind = {n.name for n in _after_saved(facts)}
     inputs = [n for n in facts.placeholders[2] if n.name not in behind]
     # The sort is stable, so all other values keep their order.
-    handed = sorted(facts.handed, key=lambda n: HandedKind.of(n) is not HandedKind.SIZE)
-    input_of, handed_of = {n.name: n for n in inputs}, {n.name: n for n in handed}
-    lonely = [n for n in (*inputs, *handed) if (n.name in input_of) != (n.name in handed_of)]
+    saved_values = sorted(
+        facts.saved_for_backward, key=lambda n: SavedValueKind.of(n) is not SavedValueKind.SIZE
+    )
+    input_of, saved_of = {n.name: n for n in inputs}, {n.name: n for n in saved_values}
+    lonely = [n for n in (*inputs, *saved_values) if (n.name in input_of) != (n.name in saved_of)]
     for node in lonely:
         yield Fault(f"'{node.name}' is only on one side", (node,))
     if not lonely:
-        yield from _compare_inputs("input", inputs, handed, "backward")
-    for a, b in zip(facts.handed, facts.handed[1:], strict=False):
+        yield from _compare_inputs("input", inputs, saved_values, "backward")
+    for a, b in zip(facts.saved_for_backward, facts.saved_for_backward[1:], strict=False):
         # AOTAutograd expects saved values sorted by kind, and backward takes sizes first.
-        if HandedKind.of(a) > HandedKind.of(b):
+        if SavedValueKind.of(a) > SavedValueKind.of(b):
             yield Fault(
                 f"'{b.name}' is handed over behind '{a.name}'; expected tensors, those without a "
                 "version check, objects, sizes",
                 (a, b),
             )
-    for node in handed:
+    for node in saved_values:
         input_node = input_of.get(node.name)
         value = node.meta.get("val")
         # Most values are identical, and describing them takes longer than comparing.
@@ -110,7 +112,7 @@ def backward_takes_what_forward_hands(facts: Facts) -> Iterator[Fault]:
 
 def backward_takes_tangents_behind(facts: Facts) -> Iterator[Fault]:
     """Yield a fault for each unexpected input of backward after the saved values: tangents, seeds, state."""
-    actual = facts.placeholders[2][len(facts.handed) :]
+    actual = facts.placeholders[2][len(facts.saved_for_backward) :]
     yield from _compare_inputs(
         "input behind what was saved", actual, _after_saved(facts), "backward"
     )
@@ -128,8 +130,8 @@ def outputs_are_described(facts: Facts) -> Iterator[Fault]:
     descs = list(out.meta.get("desc") or ())
     if len(descs) != n + len(facts.returned[1]):
         yield Fault(f"forward describes {len(descs)} of {n + len(facts.returned[1])} outputs")
-    for k, (node, desc) in enumerate(zip(facts.handed, descs[n:], strict=False)):
-        kind = "NoVcCheck" if HandedKind.of(node) is HandedKind.UNCHECKED else ""
+    for k, (node, desc) in enumerate(zip(facts.saved_for_backward, descs[n:], strict=False)):
+        kind = "NoVcCheck" if SavedValueKind.of(node) is SavedValueKind.UNCHECKED else ""
         expected = f"SavedForBackwards{kind}AOTOutput"
         if type(desc).__name__ != expected or desc.idx != k:
             yield Fault(f"'{node.name}' is described as {desc}, expected {expected}({k})", (node,))

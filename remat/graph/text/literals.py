@@ -37,8 +37,8 @@ from remat.torch_compat import dtype_abbrs
 
 #: PyTorch objects that are written by name, such as ``torch.float32``.
 CONSTANTS: dict[str, Any] = {
-    str(thing): thing
-    for thing in (
+    str(constant): constant
+    for constant in (
         *dtype_abbrs,
         *(v for v in vars(torch).values() if isinstance(v, (torch.layout, torch.memory_format))),
     )
@@ -336,7 +336,7 @@ def write_target(target: Any) -> str:
     elif isinstance(target, torch_compat.HigherOrderOperator):
         name = f"higher_order.{target.name()}"  # type: ignore[no-untyped-call]
     else:
-        name = next((name for name, known in _functions().items() if known is target), "")
+        name = next((name for name, function in _functions().items() if function is target), "")
     try:
         read_target(name)
     except LookupError:

@@ -204,8 +204,8 @@ class _Parser:
     def _node(self, name: ast.Name, call: ast.expr, meta: dict[str, Any]) -> fx.Node:
         """Create the graph node for one line of the text."""
         if isinstance(call, ast.Subscript) and isinstance(call.value, ast.Name):
-            whole, key = self._node_of(call.value), self._source.integer(call.slice)
-            return self._create(name, "call_function", operator.getitem, (whole, key), {})
+            container, key = self._node_of(call.value), self._source.integer(call.slice)
+            return self._create(name, "call_function", operator.getitem, (container, key), {})
         if not isinstance(call, ast.Call):
             raise self._source.error(call, "a call, or an element as x[0]")
         kind = call_name(call)

@@ -199,9 +199,9 @@ class _Printer:
                 "calls of functions"
             )
         if node.target is operator.getitem and not node.kwargs and len(node.args) == 2:
-            whole, key = node.args
-            if isinstance(whole, fx.Node) and type(key) is int:
-                return f"{whole.name}[{key}]"
+            container, key = node.args
+            if isinstance(container, fx.Node) and type(key) is int:
+                return f"{container.name}[{key}]"
         return self._literals.call(node.target, node.args, dict(node.kwargs))
 
     def _outputs(self, num_fwd_outputs: int | None) -> list[str]:

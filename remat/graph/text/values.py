@@ -55,8 +55,8 @@ def base_of(node: fx.Node) -> Any:
     if node.target is operator.getitem:
         if len(node.args) != 2:
             return None
-        whole, k = node.args
-        value = whole.meta.get("val") if isinstance(whole, fx.Node) else None
+        container, k = node.args
+        value = container.meta.get("val") if isinstance(container, fx.Node) else None
         return element(value, k) if isinstance(value, (tuple, list)) and type(k) is int else None
     base = aliased_argument(node)
     return None if base is None else base.meta.get("val")

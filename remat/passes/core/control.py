@@ -27,11 +27,11 @@ def run_plainly(passes: tuple[Pass, ...], state: State) -> PassResult:
     return PassResult(state=state, modified=modified)
 
 
-def as_passes(what: str, given: object) -> tuple[Pass, ...]:
+def as_passes(owner: str, given: object) -> tuple[Pass, ...]:
     """Check that ``given`` consists of passes, and return the passes as a tuple.
 
     Args:
-        what: name of the object that consists of the passes, for the error message.
+        owner: name of the object that consists of the passes, for the error message.
         given: an iterable of passes, or a single pass.
 
     Raises:
@@ -40,7 +40,7 @@ def as_passes(what: str, given: object) -> tuple[Pass, ...]:
     passes = tuple(given) if isinstance(given, Iterable) else (given,)
     for p in passes:
         if not isinstance(p, Pass):
-            raise ProblemError(f"{what} is made of Pass instances, got {p!r}")
+            raise ProblemError(f"{owner} is made of Pass instances, got {p!r}")
     return passes
 
 

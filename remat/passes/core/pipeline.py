@@ -132,7 +132,7 @@ class Pipeline:
                 # The closure reads `result` when the stack unwinds, so a failed run gives None.
                 started.callback(lambda finish: finish(result), instrument.finish)
             result = run.sequence(self.passes, state)
-        return replace(result, detail=", ".join(run.done), statistics=dict(run.statistics))
+        return replace(result, detail=", ".join(run.completed), statistics=dict(run.statistics))
 
 
 @dataclass(slots=True)
@@ -141,7 +141,7 @@ class _Runner:
 
     instruments: tuple[Instrument, ...]
     verify: bool
-    done: list[str] = field(default_factory=list)
+    completed: list[str] = field(default_factory=list)
     statistics: Counter[str] = field(default_factory=Counter)
 
     def sequence(
@@ -170,7 +170,7 @@ class _Runner:
                 raise
             state, modified = result.state, modified or result.modified
             self.statistics.update(result.statistics)
-            self.done.append(p.name)
+            self.completed.append(p.name)
         return PassResult(state=state, modified=modified)
 
     def _one(self, p: Pass, state: State, path: tuple[str, ...]) -> PassResult:
@@ -188,21 +188,21 @@ class _Runner:
             # A `Fixpoint` adds no note, because the inner pass has added one with the whole path.
             if not isinstance(p, Fixpoint):
                 error.add_note(
-                    f"while running pass '{name}' after: {', '.join(self.done) or 'none'}"
+                    f"while running pass '{name}' after: {', '.join(self.completed) or 'none'}"
                 )
             raise
         except Exception as error:
-            raise PassError(name, f"{type(error).__name__}: {error}", self.done) from error
+            raise PassError(name, f"{type(error).__name__}: {error}", self.completed) from error
         if not isinstance(result, PassResult) or not isinstance(result.state, State):
             raise PassError(
                 name,
                 f"run() returned {_shown(result)}, expected PassResult with a State; "
                 "end it with `return PassResult(state=..., modified=...)`",
-                self.done,
+                self.completed,
             )
         fault = first_fault(result.state.modules) if self.verify and result.modified else None
         if fault is not None:
-            raise PassError(name, fault, self.done)
+            raise PassError(name, fault, self.completed)
         return result
 
 

@@ -117,12 +117,12 @@ class _Reader:
 
     def __init__(
         self,
-        known: Mapping[str, type[Any]],
+        pass_types: Mapping[str, type[Any]],
         readers: Mapping[type, Callable[[str], Any]],
         text: str,
     ) -> None:
         self.at = self._depth = 0
-        self._known, self._readers, self._text = known, readers, text
+        self._pass_types, self._readers, self._text = pass_types, readers, text
 
     def fault(self, column: int, message: str) -> ProblemError:
         """Return an error that points at a column (counted from 0) and shows the text around the column."""
@@ -147,12 +147,14 @@ class _Reader:
         column, name = self.at, self._match(_WORD)
         if not name:
             raise self.fault(column, "expected the name of a pass")
-        known = self._known
-        if name not in known:
-            meant = did_you_mean(name, known)
+        pass_types = self._pass_types
+        if name not in pass_types:
+            meant = did_you_mean(name, pass_types)
             hint = f"{meant} Known" if meant else "; known"
-            raise self.fault(column, f"no pass is called '{name}'{hint} are {', '.join(known)}")
-        kind = known[name]
+            raise self.fault(
+                column, f"no pass is called '{name}'{hint} are {', '.join(pass_types)}"
+            )
+        kind = pass_types[name]
         values = self._arguments(name, kind)
         missing = [
             f"{_kebab(f.name)}=…"

@@ -26,7 +26,7 @@ from remat.graph.joint import JointGraph
 from remat.graph.memory.ownership import Storages, find_storages
 from remat.graph.problems.lowering import Decision, Lowered, lower
 from remat.graph.roles import Roles, classify
-from remat.passes.core.choice import BanRules, Provenance, SavedLimits
+from remat.passes.core.provenance import BanRules, Provenance, SavedLimits
 from remat.passes.packing.pairs import SavedTensorHooks
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ class AnalysisCache:
     is_edited: bool = False
     _results: dict[Analysis[Any], Any] = field(default_factory=dict)
     #: For each cached analysis, the analyses that its `compute` requested.
-    _asked: dict[Analysis[Any], set[Analysis[Any]]] = field(default_factory=dict)
+    _dependencies: dict[Analysis[Any], set[Analysis[Any]]] = field(default_factory=dict)
     # The analyses that each running `compute` has requested. A stack, because `compute` may request
     # an analysis whose own `compute` then runs first.
     _computing: list[set[Analysis[Any]]] = field(default_factory=list)
@@ -100,17 +100,17 @@ class AnalysisCache:
             try:
                 value = key.compute(state)
             finally:
-                asked = self._computing.pop()
+                dependencies = self._computing.pop()
                 for watch in watchers:
                     watch(key, False)
-            self._results[key], self._asked[key] = value, asked
+            self._results[key], self._dependencies[key] = value, dependencies
         return cast(T, self._results[key])
 
     def keep_only(self, preserves: Sequence[type[Analysis[Any]]]) -> None:
         """Drop the cached results of all analyses except ``preserves``; called after an edit."""
         # The result of a preserved analysis is dropped too if it was computed from a dropped result.
         preserved = {k: v for k, v in self._results.items() if isinstance(k, tuple(preserves))}
-        while lost := [k for k in preserved if not self._asked[k] <= preserved.keys()]:
+        while lost := [k for k in preserved if not self._dependencies[k] <= preserved.keys()]:
             for key in lost:
                 del preserved[key]
         self._results = preserved
@@ -240,7 +240,7 @@ class State:
         return {"forward": self.forward, "backward": self.backward}
 
     @property
-    def known(self) -> tuple[str, ...]:
+    def cached_analyses(self) -> tuple[str, ...]:
         """Names of all cached analyses."""
         return tuple(key.name for key, _ in self.cache.results())
 
@@ -265,7 +265,7 @@ class State:
         Args:
             cost: the cost model; None: every node costs 1.
         """
-        return self.get(GraphProblemOf(None if cost is None else cost.on(self.joint)))
+        return self.get(GraphProblemOf(None if cost is None else cost.for_graph(self.joint)))
 
 
 @dataclass(slots=True, eq=False)

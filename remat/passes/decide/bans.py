@@ -18,7 +18,7 @@ from remat.graph.memory.storages import tensor_bytes
 from remat.graph.memory.writes import by_target
 from remat.graph.problems.lowering import SavedKind, must_recompute, must_save
 from remat.passes.core.analyses import Distances
-from remat.passes.core.choice import BanRules
+from remat.passes.core.provenance import BanRules
 from remat.passes.core.state import State
 
 #: Length up to which a chain of fusible nodes may be recomputed: the largest distance between the

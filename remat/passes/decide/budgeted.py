@@ -11,7 +11,7 @@ from remat.graph.collection import paused_collection
 from remat.graph.costs import CostModel, Roofline
 from remat.graph.problems.region_budgets import region_budget
 from remat.passes.core.base import Pass, Stage
-from remat.passes.core.choice import Provenance, SavedLimits
+from remat.passes.core.provenance import Provenance, SavedLimits
 from remat.passes.core.state import Analysis, PassResult, State
 from remat.passes.decide.least_causes import least_causes
 from remat.passes.decide.min_cut import MinCut, RuntimeOptimalCut, find_cut, require_tangents
@@ -74,16 +74,16 @@ class Budgeted(Pass):
                 in the user's code are invalid.
         """
         require_tangents(state)
-        full, least = full_and_least(state)
+        full_bytes, least = full_and_least(state)
         own = state.get(RegionBudget())
         budgets = [self.budget]
         if own is not None:  # replaces the pass's ratio, but holds together with a budget in bytes
             budgets = [*([] if self.budget.nbytes is None else budgets), Budget(share=own)]
-        raised = any(b.below(full=full, least=least) for b in budgets)
+        raised = any(b.below(full_bytes=full_bytes, least=least) for b in budgets)
         why = least_causes(state, state.get(LeastDecision())) if raised else ("", "")
         return SavedLimits(
-            capacity=min(b.capacity(full=full, least=least, why=why) for b in budgets),
-            full_bytes=full,
+            capacity=min(b.capacity(full_bytes=full_bytes, least=least, why=why) for b in budgets),
+            full_bytes=full_bytes,
             least_bytes=least,
             region_budget=own,
             least_because=why[0],
@@ -101,14 +101,16 @@ class Budgeted(Pass):
             BudgetError: the capacity is below the least possible bytes.
             SolverError: as from `remat.solvers.run.run`.
         """
-        solver = self.asked()
-        capacity, full = limits.capacity or 0, limits.full_bytes or 0
+        solver = self.required_solver()
+        capacity, full_bytes = limits.capacity or 0, limits.full_bytes or 0
         problem = state.lowered(self.cost).problem.within(capacity)
         by_items = self.knapsack or "graph" not in solver.solves
         cuts = self._cuts(
-            state, every=by_items or isinstance(solver, CutSolver), full=full <= capacity
+            state,
+            every=by_items or isinstance(solver, CutSolver),
+            full_bytes=full_bytes <= capacity,
         )
-        problem = problem.knowing(cuts)
+        problem = problem.with_hints(cuts)
         hull = None if by_items else Hull.of(problem)  # the reference keeps the hull in its cache
         solutions = [self.solved(problem)]
         if not isinstance(solver, CutSolver):
@@ -135,12 +137,12 @@ class Budgeted(Pass):
             SolverError: as in `remat.solvers.run.run`.
         """
         limit = self.time_limit or None
-        return run(self.asked(), problem, time_limit=limit, knapsack=self.knapsack)
+        return run(self.required_solver(), problem, time_limit=limit, knapsack=self.knapsack)
 
-    def _cuts(self, state: State, *, every: bool, full: bool) -> tuple[tuple[int, ...], ...]:
+    def _cuts(self, state: State, *, every: bool, full_bytes: bool) -> tuple[tuple[int, ...], ...]:
         """Return the saved nodes of minimum cuts under increasingly loose ban rules, strictest first."""
         rules = state.cut_rules
-        if full or not every:
+        if full_bytes or not every:
             return (state.get(RuntimeOptimalCut(rules)),)
         looser = replace(
             rules,
@@ -160,16 +162,16 @@ class Budgeted(Pass):
         # A solver that stops within a tolerance of the optimum may find a cheaper decision for a smaller budget.
         # Lower budgets are fixed fractions of all bytes, so the best solution costs no more than the plan at any of
         # these budgets.
-        best, full = solution.cost, limits.full_bytes or 0
-        if solution.status is Status.OPTIMAL or self.time_limit or not full:
+        best, full_bytes = solution.cost, limits.full_bytes or 0
+        if solution.status is Status.OPTIMAL or self.time_limit or not full_bytes:
             return
         capacity, least = limits.capacity or 0, limits.least_bytes or 0
         bound = max(solution.bound, hull.edge(capacity).bound(capacity))
         if best - bound > CLOSE * best:
             return
         parts = 1_000 if len(problem) <= FINE_UP_TO else 100
-        for k in range(-(-capacity * parts // full) - 1, 0, -1):
-            rung = k * full // parts
+        for k in range(-(-capacity * parts // full_bytes) - 1, 0, -1):
+            rung = k * full_bytes // parts
             if rung <= least or hull.edge(rung).bound(rung) >= best:
                 return
             if rung < capacity:
@@ -181,21 +183,21 @@ class Budgeted(Pass):
 
     @staticmethod
     def _cut_solutions(problem: GraphProblem, solution: GraphSolution) -> Iterator[GraphSolution]:
-        """Yield the minimum cuts in ``problem.known`` that fit the budget, as solutions."""
-        for saved in problem.known if solution.status is not Status.OPTIMAL else ():
-            done = evaluate(problem, saved)
-            if done.saved_bytes <= (problem.capacity or 0):
+        """Yield the minimum cuts in ``problem.hints`` that fit the budget, as solutions."""
+        for saved in problem.hints if solution.status is not Status.OPTIMAL else ():
+            evaluation = evaluate(problem, saved)
+            if evaluation.saved_bytes <= (problem.capacity or 0):
                 yield GraphSolution(
-                    saved=done.saved,
-                    cost=done.recompute_cost,
-                    saved_bytes=done.saved_bytes,
+                    saved=evaluation.saved,
+                    cost=evaluation.recompute_cost,
+                    saved_bytes=evaluation.saved_bytes,
                     bound=0,  # a cut proves nothing about other decisions
                     status=Status.FEASIBLE,
                     solver=MinCut.name,
                     elapsed_s=0.0,
                 )
 
-    def asked(self) -> Solver:
+    def required_solver(self) -> Solver:
         """Return the solver of the pass.
 
         Raises:

@@ -49,7 +49,7 @@ def least_causes(state: State, least: Sequence[int]) -> tuple[str, str]:
             undeclared.update(map(purity.name_of, opaque))
         elif ops.is_random(maker):
             reasons["random operators cannot be replayed"] = ""
-        elif state.index.position[maker] in lowered.kept:
+        elif state.index.position[maker] in lowered.fixed:
             reasons["backward must branch as forward did"] = ""
         elif ops.is_effectful(maker):
             reasons["operators have effects"] = ""

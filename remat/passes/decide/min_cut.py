@@ -13,7 +13,7 @@ from remat.graph.capture.source import located
 from remat.graph.collection import paused_collection
 from remat.graph.problems.lowering import Lowered, SavedKind, tag_of
 from remat.passes.core.base import Pass, Stage
-from remat.passes.core.choice import BanRules, Provenance, SavedLimits
+from remat.passes.core.provenance import BanRules, Provenance, SavedLimits
 from remat.passes.core.state import Analysis, PassResult, State
 from remat.passes.decide.bans import Fusion, banned, cut_weights
 from remat.solvers.graph.flow import InfeasibleCutError, Network
@@ -33,15 +33,15 @@ class MinCut(BanRules, Pass):
         require_tangents(state)
         saved = state.get(RuntimeOptimalCut(self.rules))
         lowered = state.lowered()
-        full = sum(lowered.problem.size[i] for i in saved)
+        full_bytes = sum(lowered.problem.size[i] for i in saved)
         after = replace(
             state,
             cut_rules=self.rules,
             decision=lowered.decision(saved),
-            limits=SavedLimits(full_bytes=full),
+            limits=SavedLimits(full_bytes=full_bytes),
             provenance=Provenance(),
         )
-        return PassResult(state=after, modified=True, detail=f"{full} bytes saved")
+        return PassResult(state=after, modified=True, detail=f"{full_bytes} bytes saved")
 
     @property
     def rules(self) -> BanRules:
@@ -151,13 +151,13 @@ def explain_conflict(state: State, lowered: Lowered, error: InfeasibleCutError) 
 def runs_once(node: fx.Node) -> list[str]:
     """Return the reasons why an operator may run only once; empty if the operator may run again."""
     undeclared = ", ".join(repr(purity.name_of(op)) for op in ops.opaque_operators(node))
-    asked = {
+    reasons = {
         "draws random numbers": ops.is_random(node),
         "overwrites its input": ops.is_mutating(node),
         "has an effect": ops.is_effectful(node) and not ops.is_mutating(node),
         f"is not declared pure (remat.declare_pure({undeclared}))": ops.is_opaque(node),
     }
-    return [why for why, holds in asked.items() if holds]
+    return [why for why, holds in reasons.items() if holds]
 
 
 def require_tangents(state: State) -> None:

@@ -41,13 +41,13 @@ class Inlining:
         self._forward, self._backward = forward, backward
         self._own = num_fwd_outputs
         self._outputs: list[Any] = list(output_node(forward.graph).args[0])  # type: ignore[arg-type]
-        handed = self._outputs[num_fwd_outputs:]
+        saved_values = self._outputs[num_fwd_outputs:]
         self._memory = Sizes()
         self._last_use = self._find_last_uses()
         self._tail: dict[fx.Node, fx.Node] = {}
         self._packed: dict[fx.Node, list[fx.Node]] = {}
         self._new_sizes: list[fx.Node] = []
-        self._size_of = {_symbol(v): v for v in handed if _symbol(v) is not None}
+        self._size_of = {_symbol(v): v for v in saved_values if _symbol(v) is not None}
         nodes = list(backward.graph.nodes)
         self._rank = {n: i for i, n in enumerate(nodes)}
         self._taken: dict[str, fx.Node] = {n.name: n for n in nodes if n.op == "placeholder"}
@@ -74,13 +74,13 @@ class Inlining:
         """
         assert traced.unpack is not None
         taken = self._taken[saved.name]
-        handed = self._inline_pack(saved, traced)
-        given = [self._take(p, saved, taken) for p in handed]
+        packed = self._inline_pack(saved, traced)
+        given = [self._take(p, saved, taken) for p in packed]
         self._inline_unpack(taken, given, traced.unpack)
         # Forward's outputs need the order of backward's placeholders. There, `_take` inserts new
         # placeholders before the saved tensor's own placeholder.
-        new = [p for p in handed if _symbol(p) is None and p is not saved]
-        self._packed[saved] = [*new, *([saved] if saved in handed else [])]
+        new = [p for p in packed if _symbol(p) is None and p is not saved]
+        self._packed[saved] = [*new, *([saved] if saved in packed else [])]
         self._old_memory.update(self._memory.keys(saved))
 
     def _inline_pack(self, saved: fx.Node, traced: Traced) -> list[fx.Node]:
@@ -103,26 +103,26 @@ class Inlining:
             meta={**_provenance(saved), "packed_from": saved.name},
             mode=fake_mode_of(saved.meta["val"]),
         )
-        handed = self._name(results, saved)
+        packed = self._name(results, saved)
         node = mark.prev
         while node is not last:  # erase copies that only compute a size handed over already
             earlier = node.prev
-            if not node.users and node not in handed:
+            if not node.users and node not in packed:
                 self._forward.graph.erase_node(node)
             node = earlier
         self._tail[anchor] = mark.prev
-        return handed
+        return packed
 
     def _name(self, results: Sequence[fx.Node], saved: fx.Node) -> list[fx.Node]:
         """Rename the nodes of pack's results, so that neither graph has used the new names before."""
-        handed: list[fx.Node] = []
+        packed: list[fx.Node] = []
         for k, node in enumerate(results):
             symbol = _symbol(node)
             if symbol is not None and symbol in self._size_of:
                 # Forward hands over this size already.
-                handed.append(self._size_of[symbol])
+                packed.append(self._size_of[symbol])
                 continue
-            if node is not saved and node not in handed:
+            if node is not saved and node not in packed:
                 suffix = f"_{k}" if len(results) > 1 else ""
                 torch_compat.rename(node, self._unused(f"{saved.name}_packed{suffix}"))
             if symbol is not None:
@@ -130,8 +130,8 @@ class Inlining:
                 self._new_sizes.append(node)
             elif saved.meta.get(UNCHECKED, False):
                 node.meta[UNCHECKED] = True
-            handed.append(node)
-        return handed
+            packed.append(node)
+        return packed
 
     def _unused(self, name: str) -> str:
         """Return ``name``, with a number appended if either graph uses the name."""
@@ -194,8 +194,8 @@ class Inlining:
         # The fake value (``meta["val"]``) of a view of an unpacked tensor is outdated: it still refers to the storage
         # of the saved tensor that was replaced.
         out = output_node(self._forward.graph)
-        handed = self._outputs[self._own :]
-        values = [p for v in handed for p in self._packed.get(v, [v])] + self._new_sizes
+        saved_values = self._outputs[self._own :]
+        values = [p for v in saved_values for p in self._packed.get(v, [v])] + self._new_sizes
         values = list(dict.fromkeys(values))
         own = own_descriptors(out, self._own)
         write_output(out, [*self._outputs[: self._own], *values], own)

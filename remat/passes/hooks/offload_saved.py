@@ -16,7 +16,7 @@ from remat.graph.problems.lowering import Offload
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import PassResult, State, partitioned_graphs
 from remat.passes.hooks.inlining import Inlining
-from remat.passes.hooks.saved_tensor_hooks import Handed, HookTraces
+from remat.passes.hooks.saved_tensor_hooks import HookTraces, SavedTensors
 from remat.passes.hooks.tracing import Traced
 from remat.passes.packing.pairs import SavedTensorHooks
 
@@ -77,21 +77,21 @@ def traced_offloads(
         PlanError: the state is not partitioned.
     """
     forward, backward = partitioned_graphs(state, OffloadSaved.name)
-    handed = Handed(state.joint, forward, backward, state.get(HookTraces(OFFLOADING)))
-    by_name = {n.name: n for n in handed.tensors}
-    done: list[tuple[fx.Node, Traced]] = []
+    saved_tensors = SavedTensors(state.joint, forward, backward, state.get(HookTraces(OFFLOADING)))
+    by_name = {n.name: n for n in saved_tensors.tensors}
+    offloaded: list[tuple[fx.Node, Traced]] = []
     refused: dict[str, str] = {}
     for value in offloads:
         saved = by_name.get(value.name)
         if saved is None:
             refused[value.name] = "forward does not hand it over"
             continue
-        traced = handed.traced(saved)
+        traced = saved_tensors.traced(saved)
         if isinstance(traced, str):
             refused[value.name] = traced
         else:
-            done.append((saved, traced))
-    return done, refused
+            offloaded.append((saved, traced))
+    return offloaded, refused
 
 
 def wait_for_copies(

@@ -93,9 +93,9 @@ class PackSaved(Pass):
         before = sum(saved_storages(forward, own).values())
         left: Counter[str] = Counter()
         chosen: list[tuple[fx.Node, Traced]] = []
-        handed = Handed(state.joint, forward, backward, traces)
-        for saved in handed.tensors:
-            traced = handed.traced(saved)
+        saved_tensors = SavedTensors(state.joint, forward, backward, traces)
+        for saved in saved_tensors.tensors:
+            traced = saved_tensors.traced(saved)
             if isinstance(traced, str):
                 left[traced] += 1
             else:
@@ -121,7 +121,7 @@ class PackSaved(Pass):
         )
 
 
-class Handed:
+class SavedTensors:
     """Tensors that forward hands to backward, and the facts that decide which of them are packed.
 
     Attributes:
@@ -212,8 +212,8 @@ def _is_statistic(node: fx.Node) -> bool:
 
 
 #: A rule that keeps a saved tensor unpacked: the reason as text, and a function that returns whether the
-#: rule applies. The function's arguments are all saved tensors (`Handed`), and the tensor's node.
-_Rule = tuple[str, Callable[[Handed, fx.Node], bool]]
+#: rule applies. The function's arguments are all saved tensors (`SavedTensors`), and the tensor's node.
+_Rule = tuple[str, Callable[[SavedTensors, fx.Node], bool]]
 
 #: Rules for all hooks, lossy or not. The first rule that applies gives the reason.
 RULES: tuple[_Rule, ...] = (

@@ -49,8 +49,8 @@ class Traced:
     @property
     def packed_bytes(self) -> int:
         """Bytes of the storages that forward hands to backward instead of the saved tensor."""
-        handed: Any = output_node(self.pack.graph).args[0]
-        return sum(Sizes().of_all(n for n in handed if isinstance(n, fx.Node)).values())
+        packed_values: Any = output_node(self.pack.graph).args[0]
+        return sum(Sizes().of_all(n for n in packed_values if isinstance(n, fx.Node)).values())
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +65,7 @@ class Traces:
 
     hooks: SavedTensorHooks
     lower: str
-    _known: dict[tuple[Any, ...], Traced] = field(default_factory=dict)
+    _traced: dict[tuple[Any, ...], Traced] = field(default_factory=dict)
 
     def of(self, value: torch.Tensor) -> Traced:
         """Return the traced hooks for tensors like the fake tensor ``value``.
@@ -77,9 +77,9 @@ class Traces:
         kind = (tuple(value.shape), value.stride(), value.dtype, value.device)
         if not all(type(s) is int for s in (*value.shape, *value.stride())):
             return self._trace(value)  # not cached: tracing may add guards on this graph's symbols
-        if kind not in self._known:
-            self._known[kind] = self._trace(value)
-        return self._known[kind]
+        if kind not in self._traced:
+            self._traced[kind] = self._trace(value)
+        return self._traced[kind]
 
     def _trace(self, value: torch.Tensor) -> Traced:
         """Trace the hooks as FX graphs for tensors like ``value``."""
@@ -125,13 +125,13 @@ def trace(hooks: SavedTensorHooks, value: torch.Tensor, lower: str) -> Traced:
         with naming("pack", UntraceableError):
             returned = hooks.pack(x)
         leaves, spec = pytree.tree_flatten(returned)
-        constants[:] = [_HANDED if _is_handed(v) else v for v in leaves]
+        constants[:] = [_PACKED_VALUE if _is_packed_value(v) else v for v in leaves]
         structure[:] = [spec]
-        return tuple(v for v in leaves if _is_handed(v))
+        return tuple(v for v in leaves if _is_packed_value(v))
 
-    def unpack(*handed: Any) -> torch.Tensor:
-        values = iter(handed)
-        leaves = [next(values) if c is _HANDED else c for c in constants]
+    def unpack(*packed_values: Any) -> torch.Tensor:
+        values = iter(packed_values)
+        leaves = [next(values) if c is _PACKED_VALUE else c for c in constants]
         with naming("unpack", UntraceableError):
             returned = hooks.unpack(structure[0].unflatten(leaves))
         kind = value.shape, value.dtype, value.device
@@ -140,10 +140,10 @@ def trace(hooks: SavedTensorHooks, value: torch.Tensor, lower: str) -> Traced:
     graph = partial(_graph, hooks=hooks, lower=lower, mode=getattr(value, "fake_mode", None))
     packing = graph(pack, [value], "pack")
     packed = packing.graph
-    handed: Any = output_node(packed).args[0]
-    if list(handed) == [next(iter(packed.nodes))] and constants == [_HANDED]:
+    packed_values: Any = output_node(packed).args[0]
+    if list(packed_values) == [next(iter(packed.nodes))] and constants == [_PACKED_VALUE]:
         return Traced(pack=packing, unpack=None)
-    given = [n.meta["val"] if isinstance(n, fx.Node) else n for n in handed]
+    given = [n.meta["val"] if isinstance(n, fx.Node) else n for n in packed_values]
     if any(isinstance(v, (torch.SymBool, int)) or free_unbacked_symbols(v) for v in given):
         raise UntraceableError("pack returns a number or a size that depends on data")
     unpacking = graph(unpack, given, "unpack")
@@ -152,13 +152,13 @@ def trace(hooks: SavedTensorHooks, value: torch.Tensor, lower: str) -> Traced:
 
 #: Marker in the list of pack's results for a value that forward hands to backward. All other entries of
 #: the list are constants.
-_HANDED = object()
+_PACKED_VALUE = object()
 #: Operators that are removed from traces. They only matter to autograd, and traced hooks are not
 #: differentiated. PyTorch 2.15 traces detach as alias.
 _THE_SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
-def _is_handed(leaf: Any) -> bool:
+def _is_packed_value(leaf: Any) -> bool:
     return isinstance(leaf, (torch.Tensor, *SYMBOLIC))
 
 

@@ -74,13 +74,13 @@ class BadPass:
             before this run, the result is good.
         path: names of the passes that enclose the bad pass, and last the name of the pass.
         count: number of counted runs in the whole pipeline.
-        tried: number of times that the search ran the pipeline.
+        pipeline_runs: number of times that the search ran the pipeline.
     """
 
     number: int
     path: tuple[str, ...]
     count: int
-    tried: int
+    pipeline_runs: int
 
     @property
     def name(self) -> str:
@@ -113,11 +113,11 @@ def bisect(
     Raises:
         ProblemError: the result is bad even if only passes with ``optional=False`` run.
     """
-    tried = 0
+    pipeline_runs = 0
 
     def run(limit: int) -> tuple[bool, OptBisect]:
-        nonlocal tried
-        tried += 1
+        nonlocal pipeline_runs
+        pipeline_runs += 1
         limited = OptBisect(limit)
         try:
             result = manager.run(joint, instruments=[limited, *instruments])
@@ -144,4 +144,6 @@ def bisect(
             bad_at, seen = max(good + 1, min(middle, limited.count)), limited.paths
         else:
             good = middle
-    return BadPass(number=bad_at, path=seen[bad_at - 1], count=complete.count, tried=tried)
+    return BadPass(
+        number=bad_at, path=seen[bad_at - 1], count=complete.count, pipeline_runs=pipeline_runs
+    )

@@ -279,13 +279,13 @@ def instance_of(error: Exception, state: State, cost: str, unit: str = "") -> In
         return Instance(name="failure", problem=problem, cost=cost, unit=unit, source=source)
     if not isinstance(problem, GraphProblem):
         return None
-    full = least = 0
+    full_bytes = least = 0
     with contextlib.suppress(Exception):  # the instance is useful without these figures
-        full, least = full_and_least(state)
+        full_bytes, least = full_and_least(state)
     return Instance(
         name="failure",
         problem=problem,
-        full_bytes=max(full, least),
+        full_bytes=max(full_bytes, least),
         least_bytes=least,
         cost=cost,
         unit=problem.unit,

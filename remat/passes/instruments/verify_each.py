@@ -61,7 +61,7 @@ class VerifyEach(Instrument):
         self._trial: Trial | None = None
         self._reference: Mapping[str, Any] = {}
         self._before: _Before
-        self._done: list[str] = []
+        self._completed: list[str] = []
         self._draws_twice: tuple[str, str] | tuple[()] = ()
 
     @property
@@ -70,7 +70,7 @@ class VerifyEach(Instrument):
         return "numbers" if self._numbers else "structure"
 
     def start(self, pipeline: Pipeline, state: State) -> None:
-        self._done, self._trial, self._draws_twice = [], None, ()
+        self._completed, self._trial, self._draws_twice = [], None, ()
         if not self._numbers:
             return
         self._trial = Trial.of(state.joint)
@@ -94,8 +94,8 @@ class VerifyEach(Instrument):
         if fault is None and self._trial is not None and result.modified:
             fault = self._other_numbers(self._trial, state, p, name)
         if fault is not None:
-            raise PassError(name, fault, self._done, self._checks)
-        self._done.append(p.name)
+            raise PassError(name, fault, self._completed, self._checks)
+        self._completed.append(p.name)
 
     def finish(self, result: PassResult | None) -> None:
         if result is not None and self._draws_twice:
@@ -104,7 +104,7 @@ class VerifyEach(Instrument):
                 name,
                 f"'{drawn}' draws in forward and draws anew in backward, up to the end of the "
                 "pipeline: put 'functionalize-rng' behind 'partition'",
-                self._done,
+                self._completed,
                 self._checks,
             )
 

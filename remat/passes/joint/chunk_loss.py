@@ -63,7 +63,7 @@ class ChunkLoss(Pass):
         """
         if self.chunks == 1:
             return PassResult(state=state, modified=False)
-        graph, done = state.joint.graph, 0
+        graph, losses = state.joint.graph, 0
         with state.edit() as edit:
             _split_nll(graph)
             least = 0
@@ -71,9 +71,9 @@ class ChunkLoss(Pass):
                 least = least or math.prod(shape_of(logits)) // ALSO
                 region = Region(graph, logits, state.joint.num_fwd_outputs)
                 Split(region, self.chunks, in_forward=self.in_forward).run()
-                done += 1
+                losses += 1
             graph.lint()
-            result = edit.result(f"{done} losses in {self.chunks} chunks", losses=done)
+            result = edit.result(f"{losses} losses in {self.chunks} chunks", losses=losses)
         # A plan records the number of chunks even if it is the default, because the default may change.
         chunk = f"{self.name}(chunks={self.chunks}{'' if self.in_forward else ',in-forward=false'})"
         return replace(result, state=replace(result.state, chunk=chunk))

@@ -157,15 +157,15 @@ class Split:
         node, lacks = self._copies.get(node, node), -min(0, span.start)
         dim = span.stop + lacks - 1
         if (node, span) not in self._views:
-            full = [
+            expanded = [
                 *node.meta["val"].shape[: max(0, span.start)],
                 *sizes,
                 *shape_of(node)[span.stop :],
             ]
             view = node
-            if full != list(shape_of(node)):
-                view = self._call(_aten.expand.default, node, full)
-            flat = span.moved(lacks).sliced(full, self.region.tokens)
+            if expanded != list(shape_of(node)):
+                view = self._call(_aten.expand.default, node, expanded)
+            flat = span.moved(lacks).sliced(expanded, self.region.tokens)
             self._views[node, span] = self._viewed(view, flat)
         if (node, span, k) not in self._views:
             bounds = self._bounds[k]

@@ -76,7 +76,7 @@ def merge(graph: fx.Graph, memories: Memories | None = None) -> int:
     own = {k for n in inputs_of(out) if (k := storage(n.meta.get("val"))) is not None} | overwritten
     seen: dict[Any, fx.Node] = {}
     gone: set[int] = set()  # storages of nodes that were merged away
-    kept: set[fx.Node] = set()  # nodes with which other nodes were merged
+    merged_into: set[fx.Node] = set()  # nodes with which other nodes were merged
     dead: list[fx.Node] = []
     mutations = 0
     for node, plain in zip(nodes, plains, strict=True):
@@ -102,13 +102,13 @@ def merge(graph: fx.Graph, memories: Memories | None = None) -> int:
             seen[key] = node
         elif mine.isdisjoint(own) and not _is_unbacked(node):
             gone |= mine - others
-            kept.add(first)
+            merged_into.add(first)
             node.replace_all_uses_with(first)
             dead.append(node)
     for node in reversed(dead):
         graph.erase_node(node)
     if gone:
-        refresh_views(graph, kept, gone)
+        refresh_views(graph, merged_into, gone)
     return len(dead)
 
 

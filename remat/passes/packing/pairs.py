@@ -82,12 +82,12 @@ class SavedTensorHooks:
             raise ProblemError(
                 f"hooks: min_bytes is {self.min_bytes!r}; expected a number of bytes, an int >= 0"
             )
-        for what in ("pack", "unpack"):
-            given = getattr(self, what)
+        for hook in ("pack", "unpack"):
+            given = getattr(self, hook)
             # `register` uses hooks as keys of a dict.
             if not callable(given) or type(given).__hash__ is None:
                 raise ProblemError(
-                    f"hooks: {what} is a {type(given).__name__}; expected a function or an "
+                    f"hooks: {hook} is a {type(given).__name__}; expected a function or an "
                     "fx.GraphModule, which can be called and hashed"
                 )
 
@@ -253,15 +253,15 @@ def pack_bf16(x: torch.Tensor) -> Packed:
     if x.dtype is not torch.float32:
         return x
     most = torch.finfo(torch.bfloat16).max
-    kept = x.clamp(-most, most).to(torch.bfloat16)  # unclamped, the largest would overflow
-    kept = torch.where(x == _INF, _INF, kept)
-    return torch.where(x == -_INF, -_INF, kept), x.dtype
+    values = x.clamp(-most, most).to(torch.bfloat16)  # unclamped, the largest would overflow
+    values = torch.where(x == _INF, _INF, values)
+    return torch.where(x == -_INF, -_INF, values), x.dtype
 
 
 def unpack_bf16(packed: Packed) -> torch.Tensor:
     """Return the tensor that `pack_bf16` packed, in its original dtype."""
-    kept, dtype = packed
-    return kept.to(dtype)  # type: ignore[no-any-return]
+    values, dtype = packed
+    return values.to(dtype)  # type: ignore[no-any-return]
 
 
 #: float8_e4m3fn has no infinities, so its largest number, 448, stands for infinity. Finite values are
@@ -286,10 +286,10 @@ def pack_float8(x: torch.Tensor) -> Packed:
 
 def unpack_float8(packed: Packed) -> torch.Tensor:
     """Return the tensor that `pack_float8` packed, with its dtype, infinities and NaN."""
-    kept, scale = packed
+    values, scale = packed
     most = torch.finfo(scale.dtype).max
-    code = kept.view(torch.uint8)
-    value = (kept.to(scale.dtype) * scale).clamp(-most, most)
+    code = values.view(torch.uint8)
+    value = (values.to(scale.dtype) * scale).clamp(-most, most)
     # 0x7E and 0xFE are the bit patterns of 448 and -448.
     value = torch.where(code == 0x7E, _INF, value)
     return torch.where(code == 0xFE, -_INF, value)
@@ -314,11 +314,11 @@ def pack_int8(x: torch.Tensor) -> Packed:
 
 def unpack_int8(packed: Packed) -> torch.Tensor:
     """Return the tensor that `pack_int8` packed, in its original dtype, with infinities and NaN."""
-    kept, scale = packed
+    values, scale = packed
     most = torch.finfo(scale.dtype).max
-    value = (kept.to(scale.dtype) * scale).clamp(-most, most)
+    value = (values.to(scale.dtype) * scale).clamp(-most, most)
     for code, number in ((127, _INF), (-127, -_INF), (-128, math.nan)):
-        value = torch.where(kept == code, number, value)
+        value = torch.where(values == code, number, value)
     return value  # type: ignore[no-any-return]
 
 
@@ -330,8 +330,8 @@ def pack_offload(x: torch.Tensor) -> Packed:
 
 def unpack_offload(packed: Packed) -> torch.Tensor:
     """Return a copy of the packed tensor on its original device."""
-    kept, device = packed
-    return WAIT_COPIED(reload(kept, device), kept)  # type: ignore[no-any-return]
+    values, device = packed
+    return WAIT_COPIED(reload(values, device), values)  # type: ignore[no-any-return]
 
 
 #: Ready-made pairs by name.

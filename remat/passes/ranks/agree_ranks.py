@@ -10,7 +10,7 @@ from remat.errors import PlanError, ProblemError, RematError
 from remat.graph.capture.rank_fingerprint import outline
 from remat.graph.problems.lowering import Decision, offload_tags
 from remat.passes.core.base import Pass, Stage
-from remat.passes.core.choice import Provenance, SavedLimits
+from remat.passes.core.provenance import Provenance, SavedLimits
 from remat.passes.core.state import PassResult, State
 from remat.passes.ranks.protocol import Question, Ranks, Verdict, other_ranks, tell
 from remat.passes.split.arrangement import arrange
@@ -29,7 +29,7 @@ class AgreeRanks(Pass):
     than this rank may save.
 
     Attributes:
-        asked: planning options as text; only ranks with equal text share a decision.
+        options: planning options as text; only ranks with equal text share a decision.
         wait_s: seconds that the other ranks wait for rank 0 to decide first.
         capacity_too: whether to adopt the first rank's limit on saved bytes with its decision. Set
             under a budget on the peak, where this limit is a part of the decision.
@@ -44,7 +44,7 @@ class AgreeRanks(Pass):
     optional: ClassVar[bool] = False
     summary: ClassVar[str] = "one decision for all ranks of a job that have the same graph"
 
-    asked: str = ""
+    options: str = ""
     wait_s: float = WAIT_S
     capacity_too: bool = False
 
@@ -67,7 +67,9 @@ class AgreeRanks(Pass):
                 "leave offload out (tags for the host hold without it), or let every rank decide by itself with "
                 "rank_wait_s=None"
             )
-        question = Question(graph=state.joint.name, outline=outline(state.joint), asked=self.asked)
+        question = Question(
+            graph=state.joint.name, outline=outline(state.joint), options=self.options
+        )
         own = _verdict(state, state.decision, ranks)
         theirs = ranks.settle(question, own, self.wait_s)
         if theirs.schedule == own.schedule:
@@ -139,16 +141,16 @@ def _verdict(state: State, decision: Decision, ranks: Ranks) -> Verdict:
     position = state.index.by_name
     limits, provenance = _how(state)
     lowered = state.lowered()
-    done = evaluate(lowered.problem, lowered.saved_of(decision))
+    evaluation = evaluate(lowered.problem, lowered.saved_of(decision))
     again = len(decision.further_runs)
     if not decision.is_ordered:
         # Only nodes that forward runs too are counted: other recomputed nodes run once, in backward.
-        again = sum(lowered.problem.in_forward[i] for i in done.recomputed)
+        again = sum(lowered.problem.in_forward[i] for i in evaluation.recomputed)
     return Verdict(
         rank=ranks.rank,
         saved=tuple(sorted(position[n] for n in decision.saved)),
         snapshots=tuple(sorted(position[n] for n in decision.snapshots)),
-        saved_bytes=done.saved_bytes,
+        saved_bytes=evaluation.saved_bytes,
         recomputed=again,
         capacity=limits.capacity,
         solver=provenance.solver,

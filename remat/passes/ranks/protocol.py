@@ -51,17 +51,17 @@ class Question:
     Attributes:
         graph: name of the graph, for messages.
         outline: call targets, results and edges of the graph's nodes, for comparison between ranks.
-        asked: planning options of the decision, as text.
+        options: planning options of the decision, as text.
     """
 
     graph: str
     outline: Outline
-    asked: str
+    options: str
 
     @property
     def key(self) -> str:
         """Key in the store for the claim of the decision; ranks with equal keys share a decision."""
-        text = json.dumps([self.outline.digest, self.asked])
+        text = json.dumps([self.outline.digest, self.options])
         return f"decision/{hashlib.sha256(text.encode()).hexdigest()}"
 
 
@@ -124,7 +124,7 @@ class Ranks:
         self._missed: str | None = None  # key that rank 0 did not set in time
         self._absent: set[int] = set()  # ranks that were late and have set no key since
         # Compilation (`_next_place`) and key (`Question.key`) of the last decision.
-        self._settled: tuple[str, str] | None = None
+        self._last_decision: tuple[str, str] | None = None
 
     def settle(self, question: Question, own: Verdict, wait_s: float) -> Verdict:
         """Return the decision to use: the first one that any rank claimed for ``question``.
@@ -132,7 +132,7 @@ class Ranks:
         If the store fails, the result is ``own``, and `lost` becomes True.
         """
         place = self._next_place()
-        self._settled = (place, question.key)
+        self._last_decision = (place, question.key)
         try:
             # Tells `_await_numbers` on other ranks which decision this rank uses.
             self._shared.set(f"here/{place}/{self.rank}", question.key)
@@ -153,7 +153,7 @@ class Ranks:
         # All ranks get the same result: the first rank that ends its wait stores the largest number seen so far, and
         # this number stays. A rank that calls later gets the stored number even if its own is larger. If `settle` was
         # not called since the last `largest`, or the store fails, the result is ``number``.
-        agreed, self._settled = self._settled, None
+        agreed, self._last_decision = self._last_decision, None
         if agreed is None:
             return number
         place, key = agreed
@@ -215,7 +215,7 @@ class Ranks:
         # Rank 0 does not wait before it decides, so it reads such a message only at its next graph.
         if "difference" not in _REPORTED and self._has("difference"):
             tell("difference", self._get("difference")["text"])
-        data = {"graph": question.graph, "key": question.key, "asked": question.asked}
+        data = {"graph": question.graph, "key": question.key, "options": question.options}
         self._shared.set(at, _packed({**data, "outline": asdict(question.outline)}))
 
     def _give_way(self, place: str, question: Question, wait_s: float) -> None:
@@ -254,7 +254,7 @@ class Ranks:
         who = (f"rank {self.rank}", "rank 0")
         parts = first_difference(question.outline, theirs, who)
         if parts is None:
-            parts = f"{who[0]} was asked for {question.asked}, {who[1]} for {first['asked']}"
+            parts = f"{who[0]} was asked for {question.options}, {who[1]} for {first['options']}"
         text = (
             f"{who[0]} and {who[1]} plan different things at the same point (compile {place}), "
             f"'{question.graph}' and '{first['graph']}': {parts}. Each gets a decision of its own, as "

@@ -10,7 +10,7 @@ from torch import fx
 from remat.errors import PlanError
 from remat.graph import ops
 from remat.graph.index import GraphIndex
-from remat.graph.joint import HandedKind, split_outputs
+from remat.graph.joint import SavedValueKind, split_outputs
 from remat.graph.memory.storages import tensor_bytes
 from remat.graph.memory.writes import aliased_argument, is_destination
 from remat.graph.problems.lowering import Decision, must_recompute
@@ -70,11 +70,11 @@ def arrange(state: State, decision: Decision) -> Arrangement:
     forward = _GraphBuilder(state, runs, roles.placeholders.keys() - late, hands_over=False)
     forward.run(orders[0])
     forward.need(index.position[o] for o in outputs if isinstance(o, fx.Node))
-    forward.need(sorted(backward.handed))
+    forward.need(sorted(backward.saved_for_backward))
     return Arrangement(
         forward=tuple(forward.order),
         backward=tuple(backward.order),
-        read=frozenset(backward.handed),
+        read=frozenset(backward.saved_for_backward),
         snapshots=frozenset(backward.snapshots),
     )
 
@@ -95,7 +95,7 @@ def with_views(state: State, arranged: Arrangement, offloads: frozenset[int]) ->
             return None
         view, base = index.nodes[readers[0]], index.nodes[i]
         is_whole = tensor_bytes(view.meta.get("val")) == tensor_bytes(base.meta.get("val"))
-        alike = is_whole and HandedKind.of(view) is HandedKind.of(base)
+        alike = is_whole and SavedValueKind.of(view) is SavedValueKind.of(base)
         return readers[0] if alike and aliased_argument(view) is base else None
 
     read = set(arranged.read)
@@ -167,7 +167,7 @@ class _GraphBuilder:
         # Positions of the nodes in running order, of the values that forward must hand over, and of copied inputs
         # that the graph reads.
         self.order: list[int] = []
-        self.handed: set[int] = set()
+        self.saved_for_backward: set[int] = set()
         self.snapshots: set[int] = set()
 
     def run(self, order: Iterable[int]) -> None:
@@ -190,18 +190,18 @@ class _GraphBuilder:
                 stack.pop()
                 continue
             node = nodes[i]
-            handed = node.op == "placeholder" or i in self._runs
-            if is_element(node) and not handed:
+            is_given = node.op == "placeholder" or i in self._runs
+            if is_element(node) and not is_given:
                 maker = self._index.position[maker_of(node)]
                 # Forward hands over the elements of a tuple, never the tuple itself.
-                handed = self._hands_over and maker in self._runs and maker not in self._ran
-            missing = [] if handed else [j for j in inputs[i] if j not in self._available]
+                is_given = self._hands_over and maker in self._runs and maker not in self._ran
+            missing = [] if is_given else [j for j in inputs[i] if j not in self._available]
             if missing:
                 stack.extend(reversed(missing))
                 continue
             stack.pop()
             self._available.add(i)
-            if not handed:
+            if not is_given:
                 if node.op == "call_function" and self._owner[i] == i and not is_element(node):
                     raise PlanError(
                         f"the decision runs '{node.name}' neither in forward nor in backward, but something reads it"
@@ -215,7 +215,7 @@ class _GraphBuilder:
                     )
                 self.snapshots.add(i)
             elif self._hands_over:
-                self.handed.add(i)
+                self.saved_for_backward.add(i)
             else:
                 whose = f" for '{nodes[reader].name}'" if reader >= 0 else ""
                 raise PlanError(

@@ -21,7 +21,7 @@ from remat.graph.capture.errors import RANDPERM_PATTERN
 from remat.graph.capture.fake import cloned, refresh_views
 from remat.graph.capture.source import located
 from remat.graph.copying import Copier
-from remat.graph.joint import HandedKind, Role, make_module, split_outputs
+from remat.graph.joint import Role, SavedValueKind, make_module, split_outputs
 from remat.graph.memory.storages import storage_key
 from remat.graph.memory.writes import is_destination
 from remat.graph.problems.forward_order import forward_sorted
@@ -65,12 +65,12 @@ class Extraction:
         if state.joint.lower == "inductor" and state.hooks is None:
             away = (position_of(self._index, o.name, "offloads") for o in decision.offloads)
             self._runs = with_views(state, self._runs, frozenset(away))
-        handed: dict[HandedKind, list[fx.Node]] = {kind: [] for kind in HandedKind}
+        by_kind: dict[SavedValueKind, list[fx.Node]] = {kind: [] for kind in SavedValueKind}
         for i in sorted(self._runs.read):
             node = self._index.nodes[i]
-            handed[HandedKind.of(node)].append(node)
-        # The dict has the order of `HandedKind`, which is the order of AOTAutograd's convention.
-        self.saved, self.unchecked, self.objects, self.sizes = handed.values()
+            by_kind[SavedValueKind.of(node)].append(node)
+        # The dict has the order of `SavedValueKind`, which is the order of AOTAutograd's convention.
+        self.saved, self.unchecked, self.objects, self.sizes = by_kind.values()
         self.snapshots = sorted(self._runs.snapshots)
         self._bind_symbols()
 
@@ -177,8 +177,8 @@ class Extraction:
     def _reach_forward(self, outputs: Sequence[Any]) -> Sequence[int]:
         """Return the positions of forward's nodes, in order, for a decision without node orders."""
         index, roles = self._index, self._roles
-        handed = [*self.saved, *self.unchecked, *self.objects, *self.sizes]
-        stack = [index.position[n] for n in (*outputs, *handed) if isinstance(n, fx.Node)]
+        saved_values = [*self.saved, *self.unchecked, *self.objects, *self.sizes]
+        stack = [index.position[n] for n in (*outputs, *saved_values) if isinstance(n, fx.Node)]
         runs = bytearray(roles.required_forward)
         while stack:
             i = stack.pop()

@@ -18,7 +18,7 @@ from remat.errors import PlanError
 from remat.graph import ops
 from remat.graph.copying import RUN_OF, run_of
 from remat.graph.index import are_plain
-from remat.graph.joint import HandedKind, Role, output_node, role_of
+from remat.graph.joint import Role, SavedValueKind, output_node, role_of
 from remat.graph.memory.storages import WORKSPACE, fake_mode_of, workspace_of
 from remat.graph.problems.replays import random_device, state_bytes
 from remat.passes.core.base import Pass, Stage
@@ -132,12 +132,13 @@ def _hand_over(
             states.append((saved, in_backward))
     out = output_node(forward)
     values = list(out.args[0])  # type: ignore[arg-type]
-    handed = enumerate(values[own:], start=own)
+    saved_values = enumerate(values[own:], start=own)
     at = next(
         (
             k
-            for k, value in handed
-            if not isinstance(value, fx.Node) or HandedKind.of(value) is not HandedKind.TENSOR
+            for k, value in saved_values
+            if not isinstance(value, fx.Node)
+            or SavedValueKind.of(value) is not SavedValueKind.TENSOR
         ),
         len(values),
     )
@@ -150,7 +151,7 @@ def _hand_over(
         for n in backward.nodes
         if n.op != "placeholder"
         or role_of(n) is not Role.PRIMAL
-        or HandedKind.of(n) not in (HandedKind.TENSOR, HandedKind.SIZE)
+        or SavedValueKind.of(n) not in (SavedValueKind.TENSOR, SavedValueKind.SIZE)
     )
     for saved, later in states:
         with backward.inserting_before(before):

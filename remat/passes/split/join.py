@@ -31,10 +31,12 @@ class Join(Pass):
                 "whose forward and backward run at different times; use remat.whole_graph(gm), or leave the pass out"
             )
         module = joined(joint, forward, backward)
-        whole = replace(joint, graph_module=module, num_fwd_outputs=len(joint.places), places=())
+        joined_graph = replace(
+            joint, graph_module=module, num_fwd_outputs=len(joint.places), places=()
+        )
         after = replace(
             state,
-            joint=whole,
+            joint=joined_graph,
             decision=None,
             limits=None,
             provenance=None,

@@ -26,7 +26,7 @@ from remat.solvers.graph.problem import GraphProblem
 from remat.torch_compat import pytree
 
 
-def kept(plan: PlanRecord) -> list[KeptStorage]:
+def kept_storages(plan: PlanRecord) -> list[KeptStorage]:
     """Return the storages that a plan's forward keeps for backward on the device, without inputs and outputs."""
     forward, problem, sizes = plan.forward, plan.problem, Sizes()
     values = pytree.arg_tree_leaves(*output_node(forward.graph).args)
@@ -35,8 +35,8 @@ def kept(plan: PlanRecord) -> list[KeptStorage]:
     seen = set(sizes.of_all(n for n in forward.graph.nodes if n.op == "placeholder"))
     seen |= set(sizes.of_all(v for v in values[:own] if isinstance(v, fx.Node)))
     index = {name: i for i, name in enumerate(problem.names)}
-    handed = [_owner(v) for v in values[own:] if isinstance(v, fx.Node)]
-    present = {index[name] for name in map(_saved_name, handed) if name in index}
+    saved_values = [_owner(v) for v in values[own:] if isinstance(v, fx.Node)]
+    present = {index[name] for name in map(_saved_name, saved_values) if name in index}
     present |= {index[name] for name in plan.recomputed if name in index}
     tags = {
         k: node.meta["recompute"].name
@@ -46,7 +46,7 @@ def kept(plan: PlanRecord) -> list[KeptStorage]:
     }
     graph = branches_of_forward(forward)
     rows: list[KeptStorage] = []
-    for node in handed:
+    for node in saved_values:
         if node.target is WAIT_COPIED:  # a copy in host memory takes no memory of the device
             continue
         fresh = [k for k in sizes.keys(node) if k not in seen]
@@ -171,7 +171,7 @@ def price(problem: GraphProblem, present: set[int], i: int) -> int | None:
 
 
 def uses(plan: PlanRecord, keeps: Sequence[KeptStorage], runs: Sequence[OperatorRun]) -> list[Use]:
-    """Return each operator node of forward with its bytes and costs, from the results of `kept` and `runs_of`."""
+    """Return each operator node of forward with its bytes and costs, from the results of `kept_storages` and `runs_of`."""
     saved = {k.name: k.nbytes for k in keeps}
     offloaded = {value.name: value.nbytes for value in plan.offloads}
     cost = Counter[str]()

@@ -59,7 +59,7 @@ def _saved(plan: PlanRecord) -> str:
     share = f" ({plan.saved_bytes / plan.full_bytes:.0%} of" if plan.full_bytes else " (of"
     if plan.saved_bytes > plan.full_bytes:
         share = " (more than the"
-    allowed = "" if plan.asked.on_peak else f"{format_bytes(plan.capacity)} allowed, "
+    allowed = "" if plan.requested.on_peak else f"{format_bytes(plan.capacity)} allowed, "
     return (
         f"{format_bytes(plan.saved_bytes)}{share} {format_bytes(plan.full_bytes)} that the "
         f"runtime-optimal partition saves; {allowed}{format_bytes(plan.least_bytes)} the least possible)"
@@ -96,25 +96,25 @@ def _recomputed(plan: PlanRecord) -> str:
 def _peak(plan: PlanRecord) -> str:
     """Format the peaks with and without remat: compiled and estimated for a compiled step, else simulated."""
     limit = (
-        f"; a share of {plan.asked.peak_share} comes to {format_bytes(plan.peak_limit)}"
+        f"; a share of {plan.requested.peak_share} comes to {format_bytes(plan.peak_limit)}"
         if plan.peak_limit
         else ""
     )
     if not plan.planned_peak_bytes:
-        beside = _instead_of(plan.without_peak_bytes)
-        return f"{format_bytes(plan.peak_bytes)}{beside}, inputs and parameters included{limit}"
+        comparison = _instead_of(plan.without_peak_bytes)
+        return f"{format_bytes(plan.peak_bytes)}{comparison}, inputs and parameters included{limit}"
     # The plan for budget 1 is the step without remat: its own estimate would contradict its compiled peak.
-    is_without = plan.asked.share == 1
-    expected = "" if is_without else _instead_of(plan.without_expected_bytes, "about ")
-    return f"{format_bytes(plan.peak_bytes)} as compiled{expected}, inputs and parameters included{limit}"
+    is_without = plan.requested.share == 1
+    estimated = "" if is_without else _instead_of(plan.without_estimated_bytes, "about ")
+    return f"{format_bytes(plan.peak_bytes)} as compiled{estimated}, inputs and parameters included{limit}"
 
 
 def _simulated(plan: PlanRecord) -> str:
     """Format the simulated peak with which a step was planned before it was compiled; empty if it was not compiled."""
     if not plan.planned_peak_bytes:
         return ""
-    beside = _instead_of(plan.without_peak_bytes)
-    return f"peak {format_bytes(plan.planned_peak_bytes)}{beside}, without fusion of operators"
+    comparison = _instead_of(plan.without_peak_bytes)
+    return f"peak {format_bytes(plan.planned_peak_bytes)}{comparison}, without fusion of operators"
 
 
 def _instead_of(nbytes: int, about: str = "") -> str:
@@ -134,23 +134,23 @@ def _region(plan: PlanRecord) -> str:
     if not plan.region_budget:
         return ""
     share = Budget.parse(plan.region_budget)
-    own = share.capacity(full=max(plan.full_bytes, plan.least_bytes), least=plan.least_bytes)
+    own = share.capacity(full_bytes=max(plan.full_bytes, plan.least_bytes), least=plan.least_bytes)
     return (
         f"the code sets {plan.region_budget} for the whole graph by "
         f"region_activation_memory_budget, {format_bytes(own)}; it holds "
-        f"{'beside' if plan.asked.share is None else 'instead of'} the budget"
+        f"{'beside' if plan.requested.share is None else 'instead of'} the budget"
     )
 
 
 def _raised(plan: PlanRecord) -> str:
     """Explain that no plan saves as few bytes as the ratio stands for; empty if one does."""
-    share = Budget.parse(plan.region_budget) if plan.region_budget else plan.asked
-    full, least = max(plan.full_bytes, plan.least_bytes), plan.least_bytes
+    share = Budget.parse(plan.region_budget) if plan.region_budget else plan.requested
+    full_bytes, least = max(plan.full_bytes, plan.least_bytes), plan.least_bytes
     is_raised = plan.least_because and share.share is not None and plan.capacity == least
-    if not is_raised or not share.below(full=full, least=least):
+    if not is_raised or not share.below(full_bytes=full_bytes, least=least):
         return ""
     return (
-        f"{share.label} of {format_bytes(full)} is {format_bytes(bytes_of_share(share.share or 0.0, full))}; "
+        f"{share.label} of {format_bytes(full_bytes)} is {format_bytes(bytes_of_share(share.share or 0.0, full_bytes))}; "
         f"{format_bytes(least)} is the least possible, because {plan.least_because}"
     )
 
@@ -163,9 +163,9 @@ def cards(plan: PlanRecord) -> list[tuple[str, str, str]]:
     both = plan.before_after
     compiled, others = "", format_bytes(both.without_peak_bytes) if both.without_peak_bytes else ""
     if plan.planned_peak_bytes:
-        expected = plan.without_expected_bytes
+        estimated = plan.without_estimated_bytes
         compiled = " as compiled"
-        others = f"{format_bytes(expected)} expected" if expected else ""
+        others = f"{format_bytes(estimated)} expected" if estimated else ""
     step = without = "not known"
     if both.step_cost:
         step, without = (format_cost(c, both.unit) for c in (both.cost, both.without_cost))
@@ -173,8 +173,8 @@ def cards(plan: PlanRecord) -> list[tuple[str, str, str]]:
     if plan.recompute_bound or not plan.recompute_cost:
         bound = f"proven bound {format_cost(plan.recompute_bound, plan.unit)}"
     return [
-        (f"Peak{compiled}", format_bytes(plan.peak_bytes), _beside(others)),
-        ("Step, modelled", step, _beside(without if both.more is not None else "")),
+        (f"Peak{compiled}", format_bytes(plan.peak_bytes), _without_remat(others)),
+        ("Step, modelled", step, _without_remat(without if both.more is not None else "")),
         (
             "Kept for backward",
             format_bytes(plan.saved_bytes),
@@ -184,7 +184,7 @@ def cards(plan: PlanRecord) -> list[tuple[str, str, str]]:
     ]
 
 
-def _beside(without: str) -> str:
+def _without_remat(without: str) -> str:
     """Return a text such as ``"8 GiB without remat"``, or ``"without remat: not known"``."""
     return f"{without} without remat" if without else "without remat: not known"
 

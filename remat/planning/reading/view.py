@@ -18,7 +18,7 @@ from remat.graph.memory.liveness import StorageKind
 from remat.graph.memory.user_mutations import describe_input
 from remat.graph.policies import read_policies
 from remat.graph.problems.replays import maker_of
-from remat.planning.reading.node_rows import kept, op_name, runs_of, uses
+from remat.planning.reading.node_rows import kept_storages, op_name, runs_of, uses
 from remat.planning.reading.plan_text import cards, offload_lines, rows_of
 from remat.record import PlanRecord
 from remat.report.by_module import policy_lines
@@ -47,7 +47,7 @@ def explained(plan: PlanRecord) -> str:
     with contextlib.suppress(RematError):  # the figures can be shown without modules, too
         graph = plan.forward.graph
     lines = [
-        f"plan for {plan.graph}, budget {plan.asked.label}, cost model {plan.cost}",
+        f"plan for {plan.graph}, budget {plan.requested.label}, cost model {plan.cost}",
         *(f"  {name:<13} {text}" for name, text in rows_of(plan)),
     ]
     if plan.fallbacks:
@@ -68,7 +68,7 @@ def explained(plan: PlanRecord) -> str:
         lines += [f"  returns copies of outputs (at {places}), whose numbers backward reads"]
     lines += offload_lines(plan, graph)
     if graph is not None:
-        keeps, runs = kept(plan), runs_of(plan)
+        keeps, runs = kept_storages(plan), runs_of(plan)
         lines += policy_lines(read_policies(plan.policies), uses(plan, keeps, runs), plan.unit)
         lines += explain(keeps, [run for run in runs if run.again], plan.unit)
     return "\n".join(lines)
@@ -84,7 +84,7 @@ def view_step(plan: PlanRecord) -> StepView:
     timeline, forward, backward = plan.timeline, plan.forward, plan.backward
     costs = plan.node_costs
     nodes = {n.name: n for gm in (backward, forward) for n in gm.graph.nodes}
-    keeps = kept(plan)
+    keeps = kept_storages(plan)
     rows = {k.name: k for k in keeps}
     runs = runs_of(plan)
     # By the node that made the storage and by bytes. The name of an offloaded value does not identify its storage:
@@ -119,16 +119,20 @@ def view_step(plan: PlanRecord) -> StepView:
                 shape=_shape(node),
             )
         )
-    # The lengths differ if forward or backward has no operator: a graph without operators counts as one moment.
+    # The lengths differ if forward or backward has no operator: a graph without operators counts as one program point.
     clock = None
-    if any(run.cost for run in runs) and not as_compiled and len(runs) == len(timeline.moments):
+    if (
+        any(run.cost for run in runs)
+        and not as_compiled
+        and len(runs) == len(timeline.program_points)
+    ):
         own = [costs.get(name, 0) for name in (without.runs if without else ())]
         clock = Clock(
             starts=list(accumulate((run.cost or 0 for run in runs), initial=0)),
             without=list(accumulate(own, initial=0)) if own else [],
             unit=plan.unit,
         )
-    budget = plan.asked.peak_bytes
+    budget = plan.requested.peak_bytes
     shown = f"{format_bytes(budget)} of peak" if budget else plan.budget
     return StepView(
         graph=plan.graph,
@@ -140,7 +144,7 @@ def view_step(plan: PlanRecord) -> StepView:
         runs=tuple(runs),
         kept=tuple(keeps),
         without=without,
-        without_peak_bytes=plan.without_expected_bytes if as_compiled else plan.without_peak_bytes,
+        without_peak_bytes=plan.without_estimated_bytes if as_compiled else plan.without_peak_bytes,
         peak_budget=budget or plan.peak_limit or None,
         clock=clock,
     )
@@ -167,17 +171,17 @@ def page_of(
         curve: the frontier to draw; None: no frontier.
         frontier: JSON text of the frontier.
     """
-    asked = ", as asked for" if bytes_of else ""
+    suffix = ", as asked for" if bytes_of else ""
     return Page(
         title=title or plan.graph,
         lead=f"Cost model {plan.cost}; decided by {plan.solver}.",
         stops=[
             Stop(
-                label=f"Plan at budget {p.asked.label}{asked if p is plan else ''}",
+                label=f"Plan at budget {p.requested.label}{suffix if p is plan else ''}",
                 spoken=f"{format_bytes(p.saved_bytes)} kept, {format_cost(p.recompute_cost, p.unit)} "
                 f"recomputed, peak {format_bytes(p.peak_bytes)}",
                 cards=cards(p),
-                rows=[("budget", p.asked.label), ("cost model", p.cost), *rows_of(p)],
+                rows=[("budget", p.requested.label), ("cost model", p.cost), *rows_of(p)],
                 view=view_step(p),
                 point=(bytes_of(p) if bytes_of else p.saved_bytes, p.added_cost),
             )

@@ -32,24 +32,27 @@ def frontier_by_peak(search: Search) -> tuple[list[Candidate], tuple[tuple[int, 
         partial(bound_with_offloads, context, search.bounds) if offloading else search.bounds.bound
     )
     # The frontier must not depend on earlier searches within one peak, so it has schedules of its own.
-    schedules = Schedules(context, search.schedules.lowered_step)
+    schedules = Schedules(context, search.schedules.lowered_schedule)
     cuts = [saved for _, saved in context.cuts(search.effort.all_peaks.starts)]
     if context.is_alone:  # a named solver decides without remat's searches
-        own = [_simulated(search, d) for d in (decisions.allowed_full, *decisions.on_frontier())]
+        own = [
+            _simulated(search, d)
+            for d in (decisions.allowed_at_budget_one, *decisions.on_frontier())
+        ]
         line = line_of_bounds(schedules, bound, cuts)
         return _above(search, line, own), line
-    others = decisions.full.saved, context.runtime_optimal.saved
-    candidates = Mixtures(schedules).find([*cuts, *others], context.on_step)
-    runs = len(schedules.lowered_step.problem.runnable)
+    others = decisions.at_budget_one.saved, context.runtime_optimal.saved
+    candidates = Mixtures(schedules).find([*cuts, *others], context.on_progress)
+    runs = len(schedules.lowered_schedule.problem.runnable)
     orders = search.simulated.orders
     ordered = runs <= search.effort.few and orders.is_possible
     if ordered:
         pool = CandidatePool(candidates)
         for start in candidates[:: max(1, len(candidates) // search.effort.all_peaks.ordered)]:
-            context.on_step("searching orders")
-            pool.add(*orders.within(start, start.peak_bytes)[:1])
+            context.on_progress("searching orders")
+            pool.add(*orders.search_within(start, start.peak_bytes)[:1])
         candidates = pool.pareto()
-    context.on_step("proving bounds")
+    context.on_progress("proving bounds")
     line = line_of_bounds(schedules, bound, cuts)
     points = [decisions.credited(f, "" if f.schedule else "mixed") for f in candidates]
     if len(candidates) * len(context.state.index) <= search.effort.all_peaks.simulated:
@@ -76,9 +79,9 @@ def _down_to_least(
     first = next((f for f in candidates if not f.ordered), None)
     room = candidates[0].peak_bytes - least
     if first and room > 0 and ordered:
-        search.context.on_step("searching orders down to the least peak")
+        search.context.on_progress("searching orders down to the least peak")
         for k in range(1, search.effort.all_peaks.to_least):
-            orders = search.simulated.orders.within(
+            orders = search.simulated.orders.search_within(
                 first, least + room * k // search.effort.all_peaks.to_least
             )
             points += [_simulated(search, search.decisions.credited(d)) for d in orders]

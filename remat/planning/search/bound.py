@@ -53,41 +53,41 @@ class PeakBounds:
         self._always = self._sizes.of_all((*there, *(o for o in outputs if isinstance(o, fx.Node))))
         self._gradients = [g for g in gradients if isinstance(g, fx.Node)]
 
-    def bound(self, peak_bytes: int, moments: Iterable[int]) -> int:
+    def bound(self, peak_bytes: int, program_points: Iterable[int]) -> int:
         """Return a lower bound on the cost of every schedule within a peak.
 
         Args:
             peak_bytes: limit on the peak, in bytes.
-            moments: positions in the joint graph of nodes that backward runs under every decision, such as nodes that
+            program_points: positions in the joint graph of nodes that backward runs under every decision, such as nodes that
                 depend on a tangent. For each node, one bound is computed from the bytes alive while the node runs.
 
         Returns:
-            The highest of these bounds; 0 if ``moments`` is empty.
+            The highest of these bounds; 0 if ``program_points`` is empty.
         """
         bounds = [0]
-        for moment in dict.fromkeys(moments):
-            if moment not in self._hulls:
-                self._hulls[moment] = self._hull(moment)
-            hull, alive_bytes = self._hulls[moment]
+        for program_point in dict.fromkeys(program_points):
+            if program_point not in self._hulls:
+                self._hulls[program_point] = self._hull(program_point)
+            hull, alive_bytes = self._hulls[program_point]
             capacity = max(hull.least_bytes, peak_bytes - alive_bytes)
             bounds.append(hull.edge(capacity).bound(capacity))
         return max(bounds)
 
-    def _hull(self, moment: int) -> tuple[Hull, int]:
-        """Return the hull of the graph problem in which only runs after ``moment`` read values, and the bytes alive then."""
+    def _hull(self, program_point: int) -> tuple[Hull, int]:
+        """Return the hull of the graph problem in which only runs after ``program_point`` read values, and the bytes alive then."""
         state, problem, sizes = self._state, self._problem, self._sizes
         index, late, lowered = state.index, state.roles.tangent_closure, state.lowered()
-        before = self._reach(moment, index.inputs)
-        after = self._reach(moment, index.users)
+        before = self._reach(program_point, index.inputs)
+        after = self._reach(program_point, index.users)
         alive = dict(self._always)
 
         def live(i: int) -> None:
             alive.update(sizes.of_all([index.nodes[i]]))
 
-        for i in (moment, *index.inputs[moment]):
+        for i in (program_point, *index.inputs[program_point]):
             live(i)
         for i in before:
-            if any(u == moment or u in after for u in index.users[i]):
+            if any(u == program_point or u in after for u in index.users[i]):
                 live(i)
         gradients = {index.position[g] for g in self._gradients}
         for i in gradients & before:
@@ -111,15 +111,15 @@ class PeakBounds:
             problem,
             needed=tuple(sorted(needed)),
             size=tuple(0 if f else size for f, size in zip(free, problem.size, strict=True)),
-            known=(),
+            hints=(),
         )
         return Hull(narrowed), sum(alive.values())
 
-    def _reach(self, moment: int, edges: tuple[tuple[int, ...], ...]) -> set[int]:
-        """Return the nodes of backward that ``edges``, to inputs or to users, reach from ``moment``."""
+    def _reach(self, program_point: int, edges: tuple[tuple[int, ...], ...]) -> set[int]:
+        """Return the nodes of backward that ``edges``, to inputs or to users, reach from ``program_point``."""
         late = self._state.roles.tangent_closure
         reached: set[int] = set()
-        stack = [moment]
+        stack = [program_point]
         while stack:
             for j in edges[stack.pop()]:
                 if late[j] and j not in reached:
@@ -151,9 +151,9 @@ def line_of_bounds(
     """
     best = pareto(map(schedules.candidate, starts), lambda t: (t.peak_bytes, t.cost))
     low, high = schedules.least_possible, best[-1].peak_bytes
-    moments = [m for t in (best[0], best[len(best) // 2]) for m in schedules.highest(t)]
+    program_points = [m for t in (best[0], best[len(best) // 2]) for m in schedules.highest(t)]
     peaks = sorted({low + (high - low) * k // DEFAULT.bounds for k in range(DEFAULT.bounds + 1)})
-    costs = accumulate((bound(p, moments) for p in peaks), min)
+    costs = accumulate((bound(p, program_points) for p in peaks), min)
     line: dict[int, int] = {}
     for cost, flat in groupby(zip(peaks, costs, strict=True), key=itemgetter(1)):
         end = max(peak_bytes for peak_bytes, _ in flat)
@@ -163,7 +163,7 @@ def line_of_bounds(
 
 
 def bound_with_offloads(
-    context: GraphContext, bounds: PeakBounds, peak_bytes: int, moments: Iterable[int]
+    context: GraphContext, bounds: PeakBounds, peak_bytes: int, program_points: Iterable[int]
 ) -> int:
     """Return a lower bound on the cost of every decision with offloads within a peak, for any node order.
 
@@ -177,17 +177,17 @@ def bound_with_offloads(
         context: the prepared graph.
         bounds: bounds without offloads.
         peak_bytes: limit on the peak, in bytes.
-        moments: positions in the joint graph of nodes that backward runs under every decision. The bound
+        program_points: positions in the joint graph of nodes that backward runs under every decision. The bound
             without offloads is computed from the bytes alive while each of them runs.
     """
-    at_moments, forward = tuple(moments), context.forward_time
+    at_points, forward = tuple(program_points), context.forward_time
 
     def least(added: int) -> int:
         # `bytes_in` rounds down, which would make the bound too high.
         sent_bytes = context.request.link.bytes_in(forward + added) + 1
         if context.host_bytes is not None:
             sent_bytes = min(sent_bytes, context.host_bytes)
-        return bounds.bound(peak_bytes + sent_bytes, at_moments)
+        return bounds.bound(peak_bytes + sent_bytes, at_points)
 
     # For any smaller T, the bound `least(T)` is above T, so no decision costs T.
     return bisect_left(range(least(0)), True, key=lambda added: least(added) <= added)

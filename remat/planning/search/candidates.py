@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Self
 
 from remat.graph.problems.lowering import Decision, Lowered
-from remat.passes.core.choice import Provenance, SavedLimits
+from remat.passes.core.provenance import Provenance, SavedLimits
 from remat.planning.search.effort import DEFAULT
 from remat.solvers.graph.pareto import pareto
 
@@ -31,7 +31,7 @@ class Candidate:
         limits: the limits on saved bytes under which the decision was made; None: it was searched within a peak.
         ordered: the decision in full. If None, ``saved`` is the whole decision, without node orders and offloads.
         schedule: the schedule that the node orders were read from, as a pair. First, for each run in order,
-            the node of the step problem that runs. Second, the position of the first run of backward among
+            the node of the schedule problem that runs. Second, the position of the first run of backward among
             the runs. None if no search over schedules found the decision.
         alive: most bytes alive at each program point of the schedule. Keys are positions of nodes in the joint
             graph; key -1 holds the saved bytes. Empty if no search by peak evaluated the schedule.
@@ -91,28 +91,28 @@ class Candidate:
 
 
 #: One decision for each of the first graphs of a step: summed saved bytes, score (see `combine`), and the decisions.
-Choice = tuple[int, int, tuple[Candidate, ...]]
+Combination = tuple[int, int, tuple[Candidate, ...]]
 
 
 def combine(
     options: Iterable[Sequence[Candidate]],
     extend: Callable[[int, int, int, Candidate], tuple[int, int] | None],
-) -> list[Choice]:
-    """Choose one decision for each graph of a step; return the choices that are Pareto-optimal by (saved bytes, score).
+) -> list[Combination]:
+    """Choose one decision for each graph of a step; return the combinations that are Pareto-optimal by (saved bytes, score).
 
     Args:
         options: for each graph, its decisions.
-        extend: function that adds the decision of one more graph to a choice for the graphs before it. Its
-            arguments are the position of the graph in ``options``, the saved bytes and the score of the choice so
+        extend: function that adds the decision of one more graph to a combination for the graphs before it. Its
+            arguments are the position of the graph in ``options``, the saved bytes and the score of the combination so
             far, and the decision. It returns the saved bytes and the score with the decision, or None if the
             decision cannot be added. A score is a number to minimise, such as a cost.
 
     Returns:
-        Choices, fewest saved bytes first. A choice is a tuple of saved bytes, score, and one decision for each graph.
-        If there are more than some thousand choices, evenly spaced ones are returned. The list is empty if ``extend``
-        allows no choice.
+        Combinations, fewest saved bytes first. A combination is a tuple of saved bytes, score, and one decision for each graph.
+        If there are more than some thousand combinations, evenly spaced ones are returned. The list is empty if ``extend``
+        allows no combination.
     """
-    best: list[Choice] = [(0, 0, ())]
+    best: list[Combination] = [(0, 0, ())]
     for k, candidates in enumerate(options):
         more = (
             (*figures, (*chosen, candidate))
@@ -120,8 +120,8 @@ def combine(
             for candidate in candidates
             if (figures := extend(k, saved, score, candidate)) is not None
         )
-        best = pareto(more, lambda choice: choice[:2])
-        every = max(1, len(best) // DEFAULT.several.choices)
-        # The last choice has the best score, so thinning must keep it.
+        best = pareto(more, lambda combination: combination[:2])
+        every = max(1, len(best) // DEFAULT.several.combinations)
+        # The last combination has the best score, so thinning must keep it.
         best = [*best[::every], *(best[-1:] if every > 1 else [])]
     return best

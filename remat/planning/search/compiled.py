@@ -66,7 +66,7 @@ class CompiledSearch:
 
     def __init__(self, search: Search, most: int = 0, before: CompiledSearch | None = None) -> None:
         self.search, self._context = search, search.context
-        self._expected, self._most = search.measures.estimated, most
+        self._estimated, self._most = search.measures.estimated, most
         # Each compilation traces the step anew, and its candidates name nodes of their own trace.
         keeps = before is not None and search.adopt(before.search)
         self.limit: int | None = before.limit if before is not None and keeps else None
@@ -77,7 +77,7 @@ class CompiledSearch:
         joint = self._context.state.joint
         return sum(Sizes(joint.memories).of_all(primals_of(joint)).values())
 
-    def within(self, budget: Budget, past: CompiledRound | None = None) -> Candidate:
+    def search_within(self, budget: Budget, past: CompiledRound | None = None) -> Candidate:
         """Search for decisions, and choose the cheapest one whose peak is within a budget.
 
         The peak of a decision is its compiled peak if it was compiled, else its estimated peak. An estimate may be
@@ -103,16 +103,21 @@ class CompiledSearch:
         # The last decision under a budget in bytes is the one with the least estimated peak. `_aim` looks only for
         # decisions near the budget, so it would not find that decision.
         near = not offloads and not (last and in_bytes)
-        has_fitting, margin, full = False, 0, self.full
+        has_fitting, margin, at_budget_one = False, 0, self.at_budget_one
         perhaps = DEFAULT.compiling.perhaps
-        if in_bytes and limit and not peaks and limit < self._expected(full) <= perhaps * limit:
+        if (
+            in_bytes
+            and limit
+            and not peaks
+            and limit < self._estimated(at_budget_one) <= perhaps * limit
+        ):
             # The estimate may be too high. Only the compiled step shows whether it fits without further recomputation.
-            self.search.pool.add(full)
-            return full.with_provenance(recompute_bound=0)
+            self.search.pool.add(at_budget_one)
+            return at_budget_one.with_provenance(recompute_bound=0)
         if limit is not None:
             # Most estimates are off by less than 2 %, so a step below the budget by this margin needs no second plan.
             margin = max(past.excess, limit // DEFAULT.compiling.margin)
-            if near and peaks.keys() <= {full.decision}:  # no search was made yet
+            if near and peaks.keys() <= {at_budget_one.decision}:  # no search was made yet
                 self.try_around(self._vertices, limit - margin)
             has_fitting = near and self._aim(limit - margin, peaks)
         if not has_fitting:
@@ -145,12 +150,16 @@ class CompiledSearch:
     def _best(self, budget: Budget, past: CompiledRound, limit: int, margin: int) -> Candidate:
         """Choose the candidate to compile next, or to stay with."""
         peaks, last = past.peaks, past.is_last(budget)
-        pool, full, expected = self.search.pool, self.full, self.search.measures.estimated
+        pool, at_budget_one, estimated = (
+            self.search.pool,
+            self.at_budget_one,
+            self.search.measures.estimated,
+        )
         surcharge = int(ESTIMATED.negligible * self._context.step_cost)
         lowest = min(peaks.values(), default=0)
 
         def peak_of(candidate: Candidate) -> int:
-            return peaks.get(candidate.decision, expected(candidate))
+            return peaks.get(candidate.decision, estimated(candidate))
 
         # Layers with node orders of their own are less alike, so Inductor compiles more kernels for them. Such a candidate
         # must cost less than others by `surcharge`.
@@ -164,26 +173,28 @@ class CompiledSearch:
             # Estimates say little about this step. The candidate that saves the fewest bytes differs most from those that
             # were compiled.
             below = limit if budget.peak_bytes else lowest
-            dissimilar.add(*fresh.within(Limits(peak_bytes=below, measure=expected)))
+            dissimilar.add(*fresh.within(Limits(peak_bytes=below, measure=estimated)))
         # No compilation follows the last one, so the budget counts more than the cost.
         if last and budget.peak_bytes and fresh and not dissimilar:
-            return fresh.best(expected)
-        within = CandidatePool(fresh.within(Limits(peak_bytes=limit - margin, measure=expected)))
+            return fresh.best(estimated)
+        within = CandidatePool(fresh.within(Limits(peak_bytes=limit - margin, measure=estimated)))
         if not peaks:
             # A plan that may have to be replaced is worth it if it costs half of one that most likely fits.
             cheapest = within.cheapest(rank=cost_of)
-            most = max(full.cost, cheapest.cost / 2) if cheapest else math.inf
-            possible = fresh.within(Limits(peak_bytes=limit, cost=most, measure=expected))
+            most = max(at_budget_one.cost, cheapest.cost / 2) if cheapest else math.inf
+            possible = fresh.within(Limits(peak_bytes=limit, cost=most, measure=estimated))
             within = CandidatePool(possible) if possible else within
         within.add(*(d for d in pool if peaks.get(d.decision, limit + 1) <= limit))
         # Budget 1 may peak below every compiled step.
         if (
             peaks
             and (last or not within)
-            and full.decision not in peaks
-            and expected(full) < lowest
+            and at_budget_one.decision not in peaks
+            and estimated(at_budget_one) < lowest
         ):
-            within = CandidatePool(d for d in fresh if d.decision == full.decision) or within
+            within = (
+                CandidatePool(d for d in fresh if d.decision == at_budget_one.decision) or within
+            )
         if dissimilar and (budget.peak_bytes or not within):
             best = dissimilar.cheapest(rank=lambda d: d.saved_bytes)
         else:
@@ -191,7 +202,7 @@ class CompiledSearch:
         if best is None and peaks and budget.peak_bytes:
             # Compiling a decision takes long, so a decision whose estimate exceeds the budget is not chosen.
             compiled = CandidatePool(d for d in pool if d.decision in peaks)
-            likely = fresh.cheapest(Limits(peak_bytes=limit, measure=expected), peak_of)
+            likely = fresh.cheapest(Limits(peak_bytes=limit, measure=estimated), peak_of)
             best = likely or compiled.cheapest(rank=peak_of)
         # Nothing fits: the lowest estimate may be too high, else the lowest peak is the nearest to the budget.
         best = best or fresh.cheapest(rank=peak_of) or pool.cheapest(rank=peak_of)
@@ -199,9 +210,9 @@ class CompiledSearch:
         return best
 
     @property
-    def full(self) -> Candidate:
+    def at_budget_one(self) -> Candidate:
         """The decision for budget 1, with its tagged values offloaded."""
-        return self.search.offloads.with_tagged(self.search.decisions.allowed_full)
+        return self.search.offloads.with_tagged(self.search.decisions.allowed_at_budget_one)
 
     @property
     def _vertices(self) -> list[int]:
@@ -216,13 +227,13 @@ class CompiledSearch:
         # The least peak may lie between two limits.
         for _ in range(DEFAULT.compiling.halvings):
             at |= self.try_saved(beside_least(at))
-        search.add(search.decisions.allowed_full)
-        most = self._expected(search.offloads.with_tagged(search.decisions.full))
+        search.add(search.decisions.allowed_at_budget_one)
+        most = self._estimated(search.offloads.with_tagged(search.decisions.at_budget_one))
         if self._context.is_alone:
             search.add(search.least_peak)
         else:
             self._lower()
-        return self._expected(search.pool.best(self._expected)), max(most, self._most)
+        return self._estimated(search.pool.best(self._estimated)), max(most, self._most)
 
     def _lower(self) -> None:
         """Search for decisions with estimated peaks below those of all candidates, and add them to the pool."""
@@ -230,11 +241,11 @@ class CompiledSearch:
         starts = [saved for _, saved in context.cuts(4 * DEFAULT.vertices)]
         # Each search takes the bytes that fusion saves from the best candidate so far.
         for _ in range(ESTIMATED.lowest):
-            best = search.pool.best(self._expected)
-            near = search.near(self._expected, best)
+            best = search.pool.best(self._estimated)
+            near = search.near(self._estimated, best)
             candidates = search.lowest(near, [best.saved, *starts], ESTIMATED)
             search.add(*map(search.decisions.credited, candidates))
-            if search.pool.best(self._expected) is best:
+            if search.pool.best(self._estimated) is best:
                 return
 
     def try_saved(self, capacities: Sequence[int]) -> dict[int, int]:
@@ -242,7 +253,7 @@ class CompiledSearch:
         candidates = {nbytes: self.search.decisions.at(nbytes) for nbytes in capacities}
         self.search.add(*candidates.values())
         with_tagged = self.search.offloads.with_tagged
-        return {nbytes: self._expected(with_tagged(d)) for nbytes, d in candidates.items()}
+        return {nbytes: self._estimated(with_tagged(d)) for nbytes, d in candidates.items()}
 
     def try_around(self, capacities: Sequence[int], wanted: int) -> None:
         """Find the largest limit on saved bytes whose decision has an estimated peak of at most ``wanted``."""
@@ -260,12 +271,12 @@ class CompiledSearch:
 
     def _limits(self, wanted: int, peaks: Mapping[Decision, int] | None = None) -> Limits:
         """Return the limits of a candidate whose estimated peak is at most ``wanted``, without those in ``peaks``."""
-        return replace(self.search.limits(wanted, self._expected), without=peaks or ())
+        return replace(self.search.limits(wanted, self._estimated), without=peaks or ())
 
     def _aim(self, wanted: int, peaks: Mapping[Decision, int]) -> bool:
         """Search just within an estimated peak; return whether a decision that was not compiled is within it."""
         search, limits = self.search, self._limits(wanted, peaks)
-        search.add(search.decisions.allowed_full)
+        search.add(search.decisions.allowed_at_budget_one)
         if wanted < self.input_bytes:  # nor has any estimate
             return False
         search.propose(limits)
@@ -281,7 +292,7 @@ class CompiledSearch:
         step = feasible // DEFAULT.offloading.steps
         # Estimated and simulated peaks differ by similar bytes for similar decisions. Limits far below `feasible` may be
         # infeasible.
-        start = max(wanted + feasible - self._expected(lowest), feasible - step)
+        start = max(wanted + feasible - self._estimated(lowest), feasible - step)
 
         def ask(peak_bytes: int) -> Candidate:
             try:
@@ -290,7 +301,7 @@ class CompiledSearch:
                 return search.within_peak(feasible + step)
 
         search.pool.add(
-            *aim(ask, self._expected, wanted, start=start, rounds=DEFAULT.offloading.aimed)
+            *aim(ask, self._estimated, wanted, start=start, rounds=DEFAULT.offloading.aimed)
         )
 
 

@@ -36,7 +36,7 @@ class Rounds:
     lower: int = 350
 
 
-#: By the simulated peak, which is that of the step problem (benchmark ``peak-plans``).
+#: By the simulated peak, which is that of the schedule problem (benchmark ``peak-plans``).
 SIMULATED = Rounds(orders=4, share=0.25, idle=1)
 #: By the estimated peak of fused code (benchmark ``compiled-peaks``). A candidate with node orders of its own must cost
 #: less than others by `Rounds.negligible`: its layers are less alike, so Inductor compiles more kernels, such as 40
@@ -117,7 +117,7 @@ class Offloading:
         share: edits of a search over node orders, as a ratio of the usual number, if a decision without offloads is known.
         above: searches start from decisions above the peak by these ratios of the bytes that the link sends in forward.
         reordered: decisions for which node orders are searched.
-        placed: choices of a round that may be rejected after the split.
+        placed: combinations of a round that may be rejected after the split.
         aimed: searches near an estimated peak.
         steps: the first of them is below the least simulated peak by at most this part of it.
     """
@@ -142,7 +142,7 @@ class Several:
         low: decisions tried for the graph in which the step peaks.
         searched: graphs whose decisions are searched further, those of highest cost.
         shared: most rounds that distribute saved bytes over the graphs.
-        choices: about how many choices are kept after each graph; further ones are nearly equal.
+        combinations: about how many combinations are kept after each graph; further ones are nearly equal.
         parts: most parts of the runs of one graph that are first planned apart.
         kinds: most plans of one graph for its runs, because each of them is compiled.
     """
@@ -152,7 +152,7 @@ class Several:
     rounds: int = 8
     low: int = 6
     searched: int = 8
-    choices: int = 2_000
+    combinations: int = 2_000
     shared: int = 4
 
 
@@ -236,7 +236,7 @@ class Effort:
         cuts: most minimum cuts of a search by prices: without checkpoints, and with checkpoints.
         segments: most segments into which checkpoints divide forward.
         draws: random changes that a repair tries for each value that may be saved.
-        misses: values that filling tries in a row in vain, if the step problem is that of fused code.
+        misses: values that filling tries in a row in vain, if the schedule problem is that of fused code.
         large: nodes of a graph above which node orders are searched instead of filling.
         few: runs of a step up to which node orders are searched all along a frontier (benchmark ``frontier``).
         small: runs of a step up to which a frontier includes the least peak (benchmark ``frontier``).

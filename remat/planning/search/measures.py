@@ -26,11 +26,11 @@ class Measures:
 
     Args:
         state: the prepared graph.
-        on_step: called with a line of text before each simulation.
+        on_progress: called with a line of text before each simulation.
     """
 
-    def __init__(self, state: State, on_step: Callable[[str], None]) -> None:
-        self._state, self._on_step = state, on_step
+    def __init__(self, state: State, on_progress: Callable[[str], None]) -> None:
+        self._state, self._on_progress = state, on_progress
         self._curves: dict[Decision, MemoryCurve] = {}
         self._estimated: dict[Decision, int] = {}
         self._splits: dict[Decision, State] = {}
@@ -43,7 +43,7 @@ class Measures:
         """Return the simulated bytes alive over a candidate's step."""
         key = candidate.decision
         if key not in self._curves:
-            self._on_step(f"simulating {format_bytes(candidate.saved_bytes)}")
+            self._on_progress(f"simulating {format_bytes(candidate.saved_bytes)}")
             self._curves[key] = curve_of(self.split_of(candidate))
         return self._curves[key]
 

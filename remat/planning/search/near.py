@@ -1,8 +1,8 @@
-"""Step problems by a measure: their peaks are the measured ones plus a constant, for schedules near a candidate.
+"""Schedule problems by a measure: their peaks are the measured ones plus a constant, for schedules near a candidate.
 
 Searches compute the simulated peak of each schedule. At each node, the unfused graphs hold more bytes than the fused
 code, and the difference is similar for similar plans. So a search near one candidate takes the differences of this
-candidate: its step problem makes each node's run take more bytes, so that its peaks are estimates plus a constant.
+candidate: its schedule problem makes each node's run take more bytes, so that its peaks are estimates plus a constant.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from remat.planning.search.schedules import Schedules
 
 @dataclass(frozen=True, slots=True)
 class Near:
-    """The searches of one step problem.
+    """The searches of one schedule problem.
 
     Attributes:
         prices: the search by prices, in the node order of the passes.
         orders: the search over node orders.
-        offset: the bytes by which a peak in the step problem exceeds the measured peak.
+        offset: the bytes by which a peak in the schedule problem exceeds the measured peak.
     """
 
     prices: PriceSearch
@@ -36,7 +36,7 @@ class Near:
 
     @classmethod
     def of(cls, schedules: Schedules, effort: Effort, offset: int = 0) -> Near:
-        """Return the searches of a step problem."""
+        """Return the searches of a schedule problem."""
         return cls(PriceSearch(schedules, effort), Orders(schedules), offset)
 
 
@@ -45,7 +45,7 @@ def near_fused(state: State, schedules: Schedules, effort: Effort) -> Near:
 
     Args:
         state: the graph split by the candidate, whose differences between unfused graphs and fused code count.
-        schedules: the decisions of the graph, with its step problem.
+        schedules: the decisions of the graph, with its schedule problem.
         effort: limits on the work of one search.
 
     Returns:
@@ -56,9 +56,9 @@ def near_fused(state: State, schedules: Schedules, effort: Effort) -> Near:
     both = list(zip(unfused.alive(), fused.alive(), strict=True))
     # By name of a node, the fewest bytes by which fused code holds less when the node runs.
     less: dict[str, int] = {}
-    for moment, node in unfused.running():
-        name, (more, fewer) = run_of(node), both[moment]
+    for program_point, node in unfused.running():
+        name, (more, fewer) = run_of(node), both[program_point]
         less[name] = min(more - fewer, less.get(name, more))
     most = max([0, *less.values()])
-    step = schedules.lowered_step.with_extra({name: most - n for name, n in less.items()})
+    step = schedules.lowered_schedule.with_extra({name: most - n for name, n in less.items()})
     return Near.of(Schedules(schedules.context, step), effort, most)

@@ -36,10 +36,10 @@ class Copies:
     ) -> None:
         self._walk = walk = StepWalk(*for_walk(state))
         self._nodes = [node for _, node in walk.running()]
-        self._boundary, self._moments = walk.boundary, walk.moments
+        self._boundary, self._program_points = walk.boundary, walk.program_points
         self._offloads, self._of_operators = offloads, times
         # A step without operators has no program points at which copies could be placed.
-        self._has_room = len(self._nodes) == len(self._moments)
+        self._has_room = len(self._nodes) == len(self._program_points)
         self._transfers = self._needed(link) if self._has_room else []
 
     def _needed(self, link: Link) -> list[Transfer]:
@@ -70,7 +70,7 @@ class Copies:
         """
         if not self._has_room:
             return self._offloads, 0, 0
-        nodes, moments = self._nodes, self._moments
+        nodes, program_points = self._nodes, self._program_points
         # The walk sees copies right after the last use and right before the first one, which take the fewest bytes.
         alive = self._walk.alive()
         places = place(self._times, self._boundary, alive, self._transfers, peak_bytes)
@@ -85,8 +85,8 @@ class Copies:
             named.append(
                 replace(
                     value,
-                    freed_after=moments[freed] if freed > transfer.ready else "",
-                    fetched_before=moments[fetched] if fetched < transfer.needed else "",
+                    freed_after=program_points[freed] if freed > transfer.ready else "",
+                    fetched_before=program_points[fetched] if fetched < transfer.needed else "",
                 )
             )
         return tuple(named), places.exposed_time, max(0, max(places.bytes_alive) - peak_bytes)
@@ -99,9 +99,11 @@ class Copies:
         """
         if not self._has_room:
             return 0
-        n = len(self._moments)
-        forward = {name: k for k, name in enumerate(self._moments[: self._boundary])}
-        backward = dict(zip(self._moments[self._boundary :], range(self._boundary, n), strict=True))
+        n = len(self._program_points)
+        forward = {name: k for k, name in enumerate(self._program_points[: self._boundary])}
+        backward = dict(
+            zip(self._program_points[self._boundary :], range(self._boundary, n), strict=True)
+        )
         # For a name that is not in the graph, the position is -1 or n, which the checks below refuse.
         freed, fetched = [], []
         for value, transfer in zip(self._offloads, self._transfers, strict=True):

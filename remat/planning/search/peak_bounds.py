@@ -1,10 +1,10 @@
 """Bounds on the simulated peak of a decision, without splitting the graph.
 
 `remat.graph.memory.liveness` simulates forward and backward node by node. The bounds here follow the same lifetimes, but nodes
-share moments. Each position in the joint graph has two moments in forward, and two in backward. In forward, the node at
+share program points. Each position in the joint graph has two program points in forward, and two in backward. In forward, the node at
 the position runs at the first, and what runs right after it for backward alone at the second. In backward, what is
 computed again for the node runs at the first, and the node at the second. Both bounds are equal unless the peak is at a
-moment that several nodes share.
+program point that several nodes share.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from remat.graph.memory.storages import leaves_of, storage_bytes, workspace_byte
 from remat.graph.problems.lowering import Decision
 from remat.passes.core.state import State
 
-#: Bytes, first and last moment at which they are surely alive, and first and last moment at which they may be alive.
-#: They are surely alive at no moment if the first is after the last.
+#: Bytes, first and last program point at which they are surely alive, and first and last program point at which they may be alive.
+#: They are surely alive at no program point if the first is after the last.
 Span = tuple[int, int, int, int, int]
 
 
@@ -44,7 +44,7 @@ def peak_bounds(state: State, decision: Decision) -> tuple[int, int] | None:
 
 
 class _Step:
-    """The nodes that forward and backward run, and the moments at which they run.
+    """The nodes that forward and backward run, and the program points at which they run.
 
     Args:
         state: the prepared graph.
@@ -63,24 +63,24 @@ class _Step:
         keep = frozenset(saved)
         self._backward = self._reached(self._gradients, keep | self._placeholders.keys())
         read = (j for i in self._backward for j in self._index.inputs[i])
-        self._handed = keep.intersection((*read, *self._gradients))
+        self._saved_for_backward = keep.intersection((*read, *self._gradients))
         required = [i for i, is_required in enumerate(self._required) if is_required]
-        self._forward = sorted([*required, *self._reached(self._handed, required)])
+        self._forward = sorted([*required, *self._reached(self._saved_for_backward, required)])
         self._start = roles.first_late
         self._end = 4 * len(self._index)
 
     def _reached(self, roots: Iterable[int], there: Iterable[int]) -> list[int]:
         """Return the positions of the nodes that compute ``roots`` from the nodes ``there``."""
-        seen, stack, found = bytearray(len(self._index)), [*roots], list[int]()
+        seen, stack, reached = bytearray(len(self._index)), [*roots], list[int]()
         for i in there:
             seen[i] = 1
         while stack:
             i = stack.pop()
             if not seen[i]:
                 seen[i] = 1
-                found.append(i)
+                reached.append(i)
                 stack += self._index.inputs[i]
-        return sorted(found)
+        return sorted(reached)
 
     def bounds(self) -> tuple[int, int] | None:
         """Return a lower and an upper bound on the peak; None if the order of the nodes is unknown."""
@@ -115,33 +115,41 @@ class _Step:
 
     def _of_forward(self, inputs: set[int]) -> Iterator[Span]:
         """Yield the storages that forward allocates; ``inputs`` are the owners of the storages of inputs."""
-        owner, moment = self._owner, self._moments
+        owner, program_point = self._owner, self._program_points
         last = [0] * len(self._index)
         for i in self._forward:
-            at = moment[i]
+            at = program_point[i]
             for j in (i, *self._index.inputs[i]):
                 if at > last[owner[j]]:
                     last[owner[j]] = at
         least, most = self._last_in_backward
-        held, handed = ({owner[i] for i in nodes} for nodes in (self._outputs, self._handed))
+        held, saved = (
+            {owner[i] for i in nodes} for nodes in (self._outputs, self._saved_for_backward)
+        )
         again = frozenset(self._backward)
         for o in filter(self._allocates, self._forward):
-            # Of the nodes that share a moment, another one than the last reader may run last.
+            # Of the nodes that share a program point, another one than the last reader may run last.
             sure, until = last[o] & ~1, last[o]
             if o in held:
                 sure = until = self._end
-            elif o in handed:
+            elif o in saved:
                 # If backward computes the value again, too, a reader may read either.
                 sure, until = sure if o in again else max(sure, least[o]), max(until, most[o])
             if o not in inputs:
-                yield self._size[o], moment[o] + (not self._required[o]), sure, moment[o], until
+                yield (
+                    self._size[o],
+                    program_point[o] + (not self._required[o]),
+                    sure,
+                    program_point[o],
+                    until,
+                )
 
     def _of_backward(self, inputs: set[int]) -> Iterator[Span]:
         """Yield the storages that backward allocates, and those of the tangents; argument as in `_of_forward`."""
         owner, size, n = self._owner, self._size, len(self._index)
-        earliest, latest = self._moments_of_backward
+        earliest, latest = self._points_of_backward
         least, most = self._last_in_backward
-        apart = {owner[i] for i in (*self._outputs, *self._handed)}
+        apart = {owner[i] for i in (*self._outputs, *self._saved_for_backward)}
         for o in filter(self._allocates, self._backward):
             sure = self._end + 1 if o in apart else latest[o] + (not self._late[o])
             if o not in inputs:
@@ -153,9 +161,9 @@ class _Step:
 
     def _inside(self) -> Iterator[Span]:
         """Yield the workspaces and the unread results of operators."""
-        earliest, latest = self._moments_of_backward
+        earliest, latest = self._points_of_backward
         for runs, first, last, is_main in (
-            (self._forward, self._moments, self._moments, self._required),
+            (self._forward, self._program_points, self._program_points, self._required),
             (self._backward, earliest, latest, self._late),
         ):
             for i in runs:
@@ -166,25 +174,27 @@ class _Step:
                 yield nbytes, self._end + 1, 0, first[i], last[i]
 
     @cached_property
-    def _moments(self) -> list[int]:
-        """The moment of each node of forward; see `remat.graph.problems.forward_order`."""
-        index, moment = self._index, [*range(0, 2 * len(self._index), 2)]
+    def _program_points(self) -> list[int]:
+        """The program point of each node of forward; see `remat.graph.problems.forward_order`."""
+        index, program_point = self._index, [*range(0, 2 * len(self._index), 2)]
         for i in self._forward:
             reads = index.inputs[i]
             if index.nodes[i].target is operator.getitem:
-                moment[i] = moment[reads[0]]  # an element is taken right after its tuple
+                program_point[i] = program_point[
+                    reads[0]
+                ]  # an element is taken right after its tuple
             elif (
                 not self._required[i]
                 and index.plain[i]
                 and self._mutated.isdisjoint([self._owner[j] for j in reads])
             ):
-                made = (moment[j] for j in reads if index.nodes[j].op == "call_function")
-                moment[i] = max(made, default=moment[i]) | 1
-        return moment
+                points = (program_point[j] for j in reads if index.nodes[j].op == "call_function")
+                program_point[i] = max(points, default=program_point[i]) | 1
+        return program_point
 
     @cached_property
-    def _moments_of_backward(self) -> tuple[list[int], list[int]]:
-        """The earliest and the latest moment of each node of backward."""
+    def _points_of_backward(self) -> tuple[list[int], list[int]]:
+        """The earliest and the latest program point of each node of backward."""
         index, n = self._index, len(self._index)
         earliest, latest = [self._end] * n, [self._end] * n
         for i in reversed(self._backward):
@@ -204,12 +214,12 @@ class _Step:
 
     @cached_property
     def _last_in_backward(self) -> tuple[list[int], list[int]]:
-        """The last moment in backward of each storage, by owner: at the earliest, and at the latest."""
+        """The last program point in backward of each storage, by owner: at the earliest, and at the latest."""
         n, owner = len(self._index), self._owner
-        earliest, latest = self._moments_of_backward
+        earliest, latest = self._points_of_backward
         least, most = [0] * n, [0] * n
         for i in self._backward:
-            # Of the nodes that share a moment, the first may have been the last to read its inputs.
+            # Of the nodes that share a program point, the first may have been the last to read its inputs.
             early, at = earliest[i] - (not self._late[i]), latest[i]
             for j in (i, *self._index.inputs[i]):
                 o = owner[j]

@@ -68,9 +68,9 @@ class Limits:
     offload: bool = True
     without: Container[Any] = ()
 
-    def at(self, moment: int) -> float:
+    def at(self, program_point: int) -> float:
         """Return the most bytes that may be alive at a program point; at -1, the most bytes that may be saved."""
-        if moment >= 0:
+        if program_point >= 0:
             return self.peak_bytes
         return math.inf if self.saved_bytes is None else self.saved_bytes
 

@@ -1,7 +1,7 @@
 """The proposers of candidates, in the order in which a search asks them.
 
-A proposer is asked at a limit on a peak. The simulated peak is that of the step problem, so one search within the limit
-suffices. Estimated peaks differ from those of the step problem, by similar bytes for similar candidates. So a proposer
+A proposer is asked at a limit on a peak. The simulated peak is that of the schedule problem, so one search within the limit
+suffices. Estimated peaks differ from those of the schedule problem, by similar bytes for similar candidates. So a proposer
 searches several times, and each limit is corrected by the differences that the measure shows.
 """
 
@@ -22,7 +22,7 @@ Seeds = Sequence[Candidate]
 
 def at_budget_one(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
     """Propose the decision at budget 1."""
-    yield search.decisions.allowed_full
+    yield search.decisions.allowed_at_budget_one
 
 
 def by_named_solver(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
@@ -34,7 +34,7 @@ def by_named_solver(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
     request = context.request
     if "schedule" not in request.solver.solves or request.hooks:
         return
-    context.on_step(f"searching for a schedule by '{request.solver.name}'")
+    context.on_progress(f"searching for a schedule by '{request.solver.name}'")
     exact = search.is_exact(limits.measure)
     # Without its schedule, the start is in the node order of the passes.
     start = replace(search.least_peak, schedule=None) if exact else search.nearest(limits)
@@ -58,13 +58,13 @@ def by_prices(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
         reused = [d for d in search.pool if not d.decision.is_ordered]
     starts = [d.saved for d in (*seeds, *reused)]
     if exact or not starts:
-        starts += search.starts.within(wanted)
+        starts += search.starts.search_within(wanted)
 
     def ask(peak_bytes: int) -> Candidate:
         search.rounds_run["by prices"] += 1
         within = Limits(peak_bytes=peak_bytes, saved_bytes=limits.saved_bytes)
-        found = near.prices.within(within, starts, orders=near.orders.is_possible)
-        return search.decisions.credited(found)
+        candidate = near.prices.search_within(within, starts, orders=near.orders.is_possible)
+        return search.decisions.credited(candidate)
 
     rounds, start = search.rounds(limits.measure).prices, wanted + near.offset
     yield from aim(ask, limits.measure, wanted, start=start, rounds=rounds, last=last)
@@ -117,7 +117,7 @@ def _annealed(search: Search, limits: Limits, start: Candidate, searches: int) -
         seen = {d.decision for d in search.pool}
         # The limit falls with each search in a row that finds nothing within it.
         limit = wanted + offset - misses * int(rounds.lowered * wanted)
-        allowed = filter(context.may_save, near.orders.within(start, limit, share=share))
+        allowed = filter(context.may_save, near.orders.search_within(start, limit, share=share))
         new = [d for d in allowed if d.decision not in seen and d.schedule != start.schedule]
         own.add(*new)
         informed = [search.offloads.with_tagged(search.decisions.credited(d)) for d in new]
@@ -130,7 +130,7 @@ def _annealed(search: Search, limits: Limits, start: Candidate, searches: int) -
         misses = 0 if any(peak <= wanted for peak in reached) else misses + 1
         if (least is not None and not least.cost) or idle == rounds.idle:
             return
-        # Peaks of the step problem exceed the measured ones by similar bytes for similar candidates.
+        # Peaks of the schedule problem exceed the measured ones by similar bytes for similar candidates.
         offset = sum(offsets) // len(offsets) if offsets else offset
         start = own.cheapest(above, cost_of) or CandidatePool(new).cheapest(rank=cost_of) or start
 

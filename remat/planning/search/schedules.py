@@ -8,7 +8,7 @@ from functools import cached_property
 from remat.graph.joint import split_outputs
 from remat.graph.problems.forward_order import forward_sorted
 from remat.graph.problems.lowering import SavedKind
-from remat.graph.problems.step_lowering import LoweredStep, lower_step
+from remat.graph.problems.schedule_lowering import LoweredSchedule, lower_schedule
 from remat.planning.context import GraphContext
 from remat.planning.search.candidates import Candidate
 from remat.planning.search.effort import DEFAULT
@@ -25,16 +25,16 @@ class Schedules:
 
     Args:
         context: the prepared graph.
-        step: the step problem; None: that of the graph. Peaks are those of this problem's schedules.
+        step: the schedule problem; None: that of the graph. Peaks are those of this problem's schedules.
 
     Attributes:
         context: the prepared graph.
         problem: the graph problem.
         seen: the candidates that `candidate` returned.
-        is_given: whether the caller gave the step problem, whose peaks are then no simulated ones.
+        is_given: whether the caller gave the schedule problem, whose peaks are then no simulated ones.
     """
 
-    def __init__(self, context: GraphContext, step: LoweredStep | None = None) -> None:
+    def __init__(self, context: GraphContext, step: LoweredSchedule | None = None) -> None:
         self.context, self._given = context, step
         self._state, self._lowered = context.state, context.lowered
         self.problem: GraphProblem = context.lowered.problem
@@ -44,15 +44,15 @@ class Schedules:
         self._uses: dict[frozenset[int], tuple[list[int], list[int], list[int]]] = {}
 
     @cached_property
-    def lowered_step(self) -> LoweredStep:
-        """The step problem, and the map from its nodes to the joint graph."""
+    def lowered_schedule(self) -> LoweredSchedule:
+        """The schedule problem, and the map from its nodes to the joint graph."""
         state = self._state
-        return self._given or lower_step(state.joint, state.index, state.roles, self._lowered)
+        return self._given or lower_schedule(state.joint, state.index, state.roles, self._lowered)
 
     @cached_property
     def least_possible(self) -> int:
         """Lower bound on the peak of every schedule of the step, in bytes."""
-        return self.lowered_step.least_peak
+        return self.lowered_schedule.least_peak
 
     def start(self, candidate: Candidate) -> tuple[Sequence[int], int]:
         """Return the schedule of a candidate, and the position where backward begins."""
@@ -63,14 +63,14 @@ class Schedules:
 
     @cached_property
     def _runs_of(self) -> list[tuple[int, ...]]:
-        """For each position in the joint graph: the nodes of the step problem that stand for the node's first run."""
+        """For each position in the joint graph: the nodes of the schedule problem that stand for the node's first run."""
         # Two nodes for a random operator whose generator state is saved, and none for a view.
-        return [self.lowered_step.runs_of(node.name) for node in self._state.index.nodes]
+        return [self.lowered_schedule.runs_of(node.name) for node in self._state.index.nodes]
 
     @cached_property
     def _evaluator(self) -> ScheduleEvaluator:
-        """Evaluator that computes the bytes alive over a schedule of the step problem."""
-        return ScheduleEvaluator(self.lowered_step.problem)
+        """Evaluator that computes the bytes alive over a schedule of the schedule problem."""
+        return ScheduleEvaluator(self.lowered_schedule.problem)
 
     @cached_property
     def _roots(self) -> tuple[int, ...]:
@@ -85,8 +85,8 @@ class Schedules:
             saved: nodes of the graph problem that the decision saves.
 
         Returns:
-            Three items: for each run in order, its node of the step problem; for each run, its moment; and the
-            position where backward begins among the runs. A moment is a position in the joint graph: of the node itself,
+            Three items: for each run in order, its node of the schedule problem; for each run, its program point; and the
+            position where backward begins among the runs. A program point is a position in the joint graph: of the node itself,
             or of the node of backward that a recomputation runs for.
         """
         lowered, index, roles = self._lowered, self._state.index, self._state.roles
@@ -99,18 +99,18 @@ class Schedules:
             if not forward[i]:
                 forward[i] = 1
                 stack.extend(inputs[i])
-        sequence = [*self.lowered_step.copies]  # copies of inputs run first
-        moments = [0] * len(sequence)
+        sequence = [*self.lowered_schedule.copies]  # copies of inputs run first
+        program_points = [0] * len(sequence)
         for i in self.forward_order:
             if forward[i]:
                 sequence += runs_of[i]
-                moments += [i] * len(runs_of[i])
+                program_points += [i] * len(runs_of[i])
         boundary = len(sequence)
         placed = bytearray(len(index))
         for i in (*keep, *roles.placeholders):
             placed[i] = 1
 
-        def place(i: int, moment: int) -> None:
+        def place(i: int, program_point: int) -> None:
             placed[i] = 1
             missing, todo = [i], [j for j in inputs[i] if not placed[j]]
             while todo:
@@ -123,7 +123,7 @@ class Schedules:
                 # The last entry is the operator. An entry before it saves the generator state, which was saved already.
                 if runs_of[j]:
                     sequence.append(runs_of[j][-1])
-                    moments.append(moment)
+                    program_points.append(program_point)
 
         for i in self._roots:
             if not placed[i]:
@@ -131,7 +131,7 @@ class Schedules:
         for i in self._outputs:  # what is recomputed for a returned gradient alone comes last
             if not placed[i]:
                 place(i, len(index))
-        return sequence, moments, boundary
+        return sequence, program_points, boundary
 
     @cached_property
     def forward_order(self) -> list[int]:
@@ -159,13 +159,13 @@ class Schedules:
         solution = evaluate(self.problem, {*saved, *self._always})
         candidate = self.seen.cached(solution.saved)
         if candidate is None:
-            sequence, moments, boundary = self.schedule(solution.saved)
-            # Several runs share a moment, whose bytes are those of the highest of them.
+            sequence, program_points, boundary = self.schedule(solution.saved)
+            # Several runs share a program point, whose bytes are those of the highest of them.
             bytes_alive = self._evaluator.evaluate(sequence, boundary).bytes_alive
             most = {SAVED: solution.saved_bytes}
-            for moment, nbytes in zip(moments, bytes_alive, strict=True):
-                if nbytes > most.get(moment, 0):
-                    most[moment] = nbytes
+            for program_point, nbytes in zip(program_points, bytes_alive, strict=True):
+                if nbytes > most.get(program_point, 0):
+                    most[program_point] = nbytes
             candidate = Candidate(
                 lowered=self._lowered,
                 saved=solution.saved,

@@ -69,7 +69,7 @@ class Search:
         self, context: GraphContext, proposers: Sequence[Proposer], effort: Effort = DEFAULT
     ) -> None:
         self.context, self._proposers, self.effort = context, proposers, effort
-        self.measures = Measures(context.state, context.on_step)
+        self.measures = Measures(context.state, context.on_progress)
         self.decisions = SolverDecisions(context, self.measures)
         self.pool = CandidatePool[Candidate]()
         self.rounds_run: Counter[str] = Counter()
@@ -81,7 +81,7 @@ class Search:
 
     @cached_property
     def simulated(self) -> Near:
-        """The searches of the graph's own step problem, whose peaks are simulated peaks."""
+        """The searches of the graph's own schedule problem, whose peaks are simulated peaks."""
         return Near.of(self.schedules, self.effort)
 
     @cached_property
@@ -142,7 +142,7 @@ class Search:
         if not self.is_solved(limits) or (offload and context.may_offload):
             if peak_bytes < possible:
                 raise self._none_within(budget, possible, infeasible=True)
-            context.on_step(f"searching within a peak of {format_bytes(peak_bytes)}")
+            context.on_progress(f"searching within a peak of {format_bytes(peak_bytes)}")
             self.propose(limits)
         best = self.pool.cheapest(limits, self._by_cost)
         if best is None:
@@ -188,7 +188,7 @@ class Search:
         return SIMULATED if self.is_exact(measure) else ESTIMATED
 
     def is_exact(self, measure: Measure) -> bool:
-        """Return whether peaks by a measure are those of the graph's own step problem."""
+        """Return whether peaks by a measure are those of the graph's own schedule problem."""
         return measure == self.measures.simulated
 
     def recomputing(self, limits: Limits) -> Candidate | None:
@@ -249,15 +249,15 @@ class Search:
         """
         if budget.peak_bytes is not None:
             return budget.peak_bytes
-        full = self.decisions.allowed_full
-        least, most = ends or (self.least_found, self.measures.simulated(full))
+        at_budget_one = self.decisions.allowed_at_budget_one
+        least, most = ends or (self.least_found, self.measures.simulated(at_budget_one))
         return least + bytes_of_share(budget.peak_share or 0.0, most - least)
 
     @cached_property
     def least_found(self) -> int:
         """The least peak found, in bytes: of `least_peak`, the decision at budget 1, and the cheapest decision."""
         decisions = self.decisions
-        ends = self.least_peak, decisions.allowed_cheapest, decisions.allowed_full
+        ends = self.least_peak, decisions.allowed_cheapest, decisions.allowed_at_budget_one
         return min(map(self.measures.simulated, ends))
 
     @cached_property
@@ -268,13 +268,13 @@ class Search:
         decision with the least peak, of those at several limits on saved bytes.
         """
         context, decisions = self.context, self.decisions
-        pool = CandidatePool([decisions.allowed_full])
+        pool = CandidatePool([decisions.allowed_at_budget_one])
         if context.is_alone:
             pool.add(*decisions.on_frontier())
         else:
             seeds = [
                 *(saved for _, saved in context.cuts(4 * self.effort.vertices)),
-                *self.starts.within(0),
+                *self.starts.search_within(0),
             ]
             # With hooks, which pack saved values, the lowest peak of the search may not be that of the step. Therefore,
             # decisions at several limits on saved bytes compete, too.
@@ -289,10 +289,10 @@ class Search:
     def lowest(
         self, near: Near, seeds: Iterable[Iterable[int]], rounds: Rounds = SIMULATED
     ) -> list[Candidate]:
-        """Search for the candidate with the least peak in a step problem.
+        """Search for the candidate with the least peak in a schedule problem.
 
         Args:
-            near: the searches of the step problem.
+            near: the searches of the schedule problem.
             seeds: decisions to start from, each as its saved nodes of the graph problem; at least one.
             rounds: says how many edits a search over node orders tries.
 
@@ -316,9 +316,9 @@ class Search:
         if (
             not context.request.hooks
         ):  # hooks may pack saved values into fewer bytes, so nothing is proven
-            moments = self.schedules.highest(self.schedules.candidate(candidate.saved))
+            program_points = self.schedules.highest(self.schedules.candidate(candidate.saved))
             if context.may_offload:
-                bound = bound_with_offloads(context, self.bounds, peak_bytes, moments)
+                bound = bound_with_offloads(context, self.bounds, peak_bytes, program_points)
             else:
-                bound = self.bounds.bound(peak_bytes, moments)
+                bound = self.bounds.bound(peak_bytes, program_points)
         return candidate.with_provenance(recompute_bound=bound)

@@ -18,7 +18,7 @@ from remat.graph.problems.lowering import Decision
 from remat.planning.pipelines import modules_of
 from remat.planning.search.aim import aim
 from remat.planning.search.all_peaks import frontier_by_peak
-from remat.planning.search.candidates import Candidate, Choice, combine
+from remat.planning.search.candidates import Candidate, Combination, combine
 from remat.planning.search.effort import DEFAULT
 from remat.planning.search.pool import CandidatePool, Limits
 from remat.planning.search.search import Search
@@ -60,7 +60,7 @@ class Together:
 class SeveralGraphs:
     """Search for the decisions of all prepared graphs of a step by the peak of the whole step.
 
-    A graph that runs several times in a step has one decision for all of its runs. A *choice* is one decision for each
+    A graph that runs several times in a step has one decision for all of its runs. A *combination* is one decision for each
     graph, with the saved bytes and a score of all graphs together.
 
     Args:
@@ -84,7 +84,7 @@ class SeveralGraphs:
         """Return the most bytes alive in the whole step under one candidate for each graph."""
         return max(self.highest(decided))
 
-    def within(self, budget: Budget) -> list[Candidate]:
+    def search_within(self, budget: Budget) -> list[Candidate]:
         """Return the cheapest decisions found, one for each graph, that keep the step within a budget on its peak.
 
         Raises:
@@ -97,16 +97,19 @@ class SeveralGraphs:
         tagged = any(s.context.tagged for s in self._searches)
         if peak_bytes is not None and not tagged and self.peak(cheapest) <= peak_bytes:
             return cheapest
-        full, lowest = [s.decisions.allowed_full for s in self._searches], self._lowest
+        at_budget_one, lowest = (
+            [s.decisions.allowed_at_budget_one for s in self._searches],
+            self._lowest,
+        )
         least = self.peak(lowest)
         if peak_bytes is None:
-            most = self.peak(full)
+            most = self.peak(at_budget_one)
             # `_lowest` starts from estimated peaks, so the decisions for budget 1 may have a lower peak.
             least = min(least, most)
             peak_bytes = least + bytes_of_share(budget.peak_share or 0.0, most - least)
         limits = Limits(peak_bytes=peak_bytes, measure=lambda chosen: self.peak(chosen.each))
         pool = CandidatePool(self._chosen(limits))
-        pool.add(*map(self._together, (self._searched(lowest, least), full)))
+        pool.add(*map(self._together, (self._searched(lowest, least), at_budget_one)))
         best = pool.cheapest(limits)
         # The link is an option of the step, so either all graphs may offload or none.
         offloads = all(s.context.request.offload is not None for s in self._searches)
@@ -115,7 +118,7 @@ class SeveralGraphs:
         if best is None:
             raise BudgetError(
                 f"budget is a peak of {format_bytes(peak_bytes)} ({peak_bytes} bytes), and no plans of these "
-                f"{len(full)} graphs were found within it: the least peak of any found is "
+                f"{len(at_budget_one)} graphs were found within it: the least peak of any found is "
                 f"{format_bytes(least)} ({least} bytes): weights, gradients and what one operator needs at "
                 "once do not shrink with the budget. Raise the budget, or make the model or the batch smaller"
             )
@@ -147,14 +150,14 @@ class SeveralGraphs:
 
     @cached_property
     def _options(self) -> list[list[Candidate]]:
-        """For each graph, the candidates from which `_choices` selects one."""
+        """For each graph, the candidates from which `_combinations` selects one."""
         # Equal graphs, such as equal layers, are decided once and share their candidates.
         by_graph: dict[Same, list[Candidate]] = {}
         for key, search in zip(self._same, self._searches, strict=True):
             if key in by_graph:
                 continue
             candidate, decisions = search.schedules.candidate, search.decisions
-            by_saved = (*decisions.pareto(), decisions.allowed_full, decisions.cheapest)
+            by_saved = (*decisions.pareto(), decisions.allowed_at_budget_one, decisions.cheapest)
             candidates = frontier_by_peak(search)[0]
             candidates += [replace(d, peak_bytes=candidate(d.saved).peak_bytes) for d in by_saved]
             by_graph[key] = [*filter(search.context.may_save, candidates)]
@@ -164,18 +167,18 @@ class SeveralGraphs:
     def _others(self) -> list[int]:
         """For each graph, the bytes of other graphs, such as parameters, that are alive at the peak while this graph runs."""
         # Other decisions than those at budget 1 hardly change these bytes.
-        full = [s.decisions.allowed_full for s in self._searches]
+        at_budget_one = [s.decisions.allowed_at_budget_one for s in self._searches]
         saved, others = 0, []
-        highest = self.highest(full)
-        for k, (search, decided) in enumerate(zip(self._searches, full, strict=True)):
+        highest = self.highest(at_budget_one)
+        for k, (search, decided) in enumerate(zip(self._searches, at_budget_one, strict=True)):
             saved += self.runs[k] * decided.saved_bytes
             others.append(
                 highest[k] - search.measures.simulated(decided) - (saved - decided.saved_bytes)
             )
         return others
 
-    def _choices(self, score: Callable[[int, int, int], int | None]) -> list[Choice]:
-        """Return the Pareto-optimal choices by (saved bytes, score); ``score`` extends a score, or refuses, by one decision."""
+    def _combinations(self, score: Callable[[int, int, int], int | None]) -> list[Combination]:
+        """Return the Pareto-optimal combinations by (saved bytes, score); ``score`` extends a score, or refuses, by one decision."""
 
         def extend(k: int, saved: int, so_far: int, decided: Candidate) -> tuple[int, int] | None:
             runs, nbytes = self.runs[k], decided.saved_bytes
@@ -187,9 +190,9 @@ class SeveralGraphs:
         return combine(self._options, extend)
 
     @cached_property
-    def _least(self) -> Choice:
-        """The choice with the least estimated peak of the step and, if several have it, the fewest saved bytes."""
-        return self._choices(lambda so_far, peak, _: max(so_far, peak))[-1]
+    def _least(self) -> Combination:
+        """The combination with the least estimated peak of the step and, if several have it, the fewest saved bytes."""
+        return self._combinations(lambda so_far, peak, _: max(so_far, peak))[-1]
 
     @cached_property
     def _lowest(self) -> list[Candidate]:
@@ -214,10 +217,12 @@ class SeveralGraphs:
         """Yield cheap decisions, one per graph, with which the peak of the step approaches a limit."""
 
         def ask(peak_bytes: int) -> Together | None:
-            found = self._choices(
+            combinations = self._combinations(
                 lambda so_far, peak, cost: so_far + cost if peak <= peak_bytes else None
             )
-            return self._together(found[-1][2]) if found else None  # the last one costs least
+            return (
+                self._together(combinations[-1][2]) if combinations else None
+            )  # the last one costs least
 
         peak = int(limits.peak_bytes)
         return aim(ask, limits.measure, peak, start=peak, rounds=DEFAULT.several.rounds)
@@ -230,10 +235,10 @@ class SeveralGraphs:
             # other graphs run, which is checked below. The second attempt keeps this graph's peak as it is.
             for part in dict.fromkeys((room // self.runs[k], 0)):
                 peak = search.measures.simulated(chosen[k])
-                found = search.offloads.with_offloads(peak + part, chosen[k])
-                if found is None or found.cost >= chosen[k].cost:
+                candidate = search.offloads.with_offloads(peak + part, chosen[k])
+                if candidate is None or candidate.cost >= chosen[k].cost:
                     break
-                other = [*chosen[:k], found, *chosen[k + 1 :]]
+                other = [*chosen[:k], candidate, *chosen[k + 1 :]]
                 if self.peak(other) <= peak_bytes:
                     chosen = other
                     break

@@ -11,22 +11,22 @@ from remat.sac.run.recording import ModuleSpan
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CallStats:
-    """Memory of one module call in a step; moments are those of `StepRecorder`.
+    """Memory of one module call in a step; program points are those of `StepRecorder`.
 
     Attributes:
-        begin: first moment of the call's forward.
-        end: first moment after the call's forward.
-        back: moment at which backward first reads a tensor saved in the call. At this moment, a
+        begin: first program point of the call's forward.
+        end: first program point after the call's forward.
+        back: program point at which backward first reads a tensor saved in the call. At this program point, a
             checkpointed module would run again.
-        back_end: moment at which backward last reads a tensor saved in the call.
+        back_end: program point at which backward last reads a tensor saved in the call.
         activation_bytes: bytes of the storages that the call allocates and does not return, and that
             are still alive at ``back``.
         input_bytes: bytes of the call's inputs that the step allocates and, without checkpointing,
             frees at or before ``back``.
         gradient_bytes: most bytes alive in the step from ``back`` to ``back_end``, minus the bytes alive
             at ``back``. PyTorch's program reads this field.
-        allocated: for each moment of the call's forward, the bytes alive then of the call's storages.
-        freed_at: (moment of the run, moment at which the result is freed) of each operator of the call.
+        allocated: for each program point of the call's forward, the bytes alive then of the call's storages.
+        freed_at: (program point of the run, program point at which the result is freed) of each operator of the call.
     """
 
     begin: int
@@ -59,9 +59,9 @@ def call_stats(lifetimes: Lifetimes, span: ModuleSpan) -> CallStats:
     back = lifetimes.total[span.back_begin : span.back_end + 1]
     died: dict[int, int] = {}
     for k in allocated:
-        moment = int(lifetimes.born[k])
-        died[moment] = max(died.get(moment, 0), int(lifetimes.died[k]))
-    ran = [call.moment for call in lifetimes.operators(span)]
+        program_point = int(lifetimes.born[k])
+        died[program_point] = max(died.get(program_point, 0), int(lifetimes.died[k]))
+    ran = [call.program_point for call in lifetimes.operators(span)]
     return CallStats(
         begin=span.begin,
         end=span.end,
@@ -71,8 +71,10 @@ def call_stats(lifetimes: Lifetimes, span: ModuleSpan) -> CallStats:
         input_bytes=int(lifetimes.nbytes[freed_inputs].sum()),
         gradient_bytes=int(back.max() - back[0]),
         allocated=lifetimes.alive(allocated)[span.begin : span.end],
-        # An operator that allocates nothing has no lifetime: it counts as freed one moment later.
-        freed_at=tuple((moment, died.get(moment, moment + 1)) for moment in ran),
+        # An operator that allocates nothing has no lifetime: it counts as freed one program point later.
+        freed_at=tuple(
+            (program_point, died.get(program_point, program_point + 1)) for program_point in ran
+        ),
     )
 
 
@@ -87,7 +89,7 @@ def as_checkpointed(lifetimes: Lifetimes, span: ModuleSpan, stats: SACStats) -> 
         for k in sorted(span.outputs)
         if span.begin <= lifetimes.born[k] and lifetimes.died[k] <= span.back_begin
     }
-    ran = [call.moment for call in lifetimes.operators(span)]
+    ran = [call.program_point for call in lifetimes.operators(span)]
     return replace(
         stats,
         # Recomputation stops at the last saved tensor, so later operators do not run again.

@@ -82,14 +82,14 @@ class ModuleStats:
 class ModuleTree:
     """Modules of a model in one training step, with the memory of the step.
 
-    Moments are those of `StepRecorder`.
+    Program points are those of `StepRecorder`.
 
     Attributes:
         modules: the modules, in the order of their first calls; parents come before their children.
-        other: array of the bytes alive at each moment, without parameters and their gradients.
-        gradients: array of the bytes of the parameters' gradients alive at each moment.
+        other: array of the bytes alive at each program point, without parameters and their gradients.
+        gradients: array of the bytes of the parameters' gradients alive at each program point.
         parameter_bytes: bytes of all parameters.
-        forward_end: first moment of backward.
+        forward_end: first program point of backward.
         step_ms: estimated milliseconds of a step without recomputation. Backward counts twice as much
             as forward.
         state_bytes: bytes of the random generator's state, which PyTorch keeps for each checkpointed
@@ -127,7 +127,7 @@ class ModuleTree:
         return positions
 
     def memory(self, world_size: int = 1) -> Ints:
-        """Return the bytes alive at each moment on one of ``world_size`` ranks that shard parameters and gradients."""
+        """Return the bytes alive at each program point on one of ``world_size`` ranks that shard parameters and gradients."""
         sharded = self.parameter_bytes + self.gradients
         return self.other + -(-sharded // world_size)
 

@@ -21,26 +21,26 @@ class Lifetimes:
     """Storages of one training step with their sizes and lifetimes, and the step's module calls.
 
     Build the object directly after the step, while the model's parameters hold the step's gradients.
-    `StepRecorder` defines moments and the numbers of storages, which are the indices of the arrays.
+    `StepRecorder` defines program points and the numbers of storages, which are the indices of the arrays.
 
     Attributes:
-        moments: number of moments in the step.
-        born: moment at which each storage is allocated; below 0 if it existed before the step.
-        died: moment at which each storage is freed; ``moments`` if it is alive at the end of the step.
+        program_points: number of program points in the step.
+        born: program point at which each storage is allocated; below 0 if it existed before the step.
+        died: program point at which each storage is freed; ``program_points`` if it is alive at the end of the step.
         nbytes: bytes of each storage.
         resident: storages of the parameters.
         gradients: storages of the parameters' gradients.
         calls: operators of forward, in order.
         spans: module calls, in the order in which they begin.
-        forward_end: first moment of backward.
-        last_write: dict from a storage to the last moment at which an operator of forward wrote to it.
+        forward_end: first program point of backward.
+        last_write: dict from a storage to the last program point at which an operator of forward wrote to it.
     """
 
     def __init__(self, recorder: StepRecorder, model: nn.Module, forward_end: int) -> None:
         parameters = list(model.parameters())
         died = np.array(recorder.died, dtype=np.int64)
         # Copies, because storages that are freed after the step still change the recorder's lists.
-        self.moments = recorder.now
+        self.program_points = recorder.now
         self.born = np.array(recorder.born, dtype=np.int64)
         self.died: Ints = np.where(died < 0, recorder.now, died)
         self.nbytes = np.array(recorder.nbytes, dtype=np.int64)
@@ -51,18 +51,18 @@ class Lifetimes:
         self.last_write = recorder.last_write
 
     def alive(self, numbers: Iterable[int]) -> Ints:
-        """Return the bytes of storages, given by their numbers, that are alive at each moment."""
+        """Return the bytes of storages, given by their numbers, that are alive at each program point."""
         chosen = np.fromiter(numbers, dtype=np.int64)
-        change = np.zeros(self.moments + 1, dtype=np.int64)
-        # change[...] += … would count a moment that occurs several times only once.
-        # The maximum, because storages from before the step have a negative moment of allocation.
+        change = np.zeros(self.program_points + 1, dtype=np.int64)
+        # change[...] += … would count a program point that occurs several times only once.
+        # The maximum, because storages from before the step have a negative program point of allocation.
         np.add.at(change, np.maximum(self.born[chosen], 0), self.nbytes[chosen])
         np.subtract.at(change, self.died[chosen], self.nbytes[chosen])
         return np.cumsum(change)[:-1]
 
     @functools.cached_property
     def total(self) -> Ints:
-        """Bytes of all storages that are alive at each moment."""
+        """Bytes of all storages that are alive at each program point."""
         return self.alive(range(len(self.born)))
 
     def allocated_in(self, span: ModuleSpan) -> Ints:

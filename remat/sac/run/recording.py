@@ -41,7 +41,7 @@ class Call:
         parts: nodes of the operators that really run: ``node`` alone, or the operators that a tensor
             subclass runs in its place.
         results: placeholder nodes of the tensors in the result, which later nodes have as arguments.
-        moment: moment at which the operator returned.
+        program_point: program point at which the operator returned.
         reads: storages of the arguments.
         writes: storages that the operator writes to.
         returns: storages of the results.
@@ -57,7 +57,7 @@ class Call:
     node: fx.Node
     parts: tuple[fx.Node, ...]
     results: tuple[fx.Node, ...]
-    moment: int
+    program_point: int
     reads: frozenset[int]
     writes: tuple[int, ...]
     returns: tuple[int, ...]
@@ -75,19 +75,19 @@ class Call:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModuleSpan:
-    """One call of a module, with the moments at which it begins and ends.
+    """One call of a module, with the program points at which it begins and ends.
 
     Attributes:
         name: name of the module, as described at `watching`.
         parent: position of the enclosing call in `StepRecorder.spans`; -1 for an outermost call.
         is_leaf: whether the module has no children.
-        begin: first moment of the call's forward.
-        end: first moment after the call's forward.
+        begin: first program point of the call's forward.
+        end: first program point after the call's forward.
         first: position of the call's first operator in `StepRecorder.calls`.
         last: position after the call's last operator.
-        back_begin: moment at which backward first reads a tensor saved in the call; -1 if never.
-        back_end: moment at which backward last reads a tensor saved in the call; -1 if never.
-        last_saved: moment at which the call saved its last tensor for backward; -1 if it saved none.
+        back_begin: program point at which backward first reads a tensor saved in the call; -1 if never.
+        back_end: program point at which backward last reads a tensor saved in the call; -1 if never.
+        last_saved: program point at which the call saved its last tensor for backward; -1 if it saved none.
         inputs: storages of the call's arguments.
         outputs: storages of the call's result.
         returned: placeholder nodes of the tensors in the call's result; see `Call.results`.
@@ -116,8 +116,8 @@ class ModuleSpan:
 class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that records the operators, storages and module calls of one step.
 
-    Time is counted in moments. Each return of an operator is one moment. The first time that backward
-    reads a tensor saved in a module call is a moment, too. A storage is alive at moment ``t`` if
+    Time is counted in program points. Each return of an operator is one program point. The first time that backward
+    reads a tensor saved in a module call is a program point, too. A storage is alive at program point ``t`` if
     ``born <= t < died``. A storage's number is its index in ``born``, ``died`` and ``nbytes``.
 
     Args:
@@ -126,14 +126,14 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
             module call ends without an exception.
 
     Attributes:
-        now: number of the current moment.
+        now: number of the current program point.
         calls: operators of forward, in order, without operators that backward runs again.
         spans: module calls, in the order in which they begin.
-        born: moment at which each storage is allocated; below 0 if it existed before the step.
-        died: moment at which each storage is freed; -1 while it is alive.
+        born: program point at which each storage is allocated; below 0 if it existed before the step.
+        died: program point at which each storage is freed; -1 while it is alive.
         nbytes: bytes of each storage.
         saved: storages of the tensors that autograd saved for backward.
-        last_write: dict from a storage to the last moment at which an operator of forward wrote to it.
+        last_write: dict from a storage to the last program point at which an operator of forward wrote to it.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         return frozenset(self._alive[key] for key in keys if key in self._alive)
 
     def _number(self, tensors: Iterable[torch.Tensor], born: int) -> tuple[int, ...]:
-        """Return the numbers of the storages behind tensors; new storages are born at the given moment."""
+        """Return the numbers of the storages behind tensors; new storages are born at the given program point."""
         numbers: dict[int, None] = {}
         for key, part in (s for t in tensors for s in storages(t)):
             number = self._alive.get(key)
@@ -239,7 +239,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
             span.back_end = self.now
             position = span.parent
         # The read counts for the call that saved the tensor and for all enclosing calls, hence the loop above.
-        # The first read takes a moment of its own, at which a checkpointed module would run again.
+        # The first read takes a program point of its own, at which a checkpointed module would run again.
         self.now += first
         return x
 
@@ -267,7 +267,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
             out = func(*args, **kwargs)
         results = tensors_in(out)
         if skipped and not results:
-            return out  # a query of metadata takes no moment
+            return out  # a query of metadata takes no program point
         if is_backward:
             self._number(results, self.now)
         else:
@@ -297,7 +297,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
                 node=node,
                 parts=(node,) if parts is None else tuple(parts),
                 results=tuple(map(self._nodes.of, results)),
-                moment=self.now,
+                program_point=self.now,
                 reads=reads,
                 writes=writes,
                 returns=returns,

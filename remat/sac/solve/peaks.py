@@ -22,7 +22,7 @@ class Simulated:
     """Simulated memory of a step in which modules are checkpointed.
 
     Attributes:
-        memory: bytes alive at each moment, without the bytes that recomputation allocates.
+        memory: bytes alive at each program point, without the bytes that recomputation allocates.
         reruns: dict from (position of a module, position of one of the module's calls) to the peak bytes
             of the step while this call is recomputed.
         peak_bytes: peak of the step, the maximum of ``memory`` and ``reruns``.
@@ -34,12 +34,12 @@ class Simulated:
 
 
 def simulate(tree: ModuleTree, decision: Decision, plain: Ints) -> Simulated:
-    """Simulate the memory of a step under a decision, from the bytes alive at each moment without checkpointing."""
-    memory, moments = plain.copy(), np.arange(len(plain))
+    """Simulate the memory of a step under a decision, from the bytes alive at each program point without checkpointing."""
+    memory, program_points = plain.copy(), np.arange(len(plain))
     reruns: dict[tuple[int, int], int] = {}
     for k, stored_set in decision.items():
         added = AddedBytes.of(tree.modules[k], [stored_set], tree.state_bytes)
-        memory += added.at(moments)[0]
+        memory += added.at(program_points)[0]
         reruns |= {(k, i): int(added.in_rerun(i)[0]) for i in range(len(added.calls))}
     # `memory` is added last, because its value at a rerun depends on the decisions for all modules.
     for k, i in reruns:
@@ -80,24 +80,24 @@ class AddedBytes:
             calls=module.calls, stored=stored, kept_bytes=kept_bytes, state_bytes=state_bytes
         )
 
-    def at(self, moments: Ints) -> Ints:
-        """Return a matrix of added bytes, with a row per stored set and a column per moment, in increasing order."""
-        added = np.zeros((len(self.stored), len(moments)), dtype=np.int64)
+    def at(self, program_points: Ints) -> Ints:
+        """Return a matrix of added bytes, with a row per stored set and a column per program point, in increasing order."""
+        added = np.zeros((len(self.stored), len(program_points)), dtype=np.int64)
         for call in self.calls:
             begin, end, back, over = np.searchsorted(
-                moments, (call.begin, call.end, call.back + 1, call.back_end + 1)
+                program_points, (call.begin, call.end, call.back + 1, call.back_end + 1)
             )
             added[:, begin:over] += self.state_bytes
             added[:, end:back] += self.kept_bytes - call.freeable_bytes
             if begin < end:
-                added[:, begin:end] += self._held_longer(call, moments[begin:end])
+                added[:, begin:end] += self._held_longer(call, program_points[begin:end])
         return added
 
     def in_rerun(self, i: int) -> Ints:
         """Return the most bytes that recomputing the module's call ``i`` adds to the memory at `CallStats.back`."""
         call = self.calls[i]
         ran = np.zeros((len(self.stored), call.end - call.begin), dtype=np.int64)
-        ran[:, [moment - call.begin for moment, _ in call.freed_at]] = self.stored
+        ran[:, [program_point - call.begin for program_point, _ in call.freed_at]] = self.stored
         # A stored result is alive from the start of recomputation on. All other storages live as in forward.
         waiting = self.stored.sum(axis=1, keepdims=True) - np.cumsum(ran, axis=1)
         peaks: Ints = (call.allocated + waiting).max(axis=1, initial=0)
@@ -105,10 +105,10 @@ class AddedBytes:
         # generator's current state beside its state in forward.
         return peaks - self.kept_bytes[:, 0] + self.state_bytes
 
-    def _held_longer(self, call: CallStats, moments: Ints) -> Ints:
+    def _held_longer(self, call: CallStats, program_points: Ints) -> Ints:
         """Return the bytes of results that are alive in a call's forward only because they are stored."""
         freed = np.array([died for _, died in call.freed_at], dtype=np.int64)
         order = np.argsort(freed, kind="stable")
         held = np.cumsum(np.pad(self.stored[:, order], ((0, 0), (1, 0))), axis=1)
-        columns: Ints = held[:, np.searchsorted(freed[order], moments, side="right")]
+        columns: Ints = held[:, np.searchsorted(freed[order], program_points, side="right")]
         return columns

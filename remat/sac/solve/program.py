@@ -31,7 +31,7 @@ ROUNDS = 60
 #: Largest coefficient to which rows and the objective are scaled. The program is scaled because HiGHS's
 #: tolerances are absolute.
 _SCALE = 2.0**20
-#: Program point: a moment of the step, or the rerun of one module call as (module, call).
+#: Program point: a program point of the step, or the rerun of one module call as (module, call).
 Point = int | tuple[int, int]
 
 
@@ -65,7 +65,7 @@ def least_time(
     Args:
         tree: the modules.
         options: dict from the position of each module that may be checkpointed to its stored sets.
-        plain: bytes alive at each moment without checkpointing.
+        plain: bytes alive at each program point without checkpointing.
         budget: budget for the step's peak in bytes.
         gap: relative gap at which the solver HiGHS may stop.
         deadline: time of `time.monotonic` at which to stop; None: a limit on branch-and-bound nodes.
@@ -161,7 +161,7 @@ class _Program:
 
     def add_rows(self, simulated: Simulated, budget: int) -> bool:
         """Add a row for each program point above a budget that has none yet; return whether a row was added."""
-        # Of consecutive moments above the budget, only the highest gets a row. It usually limits the others as well.
+        # Of consecutive program points above the budget, only the highest gets a row. It usually limits the others as well.
         over = np.flatnonzero(simulated.memory > budget)
         runs = np.split(over, np.flatnonzero(np.diff(over) > 1) + 1) if len(over) else []
         worst = (int(run[np.argmax(simulated.memory[run])]) for run in runs)
@@ -173,17 +173,17 @@ class _Program:
 
     def _row(self, point: Point) -> Ints:
         """Return the bytes that each stored set of each module adds at a program point."""
-        moments = np.array([self._moment(point)])
+        program_points = np.array([self._program_point(point)])
         row = np.zeros(self._count, dtype=np.int64)
         for k, columns in self._columns.items():
-            row[columns] = self._added[k].at(moments)[:, 0]
+            row[columns] = self._added[k].at(program_points)[:, 0]
         if not isinstance(point, int):
             k, i = point
             row[self._columns[k]] += self._added[k].in_rerun(i)
         return row
 
-    def _moment(self, point: Point) -> int:
-        """Return the moment of a program point; a rerun takes place at the start of the call's backward."""
+    def _program_point(self, point: Point) -> int:
+        """Return the program point of a program point; a rerun takes place at the start of the call's backward."""
         return (
             point if isinstance(point, int) else self._tree.modules[point[0]].calls[point[1]].back
         )
@@ -232,8 +232,8 @@ class _Program:
     def _memory(self, unit_bytes: float) -> tuple[Any, Any]:
         """Return the rows that limit memory at program points to the peak variable, and their upper limits."""
         rows = [np.append(row / unit_bytes, -1.0) for row in self._rows.values()]
-        moments = [self._moment(point) for point in self._rows]
-        return np.stack(rows), -self._plain[moments] / unit_bytes
+        program_points = [self._program_point(point) for point in self._rows]
+        return np.stack(rows), -self._plain[program_points] / unit_bytes
 
     def _nesting(self) -> Any:
         """Return the rows in which a module and its ancestors together take at most one stored set; limits are 1."""

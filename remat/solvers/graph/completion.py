@@ -27,7 +27,7 @@ def by_knapsack(
     """Choose the nodes to save with a knapsack solver, and return the cheapest choice found.
 
     The solver first gets knapsacks whose items are all nodes of the reduced problem that cost something
-    to recompute. If ``problem.known`` has decisions, the solver then gets knapsacks without the nodes
+    to recompute. If ``problem.hints`` has decisions, the solver then gets knapsacks without the nodes
     that one of these decisions recomputes. The known decisions follow a compiler's rules, which save
     expensive nodes. Expensive nodes are often the better items.
 
@@ -44,7 +44,7 @@ def by_knapsack(
     reduction, core, least_bytes = hull.reduction, hull.core, hull.least_bytes
     capacity = sum(problem.size) if problem.capacity is None else problem.capacity
     hull.check_capacity(capacity)
-    scored = [(d, evaluate(problem, d)) for d in problem.known]
+    scored = [(d, evaluate(problem, d)) for d in problem.hints]
     fitting = [d for d, e in scored if e.saved_bytes <= capacity]
     # The cut of fewest bytes fits if any decision fits, so `solutions` is never empty.
     solutions = [verify(problem, solver, d) for d in (reduction.invert(hull.least.saved), *fitting)]
@@ -52,11 +52,11 @@ def by_knapsack(
     items = [i for i in range(len(core)) if core.cost[i] and weight[i]]
     sets = [items]
     if scored:
-        # `known` starts with the strictest rules, which recompute least. If any known decision fits, leave
+        # `hints` starts with the strictest rules, which recompute least. If any known decision fits, leave
         # out the nodes that the strictest one recomputes, although that one may not fit. If none fits,
         # leave out those of the loosest one.
         again = set(scored[0 if fitting else -1][1].recomputed)
-        sets.append([i for i in items if reduction.kept[i] not in again])
+        sets.append([i for i in items if reduction.remaining[i] not in again])
     elapsed_s, deterministic = 0.0, True
     for chosen in sets:
         if min(f.cost for f in solutions) == 0:

@@ -17,7 +17,7 @@ class CutSolver(Solver):
     """First minimum cut that fits the capacity: strict compiler rules first, fewest bytes last.
 
     The rules ban operators such as reductions from recomputation. A `GraphProblem` has no operators, so
-    the caller puts the cuts into ``known``, those under the strictest rules first. The solver proves no
+    the caller puts the cuts into ``hints``, those under the strictest rules first. The solver proves no
     bound.
     """
 
@@ -29,12 +29,12 @@ class CutSolver(Solver):
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
         """Return the first of the candidate cuts whose saved bytes fit the capacity."""
         capacity = sum(problem.size) if problem.capacity is None else problem.capacity
-        for saved in problem.known:
+        for saved in problem.hints:
             if evaluate(problem, saved).saved_bytes <= capacity:
                 return Answer(saved)
         hull = Hull.of(problem)
         hull.check_capacity(capacity)
         fewest, cheapest = hull.ends
-        # If `known` has cuts and none fits, only the cut of fewest bytes is left.
-        free = not problem.known and cheapest.saved_bytes <= capacity
+        # If `hints` has cuts and none fits, only the cut of fewest bytes is left.
+        free = not problem.hints and cheapest.saved_bytes <= capacity
         return Answer(hull.reduction.invert((cheapest if free else fewest).saved))

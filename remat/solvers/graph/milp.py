@@ -66,10 +66,12 @@ class GraphMilp(Solver):
             bound = best.cost
         saved, cost = best.saved, best.cost
         if result.x is not None:
-            done = evaluate(search.core, [i for i in range(len(search.core)) if result.x[i] > 0.5])
-            fits = done.saved_bytes <= search.capacity
-            if fits and (done.recompute_cost, done.saved_bytes) < (cost, 2**63):
-                saved, cost = done.saved, done.recompute_cost
+            evaluation = evaluate(
+                search.core, [i for i in range(len(search.core)) if result.x[i] > 0.5]
+            )
+            fits = evaluation.saved_bytes <= search.capacity
+            if fits and (evaluation.recompute_cost, evaluation.saved_bytes) < (cost, 2**63):
+                saved, cost = evaluation.saved, evaluation.recompute_cost
         by_clock = best.by_clock or result.by_clock
         return Incumbent(saved=saved, cost=cost, bound=min(bound, cost), by_clock=by_clock)
 

@@ -38,7 +38,7 @@ class GraphProblem(Problem[GraphSolution]):
         needed: the nodes that backward reads.
         unit: unit of ``cost``.
         capacity: bytes that may be saved in total; None: no limit.
-        known: legal decisions that a solver may start from, each as positions of the nodes to save.
+        hints: legal decisions that a solver may start from, each as positions of the nodes to save.
             They are minimum cuts under a compiler's rules for recomputation. The cut that
             recomputes least comes first. They may exceed the capacity. Problems that differ only in
             this field are equal.
@@ -67,7 +67,7 @@ class GraphProblem(Problem[GraphSolution]):
     needed: tuple[int, ...]
     unit: str = "flops"
     capacity: int | None = None
-    known: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
+    hints: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         self._check(columns.texts, "names")
@@ -89,13 +89,13 @@ class GraphProblem(Problem[GraphSolution]):
 
     def measure(self, choice: tuple[int, ...]) -> dict[str, Any]:
         try:
-            done = evaluate(self, choice)
+            evaluation = evaluate(self, choice)
         except ProblemError as error:
             raise ProblemError(f"returned a decision that cannot run: {error}") from None
         return {
-            "saved": done.saved,
-            "cost": done.recompute_cost,
-            "saved_bytes": done.saved_bytes,
+            "saved": evaluation.saved,
+            "cost": evaluation.recompute_cost,
+            "saved_bytes": evaluation.saved_bytes,
         }
 
     def excess(self, figures: Mapping[str, Any]) -> str:

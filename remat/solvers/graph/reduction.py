@@ -49,7 +49,7 @@ def reduce_graph(problem: GraphProblem) -> Reduction[GraphProblem]:
     )
     # Saved nodes that backward does not read are harmless: `evaluate` ignores them.
     always = tuple(i for i, s in enumerate(problem.size) if s == 0 and problem.savable[i])
-    return Reduction(core=core, kept=tuple(alive), always=always)
+    return Reduction(core=core, remaining=tuple(alive), always=always)
 
 
 class _Work:

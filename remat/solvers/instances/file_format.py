@@ -48,7 +48,7 @@ _NUMBERS = ("capacity", "resident")
 #: For each kind, the fields of a problem that a file has. The unit is left out because `HEAD` has
 #: it, and ``known`` decisions because they are only hints.
 _COLUMNS = {
-    kind.kind: tuple(f.name for f in fields(kind) if f.name not in ("unit", "known"))  # type: ignore[arg-type]
+    kind.kind: tuple(f.name for f in fields(kind) if f.name not in ("unit", "hints"))  # type: ignore[arg-type]
     for kind in KINDS
 }
 

@@ -69,9 +69,11 @@ class Instance:
                 f"unit is '{self.unit}', but the problem's costs are in '{problem.unit}'; give that"
             )
         least = integer("least_bytes", self.least_bytes)
-        full = integer("full_bytes", self.full_bytes)
-        if least > full:
-            raise ProblemError(f"full_bytes is {full}; expected no less than least_bytes, {least}")
+        full_bytes = integer("full_bytes", self.full_bytes)
+        if least > full_bytes:
+            raise ProblemError(
+                f"full_bytes is {full_bytes}; expected no less than least_bytes, {least}"
+            )
 
     @property
     def kind(self) -> str:
@@ -118,7 +120,7 @@ def save_instance(path: str | os.PathLike[str], instance: Instance) -> None:
 def load_instance(source: str | os.PathLike[str]) -> Instance:
     """Read an instance from a file. Loading runs no code from the file.
 
-    Published graphs in networkx's node-link JSON are read as step problems. Files of more than 128 MiB
+    Published graphs in networkx's node-link JSON are read as schedule problems. Files of more than 128 MiB
     are refused.
 
     Args:

@@ -1,4 +1,4 @@
-"""Read step problems from published graphs in networkx's node-link JSON.
+"""Read schedule problems from published graphs in networkx's node-link JSON.
 
 Two formats are supported. In Checkmate's files, nodes have the keys ``cost_cpu`` and ``cost_ram``,
 and edges have ``source`` and ``target``. The nodes are ordered by networkx's topological sort. In
@@ -26,7 +26,7 @@ def is_node_link(data: Any) -> bool:
 
 
 def read_node_link(data: dict[str, Any]) -> ScheduleProblem:
-    """Convert a node-link graph to a step problem without a capacity.
+    """Convert a node-link graph to a schedule problem without a capacity.
 
     The nodes are in the order of ``graph.order`` or, if the file has no such list, sorted topologically.
 

@@ -146,7 +146,7 @@ class Isolated(Solver):
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
-        """Solve a step problem in the process, and kill the process if it does not return in time."""
+        """Solve a schedule problem in the process, and kill the process if it does not return in time."""
         answer = self._solve(problem, time_limit)
         return ScheduleAnswer(answer.saved, answer.bound, by_clock=answer.by_clock)
 

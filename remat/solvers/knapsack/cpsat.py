@@ -1,4 +1,4 @@
-"""Solver of knapsack and step problems with OR-Tools' CP-SAT."""
+"""Solver of knapsack and schedule problems with OR-Tools' CP-SAT."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remat.solvers.effort import EFFORT
 from remat.solvers.interrupts import interruptible
 from remat.solvers.knapsack.reduction import CoreSolver, reduce
 from remat.solvers.problem import KnapsackProblem
-from remat.solvers.schedule.core import step_core
+from remat.solvers.schedule.core import schedule_core
 from remat.solvers.schedule.cpsat import schedule_model
 from remat.solvers.schedule.eviction import evicting
 from remat.solvers.schedule.problem import ScheduleProblem, evaluate_schedule, not_found
@@ -90,7 +90,7 @@ class CpSat(CoreSolver):
         if len(problem) > EFFORT.schedule_nodes:
             raise RefusalError(
                 self.name,
-                f"solver 'cpsat' takes step problems of at most {EFFORT.schedule_nodes} nodes, got {len(problem)}",
+                f"solver 'cpsat' takes schedule problems of at most {EFFORT.schedule_nodes} nodes, got {len(problem)}",
             )
         if max(sum(problem.cost), sum(problem.size), problem.capacity or 0) > _SUM_LIMIT // 8:
             raise RefusalError(
@@ -101,7 +101,7 @@ class CpSat(CoreSolver):
             return ScheduleAnswer(order)
         start = evicting(problem)
         hint = order if start is None else start
-        core = step_core(problem)
+        core = schedule_core(problem)
         model, rows = schedule_model(core, core.apply(problem, hint))
         solver = self._engine(started, time_limit)
         status = interruptible(lambda: solver.solve(model), solver.stop_search)

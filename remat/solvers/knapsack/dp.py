@@ -46,15 +46,15 @@ class DynamicProgram(CoreSolver):
             capacity=core.capacity // unit,
         )
         relaxed = core.relaxed()
-        picked, done = _fill_table(coarse, relaxed.order, deadline)
+        picked, is_complete = _fill_table(coarse, relaxed.order, deadline)
         saved = tuple(sorted(picked))
-        if unit > 1 or not done:
+        if unit > 1 or not is_complete:
             saved = core.repaired(picked)  # rounding or the deadline may leave capacity unused
         value = core.value_of(saved)
         if value < relaxed.value:
             saved, value = relaxed.saved, relaxed.value
-        proven = unit == 1 and done
-        return Answer(saved, value if proven else relaxed.bound, by_clock=not done)
+        proven = unit == 1 and is_complete
+        return Answer(saved, value if proven else relaxed.bound, by_clock=not is_complete)
 
 
 def _fill_table(
@@ -66,10 +66,10 @@ def _fill_table(
     columns = problem.capacity + 1  # weights and capacity are in multiples of a step
     best = np.zeros(columns, dtype=np.int64)  # best[c]: greatest value within capacity c
     taken: list[tuple[int, np.ndarray]] = []  # per item, one bit per capacity, to save memory
-    done = True
+    is_complete = True
     for i in order:
         if deadline is not None and time.monotonic() >= deadline:
-            done = False
+            is_complete = False
             break
         weight, value = problem.weights[i], problem.values[i]
         if weight >= columns:
@@ -86,4 +86,4 @@ def _fill_table(
         if bits[room >> 3] >> (7 - (room & 7)) & 1:
             picked.append(i)
             room -= problem.weights[i]
-    return picked, done
+    return picked, is_complete

@@ -1,4 +1,4 @@
-"""Greedy solver: takes items by value per weight, and solves step problems by evicting values."""
+"""Greedy solver: takes items by value per weight, and solves schedule problems by evicting values."""
 
 from __future__ import annotations
 

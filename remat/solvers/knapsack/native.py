@@ -20,7 +20,7 @@ LARGEST_SUM = 2**60
 
 
 class Native(Solver):
-    """Exact knapsacks by MINKNAP's expanding core in C++, and step problems by annealing.
+    """Exact knapsacks by MINKNAP's expanding core in C++, and schedule problems by annealing.
 
     Identical items are grouped, and the greatest common divisor is divided out. The *break item* is the
     first one in order of value per weight that no longer fits. The *core*, the items searched so far,
@@ -52,7 +52,7 @@ class Native(Solver):
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
-        """Solve a step problem by simulated annealing; the schedule need not be optimal."""
+        """Solve a schedule problem by simulated annealing; the schedule need not be optimal."""
         return anneal(_compiled(), problem, time_limit=time_limit)
 
     def search(

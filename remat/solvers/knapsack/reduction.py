@@ -19,21 +19,21 @@ class Reduction(Generic[P]):
 
     Attributes:
         core: the problem of the remaining items or nodes, of which there may be none.
-        kept: for every item or node of the core, its index in the original problem.
+        remaining: for every item or node of the core, its index in the original problem.
         always: indices, in the original problem, of the removed items or nodes that are saved.
         always_value: for a knapsack, the total value of ``always``.
         value_unit: units of value, in the original problem, that make one unit in the core.
     """
 
     core: P
-    kept: tuple[int, ...]
+    remaining: tuple[int, ...]
     always: tuple[int, ...]
     always_value: int = 0
     value_unit: int = 1
 
     def invert(self, saved: Iterable[int]) -> tuple[int, ...]:
         """Convert a choice for the core to a choice for the original problem."""
-        return tuple(sorted((*self.always, *(self.kept[i] for i in saved))))
+        return tuple(sorted((*self.always, *(self.remaining[i] for i in saved))))
 
     def invert_answer(self, answer: Answer) -> Answer:
         """Convert an answer for the core to an answer for the original problem."""
@@ -54,22 +54,22 @@ def reduce(problem: KnapsackProblem) -> Reduction[KnapsackProblem]:
     """
     weights, values, capacity = problem.weights, problem.values, problem.capacity
     always = [i for i, w in enumerate(weights) if w == 0]
-    kept = [
+    remaining = [
         i
         for i, (w, v) in enumerate(zip(weights, values, strict=True))
         if 0 < w <= capacity and v > 0
     ]
-    if problem.weight_of(kept) <= capacity:
-        always, kept = sorted((*always, *kept)), []
-    weight_unit = math.gcd(*(weights[i] for i in kept)) or 1
-    value_unit = math.gcd(*(values[i] for i in kept)) or 1
+    if problem.weight_of(remaining) <= capacity:
+        always, remaining = sorted((*always, *remaining)), []
+    weight_unit = math.gcd(*(weights[i] for i in remaining)) or 1
+    value_unit = math.gcd(*(values[i] for i in remaining)) or 1
     return Reduction(
         core=KnapsackProblem(
-            weights=tuple(weights[i] // weight_unit for i in kept),
-            values=tuple(values[i] // value_unit for i in kept),
+            weights=tuple(weights[i] // weight_unit for i in remaining),
+            values=tuple(values[i] // value_unit for i in remaining),
             capacity=capacity // weight_unit,
         ),
-        kept=tuple(kept),
+        remaining=tuple(remaining),
         always=tuple(always),
         always_value=problem.value_of(always),
         value_unit=value_unit,
@@ -100,19 +100,19 @@ def fix_variables(core: KnapsackProblem, relaxed: Relaxation) -> Reduction[Knaps
     # Optimum of the relaxation, times `weight` to stay an integer.
     top = worth * weight + value * room
     most_loss = top - (relaxed.value + 1) * weight  # a larger loss rules out an improvement
-    kept = [
+    remaining = [
         j
         for j, (w, v) in enumerate(zip(weights, values, strict=True))
         if abs(v * weight - w * value) <= most_loss
     ]
-    always = tuple(sorted(prefix.difference(kept)))
+    always = tuple(sorted(prefix.difference(remaining)))
     return Reduction(
         core=KnapsackProblem(
-            weights=tuple(weights[j] for j in kept),
-            values=tuple(values[j] for j in kept),
+            weights=tuple(weights[j] for j in remaining),
+            values=tuple(values[j] for j in remaining),
             capacity=core.capacity - core.weight_of(always),
         ),
-        kept=tuple(kept),
+        remaining=tuple(remaining),
         always=always,
         always_value=core.value_of(always),
     )
@@ -130,7 +130,7 @@ class CoreSolver(Solver):
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
         """Reduce the problem, solve the core, and extend the answer to the whole problem."""
         reduction = reduce(problem)
-        if not reduction.kept:
+        if not reduction.remaining:
             return reduction.invert_answer(Answer((), 0))
         return reduction.invert_answer(self.solve_core(reduction.core, time_limit=time_limit))
 
@@ -142,7 +142,7 @@ class CoreSolver(Solver):
         fixed = fix_variables(core, relaxed)
         inner = reduce(fixed.core)
         inner_answer = Answer((), 0)
-        if inner.kept:
+        if inner.remaining:
             inner_answer = self.search(inner.core, time_limit=time_limit)
         answer = fixed.invert_answer(inner.invert_answer(inner_answer))
         bound = relaxed.bound if answer.bound is None else min(answer.bound, relaxed.bound)

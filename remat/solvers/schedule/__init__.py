@@ -1,1 +1,1 @@
-"""The step problem: which node runs when, and how often."""
+"""The schedule problem: which node runs when, and how often."""

@@ -1,4 +1,4 @@
-"""Solve the step problem (see `ScheduleProblem`) by simulated annealing in the compiled C++ kernel.
+"""Solve the schedule problem (see `ScheduleProblem`) by simulated annealing in the compiled C++ kernel.
 
 A schedule is a sequence of runs of nodes. One edit moves a run, or adds or removes a second or later
 run of a node. A *turn* is one annealing search of the kernel, with a given number of edits.
@@ -13,7 +13,7 @@ from types import ModuleType
 
 from remat.errors import ProblemError
 from remat.solvers.effort import EFFORT
-from remat.solvers.schedule.core import StepCore, step_core
+from remat.solvers.schedule.core import ScheduleCore, schedule_core
 from remat.solvers.schedule.eviction import evicting
 from remat.solvers.schedule.problem import ScheduleProblem, evaluate_schedule, not_found
 from remat.solvers.solution import ScheduleAnswer
@@ -45,14 +45,14 @@ def anneal(
     """Return the cheapest schedule within the capacity that simulated annealing finds.
 
     The first turns start from the best of these schedules: every node once, the schedule from
-    `evicting`, and those in ``problem.known``. The last turns start from the best schedule found so far.
+    `evicting`, and those in ``problem.hints``. The last turns start from the best schedule found so far.
     During a turn, a schedule may exceed the capacity, but excess bytes add a penalty to its cost. The
     answer's bound is the cost of running each node once.
 
     Raises:
         BudgetError: no schedule within the capacity was found.
     """
-    core = step_core(problem)
+    core = schedule_core(problem)
     least = sum(problem.cost)
 
     def rank(sequence: Sequence[int]) -> tuple[bool, int, int]:
@@ -97,30 +97,30 @@ def improve(
         position at which backward begins. This is the earliest legal position, unless the schedule
         would then exceed the capacity. A schedule may exceed the capacity in any case.
     """
-    core = step_core(problem)
+    core = schedule_core(problem)
     best = (tuple(sequence), boundary)
     graph = compiled.StepGraph(*core.columns())
     turns = [(seed, moves, *row) for seed, row in enumerate(_NEAR, 1)]
     start = core.apply(problem, *best)
-    found = graph.anneal(start, core.capacity >> core.shift, turns, 0.0)
-    candidates = {best, *(core.invert(s) for *_, s in found)}
+    annealed = graph.anneal(start, core.capacity >> core.shift, turns, 0.0)
+    candidates = {best, *(core.invert(s) for *_, s in annealed)}
 
     def with_boundary(sequence: tuple[int, ...], boundary: int) -> tuple[tuple[int, ...], int]:
         first = _first_boundary(problem, sequence)
         fits = first < boundary and not _rank(problem, sequence, first)[0]
         return sequence, first if fits else boundary
 
-    made = {with_boundary(*candidate) for candidate in candidates}
-    return sorted(made, key=lambda candidate: (_rank(problem, *candidate), candidate))
+    schedules = {with_boundary(*candidate) for candidate in candidates}
+    return sorted(schedules, key=lambda candidate: (_rank(problem, *candidate), candidate))
 
 
 def _rank(
     problem: ScheduleProblem, runs: Sequence[int], boundary: int | None = None
 ) -> tuple[bool, int, int]:
     """Return the sort key of a schedule, smallest first: whether it exceeds the capacity, then peak or cost, then peak."""
-    done = evaluate_schedule(problem, runs, boundary)
-    over = problem.capacity is not None and done.peak_bytes > problem.capacity
-    return over, done.peak_bytes if over else done.cost, done.peak_bytes
+    evaluation = evaluate_schedule(problem, runs, boundary)
+    over = problem.capacity is not None and evaluation.peak_bytes > problem.capacity
+    return over, evaluation.peak_bytes if over else evaluation.cost, evaluation.peak_bytes
 
 
 def _first_boundary(problem: ScheduleProblem, sequence: Sequence[int]) -> int:
@@ -133,12 +133,12 @@ def _first_boundary(problem: ScheduleProblem, sequence: Sequence[int]) -> int:
     return len(sequence)
 
 
-def _starts(problem: ScheduleProblem, core: StepCore) -> list[tuple[int, ...]]:
+def _starts(problem: ScheduleProblem, core: ScheduleCore) -> list[tuple[int, ...]]:
     """Return the legal sequences, in nodes of ``core``, from which annealing may start."""
     evicted = evicting(problem)
     starts = [core.start]
-    for known in (*problem.known, *((evicted,) if evicted else ())):
-        with contextlib.suppress(ProblemError):  # `known` is unchecked: it may be no legal schedule
-            evaluate_schedule(problem, known)
-            starts.append(core.apply(problem, known))
+    for hint in (*problem.hints, *((evicted,) if evicted else ())):
+        with contextlib.suppress(ProblemError):  # `hint` is unchecked: it may be no legal schedule
+            evaluate_schedule(problem, hint)
+            starts.append(core.apply(problem, hint))
     return starts

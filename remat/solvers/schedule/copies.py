@@ -1,4 +1,4 @@
-"""Offload copies as nodes of the step problem, so that its solvers count the copies' memory.
+"""Offload copies as nodes of the schedule problem, so that its solvers count the copies' memory.
 
 An offloaded value keeps its memory until its copy to the host has ended. The value takes memory
 again when the copy back begins. Three extra nodes for each offloaded value model this. The *away*
@@ -23,20 +23,20 @@ class Copy:
     Attributes:
         value: the node that makes the value.
         nbytes: bytes that are offloaded.
-        sent: position, in the schedule, of the forward run after which the bytes are free.
+        freed: position, in the schedule, of the forward run after which the bytes are free.
         fetched: position, in the schedule, of the backward run before which the bytes take memory
             again.
     """
 
     value: int
     nbytes: int
-    sent: int
+    freed: int
     fetched: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WithCopies:
-    """A step problem extended by nodes for offload copies, with a schedule of the extended problem.
+    """A schedule problem extended by nodes for offload copies, with a schedule of the extended problem.
 
     Nodes are numbered in this order: the fetch nodes, the nodes of the original problem, the *away*
     nodes, the send nodes. Each copy has one node of every kind.
@@ -65,7 +65,7 @@ class WithCopies:
 def with_copies(
     problem: ScheduleProblem, sequence: Sequence[int], boundary: int, copies: Sequence[Copy]
 ) -> WithCopies:
-    """Add copies as nodes to a step problem, and add the runs of these nodes to a schedule."""
+    """Add copies as nodes to a schedule problem, and add the runs of these nodes to a schedule."""
     # Only backward nodes read a fetched value here, because `inputs` has one entry for all runs of a node. A forward node
     # that runs again in backward may read fetched values too; these bytes are not counted.
     k, n = len(copies), len(problem)
@@ -84,7 +84,7 @@ def with_copies(
             inputs[reader + k] = (*inputs[reader + k], f)
     away, sends = range(n + k, n + 2 * k), range(n + 2 * k, n + 3 * k)
     inputs += [()] * k
-    inputs += [(a, sequence[c.sent] + k) for a, c in zip(away, copies, strict=True)]
+    inputs += [(a, sequence[c.freed] + k) for a, c in zip(away, copies, strict=True)]
     # The offloaded bytes become a second result (`away`) of the value's maker, last read by the send.
     size = list(problem.size)
     for c in copies:
@@ -121,14 +121,14 @@ def with_copies(
         resident=problem.resident,
         unit=problem.unit,
     )
-    sent: dict[int, list[int]] = {}
-    fetched: dict[int, list[int]] = {}
+    sends_after: dict[int, list[int]] = {}
+    fetches_before: dict[int, list[int]] = {}
     for f, c in enumerate(copies):
-        sent.setdefault(c.sent, []).append(sends[f])
-        fetched.setdefault(c.fetched, []).append(f)
+        sends_after.setdefault(c.freed, []).append(sends[f])
+        fetches_before.setdefault(c.fetched, []).append(f)
     runs: list[int] = []
     for at, v in enumerate(sequence):
-        runs += [*fetched.get(at, ()), v + k, *sent.get(at, ())]
+        runs += [*fetches_before.get(at, ()), v + k, *sends_after.get(at, ())]
     return WithCopies(
         problem=changed, sequence=tuple(runs), boundary=boundary + k, fetches=k, nodes=n
     )

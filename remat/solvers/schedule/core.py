@@ -1,4 +1,4 @@
-"""Convert a step problem to the form that the compiled kernel's search reads.
+"""Convert a schedule problem to the form that the compiled kernel's search reads.
 
 This form is called the *core* of the problem. The core has only nodes that read and make values. It
 expresses the other rules of the problem by additional nodes and values. A first node makes the
@@ -20,8 +20,8 @@ _EXACT = 2**52
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepCore:
-    """Columns of a step problem, extended by a first node, a boundary node and a last node.
+class ScheduleCore:
+    """Columns of a schedule problem, extended by a first node, a boundary node and a last node.
 
     Attributes:
         cost: cost of one run of each node; the problem's own nodes come first.
@@ -93,8 +93,8 @@ def _scaled(costs: Sequence[int]) -> Sequence[int]:
     return [x >> shift for x in costs] if shift else costs
 
 
-def step_core(problem: ScheduleProblem) -> StepCore:
-    """Convert a step problem to the form that the compiled kernel's search reads."""
+def schedule_core(problem: ScheduleProblem) -> ScheduleCore:
+    """Convert a schedule problem to the form that the compiled kernel's search reads."""
     n = len(problem)
     head, tail = n, n + 1
     boundary = n + 2 if problem.backward else -1
@@ -135,7 +135,7 @@ def step_core(problem: ScheduleProblem) -> StepCore:
     order = list(problem.order)
     if boundary >= 0:
         order.insert(len(order) - len(problem.backward), boundary)
-    return StepCore(
+    return ScheduleCore(
         cost=(*problem.cost, *(0,) * (count - n)),
         extra=(*(problem.extra or (0,) * n), *(0,) * (count - n)),
         once=tuple(int(v in pinned) for v in range(count)),

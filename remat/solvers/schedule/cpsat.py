@@ -1,4 +1,4 @@
-"""Model of the step problem for CP-SAT.
+"""Model of the schedule problem for CP-SAT.
 
 Each possible run has a position in the schedule. Each value that a run makes has an interval of
 positions during which the value is in memory.
@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from remat.solvers.schedule.core import StepCore
+from remat.solvers.schedule.core import ScheduleCore
 
 #: Largest number of runs of one node.
 _RUNS = 2
 
 
-def schedule_model(core: StepCore, start: Sequence[int]) -> tuple[Any, list[Any]]:
-    """Build the CP-SAT model of a step problem, with a legal sequence of the core as a hint.
+def schedule_model(core: ScheduleCore, start: Sequence[int]) -> tuple[Any, list[Any]]:
+    """Build the CP-SAT model of a schedule problem, with a legal sequence of the core as a hint.
 
     Returns the model, and a tuple ``(node, presence, position)`` for each possible run: a Boolean and an
     integer variable.
@@ -37,10 +37,10 @@ def schedule_model(core: StepCore, start: Sequence[int]) -> tuple[Any, list[Any]
     for v in nodes:
         model.add(there[v][0] == 1)
         for k in range(count[v]):
-            moment = model.new_optional_fixed_size_interval_var(at[v][k], 1, there[v][k], "")
-            runs.append(moment)
+            program_point = model.new_optional_fixed_size_interval_var(at[v][k], 1, there[v][k], "")
+            runs.append(program_point)
             if core.extra[v]:
-                memory.append(moment)
+                memory.append(program_point)
                 bytes_of.append(core.extra[v])
             if k:  # order a node's runs: a permutation would be the same schedule
                 model.add_implication(there[v][k], there[v][k - 1])
@@ -76,9 +76,9 @@ def schedule_model(core: StepCore, start: Sequence[int]) -> tuple[Any, list[Any]
     model.add_cumulative(memory, bytes_of, core.capacity)
     model.minimize(sum(core.cost[v] * p for v in nodes for p in there[v][1:]))
     seen = dict.fromkeys(nodes, 0)
-    for moment, v in enumerate(start):
+    for program_point, v in enumerate(start):
         if seen[v] < count[v]:
-            model.add_hint(at[v][seen[v]], moment)
+            model.add_hint(at[v][seen[v]], program_point)
             model.add_hint(there[v][seen[v]], 1)
             seen[v] += 1
     rows = [(v, p, t) for v in nodes for p, t in zip(there[v], at[v], strict=True)]

@@ -95,9 +95,9 @@ def evicting(problem: ScheduleProblem) -> list[int] | None:
         for u in problem.inputs[v]:
             uses[u].pop()
         try:
-            done = run(v, position, set())
+            has_room = run(v, position, set())
         except RecursionError:  # a chain of recomputations deeper than Python's stack
             return None
-        if not done:
+        if not has_room:
             return None
     return runs

@@ -1,4 +1,4 @@
-"""Step problems whose values may be offloaded to the host between forward and backward.
+"""Schedule problems whose values may be offloaded to the host between forward and backward.
 
 `evaluate_offloads` defines the memory and cost of a schedule with offloads. It follows the runs and
 the copies in integers.
@@ -21,10 +21,10 @@ from remat.solvers.schedule.transfers import Placement, Transfer, place
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadProblem:
-    """A step problem whose values may also be offloaded.
+    """A schedule problem whose values may also be offloaded.
 
     Attributes:
-        step: the step problem; its costs are times, and its capacity limits the device's memory.
+        schedule_problem: the schedule problem; its costs are times, and its capacity limits the device's memory.
         times: time of one run of each node, also of the nodes that belong to backward. All times
             have the unit of the costs.
         copy_time: for each node, the time of the copy of its value to the host, which is also the
@@ -36,7 +36,7 @@ class OffloadProblem:
             that forward made.
     """
 
-    step: ScheduleProblem
+    schedule_problem: ScheduleProblem
     times: tuple[int, ...]
     copy_time: tuple[int, ...]
     host_size: tuple[int, ...] = ()
@@ -45,7 +45,7 @@ class OffloadProblem:
 
     def on_host(self, node: int) -> int:
         """Return the bytes that a copy of a node's value takes in the host's memory."""
-        return self.host_size[node] if self.host_size else self.step.size[node]
+        return self.host_size[node] if self.host_size else self.schedule_problem.size[node]
 
     def host_over(self, host_bytes: int) -> int:
         """Return by how many bytes ``host_bytes`` exceed the host's capacity; 0 if they fit."""
@@ -74,13 +74,13 @@ class CarriedSchedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadChoice:
+class OffloadPlan:
     """A decision which values to save and which to offload, with its schedule, memory and cost.
 
     Attributes:
         saved: positions of the saved nodes in the graph problem.
         schedule: the schedule of the decision, without copies.
-        offloaded: nodes of the step problem whose values are offloaded, in the order of the transfers in
+        offloaded: nodes of the schedule problem whose values are offloaded, in the order of the transfers in
             ``placement``.
         cost: recompute cost plus exposed transfer time, the time for which runs wait for copies.
         peak_bytes: most bytes alive on the device at one time.
@@ -119,17 +119,17 @@ def carried(
 
     A ``boundary`` of None puts the beginning of backward as late as possible.
     """
-    step = problem.step
-    evaluation = evaluate_schedule(step, sequence, boundary)
-    results, stays = step.results, step.given.union(step.to_end)
+    schedule_problem = problem.schedule_problem
+    evaluation = evaluate_schedule(schedule_problem, sequence, boundary)
+    results, stays = schedule_problem.results, schedule_problem.given.union(schedule_problem.to_end)
     ready: dict[int, int] = {}
     needed: dict[int, int] = {}
     for at, v in enumerate(sequence):
         if at < evaluation.boundary:
-            for u in (*step.inputs[v], *results[v]):
+            for u in (*schedule_problem.inputs[v], *results[v]):
                 ready[u] = at
             continue
-        for u in step.inputs[v]:
+        for u in schedule_problem.inputs[v]:
             if u in ready and u not in needed:
                 needed[u] = at
         for u in results[v]:
@@ -139,7 +139,7 @@ def carried(
     idle = {
         i: (ready[i], needed[i])
         for i in sorted(needed)
-        if i not in stays and i in ready and step.size[i]
+        if i not in stays and i in ready and schedule_problem.size[i]
     }
     return CarriedSchedule(sequence=tuple(sequence), evaluation=evaluation, idle=idle)
 
@@ -150,11 +150,11 @@ def evaluate_offloads(
     offloaded: Iterable[int],
     capacity: int | None,
     saved: tuple[int, ...] = (),
-) -> OffloadChoice:
+) -> OffloadPlan:
     """Compute the memory and cost of a schedule with offloads.
 
     Args:
-        problem: the step problem with its copy times.
+        problem: the schedule problem with its copy times.
         schedule: the schedule, with the values that it carries into backward.
         offloaded: nodes whose values are offloaded, in addition to those of ``problem.always``.
             Values that are not carried into backward stay on the device.
@@ -163,20 +163,24 @@ def evaluate_offloads(
             None: no limit.
         saved: positions of the saved nodes in the graph problem, for the result.
     """
-    step, evaluation, idle = problem.step, schedule.evaluation, schedule.idle
+    schedule_problem, evaluation, idle = (
+        problem.schedule_problem,
+        schedule.evaluation,
+        schedule.idle,
+    )
     used = tuple(sorted({v for v in (*offloaded, *problem.always) if v in idle}))
     change = [0] * (len(evaluation.bytes_alive) + 1)
     transfers = []
     for v in used:
         if problem.copy_time[v] < 0:
-            raise ProblemError(f"'{step.names[v]}' is offloaded, and must not be")
+            raise ProblemError(f"'{schedule_problem.names[v]}' is offloaded, and must not be")
         first, last = idle[v]
         # The bytes are gone between the two uses. `place` adds them again while the copies run.
-        change[first + 1] -= step.size[v]
-        change[last] += step.size[v]
+        change[first + 1] -= schedule_problem.size[v]
+        change[last] += schedule_problem.size[v]
         transfers.append(
             Transfer(
-                nbytes=step.size[v],
+                nbytes=schedule_problem.size[v],
                 ready=first,
                 needed=last,
                 copy_time=problem.copy_time[v],
@@ -192,11 +196,11 @@ def evaluate_offloads(
     over = problem.host_over(host_bytes) * len(most)
     if capacity is not None:
         over += sum(b - capacity for b in most if b > capacity)
-    return OffloadChoice(
+    return OffloadPlan(
         saved=saved,
         schedule=schedule,
         # Without the cost of the first run of each node, which is no recomputation.
-        cost=evaluation.cost - sum(step.cost) + placed.exposed_time,
+        cost=evaluation.cost - sum(schedule_problem.cost) + placed.exposed_time,
         peak_bytes=max(most, default=evaluation.peak_bytes),
         offloaded=used,
         host_bytes=host_bytes,

@@ -15,7 +15,7 @@ from remat.solvers.graph.problem import GraphProblem, always_saved, evaluate, wo
 from remat.solvers.schedule.copies import Copy
 from remat.solvers.schedule.offload_problem import (
     CarriedSchedule,
-    OffloadChoice,
+    OffloadPlan,
     OffloadProblem,
     carried,
     evaluate_offloads,
@@ -31,10 +31,10 @@ class OffloadSearch:
     """Search for the cheapest decision which values to save, recompute and offload within a peak.
 
     Args:
-        problem: the step problem with its copy times.
+        problem: the schedule problem with its copy times.
         graph: the graph problem: which values may be saved and which recomputed. Its costs are
-            those of the step problem.
-        node_of: for each node of the graph problem, the node of the step problem; -1 for none.
+            those of the schedule problem.
+        node_of: for each node of the graph problem, the node of the schedule problem; -1 for none.
         schedule: a function that takes the saved nodes and returns a schedule: its runs, and the
             position of the run at which backward begins.
         capacity: limit on the peak memory of the device, in bytes.
@@ -56,10 +56,10 @@ class OffloadSearch:
         self._grant(1.0)
 
     # ---- evaluation -----------------------------------------------------------------------------------
-    def choice(self, saved: Iterable[int], offloaded: Iterable[int]) -> OffloadChoice:
+    def decide(self, saved: Iterable[int], offloaded: Iterable[int]) -> OffloadPlan:
         """Build the schedule of a decision, and evaluate it.
 
-        ``saved`` are nodes of the graph problem, and ``offloaded`` nodes of the step problem, here as in the
+        ``saved`` are nodes of the graph problem, and ``offloaded`` nodes of the schedule problem, here as in the
         other methods.
 
         Raises:
@@ -72,66 +72,70 @@ class OffloadSearch:
             carried_schedule = carried(self._problem, sequence, boundary)
             self._schedules[saved_and_read] = carried_schedule
             self._walked += 3 * len(sequence)
-        return self.evaluated(saved_and_read, carried_schedule, offloaded)
+        return self.evaluate(saved_and_read, carried_schedule, offloaded)
 
-    def settled(self, choice: OffloadChoice) -> OffloadChoice:
+    def improve_offloads(self, offload_plan: OffloadPlan) -> OffloadPlan:
         """Improve a decision by changing only its offloaded values, and return the improved decision."""
         self._grant(EFFORT.offload_around)
-        return self._drop_offloads(self._fit_capacity(choice, again=False))
+        return self._drop_offloads(self._fit_capacity(offload_plan, again=False))
 
-    def on(
+    def evaluate_order(
         self,
         saved: tuple[int, ...],
         sequence: Sequence[int],
         boundary: int,
         offloaded: Iterable[int],
-    ) -> OffloadChoice:
-        """Evaluate a decision whose runs are in a given order, and return it as an `OffloadChoice`."""
-        return self.evaluated(saved, carried(self._problem, sequence, boundary), offloaded)
+    ) -> OffloadPlan:
+        """Evaluate a decision whose runs are in a given order, and return it as an `OffloadPlan`."""
+        return self.evaluate(saved, carried(self._problem, sequence, boundary), offloaded)
 
-    def sent(self, saved: tuple[int, ...], sequence: Sequence[int], boundary: int) -> OffloadChoice:
+    def offload_greedily(
+        self, saved: tuple[int, ...], sequence: Sequence[int], boundary: int
+    ) -> OffloadPlan:
         """Offload values of a schedule until it fits the capacity, and return the decision.
 
         The values are tried in the order of their last uses in forward. At first, only offloads that add no
         exposed transfer time are taken.
         """
         self._grant(EFFORT.offload_around)
-        best = self.on(saved, sequence, boundary, ())
+        best = self.evaluate_order(saved, sequence, boundary, ())
         idle = best.schedule.idle
         for v in sorted(idle, key=lambda v: (idle[v][0], v)):
             if not best.over or self._spent():
                 break
             if self.may_offload(v):
-                choice = self.evaluated(saved, best.schedule, (*best.offloaded, v))
-                if choice.over < best.over and choice.exposed <= best.exposed:
-                    best = choice
+                offload_plan = self.evaluate(saved, best.schedule, (*best.offloaded, v))
+                if offload_plan.over < best.over and offload_plan.exposed <= best.exposed:
+                    best = offload_plan
         return self._drop_offloads(self._fit_capacity(best, again=False))
 
-    def evaluated(
+    def evaluate(
         self, saved: tuple[int, ...], schedule: CarriedSchedule, offloaded: Iterable[int]
-    ) -> OffloadChoice:
-        """Evaluate a decision on its schedule, and return it as an `OffloadChoice`."""
+    ) -> OffloadPlan:
+        """Evaluate a decision on its schedule, and return it as an `OffloadPlan`."""
         self._walked += len(schedule.sequence)
         self._evaluations += 1
         return evaluate_offloads(self._problem, schedule, offloaded, self.capacity, saved)
 
-    def copies(self, choice: OffloadChoice, *, at_once: bool) -> list[Copy]:
+    def copies(self, offload_plan: OffloadPlan, *, at_once: bool) -> list[Copy]:
         """Return, for each offloaded value of a decision, between which runs it is off the device.
 
         If ``at_once`` is True, copies take no time: a value is off the device from its last use in forward to
         its first use in backward.
         """
-        offloaded, placement = choice.offloaded, choice.placement
+        offloaded, placement = offload_plan.offloaded, offload_plan.placement
         places = [*zip(placement.freed, placement.fetched, strict=True)]
         if at_once:
-            places = [choice.schedule.idle[v] for v in offloaded]
+            places = [offload_plan.schedule.idle[v] for v in offloaded]
         return [
-            Copy(value=v, nbytes=self._problem.step.size[v], sent=sent, fetched=fetched)
-            for v, (sent, fetched) in zip(offloaded, places, strict=True)
+            Copy(
+                value=v, nbytes=self._problem.schedule_problem.size[v], freed=freed, fetched=fetched
+            )
+            for v, (freed, fetched) in zip(offloaded, places, strict=True)
         ]
 
     def may_offload(self, v: int) -> bool:
-        """Return whether the value of a node of the step problem may be offloaded."""
+        """Return whether the value of a node of the schedule problem may be offloaded."""
         return self._problem.copy_time[v] >= 0
 
     def _grant(self, share: float) -> None:
@@ -143,21 +147,21 @@ class OffloadSearch:
         return self._walked > self._work and self._evaluations > self._least
 
     # ---- the search -----------------------------------------------------------------------------------
-    def best(self, starts: Iterable[Iterable[int]]) -> OffloadChoice:
+    def best(self, starts: Iterable[Iterable[int]]) -> OffloadPlan:
         """Search, and return the cheapest decision found within the capacity, or else that with the least excess.
 
         ``starts`` are sets of nodes to save, at least one.
         """
         self._grant(1.0)
         # Local moves only find nearby decisions, so start from decisions without and with offloads.
-        begun = [self.choice(saved, ()) for saved in starts]
+        begun = [self.decide(saved, ()) for saved in starts]
         begun += [self.greedy(c) for c in begun]
         begun.sort(key=lambda c: c.rank)
         return min(
-            (self.improved(c) for c in begun[: EFFORT.offload_improved]), key=lambda c: c.rank
+            (self.improve(c) for c in begun[: EFFORT.offload_improved]), key=lambda c: c.rank
         )
 
-    def greedy(self, start: OffloadChoice) -> OffloadChoice:
+    def greedy(self, start: OffloadPlan) -> OffloadPlan:
         """Offload values of a decision until it fits the capacity; return the new decision.
 
         The values are sorted by bytes per unit of copy time, highest first. Values with similar rates are
@@ -167,7 +171,7 @@ class OffloadSearch:
         for v, (ready, _) in start.schedule.idle.items():
             if self.may_offload(v):
                 time = 2 * problem.copy_time[v]
-                rate = math.floor(_ALIKE * math.log2(problem.step.size[v] / (1 + time)))
+                rate = math.floor(_ALIKE * math.log2(problem.schedule_problem.size[v] / (1 + time)))
                 rates.append((-rate, ready, v))
         order: list[int] = []
         host_bytes = start.host_bytes
@@ -180,18 +184,18 @@ class OffloadSearch:
         best = start
         while low < high:
             middle = (low + high) // 2
-            choice = self.evaluated(start.saved, start.schedule, order[:middle])
-            if choice.rank < best.rank or (best.over and not choice.over):
-                best = choice
-            if choice.over:
+            offload_plan = self.evaluate(start.saved, start.schedule, order[:middle])
+            if offload_plan.rank < best.rank or (best.over and not offload_plan.over):
+                best = offload_plan
+            if offload_plan.over:
                 low = middle + 1
             else:
                 high = middle
-        last = self.evaluated(start.saved, start.schedule, order[:high])
+        last = self.evaluate(start.saved, start.schedule, order[:high])
         return min(best, last, key=lambda c: c.rank)
 
     # ---- local moves ----------------------------------------------------------------------------------
-    def improved(self, best: OffloadChoice) -> OffloadChoice:
+    def improve(self, best: OffloadPlan) -> OffloadPlan:
         """Improve a decision by moving one value at a time to another policy, until no move helps or the work is spent."""
         while not self._spent():
             before = best
@@ -201,9 +205,9 @@ class OffloadSearch:
                 break
         return best
 
-    def _fit_capacity(self, best: OffloadChoice, *, again: bool = True) -> OffloadChoice:
+    def _fit_capacity(self, best: OffloadPlan, *, again: bool = True) -> OffloadPlan:
         """Offload values that are idle at the peak, or recompute a saved value, while the schedule exceeds the capacity."""
-        sizes, time = self._problem.step.size, self._problem.copy_time
+        sizes, time = self._problem.schedule_problem.size, self._problem.copy_time
         while best.over and not self._spent():
             alive, over = best.placement.bytes_alive, best.over
             at = alive.index(max(alive))
@@ -214,21 +218,21 @@ class OffloadSearch:
             ]
             candidates.sort(key=lambda v: (-min(sizes[v], over) / (1 + 2 * time[v]), v))
             for v in candidates[: EFFORT.offload_mends]:
-                choice = self.evaluated(best.saved, best.schedule, (*best.offloaded, v))
-                if choice.rank < best.rank:
-                    best = choice
+                offload_plan = self.evaluate(best.saved, best.schedule, (*best.offloaded, v))
+                if offload_plan.rank < best.rank:
+                    best = offload_plan
                     break
             else:
                 saved = (self._node_of[i] for i in best.saved)
                 nodes = self._of_nodes(saved)[: EFFORT.offload_mends] if again else []
-                choice = self._recompute_first(best, nodes)
-                if choice is best:
+                offload_plan = self._recompute_first(best, nodes)
+                if offload_plan is best:
                     break
-                best = choice
+                best = offload_plan
         return best
 
     def _of_nodes(self, nodes: Iterable[int]) -> list[int]:
-        """Convert nodes of the step problem to recomputable nodes of the graph problem, least cost per byte first."""
+        """Convert nodes of the schedule problem to recomputable nodes of the graph problem, least cost per byte first."""
         p, wanted = self._graph, set(nodes)
         matches = [
             i
@@ -237,32 +241,32 @@ class OffloadSearch:
         ]
         return sorted(matches, key=lambda i: (p.cost[i] / p.size[i], i))
 
-    def _recompute_first(self, best: OffloadChoice, nodes: Sequence[int]) -> OffloadChoice:
+    def _recompute_first(self, best: OffloadPlan, nodes: Sequence[int]) -> OffloadPlan:
         """Recompute the first of the given saved nodes that improves the decision so; return the new decision."""
         for i in nodes:
             if self._spent():
                 break
             try:
-                choice = self.choice([k for k in best.saved if k != i], best.offloaded)
+                offload_plan = self.decide([k for k in best.saved if k != i], best.offloaded)
             except ProblemError:  # node i needs a value that cannot be recomputed
                 continue
-            if choice.rank < best.rank:
-                return choice
+            if offload_plan.rank < best.rank:
+                return offload_plan
         return best
 
-    def _drop_offloads(self, best: OffloadChoice) -> OffloadChoice:
+    def _drop_offloads(self, best: OffloadPlan) -> OffloadPlan:
         """Drop each offload without which the decision is better, longest copies first; return the decision."""
         time = self._problem.copy_time
         for v in sorted(best.offloaded, key=lambda v: (-time[v], v)):
             if self._spent():
                 break
             offloaded = [u for u in best.offloaded if u != v]
-            choice = self.evaluated(best.saved, best.schedule, offloaded)
-            if choice.rank < best.rank:
-                best = choice
+            offload_plan = self.evaluate(best.saved, best.schedule, offloaded)
+            if offload_plan.rank < best.rank:
+                best = offload_plan
         return best
 
-    def _save_more(self, best: OffloadChoice) -> OffloadChoice:
+    def _save_more(self, best: OffloadPlan) -> OffloadPlan:
         """Save or offload recomputed values, and recompute offloaded values, where the decision improves."""
         p, node_of = self._graph, self._node_of
         again = [i for i in worth_saving(p, best.saved) if node_of[i] >= 0]
@@ -270,15 +274,15 @@ class OffloadSearch:
             for more in ((), (node_of[i],)) if self.may_offload(node_of[i]) else ((),):
                 if self._spent():
                     return best
-                choice = self.choice((*best.saved, i), (*best.offloaded, *more))
-                if choice.over and choice.cost < best.cost:
-                    choice = self._fit_capacity(choice)
-                if choice.rank < best.rank:
-                    best = choice
+                offload_plan = self.decide((*best.saved, i), (*best.offloaded, *more))
+                if offload_plan.over and offload_plan.cost < best.cost:
+                    offload_plan = self._fit_capacity(offload_plan)
+                if offload_plan.rank < best.rank:
+                    best = offload_plan
                     break
         while not self._spent():
-            choice = self._recompute_first(best, self._of_nodes(best.offloaded))
-            if choice is best:
+            offload_plan = self._recompute_first(best, self._of_nodes(best.offloaded))
+            if offload_plan is best:
                 break
-            best = choice
+            best = offload_plan
         return best

@@ -1,4 +1,4 @@
-"""Search with Lagrange multipliers: prices of a byte at program points (``moments``)."""
+"""Search with Lagrange multipliers: prices of a byte at program points (``program_points``)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ T = TypeVar("T")
 
 def price_between(prices: Mapping[int, float]) -> Callable[[int, int], float]:
     """Return a function that sums the prices from one program point to another, both included."""
-    moments = sorted(prices)
-    sums = [0.0, *accumulate(prices[m] for m in moments)]
+    program_points = sorted(prices)
+    sums = [0.0, *accumulate(prices[m] for m in program_points)]
 
     def priced(low: int, high: int) -> float:
         # An empty range (high below low) would otherwise give a negative difference of sums.
-        return max(0.0, sums[bisect_left(moments, high + 1)] - sums[bisect_left(moments, low)])
+        return max(
+            0.0,
+            sums[bisect_left(program_points, high + 1)] - sums[bisect_left(program_points, low)],
+        )
 
     return priced
 

@@ -1,4 +1,4 @@
-"""The step problem: choose the order in which nodes run, and which nodes run again.
+"""The schedule problem: choose the order in which nodes run, and which nodes run again.
 
 The peak memory must stay within a capacity. A *schedule* is a sequence of runs of nodes. A node may
 occur several times. A later run recomputes the node's value, so memory need not hold the value
@@ -63,7 +63,7 @@ class ScheduleProblem(Problem[Schedule]):
         to_end: nodes whose value stays in memory to the end, from the node's last run on.
         resident: bytes that are alive all the time.
         unit: unit of ``cost``.
-        known: schedules that a solver may start from, which may exceed the capacity. Problems that
+        hints: schedules that a solver may start from, which may exceed the capacity. Problems that
             differ only in this field are equal.
 
     Raises:
@@ -98,7 +98,7 @@ class ScheduleProblem(Problem[Schedule]):
     to_end: tuple[int, ...] = ()
     resident: int = 0
     unit: str = ""
-    known: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
+    hints: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         self._check(columns.texts, "names")
@@ -125,7 +125,7 @@ class ScheduleProblem(Problem[Schedule]):
 
         self._check(columns.integer, "resident")
         self._check(columns.capacity, "capacity")
-        self._check(schedules, "known")
+        self._check(schedules, "hints")
         self._check_roles()
 
     def _check_roles(self) -> None:
@@ -262,14 +262,14 @@ class ScheduleProblem(Problem[Schedule]):
 
     def measure(self, choice: tuple[int, ...]) -> dict[str, Any]:
         try:
-            done = evaluate_schedule(self, choice)
+            evaluation = evaluate_schedule(self, choice)
         except ProblemError as error:
             raise ProblemError(f"returned a schedule that cannot run: {error}") from None
         return {
             "sequence": choice,
-            "cost": done.cost,
-            "peak_bytes": done.peak_bytes,
-            "boundary": done.boundary,
+            "cost": evaluation.cost,
+            "peak_bytes": evaluation.peak_bytes,
+            "boundary": evaluation.boundary,
         }
 
     def excess(self, figures: Mapping[str, Any]) -> str:
@@ -328,7 +328,7 @@ def evaluate_schedule(
 
 
 class ScheduleEvaluator:
-    """Computes the memory and cost of many schedules of one step problem, whose capacity is ignored."""
+    """Computes the memory and cost of many schedules of one schedule problem, whose capacity is ignored."""
 
     def __init__(self, problem: ScheduleProblem) -> None:
         self._problem, self._results = problem, problem.results

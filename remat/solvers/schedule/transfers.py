@@ -134,8 +134,8 @@ def exposed_time_at(
     The positions are those of `Placement`, and the copies queue in the same order as in `place`.
     """
     n = len(times)
-    sent, back = _queues(n, transfers)
-    sends = [(entry, time, freed[i]) for entry, _, time, i in sent]
+    outward, back = _queues(n, transfers)
+    sends = [(entry, time, freed[i]) for entry, _, time, i in outward]
     fetches = [(entry, time, n - 1 - fetched[i]) for entry, _, time, i in back]
     return _exposed_time(times[:boundary], sends) + _exposed_time(times[boundary:][::-1], fetches)
 
@@ -182,8 +182,8 @@ def _through(
         room = capacity if at <= last else -1  # after the last run, -1 makes every copy end
         while inside:
             end, nbytes, which, begun = inside[0]
-            full = room is not None and held > room - (alive[at] if at <= last else 0)
-            if end > now and not full:
+            has_no_room = room is not None and held > room - (alive[at] if at <= last else 0)
+            if end > now and not has_no_room:
                 break
             if end > now:
                 waits.append(Wait(begin=begun, at=min(at, last), time=end - now))

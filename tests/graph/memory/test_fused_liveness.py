@@ -29,22 +29,22 @@ def test_a_chain_of_pointwise_operators_is_one_kernel() -> None:
     """x and its gradient (4 KiB each), the sum and the tangent (4 bytes each): nothing else is written."""
     joint = joint_of(lambda x: (x * 2).neg().abs().sum(), weight(32, 32))
     plan = remat.plan(joint, 0.0)
-    assert plan.predicted_peak_bytes == 2 * 4096 + 2 * 4
-    assert plan.peak_bytes > plan.predicted_peak_bytes
+    assert plan.estimated_peak_bytes == 2 * 4096 + 2 * 4
+    assert plan.peak_bytes > plan.estimated_peak_bytes
 
 
 def test_products_take_what_they_take() -> None:
     joint = joint_of(lambda x, w: (x @ w) @ w, weight(16, 16), weight(16, 16))
     plan = remat.plan(joint, 1)
     # The sum of the two gradients of w is computed with the product that makes one of them.
-    assert plan.peak_bytes - 1024 <= plan.predicted_peak_bytes <= plan.peak_bytes
+    assert plan.peak_bytes - 1024 <= plan.estimated_peak_bytes <= plan.peak_bytes
 
 
 def test_a_kernel_writes_where_an_input_ends() -> None:
     """At the last product: x, w, the sum, a gradient written over the product, those of w and of x."""
     joint = joint_of(lambda x, w: (x @ w).sin().sum(), weight(32, 32), weight(32, 512))
     plan = remat.plan(joint, 0.0)
-    assert plan.predicted_peak_bytes == 4096 + 65536 + 4 + 65536 + 65536 + 4096
+    assert plan.estimated_peak_bytes == 4096 + 65536 + 4 + 65536 + 65536 + 4096
 
 
 def test_the_last_kernel_of_forward_writes_where_an_input_ends() -> None:
@@ -125,7 +125,7 @@ def test_a_value_is_written_where_an_input_ends_that_one_result_reads() -> None:
     joint = joint_of(f, weight(64, 64), weight(64, 64), weight(64, 64))
     plan = remat.plan(joint, 0.0)
     compiled = 64 * 64 * 4 * 7  # x, w, v; the product, its square, the gradients of both
-    assert abs(plan.predicted_peak_bytes - compiled) <= 64 * 64 * 4
+    assert abs(plan.estimated_peak_bytes - compiled) <= 64 * 64 * 4
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 32), (2, 4, 8, 8), (2, 4, 6, 6, 6)])
@@ -213,7 +213,7 @@ def test_what_reads_the_same_value_is_one_kernel_with_what_reads_it_first() -> N
     joint = joint_of(f, weight(16, 16), weight(16, 16), torch.ones(16, 16))
     walk = walk_of(remat.plan(joint, 1))
     lives = {node.name: (first, last) for _, node, _, first, last in walk.lifetimes()}
-    runs = {node.name: moment for moment, node in walk.running()}
+    runs = {node.name: program_point for program_point, node in walk.running()}
     assert lives["mm"][1] < runs["mm_2"]
     assert lives["add"][0] <= runs["mm_2"]
 
@@ -226,7 +226,7 @@ def test_what_a_kernel_keeps_in_registers_is_no_place_to_write() -> None:
 
     args = (weight(64, 32), weight(32, 256), weight(256, 32))
     plan = remat.plan(remat.capture(f, args, lower="inductor"), 1, "lagrangian")
-    assert plan.predicted_peak_bytes == (3 * 64 + 8 + 2 * 32) * 1024
+    assert plan.estimated_peak_bytes == (3 * 64 + 8 + 2 * 32) * 1024
 
 
 def test_what_one_operator_reads_is_never_written_however_much_it_reads() -> None:
@@ -295,9 +295,13 @@ def test_the_kernel_before_a_convolution_makes_its_copy_of_an_input() -> None:
 
     args = weight(2, 4, 8, 8), weight(4, 4, 3, 3), weight(6, 4, 3, 3)
     walk = walk_of(remat.plan(joint_of(f, *args), 1.0))
-    moments = {node.name: moment for moment, node in walk.running() if moment < walk.boundary}
+    program_points = {
+        node.name: program_point
+        for program_point, node in walk.running()
+        if program_point < walk.boundary
+    }
     copies = [taken[1:] for taken in walk.workspaces() if taken[0].name == "convolution_1"]
-    assert (args[2].nbytes, moments["sin"], moments["convolution_1"]) in copies
+    assert (args[2].nbytes, program_points["sin"], program_points["convolution_1"]) in copies
 
 
 @pytest.mark.parametrize("joined", [False, True])
@@ -343,9 +347,9 @@ def test_a_channels_last_copy_of_a_reshaped_gradient_is_made_by_its_kernel() -> 
         product.prepend(node)
     after = walk_of(plan)
     for walk, until in ((before, "convolution_backward"), (after, product.name)):
-        moments = {node.name: moment for moment, node in walk.running()}
+        program_points = {node.name: program_point for program_point, node in walk.running()}
         copies = [taken for taken in walk.workspaces() if taken[1] == 2 * 4 * 8 * 8 * 4]
-        assert (moments[until] - 1,) * 2 in [(first, last) for *_, first, last in copies]
+        assert (program_points[until] - 1,) * 2 in [(first, last) for *_, first, last in copies]
 
 
 @pytest.mark.parametrize("residual", [False, True])

@@ -72,14 +72,14 @@ def test_timeline_of_one_product() -> None:
     peak = step.peak
     assert (peak.nbytes, peak.node, peak.in_backward) == (388, "neg", True)
     assert plan.peak_bytes == 388
-    forward, backward = step.moments[: step.boundary], step.moments[step.boundary :]
+    forward, backward = step.program_points[: step.boundary], step.program_points[step.boundary :]
     assert forward == ("cos", "mm", "sum_1")
     assert backward[-3:] == ("sin", "neg", "mul")
     assert step.nbytes()[:3] == (192, 256, 260)
-    assert step.nbytes(StorageKind.INPUT) == (128,) * len(step.moments)
+    assert step.nbytes(StorageKind.INPUT) == (128,) * len(step.program_points)
     assert peak.nbytes == simulate_peak(plan.forward, plan.backward, 1)
     (cos,) = (x for x in step.lifetimes if x.node == "cos")
-    assert (cos.first, cos.nbytes, step.moments[cos.last]) == (0, 64, "mm_1")
+    assert (cos.first, cos.nbytes, step.program_points[cos.last]) == (0, 64, "mm_1")
     assert cos.last >= step.boundary, "a saved value lives to its last use"
     kinds = {(x.node, x.kind) for x in step.lifetimes}
     assert ("cos", StorageKind.SAVED) in kinds
@@ -87,7 +87,7 @@ def test_timeline_of_one_product() -> None:
     assert ("sum_1", StorageKind.OUTPUT) in kinds
     assert ("tangents_1", StorageKind.TANGENT) in kinds
     assert sum(kind is StorageKind.GRADIENT for _, kind in kinds) == 2
-    at_peak = step.alive(step.peak_moment)
+    at_peak = step.alive(step.peak_point)
     assert sum(x.nbytes for x in at_peak) == peak.nbytes
     assert [x.nbytes for x in at_peak] == sorted((x.nbytes for x in at_peak), reverse=True)
     assert {"sin", "neg"} < {x.node for x in at_peak}
@@ -149,7 +149,7 @@ def test_what_is_made_again_beside_its_kept_twin_counts() -> None:
     again = [x for x in step.lifetimes if x.node == "sort" and x.first >= step.boundary]
     assert sorted(x.nbytes for x in again) == [256, 512]  # values and indices
     kept = [x for x in step.lifetimes if x.node == "sort" and x.kind is StorageKind.OUTPUT]
-    assert [(x.nbytes, x.last) for x in kept] == [(256, len(step.moments) - 1)]
+    assert [(x.nbytes, x.last) for x in kept] == [(256, len(step.program_points) - 1)]
 
 
 def test_a_view_of_an_earlier_run_is_of_its_memory() -> None:
@@ -164,7 +164,7 @@ def test_a_view_of_an_earlier_run_is_of_its_memory() -> None:
     assert done.forward is not None
     assert done.backward is not None
     step = timeline(done.forward, done.backward, joint.num_fwd_outputs)
-    assert step.moments[1:8] == (
+    assert step.program_points[1:8] == (
         *("sin_again", "permute_again", "exp_again"),
         *("sin_again_1", "permute", "exp", "sin"),
     )
@@ -188,6 +188,6 @@ def test_a_half_without_operators() -> None:
     backward.output((tangent,))
     halves = fx.GraphModule({}, forward), fx.GraphModule({}, backward)
     step = timeline(*halves, 1)
-    assert step.moments == ("", "")
+    assert step.program_points == ("", "")
     assert step.nbytes() == (64, 72)
     assert step.peak.nbytes == simulate_peak(*halves, 1)

@@ -1,4 +1,4 @@
-"""The step problem of a joint graph: the schedule of every plan has the peak that is simulated."""
+"""The schedule problem of a joint graph: the schedule of every plan has the peak that is simulated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 import remat
 from remat.graph.memory.liveness import simulate_peak
-from remat.graph.problems.step_lowering import lower_step
+from remat.graph.problems.schedule_lowering import lower_schedule
 from remat.planning.pipelines import modules_of, split
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
@@ -43,7 +43,7 @@ def test_the_schedule_of_a_plan_has_its_peak(lower: Any) -> None:
     joint = remat.capture(Branches(), (x,), lower=lower)
     planner = Planner.of(joint, PlanRequest.of())
     state = planner.context.state
-    lowered = lower_step(state.joint, state.index, state.roles, planner.context.lowered)
+    lowered = lower_schedule(state.joint, state.index, state.roles, planner.context.lowered)
     seen, beyond = set(), set()
     for share in (1.0, 0.6, 0.3, 0.0):
         decided = planner.decide(Budget.parse(share))

@@ -77,7 +77,7 @@ def test_options_of_every_kind_read_back(options: Options, limit: int) -> None:
         "min-cut(ban-not-in-allowlist=false,ban-reductions=false),partition",
         "min-cut,knapsack(solver=greedy,budget=0.25),partition",
         "knapsack(solver=dp,budget=saved:1048576B,cost=roofline:a100,time-limit=2.5)",
-        'min-cut,agree-ranks(asked="a, b",wait-s=5.0),partition',
+        'min-cut,agree-ranks(options="a, b",wait-s=5.0),partition',
         "partition,saved-tensor-hooks(pair=int8,filter=no_static,min-bytes=4096)",
         "dce,fixpoint(cse),min-cut,dce",
     ],

@@ -69,7 +69,7 @@ def test_an_analysis_is_computed_once_for_equal_parameters() -> None:
     assert (state.get(AtLeast(4)), state.get(AtLeast(5))) == (True, False)
     assert (state.get(AtLeast(calls=4)), state.get(AtLeast(calls=5))) == (True, False)
     assert COMPUTED == {"calls": 1, "at-least": 2}
-    assert state.known == ("calls", "at-least", "at-least")
+    assert state.cached_analyses == ("calls", "at-least", "at-least")
 
 
 def test_nothing_may_be_asked_while_the_graph_changes() -> None:
@@ -81,7 +81,7 @@ def test_nothing_may_be_asked_while_the_graph_changes() -> None:
     ):
         state.get(Calls())
     # The edit has ended, whatever happened in it: what was known is gone, and may be asked for.
-    assert state.known == ()
+    assert state.cached_analyses == ()
     assert state.get(Calls()) == 4
     with state.edit(), pytest.raises(ProblemError, match="does not nest"), state.edit():
         pass
@@ -90,12 +90,12 @@ def test_nothing_may_be_asked_while_the_graph_changes() -> None:
 def test_an_edit_that_changed_nothing_keeps_everything() -> None:
     state = three_calls()
     state.get(Twice())
-    known = state.known
+    cached_analyses = state.cached_analyses
     with state.edit() as edit:
         edit.modified = False
     result = edit.result("looked")
     assert (result.modified, result.detail, result.state) == (False, "looked", state)
-    assert state.known == known
+    assert state.cached_analyses == cached_analyses
     state.get(Twice())
     assert COMPUTED == {"calls": 1, "at-least": 2, "twice": 1}
 
@@ -121,7 +121,7 @@ def test_what_is_preserved_stays_if_all_that_it_rests_on_does(
         node(state.joint, "exp").replace_all_uses_with(node(state.joint, "add"))
         state.joint.graph.erase_node(node(state.joint, "exp"))
     assert edit.result().modified
-    assert state.known == left
+    assert state.cached_analyses == left
     assert state.get(Calls()) == (4 if Calls in preserves else 3)
 
 
@@ -138,25 +138,25 @@ def test_an_error_in_an_analysis_leaves_nothing_behind() -> None:
     for _ in range(2):
         with pytest.raises(KeyError):
             state.get(Breaks())
-    assert state.known == ("calls",)
+    assert state.cached_analyses == ("calls",)
     # A dependency counts even if its result was in the cache already.
     state.get(AtLeast(1))
     with state.edit(preserves=(AtLeast,)):
         pass
-    assert state.known == ()
+    assert state.cached_analyses == ()
 
 
 def test_a_state_over_another_graph_knows_nothing() -> None:
     state = three_calls()
     state.get(Calls())
     same = replace(state, operators="other")
-    assert same.known == ("calls",)
+    assert same.cached_analyses == ("calls",)
     other = replace(state, joint=state.joint.copy())
-    assert other.known == ()
-    assert state.known == ("calls",)
+    assert other.cached_analyses == ()
+    assert state.cached_analyses == ("calls",)
     # Outputs that count are another question about the same graph.
     counting = replace(state, count_outputs=True)
-    assert counting.known == ()
+    assert counting.cached_analyses == ()
     assert counting.get(Memory()) is not state.get(Memory())
 
 
@@ -166,7 +166,7 @@ def test_an_edit_is_seen_by_every_state_over_the_same_graph() -> None:
     state.get(Calls())
     with same.edit():
         pass
-    assert state.known == ()
+    assert state.cached_analyses == ()
 
 
 def test_a_decision_does_not_outlive_a_change_of_its_graph() -> None:
@@ -186,5 +186,5 @@ def test_an_edit_of_the_halves_keeps_what_is_known_of_the_joint_graph() -> None:
     split = remat.PassManager.parse("partition").run(state, in_place=True).state
     with split.edit():
         pass
-    assert {"positions", "classification"} <= set(split.known)
+    assert {"positions", "classification"} <= set(split.cached_analyses)
     assert split.get(Positions()) is state.get(Positions())

@@ -60,7 +60,7 @@ def test_the_first_bad_pass_is_found(where: int) -> None:
     assert found is not None
     assert (found.number, found.path, found.name) == (where + 1, ("fixpoint", "wrong"), "wrong")
     assert found.count == 5
-    assert found.tried <= 2 + 3
+    assert found.pipeline_runs <= 2 + 3
 
 
 def test_a_pass_that_raises_is_bad() -> None:

@@ -65,7 +65,7 @@ Pair = tuple[Ranks, Ranks]
 
 
 def question(f: Callable[..., Any] = torch.sin, asked: str = "budget 0.5") -> Question:
-    return Question(graph=f.__name__, outline=outline(traced(f, X)), asked=asked)
+    return Question(graph=f.__name__, outline=outline(traced(f, X)), options=asked)
 
 
 def verdict(rank: int, *saved: int) -> Verdict:

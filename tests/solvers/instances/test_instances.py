@@ -21,7 +21,7 @@ from remat.solvers.problem import KnapsackProblem
 from remat.solvers.schedule.problem import ScheduleProblem
 from remat.testing.families import family
 from remat.testing.graphs import random_graph
-from remat.testing.steps import random_step
+from remat.testing.steps import random_schedule_problem
 
 
 def graph() -> Instance:
@@ -125,7 +125,7 @@ def drawn(seed: int) -> Iterator[Instance]:
     n = seed % 12
     graph = random_graph(seed, nodes=4 + n)
     yield Instance(name="g", problem=graph, full_bytes=9, least_bytes=seed % 9, unit=graph.unit)
-    step = random_step(seed, nodes=4 + n).within(2**62 + seed)
+    step = random_schedule_problem(seed, nodes=4 + n).within(2**62 + seed)
     yield Instance(name="s", problem=step, unit=step.unit)
     items = family("circle", items=n, span=2**40, share=seed, seed=seed)
     yield Instance(name="k", problem=items, source="£ × 🔥 ="[: seed % 8], unit="ms")

@@ -12,7 +12,7 @@ from remat.errors import ProblemError
 from remat.solvers.graph.problem import GraphProblem
 from remat.solvers.schedule.offload_problem import (
     CarriedSchedule,
-    OffloadChoice,
+    OffloadPlan,
     OffloadProblem,
     carried,
     evaluate_offloads,
@@ -29,7 +29,7 @@ def chain(capacity: int, *, copies: int, again: int = 5, **more: Any) -> Offload
         capacity: bytes.
         copies: time of a copy of the first layer's ten bytes; -1: none of it goes to the host.
         again: cost of each layer.
-        more: of the step problem.
+        more: of the schedule problem.
     """
     step = ScheduleProblem(
         names=("a", "b", "c", "gc", "gb", "ga"),
@@ -42,7 +42,7 @@ def chain(capacity: int, *, copies: int, again: int = 5, **more: Any) -> Offload
         **more,
     )
     away = (copies, -1, -1, -1, -1, -1)
-    return OffloadProblem(step=step, times=(5,) * 6, copy_time=away)
+    return OffloadProblem(schedule_problem=step, times=(5,) * 6, copy_time=away)
 
 
 def drawn(seed: int, most: int = 5) -> OffloadProblem:
@@ -80,23 +80,23 @@ def drawn(seed: int, most: int = 5) -> OffloadProblem:
         resident=draw.randint(0, 3),
         capacity=0,
     )
-    problem = OffloadProblem(step=step, times=tuple(times), copy_time=tuple(copies))
+    problem = OffloadProblem(schedule_problem=step, times=tuple(times), copy_time=tuple(copies))
     low = min(choice.peak_bytes for choice in every_choice(problem))
-    high = search_of(problem).choice(range(n), ()).peak_bytes
+    high = search_of(problem).decide(range(n), ()).peak_bytes
     capacity = int(low + (high - low) * draw.uniform(0, 0.9))
-    return replace(problem, step=step.within(capacity))
+    return replace(problem, schedule_problem=step.within(capacity))
 
 
 def cheapest(problem: OffloadProblem) -> int | None:
     """The least cost of all decisions within the capacity, by trying every one; None where none is."""
-    capacity = problem.step.capacity or 0
+    capacity = problem.schedule_problem.capacity or 0
     fits = (choice.cost for choice in every_choice(problem) if choice.peak_bytes <= capacity)
     return min(fits, default=None)
 
 
-def every_choice(problem: OffloadProblem) -> Iterator[OffloadChoice]:
+def every_choice(problem: OffloadProblem) -> Iterator[OffloadPlan]:
     """Every decision that the host has room for."""
-    search, step = search_of(problem), problem.step
+    search, step = search_of(problem), problem.schedule_problem
     n = len(step) // 2
     choices = [
         ("again", "keep", "offload")[: 3 if problem.copy_time[i] >= 0 else 2] for i in range(n)
@@ -133,17 +133,17 @@ def _is_away(schedule: CarriedSchedule, i: int, at: int) -> bool:
 
 def search_of(problem: OffloadProblem) -> OffloadSearch:
     """The search over a step without a graph of PyTorch around it."""
-    step = _Step(problem.step)
-    capacity = problem.step.capacity
+    step = _Step(problem.schedule_problem)
+    capacity = problem.schedule_problem.capacity
     assert capacity is not None
     return OffloadSearch(problem, step.graph, range(step.early), step.schedule, capacity)
 
 
 class _Step:
-    """The graph problem of a step problem whose forward is its first values, and the schedule of a decision."""
+    """The graph problem of a schedule problem whose forward is its first values, and the schedule of a decision."""
 
     def __init__(self, step: ScheduleProblem) -> None:
-        self.step, n = step, len(step.forward)
+        self.schedule_problem, n = step, len(step.forward)
         self.early = n
         assert step.forward == tuple(range(n))
         free = set(step.to_end).intersection(step.once)  # there in any case
@@ -161,14 +161,14 @@ class _Step:
     def schedule(self, saved: Iterable[int]) -> Scheduled:
         """The schedule of a decision: recomputations run right before their first readers."""
         sequence, placed = [*range(self.early)], set(saved)
-        for root in self.step.backward:
+        for root in self.schedule_problem.backward:
             missing, todo = [], [root]
             while todo:
                 j = todo.pop()
                 if j not in placed:
                     placed.add(j)
                     missing.append(j)
-                    todo.extend(self.step.inputs[j])
+                    todo.extend(self.schedule_problem.inputs[j])
             sequence += sorted(missing)
         return sequence, self.early
 

@@ -11,7 +11,7 @@ from offload_cases import chain, cheapest, drawn, least_wait, search_of
 
 from remat.errors import ProblemError
 from remat.solvers.schedule.offload_problem import (
-    OffloadChoice,
+    OffloadPlan,
     OffloadProblem,
     carried,
     evaluate_offloads,
@@ -108,14 +108,14 @@ def bounded(seed: int, most: int = 5) -> OffloadProblem:
     """A step whose host has room for a part of what may go there, and of which some values must go there."""
     problem, draw = drawn(seed, most), random.Random(seed)
     able = [v for v, time in enumerate(problem.copy_time) if time >= 0]
-    room = int(draw.uniform(0, 0.8) * sum(problem.step.size[v] for v in able))
+    room = int(draw.uniform(0, 0.8) * sum(problem.schedule_problem.size[v] for v in able))
     always = tuple(v for v in able if draw.random() < 0.2)
     return replace(problem, host_capacity=room, always=always)
 
 
-def searched(problem: OffloadProblem) -> OffloadChoice:
+def searched(problem: OffloadProblem) -> OffloadPlan:
     """The search from both ends: all saved, and all recomputed."""
-    return search_of(problem).best([problem.step.forward, ()])
+    return search_of(problem).best([problem.schedule_problem.forward, ()])
 
 
 @pytest.mark.parametrize(("make", "share"), [(drawn, 0.85), (bounded, 0.8)])

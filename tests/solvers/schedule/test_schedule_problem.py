@@ -1,4 +1,4 @@
-"""Step problems: what is refused, what a schedule takes and costs, and what solvers find."""
+"""Schedule problems: what is refused, what a schedule takes and costs, and what solvers find."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remat.solvers.kernel import kernel, missing
 from remat.solvers.knapsack.native import Native
 from remat.solvers.run import run
 from remat.solvers.schedule.annealing import improve
-from remat.solvers.schedule.core import step_core
+from remat.solvers.schedule.core import schedule_core
 from remat.solvers.schedule.problem import ScheduleProblem, evaluate_schedule, least_peak
 from remat.testing.oracle import optimum
 from remat.testing.samples import SMALL, solved
@@ -175,7 +175,7 @@ def test_known_schedules_are_never_made_worse() -> None:
     problem = layered(60, width=0.3, seed=5)
     full = evaluate_schedule(problem, problem.order).peak_bytes
     first = run(Native(), problem.within(full * 3 // 4))
-    problem = problem.within(full * 3 // 4).knowing([first.sequence])
+    problem = problem.within(full * 3 // 4).with_hints([first.sequence])
     # A search as short as this finds nothing as good by itself.
     assert run(Native(), problem, time_limit=1e-3).cost <= first.cost
 
@@ -184,7 +184,7 @@ def test_known_schedules_are_never_made_worse() -> None:
 def test_sums_beyond_doubles_are_rounded_up() -> None:
     problem = layered(30, width=0.3, seed=6)
     vast = dataclasses.replace(problem, size=tuple(2**45 * s + 1 for s in problem.size))
-    core = step_core(vast)
+    core = schedule_core(vast)
     full = evaluate_schedule(vast, vast.order).peak_bytes
     assert core.shift > 0
     assert run(Native(), vast.within(full * 9 // 10)).peak_bytes <= full * 9 // 10

@@ -27,7 +27,7 @@ def filled(
     First, further values are saved, highest cost per byte first. Then saved values are exchanged for values
     that cost more to recompute. Both steps are repeated until the cost no longer falls. If node orders can be
     searched, the result is that of the first step, because such a search lowers the cost further. If the caller gave
-    the step problem, the first step ends after ``effort.misses`` values in a row that lower no cost.
+    the schedule problem, the first step ends after ``effort.misses`` values in a row that lower no cost.
     """
     problem = schedules.problem
 

@@ -26,10 +26,14 @@ class Starts:
     ) -> None:
         self._context, self._decisions, self._schedules = context, decisions, schedules
 
-    def within(self, peak_bytes: int) -> list[tuple[int, ...]]:
+    def search_within(self, peak_bytes: int) -> list[tuple[int, ...]]:
         """Return the decisions from which each search within a peak starts, each as its saved nodes."""
         decisions, context = self._decisions, self._context
-        decided = decisions.allowed_cheapest, decisions.allowed_full, context.runtime_optimal
+        decided = (
+            decisions.allowed_cheapest,
+            decisions.allowed_at_budget_one,
+            context.runtime_optimal,
+        )
         cuts = (saved for _, saved in context.cuts(DEFAULT.vertices))
         return [*(d.saved for d in decided), *self._closing_in(peak_bytes), *cuts]
 
@@ -58,8 +62,8 @@ class Starts:
             lowest = min(range(len(ends)), key=lambda i: ends[i][1])
             if ends[lowest][1] <= peak_bytes or len(ends) < 2:
                 break
-            beside = [i for i in (lowest - 1, lowest) if 0 <= i < len(ends) - 1]
-            at = max(beside, key=lambda i: ends[i + 1][0] - ends[i][0])
+            edges = [i for i in (lowest - 1, lowest) if 0 <= i < len(ends) - 1]
+            at = max(edges, key=lambda i: ends[i + 1][0] - ends[i][0])
             capacity = (ends[at][0] + ends[at + 1][0]) // 2
             saved = self._near(capacity)
             yield saved

@@ -43,21 +43,21 @@ class Mixtures:
         self._effort = DEFAULT.all_peaks
 
     def find(
-        self, starts: Iterable[Iterable[int]], on_step: Callable[[str], None]
+        self, starts: Iterable[Iterable[int]], on_progress: Callable[[str], None]
     ) -> list[Candidate]:
         """Search for the frontier; return its candidates, lowest peak first.
 
         Args:
             starts: decisions to start from, each as its saved nodes of the graph problem; at least one.
-            on_step: called with a line of text before each stage.
+            on_progress: called with a line of text before each stage.
         """
-        on_step("scheduling cuts")
+        on_progress("scheduling cuts")
         for start in starts:
             self.candidate(start)
         self._follow(self._peaks(self._effort.peaks))
-        on_step("mixing cuts")
+        on_progress("mixing cuts")
         self._mix()
-        on_step("adding what has room")
+        on_progress("adding what has room")
         self._add()
         return self._seen.pareto()
 
@@ -69,9 +69,9 @@ class Mixtures:
 
     def _cheapest(self, peak_bytes: int) -> Candidate:
         """Return the cheapest candidate within a peak; `_peaks` begins with the lowest peak of a candidate."""
-        found = self._seen.cheapest(Limits(peak_bytes=peak_bytes))
-        assert found is not None, f"a candidate has a peak of at most {peak_bytes} bytes"
-        return found
+        cheapest = self._seen.cheapest(Limits(peak_bytes=peak_bytes))
+        assert cheapest is not None, f"a candidate has a peak of at most {peak_bytes} bytes"
+        return cheapest
 
     def _follow(self, peaks: list[int]) -> None:
         """Evaluate minimum cuts under prices (Lagrange multipliers) per program point, adjusted to each peak in turn."""
@@ -125,9 +125,9 @@ class Mixtures:
         """Return recomputed values that can probably be saved together within a peak, highest cost per byte first."""
         problem, (begin, first, _) = self.problem, self._schedules.uses()
         room = np.full(self._nodes + 1, peak_bytes)
-        for moment, nbytes in candidate.alive.items():
-            if moment >= 0:
-                room[moment] -= nbytes
+        for program_point, nbytes in candidate.alive.items():
+            if program_point >= 0:
+                room[program_point] -= nbytes
         values = []
         for i in worth_saving(problem, candidate.saved):
             free_bytes = room[begin[i] : first[i]]

@@ -1,7 +1,7 @@
 """Propose which values to save, which to recompute, and which to offload to the host's memory.
 
-A decision with offloads is searched as an `OffloadChoice`, which names nodes of the step problem. Then the copies get
-places in forward and backward, and the choice becomes a `Candidate`.
+A decision with offloads is searched as an `OffloadPlan`, which names nodes of the schedule problem. Then the copies get
+places in forward and backward, and the offload plan becomes a `Candidate`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from remat.planning.search.pool import Limits
 from remat.planning.search.proposers.orders import Orders
 from remat.planning.search.proposers.prices import PriceSearch
 from remat.planning.search.proposers.solver import SolverDecisions
-from remat.solvers.schedule.offload_problem import OffloadChoice, OffloadProblem
+from remat.solvers.schedule.offload_problem import OffloadPlan, OffloadProblem
 from remat.solvers.schedule.offload_search import OffloadSearch
 
 
@@ -59,8 +59,8 @@ class Offloads:
 
     @cached_property
     def _node_of(self) -> list[int]:
-        """For each node of the graph problem, the node of the step problem that computes its value; -1 if none does."""
-        of_value, problem = self._schedules.lowered_step.of_value, self.lowered.problem
+        """For each node of the graph problem, the node of the schedule problem that computes its value; -1 if none does."""
+        of_value, problem = self._schedules.lowered_schedule.of_value, self.lowered.problem
         return [
             of_value.get(name, -1) if size and save else -1
             for name, size, save in zip(problem.names, problem.size, problem.savable, strict=True)
@@ -79,14 +79,14 @@ class Offloads:
         """
         if without is not None and not without.cost:
             return without  # offloads cannot make it cheaper
-        self._context.on_step("searching for values to offload")
+        self._context.on_progress("searching for values to offload")
         aimed = peak_bytes
         for _ in range(DEFAULT.offloading.rounds):
             most, excess = math.inf if without is None else without.cost, []
-            for choice, decision in self._candidates(aimed, without):
-                if not choice.offloaded or choice.over or choice.cost >= most:
+            for offload_plan, decision in self._candidates(aimed, without):
+                if not offload_plan.offloaded or offload_plan.over or offload_plan.cost >= most:
                     continue
-                decided, over = self._as_candidate(choice, decision, peak_bytes)
+                decided, over = self._as_candidate(offload_plan, decision, peak_bytes)
                 if decided is not None and not over:
                     over = max(0, self._measures.simulated(decided) - peak_bytes)
                     if not over and decided.cost < most:
@@ -94,7 +94,7 @@ class Offloads:
                 excess.append(over)
                 if len(excess) == DEFAULT.offloading.placed:
                     break
-            # The split graphs may need more memory than the search assumed, so the next round aims lower. If no choice
+            # The split graphs may need more memory than the search assumed, so the next round aims lower. If no offload plan
             # was tried, the aim becomes 0, which ends the loop.
             aimed -= min(excess, default=aimed)
             if aimed <= 0:
@@ -102,13 +102,18 @@ class Offloads:
         return without
 
     def _problem(self) -> OffloadProblem:
-        """Build the step problem with copy times: it also asks which values to offload between forward and backward."""
-        state, lowered, step = self.state, self.lowered, self._schedules.lowered_step
-        problem, storages = step.problem, state.storages
+        """Build the schedule problem with copy times: it also asks which values to offload between forward and backward."""
+        state, lowered, lowered_schedule = (
+            self.state,
+            self.lowered,
+            self._schedules.lowered_schedule,
+        )
+        problem, storages = lowered_schedule.problem, state.storages
         copy, host = [-1] * len(problem), list(problem.size)
         total = sum(lowered.problem.size)
         always = {
-            tagged.value.name for tagged in self._fitting(0, self._decisions.full.decision.saved)
+            tagged.value.name
+            for tagged in self._fitting(0, self._decisions.at_budget_one.decision.saved)
         }
         # Only a value that a run computes, and that is not needed at the end, can be off the device in between.
         # Inputs, tangents, outputs and gradients are not such values.
@@ -116,7 +121,7 @@ class Offloads:
         for i, (name, nbytes) in enumerate(
             zip(lowered.problem.names, lowered.problem.size, strict=True)
         ):
-            at, position = step.of_value.get(name, -1), lowered.position[i]
+            at, position = lowered_schedule.of_value.get(name, -1), lowered.position[i]
             if at < 0 or at in stays or name in self._left_out:
                 continue
             if lowered.kind[i] is not SavedKind.VALUE or storages.owner[position] != position:
@@ -130,7 +135,7 @@ class Offloads:
                 copy[at] = self.request.link.time_ps(nbytes)
                 host[at] = host_bytes_of(nbytes, pinned=self._is_pinned(i))
         return OffloadProblem(
-            step=problem,
+            schedule_problem=problem,
             times=tuple(self._context.times.of_name.get(name, 0) for name in problem.names),
             copy_time=tuple(copy),
             host_size=tuple(host),
@@ -151,34 +156,41 @@ class Offloads:
 
     def _candidates(
         self, peak_bytes: int, without: Candidate | None
-    ) -> list[tuple[OffloadChoice, Decision | None]]:
-        """Return choices, the best first, each with the `Decision` of its node orders; None for those of the passes."""
+    ) -> list[tuple[OffloadPlan, Decision | None]]:
+        """Return offload plans, the best first, each with the `Decision` of its node orders; None for those of the passes."""
         graph = self.lowered.problem
         search = OffloadSearch(self._problem(), graph, self._node_of, self._scheduled, peak_bytes)
-        choices = [self._best(search, without), *self._from_above(search)]
-        choices.sort(key=lambda c: c.rank)
+        offload_plans = [self._best(search, without), *self._from_above(search)]
+        offload_plans.sort(key=lambda c: c.rank)
         candidates = [
-            self._reordered(search, c, without) for c in choices[: DEFAULT.offloading.reordered]
+            self._reordered(search, c, without)
+            for c in offload_plans[: DEFAULT.offloading.reordered]
         ]
-        candidates += [(c, None) for c in choices if all(c is not other for other, _ in candidates)]
+        candidates += [
+            (c, None) for c in offload_plans if all(c is not other for other, _ in candidates)
+        ]
         return sorted(candidates, key=lambda pair: pair[0].rank)
 
     @property
     def _starts(self) -> list[tuple[int, ...]]:
         """The saved nodes of the decisions that every search starts from."""
-        decisions = self._decisions.cheapest, self._decisions.full, self._context.runtime_optimal
+        decisions = (
+            self._decisions.cheapest,
+            self._decisions.at_budget_one,
+            self._context.runtime_optimal,
+        )
         return [d.saved for d in decisions]
 
-    def _best(self, search: OffloadSearch, without: Candidate | None) -> OffloadChoice:
-        """Return the best choice of saved and offloaded values, searched from known decisions without offloads."""
+    def _best(self, search: OffloadSearch, without: Candidate | None) -> OffloadPlan:
+        """Return the best offload plan of saved and offloaded values, searched from known decisions without offloads."""
         saved = self._starts
         if without is not None and not without.decision.is_ordered:
             saved.append(without.saved)
         saved += [cut for _, cut in self._context.cuts(DEFAULT.offloading.starts)]
         return search.best(saved)
 
-    def _from_above(self, search: OffloadSearch) -> Iterator[OffloadChoice]:
-        """Yield choices of saved and offloaded values, made from decisions whose peak is above the limit."""
+    def _from_above(self, search: OffloadSearch) -> Iterator[OffloadPlan]:
+        """Yield offload plans of saved and offloaded values, made from decisions whose peak is above the limit."""
         seen, peak_bytes = set[tuple[int, ...]](), search.capacity
         room = self.request.link.bytes_in(self._context.forward_time)
         for share in DEFAULT.offloading.above:
@@ -187,25 +199,29 @@ class Offloads:
             higher = self._schedules.seen.cheapest(limits)
             # An evaluated decision is reused, unless its peak is so low that a new search may find a cheaper one.
             if higher is None or higher.peak_bytes < peak_bytes + above // 2:
-                higher = self._prices.within(limits, self._starts, orders=self._orders.is_possible)
+                higher = self._prices.search_within(
+                    limits, self._starts, orders=self._orders.is_possible
+                )
             # Values are offloaded until the peak is within the limit, as far as offloads can lower it.
             if higher.saved not in seen:
                 seen.add(higher.saved)
-                yield search.sent(higher.saved, *self._scheduled(higher.saved))
+                yield search.offload_greedily(higher.saved, *self._scheduled(higher.saved))
 
     def _reordered(
         self,
         search: OffloadSearch,
-        choice: OffloadChoice,
+        offload_plan: OffloadPlan,
         without: Candidate | None,
-    ) -> tuple[OffloadChoice, Decision | None]:
-        """Search for better node orders with the same offloads; return the best choice, with its `Decision` if it has any."""
-        if not choice.offloaded:
-            return choice, None
-        best: tuple[OffloadChoice, Decision | None] = choice, None
-        starts = [choice]
+    ) -> tuple[OffloadPlan, Decision | None]:
+        """Search for better node orders with the same offloads; return the best offload plan, with its `Decision` if it has any."""
+        if not offload_plan.offloaded:
+            return offload_plan, None
+        best: tuple[OffloadPlan, Decision | None] = offload_plan, None
+        starts = [offload_plan]
         if without is not None and without.schedule is not None:
-            starts.append(search.on(choice.saved, *without.schedule, choice.offloaded))
+            starts.append(
+                search.evaluate_order(offload_plan.saved, *without.schedule, offload_plan.offloaded)
+            )
         for start in starts:
             for other, decision in self._orders_from(
                 search, start, DEFAULT.offloading.share if without else 1.0
@@ -215,9 +231,9 @@ class Offloads:
         return best
 
     def _orders_from(
-        self, search: OffloadSearch, start: OffloadChoice, share: float
-    ) -> Iterator[tuple[OffloadChoice, Decision]]:
-        """Yield choices with the offloads of ``start`` and other node orders, found by searches over node orders."""
+        self, search: OffloadSearch, start: OffloadPlan, share: float
+    ) -> Iterator[tuple[OffloadPlan, Decision]]:
+        """Yield offload plans with the offloads of ``start`` and other node orders, found by searches over node orders."""
         orders, aimed, fits = self._orders, search.capacity, False
         schedule = start.schedule.sequence, start.schedule.boundary
         # First as if copies took no time, then with the copies of `start`. If operators still wait or the peak is exceeded,
@@ -229,7 +245,9 @@ class Offloads:
             better = orders.improved(*schedule, aimed, copies, share=share)
             if not better:
                 return
-            other = search.settled(search.on(start.saved, *better[0], start.offloaded))
+            other = search.improve_offloads(
+                search.evaluate_order(start.saved, *better[0], start.offloaded)
+            )
             decision = orders.decision_of(*better[0])
             if decision is not None:
                 yield other, decision
@@ -237,11 +255,11 @@ class Offloads:
             if index:
                 aimed -= max(other.peak_bytes - search.capacity, *(c.nbytes for c in copies), 1)
 
-    # ---- from a choice to a decision ------------------------------------------------------------------
+    # ---- from a offload plan to a decision ------------------------------------------------------------------
     def _as_candidate(
-        self, choice: OffloadChoice, ordered: Decision | None, peak_bytes: int
+        self, offload_plan: OffloadPlan, ordered: Decision | None, peak_bytes: int
     ) -> tuple[Candidate | None, int]:
-        """Convert a choice to a candidate with places for its copies; return as `_with_copies` does."""
+        """Convert a offload plan to a candidate with places for its copies; return as `_with_copies` does."""
         problem = self.lowered.problem
         named = {at: i for i, at in enumerate(self._node_of) if at >= 0}
         offloads = tuple(
@@ -250,10 +268,10 @@ class Offloads:
                 nbytes=problem.size[named[v]],
                 pinned=self._is_pinned(named[v]),
             )
-            for v in choice.offloaded
+            for v in offload_plan.offloaded
         )
-        decision = replace(ordered or self.lowered.decision(choice.saved), offloads=())
-        wanted = Candidate.of(self.lowered, decision, choice.cost - choice.exposed)
+        decision = replace(ordered or self.lowered.decision(offload_plan.saved), offloads=())
+        wanted = Candidate.of(self.lowered, decision, offload_plan.cost - offload_plan.exposed)
         return self._with_copies(
             self._decisions.credited(wanted, WITH_OFFLOADS), offloads, peak_bytes
         )
@@ -280,8 +298,8 @@ class Offloads:
                 reason.
         """
         if self._context.tagged and decided.decision not in self._with_tagged:
-            found = self._offload_tagged(decided)
-            self._with_tagged |= {decided.decision: found, found.decision: found}
+            candidate = self._offload_tagged(decided)
+            self._with_tagged |= {decided.decision: candidate, candidate.decision: candidate}
         return self._with_tagged.get(decided.decision, decided)
 
     def _offload_tagged(self, decided: Candidate) -> Candidate:

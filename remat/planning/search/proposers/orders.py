@@ -16,7 +16,7 @@ from remat.graph import ops
 from remat.graph.memory.writes import written_by
 from remat.graph.problems.lowering import Decision, SavedKind
 from remat.graph.problems.replays import is_element, maker_of
-from remat.graph.problems.step_lowering import LoweredStep
+from remat.graph.problems.schedule_lowering import LoweredSchedule
 from remat.passes.split.arrangement import arrange
 from remat.planning.search.candidates import Candidate
 from remat.planning.search.effort import DEFAULT
@@ -35,7 +35,7 @@ class Orders:
     Each search begins with a schedule that the caller gives.
 
     Args:
-        schedules: the decisions of the graph, with the step problem. A schedule may save a copy of every input that
+        schedules: the decisions of the graph, with the schedule problem. A schedule may save a copy of every input that
             may change, and the generator state of every random operator.
     """
 
@@ -45,22 +45,24 @@ class Orders:
         self._problem = schedules.problem
 
     @property
-    def lowered_step(self) -> LoweredStep:
-        """The step problem, and the map from its nodes to the joint graph."""
-        return self._schedules.lowered_step
+    def lowered_schedule(self) -> LoweredSchedule:
+        """The schedule problem, and the map from its nodes to the joint graph."""
+        return self._schedules.lowered_schedule
 
     @cached_property
     def _free(self) -> ScheduleProblem:
-        """The step problem with a further rule: a value that must stay alive is computed only once."""
-        # In the step problem, the value of a later run replaces that of an earlier run.
-        problem, index = self.lowered_step.problem, self._state.index
+        """The schedule problem with a further rule: a value that must stay alive is computed only once."""
+        # In the schedule problem, the value of a later run replaces that of an earlier run.
+        problem, index = self.lowered_schedule.problem, self._state.index
         # A second run of an operator that returns a tuple computes all elements again, even those that may only be
         # saved. So the rule includes such operators. Decisions without node orders may run them again, because the
         # passes keep the saved element.
         rows = zip(self._lowered.position, self._problem.recomputable, strict=True)
         again = {at for at, may_run_again in rows if may_run_again}
         elements = (n for i, n in enumerate(index.nodes) if is_element(n) and i not in again)
-        makers = {v for node in elements for v in self.lowered_step.runs_of(maker_of(node).name)}
+        makers = {
+            v for node in elements for v in self.lowered_schedule.runs_of(maker_of(node).name)
+        }
         stay = {problem.maker(i) for i in problem.to_end}.intersection(problem.runnable)
         return replace(problem, once=tuple(sorted(stay.union(makers, problem.once))))
 
@@ -86,14 +88,16 @@ class Orders:
             for i in writing
         ):
             return False
-        runs = {index.by_name[n] for n in self.lowered_step.of_name if n in index.by_name}
+        runs = {index.by_name[n] for n in self.lowered_schedule.of_name if n in index.by_name}
         return all(
             problem.savable[i] or isinstance(index.values[at], (tuple, list)) or at not in runs
             for i, at in enumerate(self._lowered.position)
             if self._lowered.kind[i] is SavedKind.VALUE and at not in writing
         )
 
-    def within(self, start: Candidate, peak_bytes: int, *, share: float = 1.0) -> list[Candidate]:
+    def search_within(
+        self, start: Candidate, peak_bytes: int, *, share: float = 1.0
+    ) -> list[Candidate]:
         """Search for cheap schedules within a peak.
 
         Args:
@@ -130,11 +134,11 @@ class Orders:
         Raises:
             SolverError: the solver raises an error, or its answer is wrong.
         """
-        if not self.can_be_ordered or peak_bytes < self.lowered_step.least_peak:
+        if not self.can_be_ordered or peak_bytes < self.lowered_schedule.least_peak:
             return None
         sequence, _ = self._schedules.start(start)
         first_runs = [sequence[p] for p in self._runs_once(sequence)]
-        problem = self._free.within(peak_bytes).knowing([first_runs])
+        problem = self._free.within(peak_bytes).with_hints([first_runs])
         try:
             solution = run(solver, problem, time_limit=time_limit)
         except (BudgetError, RefusalError):  # the other proposers go on without this solver
@@ -160,7 +164,9 @@ class Orders:
         for _ in range(DEFAULT.edits.lower):
             lowest: Candidate | None = None
             for sequence, boundary in todo:
-                high = evaluate_schedule(self.lowered_step.problem, sequence, boundary).peak_bytes
+                high = evaluate_schedule(
+                    self.lowered_schedule.problem, sequence, boundary
+                ).peak_bytes
                 # `low` is 0 at first, then extrapolated from the peak that the last round reached.
                 aim = (low + high) // 2
                 moves = DEFAULT.edits.least(len(sequence), per_run)
@@ -189,7 +195,7 @@ class Orders:
         """Search for the cheapest schedule within a peak; if none is found, for the schedule with the lowest peak.
 
         Args:
-            sequence: the schedule to start from: for each run in order, a node of the step problem.
+            sequence: the schedule to start from: for each run in order, a node of the schedule problem.
             boundary: position in ``sequence`` where backward begins.
             peak_bytes: limit on the peak, in bytes.
             copies: offloaded values. Each is off the device between two positions in ``sequence``.
@@ -209,7 +215,7 @@ class Orders:
         allowed = self._runs_once(sequence)
         start, boundary = [sequence[p] for p in allowed], bisect_left(allowed, boundary)
         copied = [
-            replace(c, sent=bisect_left(allowed, c.sent), fetched=bisect_left(allowed, c.fetched))
+            replace(c, freed=bisect_left(allowed, c.freed), fetched=bisect_left(allowed, c.fetched))
             for c in copies
         ]
         changed = with_copies(problem, start, boundary, copied)
@@ -231,9 +237,9 @@ class Orders:
     def _candidate(self, sequence: Sequence[int], boundary: int) -> Candidate | None:
         """Convert a schedule to a candidate with its cost and peak; None if the schedule cannot be executed."""
         decision = self.decision_of(sequence, boundary)
-        evaluation = evaluate_schedule(self.lowered_step.problem, sequence, boundary)
+        evaluation = evaluate_schedule(self.lowered_schedule.problem, sequence, boundary)
         # `done.cost` also counts the first run of every node, which is no recomputation.
-        cost = evaluation.cost - sum(self.lowered_step.problem.cost)
+        cost = evaluation.cost - sum(self.lowered_schedule.problem.cost)
         if decision is None:
             return None
         candidate = Candidate.of(self._lowered, decision, cost)
@@ -241,7 +247,7 @@ class Orders:
 
     def decision_of(self, sequence: Sequence[int], boundary: int) -> Decision | None:
         """Convert a schedule, in the form of `improved`, to a decision; None if the schedule cannot be executed."""
-        forward, backward = self.lowered_step.orders(sequence, boundary)
+        forward, backward = self.lowered_schedule.orders(sequence, boundary)
         state, index, lowered = self._state, self._state.index, self._lowered
         kinds = zip(lowered.kind, lowered.position, strict=True)
         orders = Decision(

@@ -67,7 +67,9 @@ class PriceSearch:
             candidates += [repaired(schedules, b, limits, effort, self._spent) for b in evaluated]
         return candidates
 
-    def within(self, limits: Limits, starts: Iterable[Iterable[int]], *, orders: bool) -> Candidate:
+    def search_within(
+        self, limits: Limits, starts: Iterable[Iterable[int]], *, orders: bool
+    ) -> Candidate:
         """Search as in `reached`, then save further values in the best candidate; return the result.
 
         Args:

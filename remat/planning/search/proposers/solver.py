@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 
 from remat.arguments import SOLVER
-from remat.passes.core.choice import SavedLimits
+from remat.passes.core.provenance import SavedLimits
 from remat.planning.context import COST_ERROR, GraphContext
 from remat.planning.request import PlanRequest
 from remat.planning.search.candidates import Candidate
@@ -44,13 +44,13 @@ class SolverDecisions:
         The caller must heed the budget that the user's code may set for the graph.
         """
         if capacity not in self._at:
-            self._context.on_step(f"deciding at {format_bytes(capacity)}")
-            candidate = self.within(replace(self._context.limits, capacity=capacity))
+            self._context.on_progress(f"deciding at {format_bytes(capacity)}")
+            candidate = self.search_within(replace(self._context.limits, capacity=capacity))
             self._at[capacity] = candidate.with_provenance(proposer=BY_SOLVER)
             self.proposed[BY_SOLVER] += 1
         return self._at[capacity]
 
-    def within(self, limits: SavedLimits, request: PlanRequest | None = None) -> Candidate:
+    def search_within(self, limits: SavedLimits, request: PlanRequest | None = None) -> Candidate:
         """Return a solver's decision within limits; the decision is not cached.
 
         Args:
@@ -72,7 +72,7 @@ class SolverDecisions:
         )
 
     @cached_property
-    def full(self) -> Candidate:
+    def at_budget_one(self) -> Candidate:
         """The decision under budget 1, which saves at most as many bytes as the runtime-optimal partition.
 
         A solver that the user named decides alone. For the default solver, see `_better_than_cut`.
@@ -86,10 +86,10 @@ class SolverDecisions:
         # All solvers are compared with the same step.
         context = self._context
         if not context.is_alone:
-            return self.full
+            return self.at_budget_one
         usual = replace(context.request.by(SOLVER), time_limit=None)
         limits = replace(context.limits, capacity=context.full_bytes)
-        return self._better_than_cut(partial(self.within, limits, usual))
+        return self._better_than_cut(partial(self.search_within, limits, usual))
 
     def _better_than_cut(self, solved: Callable[[], Candidate]) -> Candidate:
         """Return the solver's decision at budget 1, or the runtime-optimal partition unless the former is surely better."""
@@ -113,15 +113,15 @@ class SolverDecisions:
         return self.at(max(context.hull.ends[1].saved_bytes, context.full_bytes))
 
     @property
-    def allowed_full(self) -> Candidate:
+    def allowed_at_budget_one(self) -> Candidate:
         """The decision at budget 1; if the user's code allows fewer saved bytes, the decision at these bytes."""
         most = self._context.most_saved
-        return self.full if most is None else self.at(min(most, self._context.full_bytes))
+        return self.at_budget_one if most is None else self.at(min(most, self._context.full_bytes))
 
     @property
     def allowed_cheapest(self) -> Candidate:
         """The decision with the least recompute cost, among those that the user's code allows."""
-        return self.cheapest if self._context.most_saved is None else self.allowed_full
+        return self.cheapest if self._context.most_saved is None else self.allowed_at_budget_one
 
     def on_frontier(self) -> Iterator[Candidate]:
         """Yield the decision at each limit of `GraphContext.capacities` that the user's code allows."""
@@ -156,7 +156,7 @@ class SolverDecisions:
         """Yield decisions at several limits on saved bytes, the highest first, and then near the cheapest within ``limits``."""
         context = self._context
         capacities = context.capacities(context.most_saved)
-        first = self.allowed_full if context.is_alone else context.runtime_optimal
+        first = self.allowed_at_budget_one if context.is_alone else context.runtime_optimal
         pool = CandidatePool([first] if context.may_save(first) else [])
         for c in reversed(capacities):
             # Limits fall in this loop, and the lower bound on the cost rises. Once the bound reaches the least cost so
@@ -188,7 +188,7 @@ class SolverDecisions:
         provenance = replace(
             candidate.provenance,
             proposer=proposer,
-            solver=self._deciding.asked().name,
+            solver=self._deciding.required_solver().name,
             items=len(self._context.lowered.problem),
             elapsed_s=sum(p.elapsed_s for p in solved),
             deterministic=candidate.provenance.deterministic
@@ -201,5 +201,5 @@ class SolverDecisions:
         """Copy the decisions on an equal graph."""
         lowered = self._context.lowered
         self._at |= {n: replace(d, lowered=lowered) for n, d in other._at.items()}
-        if "full" in vars(other):
-            self.full = replace(other.full, lowered=lowered)
+        if "at_budget_one" in vars(other):
+            self.at_budget_one = replace(other.at_budget_one, lowered=lowered)

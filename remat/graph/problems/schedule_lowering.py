@@ -37,7 +37,7 @@ _SNAPSHOT = "_snapshot"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LoweredStep:
+class LoweredSchedule:
     """The scheduling problem of a step, and maps from names of joint-graph nodes to its nodes.
 
     Attributes:
@@ -79,7 +79,7 @@ class LoweredStep:
         size = tuple(0 if i in optional else nbytes for i, nbytes in sizes)
         return least_peak(replace(self.problem, size=size))[0]
 
-    def with_extra(self, extra: Mapping[str, int]) -> LoweredStep:
+    def with_extra(self, extra: Mapping[str, int]) -> LoweredSchedule:
         """Return a copy in which runs of the named joint-graph nodes take more bytes; names of views are ignored."""
         problem = self.problem
         total = [*(problem.extra or (0,) * len(problem))]
@@ -100,7 +100,9 @@ class LoweredStep:
         return forward, backward
 
 
-def lower_step(joint: JointGraph, index: GraphIndex, roles: Roles, lowered: Lowered) -> LoweredStep:
+def lower_schedule(
+    joint: JointGraph, index: GraphIndex, roles: Roles, lowered: Lowered
+) -> LoweredSchedule:
     """Build the scheduling problem of a joint graph: when each node runs, or runs again, in a step.
 
     The graph problem ``lowered`` gives costs, generator states, copies of inputs, and which nodes may run again.
@@ -248,7 +250,7 @@ def lower_step(joint: JointGraph, index: GraphIndex, roles: Roles, lowered: Lowe
     of_value = {
         name: of_key[keys[0]] for name, keys in memory if len(keys) == 1 and keys[0] in of_key
     }
-    return LoweredStep(problem=problem, of_name=of_name, of_value=of_value)
+    return LoweredSchedule(problem=problem, of_name=of_name, of_value=of_value)
 
 
 class _Row(NamedTuple):

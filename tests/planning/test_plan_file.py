@@ -11,7 +11,7 @@ from torch import nn
 
 import remat
 from remat.errors import PlanError
-from remat.planning.saved_plans import plan_for
+from remat.planning.plan_file import plan_for
 
 
 @cache

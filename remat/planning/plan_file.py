@@ -12,7 +12,7 @@ from remat.errors import PlanError, ProblemError
 from remat.files import MAX_RECORD_BYTES, read_as, read_record
 from remat.graph.joint import JointGraph, operators_digest
 from remat.planning.plan import Plan
-from remat.planning.plans import PlanSet
+from remat.planning.plan_set import PlanSet
 from remat.plugins.registry import registry
 
 #: A plan, or the plans of all graphs of a step: as an object, as JSON text, or as the path of a JSON file.
@@ -110,10 +110,10 @@ def why_not_for(joint: JointGraph, plans: Sequence[Plan]) -> str:
     """Explain why no saved plan matches a graph, and what to do about it."""
     lowers = {p.lower for p in plans}
     if joint.lower not in lowers:
-        made = sorted(lowers)[0]
+        lowering = sorted(lowers)[0]
         return (
-            f"made for the lowering '{made}', and this graph is lowered to '{joint.lower}': use it with "
-            f"lower='{made}', or plan a graph captured with lower='{joint.lower}'"
+            f"made for the lowering '{lowering}', and this graph is lowered to '{joint.lower}': use it with "
+            f"lower='{lowering}', or plan a graph captured with lower='{joint.lower}'"
         )
     versions = {p.torch for p in plans}
     if torch.__version__ not in versions:

@@ -83,20 +83,20 @@ def check_applied(plan: Plan, applied: Plan, *, alone: bool) -> None:
     """
     if plan.unit != applied.unit:  # figures of the step without remat come from the file
         raise _refused(plan, f"unit is {plan.unit} in it, and its costs are in {applied.unit}")
-    asked, fault = plan.asked, ""
-    limit = asked.peak_bytes or (plan.peak_limit if asked.on_peak else 0)
+    budget, fault = plan.requested, ""
+    limit = budget.peak_bytes or (plan.peak_limit if budget.on_peak else 0)
     if applied.symbolic:
         return  # the caller checks the budget: it knows the sizes that the step runs with
-    if asked.nbytes is not None and applied.saved_bytes > asked.nbytes:
+    if budget.nbytes is not None and applied.saved_bytes > budget.nbytes:
         fault = (
-            f"budget is {asked} in it, and the step that it makes saves {applied.saved_bytes} bytes; plan again "
-            f"within {asked}"
+            f"budget is {budget} in it, and the step that it makes saves {applied.saved_bytes} bytes; plan again "
+            f"within {budget}"
         )
     # The peak of a step of several graphs cannot be computed from one of them.
     elif limit and alone and (peak := _counted_peak(plan, applied, limit)) > limit:
         fault = (
-            f"budget is {asked} in it, {limit} bytes, and the step that it makes has a peak of {peak} bytes; plan "
-            f"again within {asked}. If it is one of several graphs' plans under one budget, apply their PlanSet"
+            f"budget is {budget} in it, {limit} bytes, and the step that it makes has a peak of {peak} bytes; plan "
+            f"again within {budget}. If it is one of several graphs' plans under one budget, apply their PlanSet"
         )
     if fault:
         raise PlanError(f"this plan for '{plan.graph}' does not keep its budget: {fault}")
@@ -107,7 +107,7 @@ def _counted_peak(plan: Plan, applied: Plan, limit: int) -> int:
     if plan.lower == "inductor" and plan.planned_peak_bytes:
         # The plan has the peak of its compiled step, and this process has not compiled the step yet. A compiled step meets
         # a ratio of the peak only approximately, so nothing is compared with a ratio.
-        return min(applied.peak_bytes, plan.peak_bytes) if plan.asked.peak_bytes else 0
+        return min(applied.peak_bytes, plan.peak_bytes) if plan.requested.peak_bytes else 0
     if applied.peak_bytes > limit and applied.lower == "inductor":
-        return min(applied.peak_bytes, applied.predicted_peak_bytes)
+        return min(applied.peak_bytes, applied.estimated_peak_bytes)
     return applied.peak_bytes

@@ -110,8 +110,8 @@ def unchanged() -> Drawing:
 
 
 def rooms() -> Drawing:
-    """The four rooms that an author of passes or solvers needs, between entry points and output."""
-    d = Drawing(900, 540, "Entry points, the four rooms of an author, and what people look at")
+    """The four packages that an author of passes or solvers needs, between entry points and output."""
+    d = Drawing(900, 540, "Entry points, the four packages of an author, and what people look at")
     d.text(24, 34, "you call", "head")
     calls = (
         'torch.compile(…, backend="remat")',
@@ -124,8 +124,9 @@ def rooms() -> Drawing:
         d.box(x, 46, width, 34, [])
         d.text(x + width / 2, 68, call, "mono", anchor="middle")
         x += width + 12
-    d.arrow((140, 80), (140, 150))
-    d.text(152, 106, "a joint graph: forward and backward", "small")
+    d.line([(24, 92), (876, 92)])
+    d.arrow((108, 92), (108, 150))
+    d.text(120, 114, "a joint graph: forward and backward", "small")
     d.text(24, 138, "remat/", "head mono")
     about = {
         "graph/": (
@@ -146,7 +147,7 @@ def rooms() -> Drawing:
         "plugins/": (
             "orange",
             708,
-            ["finds passes, solvers and", "cost models, also those", "of other packages"],
+            ["finds passes, solvers, cost", "models and operators of", "other packages"],
         ),
     }
     for name, (color, left, lines) in about.items():

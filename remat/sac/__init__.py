@@ -1,7 +1,7 @@
 """Selective activation checkpointing for eager code; also importable as `remat.checkpointing`.
 
-`plan` estimates a model's training step and chooses the modules to checkpoint under a memory budget.
-`check` measures a plan on a real step. `apply` checkpoints the modules that a plan names::
+`plan` estimates a model's training step, and chooses the modules to checkpoint within a memory
+budget. `check` measures a plan on a real step. `apply` checkpoints the modules that a plan names::
 
     plan = remat.sac.plan(model, (x,), memory="12GiB")
     remat.sac.apply(model, plan)

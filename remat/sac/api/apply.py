@@ -19,7 +19,7 @@ from remat.sac.solve.plan import ModulePlan, SACPlan, operators_named
 
 M = TypeVar("M", bound=nn.Module)
 
-#: Key that `apply` sets in a model's ``__dict__`` for a plan without modules, so that `remove` finds an applied plan.
+#: Key that `apply` sets in a model's ``__dict__`` for a plan without modules, so that `remove` finds the plan.
 _APPLIED_NOTHING = "_remat_applied_nothing"
 
 
@@ -33,9 +33,9 @@ def apply(
 ) -> M:
     """Checkpoint, in place, the modules of a model that a plan names, and return the model.
 
-    The ``forward`` of each planned module is replaced on the instance. Class, name, parameters and
-    ``state_dict()`` keys stay the same. The module's hooks run outside of the checkpointed ``forward``.
-    In eval mode, or if gradients are disabled, the original ``forward`` runs.
+    `apply` replaces the ``forward`` of each planned module on the instance. The module's class, name, parameters and
+    ``state_dict()`` keys stay the same. The module's hooks run outside of the checkpointed ``forward``. In eval mode,
+    or if gradients are disabled, a planned module runs its original ``forward``.
 
     Args:
         model: the model for which the plan was made, or a model with the same modules.
@@ -65,7 +65,8 @@ def apply(
         "strict": strict,
         "allow_cache_entry_mutation": allow_cache_entry_mutation,
     }
-    # All replacements are built before the first is set, so that an invalid policy leaves the model unchanged.
+    # All replacements of ``forward`` are built before the first is set, so that an invalid policy leaves the
+    # model unchanged.
     replacements = [(module, Checkpointed(module, m, policies, options)) for m, module in targets]
     for module, checkpointed in replacements:
         set_forward(module, checkpointed)
@@ -90,8 +91,8 @@ def remove(model: M) -> M:
     return model
 
 
-# An object rather than a closure, so that a model can be copied. A closure in a copied model would still run
-# the modules of the original.
+# The replacement is an object rather than a closure, so that a model can be copied. A closure in a copied
+# model would still run the modules of the original.
 class Checkpointed:
     """Replacement for a module's ``forward``: runs the original ``forward`` under checkpointing.
 
@@ -111,8 +112,8 @@ class Checkpointed:
         self._module = module
         self._arguments = (plan, policies, options)
         self._contexts = policy(plan, *policies, **options)
-        # Plain checkpointing recomputes every operator. A policy would only add Python code for each operator,
-        # unless the recomputation must not stop early.
+        # Plain checkpointing recomputes every operator. A policy would then only add Python code for each
+        # operator, unless the recomputation must not stop early.
         recomputes_all = any(map(draws_into_argument, operators_named(plan.ops)))
         self._is_plain = not plan.stored and not policies and not recomputes_all
 
@@ -141,13 +142,13 @@ class Checkpointed:
 
 
 def _is_applied(module: nn.Module) -> bool:
-    """Whether `apply` has checkpointed a module, or applied a plan without modules to it."""
+    """Whether `apply` has checkpointed a module, or has applied a plan without modules to this module as a model."""
     return isinstance(own_forward(module), Checkpointed) or _APPLIED_NOTHING in module.__dict__
 
 
 def _find(model: nn.Module, name: str) -> nn.Module:
     """Return the module of a model by its qualified name; an unknown name raises a PlanError."""
-    # A shared module has several names, and the plan may use any of them. So duplicates are kept.
+    # Duplicates are kept, because a shared module has several names, and the plan may use any of them.
     names: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
     if name in names:
         return names[name]
@@ -176,7 +177,7 @@ def _check(model: nn.Module, targets: list[tuple[ModulePlan, nn.Module]]) -> Non
                 "each once"
             )
         names[id(module)] = plan.name
-    # The outer module's recomputation would run a nested module, which would then run once more.
+    # The outer module's recomputation would run a nested module, whose own recomputation would run it once more.
     for plan, module in targets:
         for part in module.modules():
             if part is not module and id(part) in names:

@@ -19,18 +19,18 @@ from remat.sac.run.lifetimes import given_tensors, loss_only
 from remat.sac.run.operators import tensors_in
 from remat.sac.solve.plan import SACPlan
 
-#: Number of timed steps without checkpointing, and of timed steps under the plan. The fastest step of each
-#: kind counts. The two kinds alternate, so that noise affects both.
+#: Number of timed steps without checkpointing, and of timed steps under the plan. Only the fastest step of
+#: each kind is reported. Steps of both kinds alternate, so that noise affects both.
 REPEATS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """Measurements of a model's training step without checkpointing and under a plan, from `check`.
+    """Measurements by `check` of a model's training step, without checkpointing and under a plan.
 
     Attributes:
-        plain_peak_bytes: peak without checkpointing.
-        peak_bytes: peak under the plan.
+        plain_peak_bytes: peak in bytes of the step without checkpointing.
+        peak_bytes: peak in bytes of the step under the plan.
         plain_ms: milliseconds of the fastest of several steps without checkpointing.
         ms: milliseconds of the fastest of several steps under the plan.
         gradient_distance: norm of the difference between the parameters' gradients under the plan
@@ -52,9 +52,9 @@ def check(
 ) -> Checked:
     """Measure the peak, time and gradients of a training step without checkpointing and under a plan.
 
-    The step runs several times without checkpointing and several times under the plan. The peaks come
-    from the statistics of CUDA's allocator or, on a CPU, from the profiler's record of allocations.
-    Afterwards, `check` restores the model, its gradients, and the states of random generators.
+    The training step runs several times without checkpointing and several times under the plan. The peaks come from
+    the statistics of CUDA's allocator or, on a CPU, from the profiler's record of allocations. Afterwards, `check`
+    restores the model, its gradients, and the states of random generators.
 
     Args:
         model: the model, to which no plan has been applied.
@@ -118,7 +118,7 @@ def _check_real(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 def _distance(first: Sequence[torch.Tensor | None], second: Sequence[torch.Tensor | None]) -> float:
-    """Return the norm of the difference of two lists of gradients, relative to the first list's norm."""
+    """Return the norm of the difference between two lists of gradients, divided by the norm of the first list."""
     difference = norm = 0.0
     for a, b in zip(first, second, strict=True):
         if a is None or b is None:

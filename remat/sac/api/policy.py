@@ -1,4 +1,4 @@
-"""Convert a plan to checkpointing policies, for users who call ``checkpoint`` themselves."""
+"""Convert a plan to checkpointing policies, for users who call PyTorch's ``checkpoint`` themselves."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def policy(
     Args:
         plan: the plan of one module or of a model.
         others: further checkpointing policies, or lists of operators to save; see `remat.sac.compose`.
-        firm: whether the plan's policy answers MUST_SAVE and MUST_RECOMPUTE. Otherwise it answers
-            PREFER_SAVE and PREFER_RECOMPUTE, which a compiler or another policy's MUST may override.
-        strict: whether a module that runs other operators than the plan lists raises an error. If
-            False, the n-th ``aten.mm.default`` that runs is treated as the n-th one in the plan. The
-            policy then gives only PREFER answers in eager code, and operators that the plan lacks are
-            recomputed. Gradients stay correct, but memory may differ from the plan's estimate.
+        firm: whether the plan's policy answers MUST_SAVE and MUST_RECOMPUTE. If not, the policy answers PREFER_SAVE
+            and PREFER_RECOMPUTE, which a compiler or another policy's MUST may override.
+        strict: whether a module that runs other operators than the plan lists raises an error. If False, the n-th
+            ``aten.mm.default`` that runs is treated as the n-th one in the plan. With ``strict=False``, the policy
+            gives only PREFER answers in eager code, and operators that the plan lacks are recomputed. Without
+            ``strict``, gradients stay correct, but memory may differ from the plan's estimate.
         allow_cache_entry_mutation: whether to accept in-place changes to saved tensors without checks;
             see `remat.sac.context_fn`.
 
@@ -93,8 +93,8 @@ def policy(
 def planned(plan: ModulePlan, *, firm: bool = True, strict: bool = True) -> Policy:
     """Convert the plan of one module to a policy, for example as an argument of `remat.sac.compose`.
 
-    The policy counts operators, so one policy object serves one run of the module. The policy's method
-    ``fresh()`` returns a policy for the next run. The arguments are those of `policy`.
+    The policy counts operators, so each run of the module needs a policy object of its own. The policy's method
+    ``fresh()`` returns a policy for the module's next run. The function `policy` explains the arguments.
     """
     return _Planned(plan, firm=firm, strict=strict)
 
@@ -108,8 +108,8 @@ class _Planned:
 
     def __init__(self, plan: ModulePlan, *, firm: bool, strict: bool) -> None:
         self._plan = plan
-        # A lookup by name may find another operator than the planned one. So its verdict in eager code is a
-        # PREFER, which `remat.sac.policies.consistency` may change to fit the verdicts of other operators.
+        # A lookup by name may find another operator than the planned one. In eager code, the lookup's verdict is
+        # therefore a PREFER, which `remat.sac.policies.consistency` may change to fit the verdicts of other operators.
         self._save, self._recompute = _FIRM if firm and (strict or is_traced()) else _PREFERRED
         self._stored = frozenset(plan.stored)
         # A compiler sees slightly different operators: dropout is one operator in a trace, and several in eager code.
@@ -137,14 +137,14 @@ class _Planned:
         return self._save if index in self._stored else self._recompute
 
     def end(self) -> None:
-        """Raise a PolicyError if fewer operators have run than the plan lists, at the end of forward."""
+        """At the end of forward, raise a PolicyError if fewer operators have run than the module's plan lists."""
         if self._by_index and self._position != len(self._plan.ops):
             raise _other_operators(
                 f"it ends after {self._position} operators, and the plan has {len(self._plan.ops)}"
             )
 
     def _next_index(self, name: str) -> int:
-        """Return the plan's next position; raise a PolicyError if the plan lists another operator there."""
+        """Return the position of a running operator; raise a PolicyError if the plan lists another operator there."""
         index = self._position
         expected = self._plan.ops[index] if index < len(self._plan.ops) else "the end"
         if name != expected:
@@ -153,7 +153,7 @@ class _Planned:
         return index
 
     def _index_by_name(self, name: str) -> int | None:
-        """Return the plan's next unmatched position of operator ``name``; None if there is none left."""
+        """Return the plan's next unmatched position of an operator named ``name``; None if no such position is left."""
         return next(self._unmatched.get(name, iter(())), None)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Bytes that each module call of a step allocates, and bytes that the call keeps for backward."""
+"""Bytes that a module call in a training step allocates, and bytes that the call keeps for backward."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class CallStats:
             frees at or before ``back``.
         gradient_bytes: most bytes alive in the step from ``back`` to ``back_end``, minus the bytes alive
             at ``back``. PyTorch's program reads this field.
-        allocated: for each program point of the call's forward, the bytes alive then of the call's storages.
+        allocated: for each program point of the call's forward, the bytes of the storages that the call has
+            allocated and that are alive.
         freed_at: (program point of the run, program point at which the result is freed) of each operator of the call.
     """
 
@@ -41,12 +42,12 @@ class CallStats:
 
     @property
     def freeable_bytes(self) -> int:
-        """Bytes that checkpointing frees from ``end`` until ``back`` if no results are stored."""
+        """Bytes that checkpointing frees between the call's forward and backward if no results are stored."""
         return self.activation_bytes - self.input_bytes
 
 
 def call_stats(lifetimes: Lifetimes, span: ModuleSpan) -> CallStats:
-    """Return the bytes that a module call allocates, keeps and frees; backward must read a tensor saved in it."""
+    """Return the memory statistics of a module call; backward must read a tensor that was saved in the call."""
     allocated = lifetimes.allocated_in(span)
     # A returned storage stays alive in any case, so checkpointing does not free it.
     crosses = [
@@ -79,10 +80,10 @@ def call_stats(lifetimes: Lifetimes, span: ModuleSpan) -> CallStats:
 
 
 def as_checkpointed(lifetimes: Lifetimes, span: ModuleSpan, stats: SACStats) -> SACStats:
-    """Return the statistics of a module's operators for the case that the module is checkpointed.
+    """Return the statistics of a module's operators, corrected for the case that the module is checkpointed.
 
-    Results that the module returns count in ``memory`` if the step frees them before the call's backward.
-    Operators after the call's last saved tensor get runtime 0.
+    Results that the module returns are added to ``memory`` if the step frees them before the call's backward.
+    Operators after the call's last saved tensor have a runtime of 0, because they do not run again.
     """
     freed_outputs = {
         int(lifetimes.born[k]): int(lifetimes.nbytes[k])

@@ -1,4 +1,4 @@
-"""Convert the operators that ran in one module call to the module's statistics."""
+"""Compute a module's statistics, such as memory and runtimes, from the operators that ran in one module call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODES: dict[str, type[CostModel]] = {
 
 
 def model_of(mode: str, cost: CostModel | None = None) -> CostModel:
-    """Return ``cost``, which must count picoseconds, or else the cost model of an estimation mode."""
+    """Return the cost model ``cost``, which must count picoseconds; if None, that of the estimation mode."""
     if mode not in MODES:
         raise ProblemError(
             f"estimate_mode_type is {mode!r}; expected {' or '.join(map(repr, MODES))}"
@@ -40,15 +40,15 @@ def model_of(mode: str, cost: CostModel | None = None) -> CostModel:
 
 
 def runtimes(calls: Iterable[Call], model: CostModel) -> dict[fx.Node, float]:
-    """Return milliseconds by node for the operators that calls really run, without ignored calls.
+    """Return a dict from the node of each operator that really runs in calls to milliseconds, without ignored calls.
 
-    The nodes are those of `Call.parts`.
+    The dict's nodes are those of `Call.parts`.
     """
     parts = [(c, part) for c in calls if not c.skipped for part in c.parts]
     costed = [
         part
         for c, part in parts
-        # A measured view takes about a microsecond on a CPU. In other models, views and `empty` take no time.
+        # A measured view takes about a microsecond on a CPU. In other cost models, views and `empty` take no time.
         if isinstance(model, Profile) or not (c.view is not None or ops.is_uninitialised(part))
     ]
     with torch_compat.disable_current_modes():  # a cost model may create tensors of its own
@@ -68,7 +68,7 @@ def collect(
     Args:
         calls: operators that ran in the call, including skipped ones.
         runtimes: milliseconds of each node in `Call.parts`.
-        span: the module call. Storages that it returned count as 0 bytes, because they stay alive in any case.
+        span: the module call. Storages that the call returned count as 0 bytes, because they stay alive in any case.
         saved: storages that autograd saved for backward.
     """
     counted = [c for c in calls if not c.skipped]
@@ -86,14 +86,14 @@ def collect(
             i for i, c in enumerate(counted) if c.returns and all(k in saved for k in c.returns)
         ],
         inplace_ops=sorted(pair for pair in together if pair[0] not in recomputed),
-        # An operator that is not declared pure is stored, so it draws nothing when the module runs again.
-        # Random operators that run again would then draw other numbers, so all of them are stored.
+        # An operator that is not declared pure is stored, so it draws no random numbers when the module runs again.
+        # Random operators that run again would then draw other numbers, so all random operators are stored.
         force_store_random=span.no_tensor or any(c.is_opaque for c in counted),
     )
 
 
 def _groups(calls: Sequence[Call], views: Collection[int]) -> tuple[set[tuple[int, int]], set[int]]:
-    """Return pairs of operators that in-place writes tie together, and operators that must be recomputed."""
+    """Return pairs of operators that in-place writes force to be stored together, and operators always recomputed."""
     first: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     copies: set[int] = set()
@@ -107,7 +107,7 @@ def _groups(calls: Sequence[Call], views: Collection[int]) -> tuple[set[tuple[in
             continue
         for key in call.writes:
             if key in copies:
-                # `clone` always runs again, and the new copy must be written to as well.
+                # `clone` always runs again, and the operator must write to the new copy as well.
                 recomputed.add(index)
                 continue
             # If the write were stored and an earlier reader recomputed, the reader would read the written value.
@@ -129,8 +129,9 @@ def _repeated(
     views: Collection[int],
     random_ops: Iterable[int],
 ) -> set[int]:
-    """Return the operators of ``copied``, and all operators that must be recomputed because of them."""
-    # If one operator of a pair must be recomputed, so must the other. The same holds for random operators.
+    """Return the operators in ``copied``, and all operators that must be recomputed together with one of them."""
+    # If one operator of a pair must be recomputed, so must the other. If one random operator must be
+    # recomputed, all must.
     groups = UnionFind(copied)
     for op, first in together:
         if first not in views:

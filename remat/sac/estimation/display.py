@@ -1,4 +1,4 @@
-"""Tables of the estimator's results, and a plot of a module's trade-off between memory and time."""
+"""Tables of an estimate for selective checkpointing, and a plot of a module's trade-off of memory and time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Point = tuple[float, float]
 
 
 def print_operators(stats: SACStats, *, boxed: bool) -> None:
-    """Print a table of a module's operators, one per row."""
+    """Print a table with one row for each operator of a module."""
     views, random_ops = set(stats.view_like_ops), set(stats.rand_ops)
     saved, first_ops = set(stats.saved_autograd_ops), dict(stats.inplace_ops)
     rows = [
@@ -53,9 +53,9 @@ def print_operators(stats: SACStats, *, boxed: bool) -> None:
 
 
 def print_greedy_order(order: SACGreedyOrderMeta, stats: SACStats, *, boxed: bool) -> None:
-    """Print a table of a module's greedy order, with cumulative discarded bytes and recompute time.
+    """Print a module's operators in greedy order, with cumulative discarded bytes and cumulative recompute time.
 
-    Operators that are always recomputed come first, and operators that are always stored come last.
+    In the table, operators that are always recomputed come first, and operators that are always stored come last.
     """
     grouping = group(stats)
     members = {item.ops[0]: item.ops for item in (*grouping.free, *grouping.stored)}
@@ -64,7 +64,7 @@ def print_greedy_order(order: SACGreedyOrderMeta, stats: SACStats, *, boxed: boo
     entries += [(members[c.op_idx], f"{c.msps:.2e}", "") for c in order.msps_meta]
     entries += [(members[head], "", "stored") for head in sorted(order.stored_ops)]
     memory, runtime = sum(stats.memory) or 1, sum(stats.runtimes) or 1
-    # Bytes and time are cumulative, as if all operators up to the row were recomputed.
+    # Bytes and time in a row are cumulative, as if all operators up to this row were recomputed.
     freed, spent, rows = 0, 0.0, []
     for ops, msps, always in entries:
         freed += sum(stats.memory[i] for i in ops)
@@ -80,7 +80,7 @@ def print_greedy_order(order: SACGreedyOrderMeta, stats: SACStats, *, boxed: boo
 def _print(
     names: Sequence[str], numbers: Collection[str], rows: Iterable[Sequence[str]], *, boxed: bool
 ) -> None:
-    """Print rows below the column "Op Idx" and the given columns, with the numbers right-aligned."""
+    """Print a table with the column "Op Idx" and the given columns, with numbers right-aligned."""
     table = Table(show_edge=True, pad_edge=False, collapse_padding=True, box=None)
     if sys.stdout.isatty():
         table.box = box.ROUNDED if boxed else box.SIMPLE_HEAD
@@ -95,7 +95,7 @@ def _print(
 def tradeoff_figure(stats: SACStats, fitted: SACTradeOffStats, *, title: str) -> Figure:
     """Return a plot of a module's greedy curve, the lines fitted above it, and the exact frontier."""
     figure, axes = figure_of((8.0, 5.0), (0.1, 0.13, 0.86, 0.74), title)
-    # Stairs, because freeing one more byte means recomputing the whole next candidate.
+    # The curve has stairs, because freeing one more byte means recomputing the whole next candidate.
     x, y = zip(*fitted.tradeoff_curve.items(), strict=True)
     axes.step(x, y, where="pre", color=_GREEDY, marker="o", markersize=3, label="greedy")
     x, y = zip(*exact_points(stats), strict=True)

@@ -28,10 +28,10 @@ from remat.sac.run.recording import StepRecorder, without_replays
 
 
 class SACEstimator:
-    """Estimates, for each module, the memory that checkpointing frees and the recompute time.
+    """Estimates, for each module of a model, the memory that checkpointing the module frees, and the recompute time.
 
-    Use the estimator under ``FakeTensorMode``. Then no memory is allocated, and operators run only
-    if their runtimes are measured. The estimator records all modules that have children::
+    Use the estimator under ``FakeTensorMode``. With fake tensors, no memory is allocated, and operators run only if
+    their runtimes are measured. The estimator records all modules that have children::
 
         with FakeTensorMode():
             model, x = Model(), torch.randn(8, 512)
@@ -41,12 +41,13 @@ class SACEstimator:
 
     The interface is that of ``torch.distributed._tools.sac_estimator``, with these differences:
 
-    * The memory of an operator is the bytes of the storages that it allocates. So an in-place
-      operator has 0 bytes.
-    * Results that the module returns cost nothing to store, because they stay alive anyway. The storages
-      of the module's outputs identify these results.
+    * The memory of an operator is the bytes of the storages that it allocates. An in-place operator
+      therefore has 0 bytes.
+    * Results that the module returns cost nothing to store, because they stay alive anyway. Returned
+      results are identified by the storages of the module's outputs.
     * Batch normalisation in training counts as an in-place write to its running statistics.
-    * If an operator overwrites a tensor that an earlier operator reads, both are stored, or both are recomputed.
+    * If an operator overwrites a tensor that an earlier operator reads, both operators are stored, or both are
+      recomputed.
     * The result of an operator counts as saved by autograd even if another module saves the result.
 
     Args:
@@ -61,11 +62,11 @@ class SACEstimator:
             run. The outermost module is named by its class, every other by its path: ``Model.layers.0``.
         sac_mod_greedy_order_meta: dict from module name to the module's greedy order: operators by
             freed bytes per recompute time, largest first.
-        sac_mod_tradeoff_stats: dict from module name to the curve of recompute time over freed memory,
-            and straight lines fitted above it. Empty until `pwlf_sac_tradeoff_curve` is called.
+        sac_mod_tradeoff_stats: dict from module name to the module's curve of recompute time over freed memory, and
+            straight lines fitted above the curve. Empty until `pwlf_sac_tradeoff_curve` is called.
         sac_mod_calls: dict from module name to the number of the module's calls.
-        sac_mod_unsteady: dict from module name to error message, for modules of which two calls ran
-            different operators. The first three dicts lack these modules, and no plan checkpoints them.
+        sac_mod_unsteady: dict from module name to error message, for modules of which two calls ran different
+            operators. Such modules are missing in the three dicts above, and no plan checkpoints them.
         mode: name of the mode in which runtimes are estimated.
         cost: the cost model in use.
     """
@@ -97,8 +98,8 @@ class SACEstimator:
                 operator, on new tensors (see `remat.graph.costs.Profile`). ``"operator-level-cost-model"``
                 computes runtimes by a roofline model of the device ``gpu_type``, on any machine.
             cost: cost model to use instead of the mode's own, such as ``Roofline.parse("a100")``.
-            fake: False to record a run on real tensors, on which some models run other operators. For
-                example, ``transformers`` inspects the values of a mask only on real tensors.
+            fake: False to record a run on real tensors, on which some models run other operators than on fake ones.
+                For example, ``transformers`` inspects the values of a mask only on real tensors.
 
         Raises:
             ProblemError: the mode is unknown, or ``cost`` does not count picoseconds.
@@ -110,7 +111,7 @@ class SACEstimator:
         return self
 
     def __enter__(self) -> Self:
-        """Start recording, and return the estimator. Raises the errors of `record`."""
+        """Start recording operators until the ``with`` block ends; return the estimator. Errors are as in `record`."""
         self._contexts.enter_context(self.record().forward())
         return self
 
@@ -120,7 +121,7 @@ class SACEstimator:
     def pwlf_sac_tradeoff_curve(
         self, n_segments: int = 2, save_tradeoff_graphs: bool = False
     ) -> None:
-        """Fit up to ``n_segments`` straight lines above the greedy curve of each module.
+        """Fit up to ``n_segments`` straight lines above each module's greedy curve of recompute time over freed memory.
 
         Args:
             n_segments: largest number of lines for each module.
@@ -143,7 +144,7 @@ class SACEstimator:
                 write_picture(folder / f"{quote(name, safe='')}.png", draw)
 
     def display_modulewise_sac_stats(self, depth: int = 2, print_tabular: bool = False) -> None:
-        """Print a table of the operators and a table of the greedy order of each module.
+        """For each module, print a table of operators, and a table of the greedy order in which to recompute them.
 
         Args:
             depth: depth of the deepest modules to print; the outermost module has depth 1.
@@ -158,7 +159,7 @@ class SACEstimator:
                 self.display_sac_tradeoff_stats(order, stats, print_tabular)
 
     def display_sac_stats(self, sac_stats: SACStats, print_tabular: bool = False) -> None:
-        """Print the operators of a module, in a box if ``print_tabular`` is set and output is a terminal."""
+        """Print a table of a module's operators, in a box if ``print_tabular`` is set and output is a terminal."""
         print(
             f"Total Memory: {sum(sac_stats.memory)} B Total Runtime: {sum(sac_stats.runtimes):.6g} ms "
             f"Store Random: {sac_stats.force_store_random}"
@@ -171,7 +172,7 @@ class SACEstimator:
         sac_stats: SACStats,
         print_tabular: bool = False,
     ) -> None:
-        """Print a module's greedy order, in a box if ``print_tabular`` is set and output is a terminal."""
+        """Print a module's operators in greedy order, in a box if ``print_tabular`` is set and output is a terminal."""
         print_greedy_order(greedy_order_meta, sac_stats, boxed=print_tabular)
 
     def record(self, existing: Iterable[torch.Tensor] = ()) -> StepRecorder:
@@ -195,7 +196,7 @@ class SACEstimator:
                 "'with FakeTensorMode(): …' and make the model and its inputs in there too, or record a "
                 "real run by estimator(mode, fake=False)"
             )
-        # Statistics of an earlier run: the first call of a module in this run replaces them.
+        # Statistics of an earlier run, which are replaced at the first call of a module in this run.
         self._earlier = dict(self.sac_mod_stats)
         return StepRecorder(existing, self._conclude)
 
@@ -215,7 +216,7 @@ class SACEstimator:
                 self._take(span.name, collect(ran, ms, span, recorder.saved))
 
     def _take(self, name: str, stats: SACStats) -> None:
-        """Add the statistics of one call of a module; calls with different operators make the module unsteady."""
+        """Add the statistics of one module call; mark the module as unsteady if its calls run different operators."""
         earlier = self._earlier.get(name)
         if earlier is not None and (changed := difference(earlier, stats)):
             raise ProblemError(

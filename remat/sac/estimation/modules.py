@@ -29,7 +29,7 @@ from remat.sac.run.module_calls import check_module
 from remat.sac.run.recording import ModuleSpan
 from remat.torch_compat import pytree
 
-#: For the measurement of a policy's time per operator: number of operators in one timed run, and number of runs.
+#: Number of operators in one timed run, and number of runs, to measure the time that a policy takes per operator.
 _CHAIN, _RUNS = 100, 9
 
 
@@ -42,7 +42,7 @@ class ModuleStats:
         parent: position in `ModuleTree.modules` of the calling module; -1 for the outermost module.
         is_leaf: whether the module has no children. A leaf is never checkpointed.
         parameter_bytes: bytes of the parameters of the module and its submodules.
-        calls: memory of the module's calls, without calls whose saved tensors backward never reads.
+        calls: memory of each call of the module, without calls whose saved tensors backward never reads.
         stats: statistics of the module's operators, changed by `as_checkpointed`; None for a leaf, or
             if the module's calls run different operators.
         why_not: reason why the module cannot be checkpointed; empty if there is none.
@@ -74,7 +74,7 @@ class ModuleStats:
 
     @property
     def activation_bytes(self) -> int:
-        """Bytes that the module's calls allocate and keep for backward, without returned storages."""
+        """Bytes that the module's calls allocate and keep for backward, without storages that the calls return."""
         return sum(call.activation_bytes for call in self.calls)
 
 
@@ -90,8 +90,8 @@ class ModuleTree:
         gradients: array of the bytes of the parameters' gradients alive at each program point.
         parameter_bytes: bytes of all parameters.
         forward_end: first program point of backward.
-        step_ms: estimated milliseconds of a step without recomputation. Backward counts twice as much
-            as forward.
+        step_ms: estimated milliseconds of a step without recomputation. Backward is assumed to take
+            twice as long as forward.
         state_bytes: bytes of the random generator's state, which PyTorch keeps for each checkpointed
             call; 0 for a model on a GPU, because this state is in host memory.
         mode: name of the mode in which runtimes were estimated.
@@ -132,7 +132,7 @@ class ModuleTree:
         return self.other + -(-sharded // world_size)
 
     def peak_bytes(self, world_size: int = 1) -> int:
-        """Return the peak of the step on one rank, in bytes; see `memory`."""
+        """Return the step's peak in bytes on one of ``world_size`` ranks; see `memory`."""
         return int(self.memory(world_size).max(initial=0))
 
 
@@ -145,7 +145,7 @@ def estimate(
     cost: str | CostModel | None = None,
     fake: bool | None = None,
 ) -> ModuleTree:
-    """Estimate, for each module, the memory that checkpointing frees and the recompute time.
+    """Estimate, for each module of a model, the memory that checkpointing the module frees, and the recompute time.
 
     Args:
         model: the model in train mode.
@@ -154,9 +154,9 @@ def estimate(
         mode: ``"operator-level-cost-model"`` takes runtimes from a cost model,
             ``"operator-level-benchmark"`` measures them; see `SACEstimator`.
         cost: name or instance of a cost model to use instead of the mode's own: ``"roofline:h100"``.
-        fake: whether the step runs on fake tensors, which need neither memory nor a GPU. If a model runs
-            other operators on real tensors, its plan may raise a PolicyError when the model runs. None:
-            use fake tensors unless all parameters, buffers and inputs are on the CPU.
+        fake: whether the step runs on fake tensors, which need neither memory nor a GPU. If a model runs other
+            operators on real tensors than on fake ones, the model may raise a PolicyError when it runs under its plan.
+            None: use fake tensors unless all parameters, buffers and inputs are on the CPU.
 
     Returns:
         The model's modules with their operators and memory, as `remat.sac.plan` accepts them.
@@ -178,8 +178,8 @@ def estimate(
     with contextlib.ExitStack() as stack:
         if fake:
             fake_mode = torch_compat.FakeTensorMode(allow_non_fake_inputs=True)
-            # PyTorch chooses some operators, such as those of attention, by device. So tensors on the meta
-            # device become fake tensors on the CPU.
+            # PyTorch's choice of some operators, such as those of attention, depends on the device. So
+            # tensors on the meta device become fake tensors on the CPU.
             faker = Faker(fake_mode, None)
             args, named = pytree.tree_map(faker, (args, named))
             stack.enter_context(_fake_parameters(model, faker))
@@ -250,7 +250,7 @@ def policy_ms() -> float:
                 for _ in range(_CHAIN):
                     x.sin()
                 samples.append(time.perf_counter() - start)
-    # Minima, because interruptions only add time. Noise may make the difference negative.
+    # The fastest runs are compared, because interruptions only add time. Noise may make the difference negative.
     return max(0.0, 1e3 * (min(seconds[True]) - min(seconds[False])) / _CHAIN)
 
 
@@ -272,7 +272,7 @@ def build_tree(
         stats = estimator.sac_mod_stats.get(name)
         with_backward = [s for s in calls if s.back_begin >= 0]
         if stats is not None and with_backward:
-            # One stored set serves all calls, so the statistics are those of the first call.
+            # All calls of a module store the same set of results, so the statistics are those of the first call.
             stats = as_checkpointed(lifetimes, with_backward[0], stats)
         parent = calls[0].parent
         modules.append(
@@ -304,7 +304,7 @@ def build_tree(
 def _why_not(
     name: str, calls: Sequence[ModuleSpan], estimator: SACEstimator, lifetimes: Lifetimes
 ) -> str:
-    """Return the reason why a module cannot be checkpointed; empty if there is none."""
+    """Return the reason why a module cannot be checkpointed; empty if it can be."""
     if calls[0].is_leaf:
         return "it has no children"
     if name in estimator.sac_mod_unsteady:

@@ -1,8 +1,8 @@
-"""Statistics of a module's operators, and groups of operators that share a decision.
+"""Statistics of a module's operators, and groups of operators that must be stored or recomputed together.
 
-`SACStats`, `MSPS`, `SACTradeOffStats` and `SACGreedyOrderMeta` have the fields of the classes with
-the same names in ``torch.distributed._tools.sac_estimator``. So code for PyTorch's objects accepts
-these objects, too. The decision for an operator is whether its result is stored or recomputed.
+`SACStats`, `MSPS`, `SACTradeOffStats` and `SACGreedyOrderMeta` have the fields of the classes with the same names in
+``torch.distributed._tools.sac_estimator``. Code for PyTorch's classes therefore accepts objects of these classes, too.
+The decision for an operator is whether its result is stored or recomputed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from networkx.utils import UnionFind
 
 from remat.errors import ProblemError
 
-#: Picoseconds in a millisecond. Solvers need integers, so they get runtimes in picoseconds.
+#: Picoseconds in a millisecond. Runtimes are passed to solvers in picoseconds, because solvers need integers.
 PS_PER_MS = 10**9
 
 
@@ -30,8 +30,8 @@ class SACStats:
         runtimes: milliseconds of each operator.
         memory: bytes of the storages that each operator allocates. Views count as 0 bytes. Storages
             that the module returns count as 0, because they stay alive in any case.
-        view_like_ops: operators that are always recomputed. They return views, write to a copy made
-            by ``clone``, or share a decision with an operator that writes to such a copy.
+        view_like_ops: operators that are always recomputed. Such operators return views, write to a
+            copy made by ``clone``, or share a decision with an operator that writes to such a copy.
         rand_ops: operators that draw random numbers, and custom operators that may draw some because
             they are not declared pure (`remat.declare_pure`).
         saved_autograd_ops: operators whose results autograd saves for backward.
@@ -56,9 +56,9 @@ class SACStats:
 
 
 class MSPS(NamedTuple):
-    """One candidate for recomputation: an operator, or a group of operators that share a decision.
+    """One operator that may be recomputed, or a group of operators that are stored or recomputed together.
 
-    The class has PyTorch's name, which stands for memory savings per second.
+    PyTorch's name for this class, MSPS, stands for memory savings per second.
 
     Attributes:
         func_names: names of the candidate's operators.
@@ -77,10 +77,10 @@ class MSPS(NamedTuple):
 
 @dataclass
 class SACTradeOffStats:
-    """Trade-off between one module's memory and time: the greedy curve, and lines fitted above it.
+    """One module's greedy curve of recomputed runtime over discarded memory, and lines fitted above this curve.
 
-    The horizontal axis is the fraction of memory discarded, from 0 to 1. The vertical axis is the
-    fraction of runtime recomputed.
+    The curve's horizontal axis is the fraction of the module's memory discarded, from 0 to 1. The
+    curve's vertical axis is the fraction of the module's runtime recomputed.
 
     Attributes:
         n_segments: number of line segments fitted above the greedy curve.
@@ -107,8 +107,8 @@ class SACTradeOffStats:
 class SACGreedyOrderMeta:
     """Greedy order of one module's operators: which to recompute first to free memory.
 
-    Operators that share a decision form one item, identified by the item's first operator; see
-    `Item`. Operators are positions in `SACStats.func_names`.
+    Operators that are stored or recomputed together form one item, identified by the item's first
+    operator; see `Item`. The fields name operators by position in `SACStats.func_names`.
 
     Attributes:
         recomputed_ops: operators that are always recomputed.
@@ -129,7 +129,7 @@ class SACGreedyOrderMeta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """Operators that share one decision: all are stored or all are recomputed.
+    """Operators of a module of which either all are stored or all are recomputed.
 
     Attributes:
         ops: the operators, in order; the first one identifies the item.
@@ -144,13 +144,13 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouping:
-    """Operators of a module by what may be decided about them.
+    """Operators of a module: those that a solver decides about, those always stored, and those always recomputed.
 
     Attributes:
         free: items that a solver may store or recompute, in the order of their first operators.
         stored: items that are always stored.
         recomputed: operators that are always recomputed; see `SACStats.view_like_ops`.
-        recompute_ps: picoseconds of recomputation if only the items in ``stored`` are stored.
+        recompute_ps: picoseconds that recomputation takes if only the items in ``stored`` are stored.
     """
 
     free: tuple[Item, ...]
@@ -160,11 +160,11 @@ class Grouping:
 
 
 def group(stats: SACStats) -> Grouping:
-    """Group the operators of a module that share a decision: in-place groups, and random operators.
+    """Group the operators of a module that are stored or recomputed together, for in-place writes or random numbers.
 
-    An in-place group holds the pairs in `SACStats.inplace_ops` for one storage. It is always stored if the
-    first operator on the storage writes in place or returns a view. All random operators form one group,
-    which is always stored if `SACStats.force_store_random` is set. Groups with a common operator are merged.
+    An in-place group holds the pairs in `SACStats.inplace_ops` for one storage. An in-place group is always stored if
+    the first operator on the storage writes in place or returns a view. All random operators form one group, which is
+    always stored if `SACStats.force_store_random` is set. Groups with a common operator are merged.
 
     Raises:
         ProblemError: the statistics are inconsistent; see `check`.
@@ -175,10 +175,10 @@ def group(stats: SACStats) -> Grouping:
     pairs = [(op, first) for op, first in stats.inplace_ops if op not in views]
     for pair in pairs:
         together.union(*pair)
-    # Views are always recomputed, so they tie no other operators together.
+    # Views are always recomputed, so no other operators are grouped because of a view.
     random_ops = [op for op in stats.rand_ops if op not in views]
     together.union(*random_ops)
-    # Such a storage belongs to the module's caller, and a recomputed group would write to it twice.
+    # Such a storage belongs to the module's caller, and a recomputed group would write to the storage twice.
     always_stored = {together[op] for op, first in pairs if op == first or first in views}
     if stats.force_store_random:
         always_stored |= {together[op] for op in random_ops}
@@ -224,9 +224,9 @@ def check(stats: SACStats) -> None:
 
 
 def difference(before: SACStats, after: SACStats) -> str:
-    """Return the first difference between the operators of two module calls; empty if they are equal.
+    """Return as text the first difference between the operators of two module calls; empty if there is none.
 
-    The text ends with "which", such as "runs aten.mm.default as operator 3 instead of aten.add.Tensor, which".
+    The returned text ends with "which": "runs aten.mm.default as operator 3 instead of aten.add.Tensor, which".
     """
     for i, (a, b) in enumerate(zip(before.func_names, after.func_names, strict=False)):
         if a != b:

@@ -1,4 +1,4 @@
-"""Trade-off between a module's memory and time: greedy order, fitted lines, exact frontier."""
+"""Trade-off between a module's saved memory and recompute time: greedy order, fitted lines, exact frontier."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from remat.solvers.knapsack.frontier import KnapsackFrontier, knapsack_frontier
 from remat.solvers.problem import KnapsackProblem
 
 #: Largest number of corners of a staircase curve in a fit. A corner is the upper left end of a stair. If a curve
-#: has more, neighbouring corners are merged, because a fit's time grows at least with the square of their number.
+#: has more corners, neighbouring ones are merged, because a fit's time grows at least with the square of the
+#: number of corners.
 MOST_CORNERS = 400
 
 Point = tuple[float, float]
 
 
 def as_knapsack(grouping: Grouping, capacity: int) -> KnapsackProblem:
-    """Build the knapsack problem of the results to store: weights in bytes, values in picoseconds."""
+    """Build the knapsack problem of choosing a module's results to store: weights in bytes, values in picoseconds."""
     return KnapsackProblem(
         weights=tuple(item.nbytes for item in grouping.free),
         values=tuple(item.runtime_ps for item in grouping.free),
@@ -37,7 +38,7 @@ def as_knapsack(grouping: Grouping, capacity: int) -> KnapsackProblem:
 
 
 def exact_frontier(stats: SACStats) -> KnapsackFrontier:
-    """Return the Pareto frontier of a module's stored bytes and avoided recompute time in picoseconds.
+    """Return the Pareto frontier of a module's stored bytes and the picoseconds of recomputation that they avoid.
 
     The items of the frontier's sets are those of `Grouping.free`.
     """
@@ -49,7 +50,8 @@ def greedy_order(stats: SACStats) -> SACGreedyOrderMeta:
     """Order a module's candidates for recomputation by freed bytes per recompute time, largest first.
 
     Operators that are always recomputed or always stored are no candidates. Operators that share a
-    decision are one candidate. Candidates without recompute time come first; ties keep the run order.
+    decision are one candidate. Candidates without recompute time come first; candidates with equal
+    ratios stay in the order in which they run.
     """
     grouping = group(stats)
     written_ops = {i for pair in stats.inplace_ops for i in pair}
@@ -81,8 +83,8 @@ def greedy_order(stats: SACStats) -> SACGreedyOrderMeta:
 def greedy_curve(stats: SACStats, order: SACGreedyOrderMeta) -> OrderedDict[float, float]:
     """Return the curve of recomputed runtime over discarded memory along a module's greedy order.
 
-    At the first point, only the operators that are always recomputed run again. At each further point, the
-    next candidate runs again as well.
+    At the curve's first point, only the operators that are always recomputed run again. At each further
+    point of the curve, the next candidate runs again as well.
 
     Returns:
         Dict from the fraction of memory discarded to the fraction of runtime recomputed.
@@ -102,12 +104,12 @@ def greedy_curve(stats: SACStats, order: SACGreedyOrderMeta) -> OrderedDict[floa
 def upper_envelope(
     stats: SACStats, order: SACGreedyOrderMeta, n_segments: int = 2
 ) -> SACTradeOffStats:
-    """Fit up to ``n_segments`` straight lines above the greedy curve of a module.
+    """Fit up to ``n_segments`` straight lines above a module's greedy curve of recomputed runtime over memory.
 
-    The curve is a staircase, because freeing one more byte recomputes the whole next candidate. Each line
-    lies on or above all stairs in its range. Dynamic programming finds the fit with the least total area
-    below the lines, up to merged corners (see `MOST_CORNERS`). Consecutive lines need not meet. PyTorch's
-    estimator computes a least-squares fit, which cuts through the stairs.
+    The greedy curve is a staircase, because freeing one more byte recomputes the whole next candidate.
+    Each fitted line lies on or above all stairs in the line's range. Dynamic programming finds the lines
+    with the least total area below them, up to merged corners (see `MOST_CORNERS`). Consecutive lines
+    need not meet. PyTorch's estimator computes a least-squares fit, which cuts through the stairs.
 
     Raises:
         ProblemError: ``n_segments`` is not an int of at least 1.
@@ -135,7 +137,7 @@ def upper_envelope(
 
 
 def merge_corners(corners: Sequence[Point], most: int) -> list[Point]:
-    """Merge neighbouring corners of a rising staircase down to ``most``, each at least as high and as far left."""
+    """Merge neighbouring corners of a rising staircase, up and to the left, until at most ``most`` are left."""
     if len(corners) <= most:
         return list(corners)
     starts = [k * len(corners) // most for k in range(most)]
@@ -144,7 +146,7 @@ def merge_corners(corners: Sequence[Point], most: int) -> list[Point]:
 
 
 def fit(corners: Sequence[Point], end: float, segments: int) -> list[tuple[float, float, float]]:
-    """Fit line segments above all corners, with the least total area below the segments.
+    """Fit line segments above all corners of a rising staircase, with the least total area below the segments.
 
     Args:
         corners: upper left ends (x, y) of the stairs of a rising staircase, from left to right.
@@ -176,7 +178,7 @@ def fit(corners: Sequence[Point], end: float, segments: int) -> list[tuple[float
 def _best_lines(
     corners: Sequence[Point], starts: Sequence[float], first: int
 ) -> list[tuple[float, float, float]]:
-    """Return (area, slope, intercept) of the best line above corners ``first`` to j, for each j from ``first``."""
+    """For each j from ``first``, return (area, slope, intercept) of the best line above corners ``first`` to j."""
     hull: list[Point] = []
     lines: list[tuple[float, float, float]] = []
     for j in range(first, len(corners)):
@@ -192,7 +194,7 @@ def _best_lines(
             # A falling line would cut the last stair, which reaches to the end.
             slope, intercept = 0.0, y
         else:
-            # -1.0 is below every y, so that the search compares x only.
+            # The search compares x only, because -1.0 is below every y.
             k = max(bisect_left(hull, (middle, -1.0)), 1)
             (x0, y0), (x1, y1) = hull[k - 1], hull[k]
             slope = (y1 - y0) / (x1 - x0)
@@ -202,7 +204,7 @@ def _best_lines(
 
 
 def turns_up(a: Point, b: Point, c: Point) -> bool:
-    """Whether ``b`` lies on or below the line from ``a`` to ``c``."""
+    """Whether point ``b`` lies on or below the line from point ``a`` to point ``c``."""
     return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0]) >= 0
 
 

@@ -1,4 +1,4 @@
-"""Compose several checkpointing policies into one, and validate the answers of policies."""
+"""Compose several checkpointing policies into one, and check the answers that policies return."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ MUST = (
 def compose(*policies: PolicyLike) -> Policy:
     """Compose several checkpointing policies into one policy.
 
-    For each operator, the composed policy calls every given policy exactly once, in order. Later policies
-    are called even if an earlier answer decides, because a policy may count operators.
+    For each operator, the composed policy calls every given policy exactly once, in order. Even if an
+    earlier policy's answer decides, later policies are called, because a policy may count operators.
 
-    A MUST answer beats every PREFER answer. Without a MUST answer, the first answer other than
-    PREFER_RECOMPUTE holds.
+    A policy's MUST answer beats every PREFER answer. Without a MUST answer, the first answer other
+    than PREFER_RECOMPUTE decides.
 
-    A policy that counts operators may define two methods. Each forward of a region uses the new policy
-    that ``fresh()`` returns, and calls this policy's ``end()`` at the end of forward.
+    A policy that counts operators may define the methods ``fresh()`` and ``end()``. Each forward of a region uses the
+    new policy that ``fresh()`` returns, and calls the new policy's ``end()`` at the end of forward.
 
     Args:
         policies: policies, or lists of operators that must be saved.
@@ -126,11 +126,11 @@ def as_policy(policy: PolicyLike) -> Policy:
 def ask(
     policy: Policy, ctx: Any, op: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> CheckpointPolicy:
-    """Call a policy for one operator; raise a PolicyError if it fails or returns no `CheckpointPolicy`."""
+    """Return a policy's answer for an operator; raise a PolicyError if the policy fails or gives no valid answer."""
     answer: Any  # a user's policy may return anything
     try:
         answer = policy(ctx, op, *args, **kwargs)
-    except PolicyError:  # its message already says what to do
+    except PolicyError:  # the message of a PolicyError already says what to do
         raise
     except Exception as error:
         raise PolicyError(
@@ -149,14 +149,14 @@ def ask(
 
 
 def fresh(policy: Policy) -> Policy:
-    """Return the policy for the next forward: ``policy.fresh()`` if defined, else ``policy`` itself."""
+    """Return the policy for the next forward: ``policy.fresh()``, or ``policy`` itself if it has no such method."""
     renew = getattr(policy, "fresh", None)
     renewed: Policy = policy if renew is None else renew()
     return renewed
 
 
 def end(policy: Policy) -> None:
-    """Call ``policy.end()``, if defined."""
+    """Call a policy's ``end()``, if the policy defines this method."""
     ended = getattr(policy, "end", None)
     if ended is not None:
         ended()

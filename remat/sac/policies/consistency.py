@@ -3,27 +3,27 @@
 A region is the code that one call of `torch.utils.checkpoint.checkpoint` runs. A verdict is the
 `CheckpointPolicy` that a policy returns for an operator of the region.
 
-Recomputation is correct if every operator that runs again finds the inputs and the generator state
-that it had in forward. A saved operator does not run again. During recomputation it therefore
-neither draws random numbers nor writes to its arguments. This leads to four rules:
+Recomputation is correct if every operator that runs again finds the inputs and the generator state that it had in
+forward. A saved operator does not run again. During recomputation it therefore neither draws random numbers nor writes
+to its arguments. Correct recomputation therefore needs four rules:
 
 * Random operators: recomputation starts from the generator state at the beginning of the region,
   and saved operators do not advance that state. So a random operator may be recomputed only if no
   earlier random operator is saved. A custom operator that is not declared pure
-  (`remat.declare_pure`) counts as random and may have other side effects. Such an operator is
-  saved, unless a MUST verdict forbids this or the operator writes in place.
-* Random operators that write their numbers to an argument, such as RReLU's: PyTorch saves this
-  argument for backward before the operator writes. Recomputation stops when the last tensor is
-  saved, and would miss the write. After such an operator, the region therefore saves one more
-  tensor at its end.
-* In-place writes to a tensor made in the region: the writing operator and the operator that made
-  the tensor must both be saved, or both be recomputed. If both are saved, every earlier reader of
-  the tensor must be saved as well. A recomputed reader would read the written value.
+  (`remat.declare_pure`) counts as random and may have other side effects. An operator not declared
+  pure is saved, unless a MUST verdict forbids this or the operator writes in place.
+* Random operators that write their numbers to an argument, such as RReLU's: PyTorch saves the
+  written argument for backward before the operator writes. Recomputation stops when the region's
+  last tensor is saved, and would miss the operator's write. After a random operator that writes to
+  an argument, the region therefore saves one more tensor at the region's end.
+* In-place writes to a tensor made in the region: the writing operator and the operator that made the tensor must both
+  be saved, or both be recomputed. If both are saved, every earlier reader of the tensor must be saved as well. A
+  recomputed reader would read the written value instead of the earlier one.
 * In-place writes to a tensor from outside the region, such as a buffer: the writing operator is
-  saved, because recomputation would write a second time. It is not saved if a MUST verdict forbids
-  this, or if a recomputed operator has read the tensor before. Recomputed operators must find
-  tensors from outside unchanged. Otherwise backward raises an error, as PyTorch does for a modified
-  saved tensor.
+  saved, because recomputation would write a second time. The writing operator is not saved if a
+  MUST verdict forbids this, or if a recomputed operator has read the tensor before. If a tensor
+  from outside has changed since a recomputed operator read it, backward raises an error, as PyTorch
+  does for a modified saved tensor.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RandomOps:
     """Track the random operators of one run of a region, to decide which of them must be saved.
 
     Attributes:
-        wrote_argument: whether `draws_into_argument` holds for an operator of the run.
+        wrote_argument: whether the run contains an operator for which `draws_into_argument` is true.
     """
 
     def __init__(self) -> None:
@@ -62,13 +62,13 @@ class RandomOps:
     def adjust(
         self, verdict: CheckpointPolicy, op: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> CheckpointPolicy:
-        """Return an operator's verdict, adjusted to the verdicts for earlier random operators.
+        """Return an operator's verdict (saved or recomputed), adjusted to the verdicts for earlier random operators.
 
-        A PREFER verdict becomes PREFER_SAVE if recomputing the operator would draw other numbers than in
-        forward, or if the operator is neither declared pure nor in-place.
+        A PREFER verdict becomes PREFER_SAVE if recomputing the operator would draw other random numbers
+        than forward did, or if the operator is neither declared pure nor in-place.
 
         Raises:
-            PolicyError: a MUST verdict demands a recomputation that would draw other numbers.
+            PolicyError: a MUST verdict demands a recomputation that would draw other random numbers than forward did.
         """
         opaque = not is_known(op)
         if not (opaque or is_random_call(op, args, kwargs)):
@@ -107,7 +107,7 @@ def draws_into_argument(op: Any) -> bool:
     """Whether a random operator writes to an argument that it does not return, such as RReLU's ``noise``."""
     if not is_seeded(op):
         return False
-    # Autograd saves such an argument before the operator runs, and a result after it.
+    # Autograd saves an argument before the operator runs, and a result after the operator has run.
     schema = torch_compat.schema(op)
     returned = {name for r in schema.returns if r.alias_info for name in r.alias_info.before_set}
     writes = [schema.arguments[k].alias_info for k, _ in written_places(op)]
@@ -136,10 +136,10 @@ class Writes:
     def adjust(
         self, verdict: CheckpointPolicy, op: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> CheckpointPolicy:
-        """Return an operator's verdict, adjusted to the tensors that the operator writes to in place.
+        """Return an operator's verdict (saved or recomputed), adjusted to the operator's in-place writes.
 
-        Only PREFER verdicts change. A write to a tensor made in the region is saved if the tensor's maker is
-        saved, and recomputed otherwise.
+        Only PREFER verdicts change. A write to a tensor made in the region is saved if the operator that
+        made the tensor is saved, and recomputed otherwise.
         """
         for key in _keys(declared_writes(op, args, kwargs)):
             maker, maker_is_saved = self._makers.get(key, (None, False))
@@ -165,18 +165,19 @@ class Writes:
         """Record the tensors that an operator made, read and wrote, with the operator's adjusted verdict.
 
         Raises:
-            PolicyError: a write and its tensor's maker or an earlier reader have contradicting verdicts.
+            PolicyError: the verdict for an in-place write contradicts that of the operator that made the
+                tensor, or of an earlier reader.
         """
         arguments = _storages([*args, *kwargs.values()])
         saved = verdict in SAVE
-        # Inference tensors have no version counter, so they are left out.
+        # Inference tensors are left out, because they have no version counter.
         for key, tensor in arguments.items():
             if key not in self._makers and key not in self._outside and not tensor.is_inference():
                 self._outside[key] = weakref.ref(tensor)
         for key in _keys(declared_writes(op, args, kwargs)):
             self._write(op, key, verdict)
         returned = _keys([out])
-        # `lift_fresh` returns its argument. It counts as made here, because each run creates the constant anew.
+        # The argument that `lift_fresh` returns counts as made here, because each run creates the constant anew.
         created = [k for k in returned if k not in arguments or op is _CONSTANT]
         for key in created:  # forget an earlier, freed storage with the same id
             self._makers[key] = (op, saved)
@@ -194,7 +195,7 @@ class Writes:
                     self._versions.setdefault(key, (op, torch_compat.version(outside)))
 
     def _write(self, op: Any, key: int, verdict: CheckpointPolicy) -> None:
-        """Check the verdict for an in-place write to storage ``key``, and record a saved write."""
+        """Check the verdict for an operator that writes to storage ``key``; record a saved operator's write."""
         maker, maker_is_saved = self._makers.get(key, (None, False))
         if verdict not in SAVE:
             if maker_is_saved:
@@ -229,7 +230,7 @@ class Writes:
                 )
 
     def accept(self, cache: dict[Any, dict[int, Any]]) -> None:
-        """Accept the region's saved writes in PyTorch's cache of saved results; later writes stay errors in backward."""
+        """Let PyTorch's cache of results accept the writes of saved operators; later writes stay errors in backward."""
         if not self._saved_writes:
             return
         # In backward, PyTorch compares each saved tensor's version with the version in its cache entry.

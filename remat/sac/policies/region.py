@@ -35,10 +35,10 @@ def context_fn(
 ) -> ContextFn:
     """Convert policies to the ``context_fn`` argument of `torch.utils.checkpoint.checkpoint`.
 
-    A verdict is a policy's answer for an operator. Unlike PyTorch's own context managers, those of this
-    function keep the verdicts in a region consistent. For example, a random operator is saved if an
-    earlier one is saved. `remat.sac.policies.consistency` lists all rules. A change to a saved tensor
-    is an error in backward, unless a saved operator of the region makes the change.
+    A verdict is a policy's answer for an operator. Unlike PyTorch's own context managers, those that this function
+    returns keep the verdicts in a region consistent. For example, a random operator is saved if an earlier random
+    operator is saved. `remat.sac.policies.consistency` lists all rules for verdicts. A change to a saved tensor is an
+    error in backward, unless a saved operator of the region makes the change.
 
     Args:
         policies: policies, or lists of operators to save; several are combined by `compose`.
@@ -58,8 +58,8 @@ def context_fn(
 
     def contexts() -> tuple[Any, Any]:
         if is_traced():
-            # A trace recomputes nothing: verdicts become tags of nodes. Partitioners keep random
-            # numbers consistent, and the traced graph is functionalised, so it contains no writes.
+            # A compiler's trace recomputes nothing: verdicts of the policy become tags of nodes. Partitioners keep
+            # random numbers consistent, and the traced graph is functionalised, so it contains no writes.
             return _contexts(_Run(policy, module), True, traced=True)
         run = _Run(policy, module, RandomOps(), None if allow_cache_entry_mutation else Writes())
         forward, recompute = _contexts(run, allow_cache_entry_mutation, traced=False)
@@ -69,7 +69,7 @@ def context_fn(
 
 
 def _contexts(run: _Run, allow_cache_entry_mutation: bool, *, traced: bool) -> tuple[Any, Any]:
-    """Return PyTorch's two context managers for a region: for forward, and for recomputation."""
+    """Return PyTorch's two context managers for a checkpointed region: one for forward, one for recomputation."""
     forward, recompute = torch_older.selective_contexts(
         run, allow_cache_entry_mutation=allow_cache_entry_mutation, traced=traced
     )
@@ -84,7 +84,7 @@ def is_traced() -> bool:
 
 
 class _Run:
-    """Policy for one run of a region; PyTorch calls it once for each operator of forward."""
+    """Policy for one run of a checkpointed region; PyTorch calls the policy once for each operator of forward."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class _Run:
             verdict = ask(self._policy, ctx, op, args, kwargs)
             if self._writes is not None:
                 verdict = self._writes.adjust(verdict, op, args, kwargs)
-            # The adjustment for writes may have saved a random operator, so it comes first.
+            # The adjustment for writes comes before that for random operators, because it may save a random operator.
             if self._random is not None:
                 verdict = self._random.adjust(verdict, op, args, kwargs)
             if self._writes is not None:
@@ -113,7 +113,7 @@ class _Run:
         return verdict
 
     def end(self, cache: Any) -> None:
-        """End the policy and accept the region's saved writes in PyTorch's cache, after forward."""
+        """After forward, end the policy, and let PyTorch's cache of results accept the writes of saved operators."""
         try:
             end(self._policy)
         except PolicyError as error:
@@ -130,9 +130,9 @@ class _Run:
             raise PolicyError(f"{self._where}: {error}") from None
 
     def save_last(self) -> None:
-        """Save one more tensor at the end of the region, if an operator drew numbers into an argument."""
-        # PyTorch stops a recomputation when the region's last tensor is saved. Autograd saves the argument
-        # of such an operator before the operator writes to it, so another tensor must be the last one.
+        """Save one more tensor for backward at the region's end, if an operator wrote random numbers to an argument."""
+        # PyTorch stops a recomputation when the region's last tensor is saved. Autograd saves an argument that
+        # receives random numbers before the operator writes to it, so another tensor must be the last one.
         if self._random is not None and self._random.wrote_argument:
             _Saving.apply(_LEAF)  # type: ignore[no-untyped-call]
 
@@ -150,7 +150,7 @@ _EMPTY = torch.empty(0)
 
 
 class _Saving(torch.autograd.Function):
-    """Save a tensor for backward without running an operator, which outer regions would count."""
+    """Autograd function that saves a tensor without running an operator, which policies of outer regions would see."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> None:
@@ -159,16 +159,16 @@ class _Saving(torch.autograd.Function):
 
 @contextlib.contextmanager
 def _forward(mode: Any, run: _Run) -> Iterator[None]:
-    """Enter PyTorch's context manager for forward; call `_Run.end` if forward raises no exception."""
+    """Run forward in PyTorch's context manager; call `_Run.end` and `_Run.save_last` if forward raises no exception."""
     with mode:
         yield
-    # Not reached after an exception in forward. Otherwise, operators that did not run would be a second error.
+    # This line is not reached after an exception in forward, because missing operators would raise a second error.
     run.end(mode.storage)
     run.save_last()
 
 
 class _Recompute:
-    """PyTorch's context manager for recomputation, between `_Run.check` and `_Run.save_last`."""
+    """PyTorch's context manager for recomputation, which runs `_Run.check` first and `_Run.save_last` at the end."""
 
     def __init__(self, mode: Any, run: _Run) -> None:
         self._mode = mode

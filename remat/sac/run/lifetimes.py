@@ -1,4 +1,4 @@
-"""Lifetimes of the storages in one training step, with the module calls of this step."""
+"""Lifetimes of the storages that are alive in one training step, with the module calls of this step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int64]
 class Lifetimes:
     """Storages of one training step with their sizes and lifetimes, and the step's module calls.
 
-    Build the object directly after the step, while the model's parameters hold the step's gradients.
+    Build a `Lifetimes` object directly after the step, while the model's parameters hold the step's gradients.
     `StepRecorder` defines program points and the numbers of storages, which are the indices of the arrays.
 
     Attributes:
@@ -39,7 +39,7 @@ class Lifetimes:
     def __init__(self, recorder: StepRecorder, model: nn.Module, forward_end: int) -> None:
         parameters = list(model.parameters())
         died = np.array(recorder.died, dtype=np.int64)
-        # Copies, because storages that are freed after the step still change the recorder's lists.
+        # The lists are copied, because storages that are freed after the step still change the recorder's lists.
         self.program_points = recorder.now
         self.born = np.array(recorder.born, dtype=np.int64)
         self.died: Ints = np.where(died < 0, recorder.now, died)
@@ -54,8 +54,8 @@ class Lifetimes:
         """Return the bytes of storages, given by their numbers, that are alive at each program point."""
         chosen = np.fromiter(numbers, dtype=np.int64)
         change = np.zeros(self.program_points + 1, dtype=np.int64)
-        # change[...] += … would count a program point that occurs several times only once.
-        # The maximum, because storages from before the step have a negative program point of allocation.
+        # change[...] += … would count a program point that occurs several times only once. The maximum with 0 is
+        # taken, because storages from before the step have a negative program point of allocation.
         np.add.at(change, np.maximum(self.born[chosen], 0), self.nbytes[chosen])
         np.subtract.at(change, self.died[chosen], self.nbytes[chosen])
         return np.cumsum(change)[:-1]
@@ -70,7 +70,7 @@ class Lifetimes:
         return np.flatnonzero((self.born >= span.begin) & (self.born < span.end))
 
     def operators(self, span: ModuleSpan) -> list[Call]:
-        """Return the operators of a module call, without those that checkpointing ignores."""
+        """Return the operators that ran in a module call, without those that checkpointing ignores."""
         return [call for call in self.calls[span.first : span.last] if not call.skipped]
 
 
@@ -82,10 +82,10 @@ def given_tensors(
 
 
 def loss_only(model: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a model, so that backward starts from the loss in the model's output if there is one.
+    """Wrap a model, so that backward starts from the loss if the model's output contains a loss.
 
-    If the output has a ``loss`` that requires a gradient, the wrapper returns a pair: the loss, and all
-    tensors of the output, detached. Otherwise it returns the output unchanged.
+    If the output has a ``loss`` that requires a gradient, the wrapper returns a pair: the loss, and all tensors of the
+    output, detached. Without such a loss, the wrapper returns the model's output unchanged.
     """
 
     def step(*args: Any, **kwargs: Any) -> Any:
@@ -93,7 +93,7 @@ def loss_only(model: Callable[..., Any]) -> Callable[..., Any]:
         loss = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
         if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
             return out
-        # Detached but returned, because a user's step keeps the whole output alive during backward.
+        # All tensors are returned, detached, because a user's step keeps the whole output alive during backward.
         return loss, [t.detach() for t in tensors_in(out)]
 
     return step

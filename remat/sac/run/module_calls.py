@@ -42,7 +42,7 @@ def own_forward(module: nn.Module) -> Forward | None:
 
 
 def set_forward(module: nn.Module, forward: Forward | None) -> Callable[[], None]:
-    """Set ``forward`` on a module instance; None removes it, so that the class's method is in use.
+    """Set ``forward`` on a module instance; None removes the instance's ``forward``, so that the class's method runs.
 
     Returns:
         A function that restores the previous ``forward``, unless another one has been set since.
@@ -67,12 +67,12 @@ def in_backward() -> bool:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModuleCall:
-    """One call of a module's ``forward``; `watching` explains ``name``.
+    """One call of a module's ``forward``; `watching` explains the module's ``name``.
 
     Attributes:
         kwargs: keyword arguments of the call. In the first call of a module that belongs to no model
             passed to `watching`, this dict is empty until the call ends.
-        failed: whether the call raised an exception; final once the call has ended.
+        failed: whether the call raised an exception; not yet decided while the call runs.
     """
 
     name: str
@@ -88,13 +88,13 @@ class ModuleCall:
 
 
 class Watcher(Protocol):
-    """Interface of an object to which `watching` reports module calls, each before the calls inside it."""
+    """Interface of an object to which `watching` reports module calls, outer calls before inner ones."""
 
     def begin(self, call: ModuleCall) -> None:
-        """Handle the begin of a module call."""
+        """Called by `watching` when a module call begins."""
 
     def end(self, call: ModuleCall, out: Any) -> None:
-        """Handle the end of a module call; ``out`` is the call's result, or None if it raised."""
+        """Called by `watching` when a module call ends; ``out`` is the call's result, or None if the call raised."""
 
 
 @contextlib.contextmanager
@@ -102,14 +102,14 @@ def watching(watcher: Watcher, *models: nn.Module) -> Iterator[None]:
     """Report every module forward of this thread to a watcher within the ``with`` block.
 
     The outermost module is named by its class, and a module inside of it by its path: ``Model.layers.0``.
-    PyTorch's tools use the same names. If several outermost modules share a class, the second is named
-    ``Model_1``, and so on.
+    PyTorch's tools use the same names for modules. If several outermost modules share a class, the second
+    is named ``Model_1``, and so on.
 
     Forward hooks run outside of the reported call, as they run outside of a checkpointed ``forward``.
     Calls in backward, in which checkpointed modules run again, are not reported.
 
-    The ``forward`` of each module is replaced on the instance. A module that is in none of ``models`` is
-    detected at its first call, whose report includes the module's own pre-hooks.
+    Within the block, the ``forward`` of each module is replaced on the instance. A module that is in
+    none of ``models`` is detected at its first call, whose report includes the module's own pre-hooks.
     """
     watch = _Watch(watcher)
     try:
@@ -135,12 +135,12 @@ class _Watch:
         self._adopted: dict[int, nn.Module] = {}
         self._undo: list[Callable[[], None]] = []
         # For each module (by id) whose first call is running: number of its calls that have not ended.
-        # The module's ``forward`` reports later calls; hooks report the first one.
+        # Hooks report the first call of a module, and the module's ``forward`` reports later calls.
         self._depth: dict[int, int] = {}
         self._handles: list[RemovableHandle] = []
 
     def adopt(self, module: nn.Module) -> str:
-        """Wrap a module and its submodules to report their future calls; return the module's name."""
+        """Wrap a module and all its submodules, so that future calls are reported; return the outer module's name."""
         name = self._place(module)
         if name is None:
             name = kind = type(module).__name__
@@ -157,7 +157,7 @@ class _Watch:
 
     def release(self) -> None:
         """Restore the ``forward`` of every module and remove all hooks."""
-        # A replacement that other code has wrapped since stays in place, but reports no more calls.
+        # A replaced ``forward`` that other code has wrapped since stays in place, but reports no more calls.
         self._thread = None
         for handle in self._handles:
             handle.remove()
@@ -165,7 +165,7 @@ class _Watch:
             undo()
 
     def before_call(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Adopt a module at its first call; PyTorch calls this global pre-hook before each module call."""
+        """Global pre-hook, which PyTorch calls before each module call: adopt a module at the module's first call."""
         if not self._sees():
             return
         key = id(module)
@@ -193,18 +193,18 @@ class _Watch:
 
         self._watcher.begin(call)
         self._depth[id(module)] = 1
-        # prepend: the end is reported before the user's forward hooks run. always_call: the hook also runs
+        # prepend: the end of the call is reported before the user's forward hooks run. always_call: the hook runs even
         # after an exception. An exception that the caller handled before the call is no failure of the call.
         self._handles.append(
             module.register_forward_hook(ended, prepend=True, with_kwargs=True, always_call=True)
         )
 
     def _sees(self) -> bool:
-        """Whether calls are reported now: in the watched thread, and not in backward."""
+        """Whether module calls are reported now: this is the watched thread, and backward does not run."""
         return threading.get_ident() == self._thread and not in_backward()
 
     def _place(self, module: nn.Module) -> str | None:
-        """Return the name of a module that an adopted outermost module contains, else None."""
+        """Return a module's name within an adopted outermost module; None if no such module contains it."""
         # The search starts anew, because a submodule may have been added to an outermost module after `adopt`.
         for name, root in self._roots.items():
             for path, part in root.named_modules(prefix=name):

@@ -1,4 +1,4 @@
-"""Tensors and storages of an operator, and the operators that selective checkpointing ignores."""
+"""Tensors and storages that an operator reads and writes, and operators that selective checkpointing ignores."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from remat.graph.memory.storages import storage_of
 from remat.graph.memory.writes import written_places, written_statistics
 from remat.torch_compat import pytree
 
-#: Further ignored operators, beside PyTorch's ``SAC_IGNORED_OPS``. PyTorch's ``sac_estimator`` ignores them, too.
+#: Operators that are ignored beside PyTorch's ``SAC_IGNORED_OPS``, as in PyTorch's ``sac_estimator``.
 _ALSO = frozenset([torch.ops.aten.lift_fresh.default, torch.ops.aten.clone.default])
 
 
 def is_skipped(op: Any) -> bool:
     """Whether selective checkpointing ignores an operator, such as ``detach``, ``clone`` or a profiler's marker.
 
-    An ignored operator is not in a plan, is not counted, and always runs again in recomputation.
+    An operator that checkpointing ignores is in no plan, is not counted, and always runs again in recomputation.
     """
     # PyTorch never calls a policy for `detach` and queries of metadata. `lift_fresh` makes constants.
     return op in SAC_IGNORED_OPS or op in _ALSO or getattr(op, "namespace", "") == "profiler"
 
 
 def tensors_in(values: Any) -> list[torch.Tensor]:
-    """Return all tensors in nested containers and in the fields of dataclasses."""
+    """Return all tensors in a value: in nested containers, and in the fields of dataclasses."""
     tensors: list[torch.Tensor] = []
     for x in pytree.tree_leaves(values):
         if isinstance(x, torch.Tensor):
@@ -40,7 +40,8 @@ def tensors_in(values: Any) -> list[torch.Tensor]:
 def storages(x: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield (identity, plain tensor) for each storage behind a tensor; see `plain_parts`.
 
-    The identity is the id of the storage or, for a tensor without one, such as a sparse tensor, of the tensor.
+    A storage's identity is the id of the storage or, for a tensor without storage, such as a sparse one, of
+    the tensor.
     """
     for part in plain_parts(x):
         storage = storage_of(part)
@@ -48,7 +49,7 @@ def storages(x: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
 
 
 def plain_parts(x: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the tensor itself, or the inner plain tensors if the tensor is a wrapper subclass."""
+    """Yield a tensor itself or, if its class is a wrapper subclass, the plain tensors inside."""
     if not torch_compat.is_traceable_wrapper_subclass_type(type(x)):
         yield x
         return
@@ -59,16 +60,16 @@ def plain_parts(x: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def written_tensors(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """Return the tensor arguments whose values an operator modifies, also if its schema does not say so."""
+    """Return the tensor arguments whose values an operator modifies, even if the operator's schema does not say so."""
     if places := written_statistics(op, args):
         return tensors_in([args[k] for k, _ in places])
     return declared_writes(op, args, kwargs)
 
 
 def declared_writes(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """Return the tensor arguments whose values an operator modifies according to its schema."""
+    """Return the tensor arguments whose values an operator modifies according to the operator's schema."""
     places = written_places(op)
-    # In-place views, such as transpose_, change metadata and no elements.
+    # Operators such as transpose_, which make views in place, change metadata and no elements.
     if not places or torch.Tag.inplace_view in op.tags:
         return []
     return tensors_in([args[k] if k < len(args) else kwargs.get(name) for k, name in places])

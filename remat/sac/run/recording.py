@@ -1,4 +1,4 @@
-"""Recorder of one training step: operators, lifetimes of storages, and module calls."""
+"""Recorder of the operators, the lifetimes of storages, and the module calls of one training step."""
 
 from __future__ import annotations
 
@@ -26,26 +26,27 @@ from remat.sac.run.operators import (
 )
 from remat.torch_compat import pytree
 
-#: Value of `StepRecorder.born` for a storage whose bytes are not counted. The storage existed before the step, was
-#: not among the tensors in `existing`, and no operator has returned it.
+#: Value of `StepRecorder.born` for a storage whose bytes are not counted. Such a storage existed before the step,
+#: belongs to no tensor in `existing`, and was returned by no operator.
 _UNCOUNTED = -2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Call:
-    """One operator that ran in forward; storages are given by the numbers of `StepRecorder`.
+    """One operator call in forward. Each storage in the fields is an index into `StepRecorder.nbytes`.
 
     Attributes:
         op: the operator.
         node: the call as an FX node, for cost models.
         parts: nodes of the operators that really run: ``node`` alone, or the operators that a tensor
             subclass runs in its place.
-        results: placeholder nodes of the tensors in the result, which later nodes have as arguments.
+        results: placeholder nodes for the tensors in the operator's result, which are arguments of
+            the nodes of later calls.
         program_point: program point at which the operator returned.
-        reads: storages of the arguments.
+        reads: storages of the operator's arguments.
         writes: storages that the operator writes to.
-        returns: storages of the results.
-        allocated: (storage, bytes) of each storage of the results that no argument has.
+        returns: storages of the operator's results.
+        allocated: (storage, bytes) of each storage that belongs to a result of the operator and to no argument.
         skipped: whether selective checkpointing ignores the operator.
         view: hashable key of the operator and of the results' storages and layouts, if all results are
             views of arguments; otherwise None.
@@ -84,7 +85,7 @@ class ModuleSpan:
         begin: first program point of the call's forward.
         end: first program point after the call's forward.
         first: position of the call's first operator in `StepRecorder.calls`.
-        last: position after the call's last operator.
+        last: position in `StepRecorder.calls` after the call's last operator.
         back_begin: program point at which backward first reads a tensor saved in the call; -1 if never.
         back_end: program point at which backward last reads a tensor saved in the call; -1 if never.
         last_saved: program point at which the call saved its last tensor for backward; -1 if it saved none.
@@ -116,9 +117,9 @@ class ModuleSpan:
 class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that records the operators, storages and module calls of one step.
 
-    Time is counted in program points. Each return of an operator is one program point. The first time that backward
-    reads a tensor saved in a module call is a program point, too. A storage is alive at program point ``t`` if
-    ``born <= t < died``. A storage's number is its index in ``born``, ``died`` and ``nbytes``.
+    The recorder measures time in program points. Each return of an operator is one program point. The first time
+    that backward reads a tensor saved in a module call is a program point, too. A storage is alive at program point
+    ``t`` if ``born <= t < died``. A storage's number is its index in ``born``, ``died`` and ``nbytes``.
 
     Args:
         existing: tensors that exist before the step.
@@ -162,13 +163,13 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 
     @contextlib.contextmanager
     def forward(self, *models: nn.Module) -> Iterator[None]:
-        """Record the ``with`` block as the forward of the step; `watching` explains ``models``."""
+        """Record the operators of the ``with`` block as the step's forward; `watching` explains ``models``."""
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         with watching(self, *models), hooks, self:
             yield
 
     def begin(self, call: ModuleCall) -> None:
-        """Add the span of a module call that begins; see `Watcher.begin`."""
+        """Add a `ModuleSpan` for a module call that begins; see `Watcher.begin`."""
         if not self._inside:  # the outermost module's parameters include those of inner modules
             _check_fake(call.name, call.module)
         self.spans.append(
@@ -184,7 +185,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         self._inside.append(len(self.spans) - 1)
 
     def end(self, call: ModuleCall, out: Any) -> None:
-        """Complete the span of a module call that ends; see `Watcher.end`."""
+        """Set the fields of a module call's `ModuleSpan` that are known when the call ends; see `Watcher.end`."""
         position, returned = self._inside.pop(), tensors_in(out)
         span = self.spans[position]
         span.end, span.last, span.failed = self.now, len(self.calls), call.failed
@@ -195,13 +196,13 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
             self._concluded(self, position)
 
     def numbers_of(self, tensors: Iterable[torch.Tensor]) -> frozenset[int]:
-        """Return the numbers of the storages behind tensors, except storages without a number."""
+        """Return the numbers that this recorder gave to the storages of tensors; unnumbered storages are left out."""
         # Only tensors in `existing` and tensors that a recorded operator used have numbered storages.
         keys = (key for t in tensors for key, _ in storages(t))
         return frozenset(self._alive[key] for key in keys if key in self._alive)
 
     def _number(self, tensors: Iterable[torch.Tensor], born: int) -> tuple[int, ...]:
-        """Return the numbers of the storages behind tensors; new storages are born at the given program point."""
+        """Return the numbers of the tensors' storages; number new storages, as allocated at program point ``born``."""
         numbers: dict[int, None] = {}
         for key, part in (s for t in tensors for s in storages(t)):
             number = self._alive.get(key)
@@ -222,7 +223,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         self.died[self._alive.pop(key)] = self.now
 
     def _pack(self, x: torch.Tensor) -> tuple[int, torch.Tensor]:
-        """Record that autograd saves a tensor; return it with the position of the innermost call, or -1."""
+        """Record that autograd saves a tensor; return the innermost module call's position (or -1) and the tensor."""
         self.saved |= self.numbers_of([self._fake(x)])
         for position in self._inside:
             self.spans[position].last_saved = self.now
@@ -244,7 +245,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         return x
 
     def _fake(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the fake copy of a real tensor if the active fake mode converts real tensors."""
+        """Return the fake copy of a real tensor, or the tensor itself if no active fake mode converts real tensors."""
         if self._converts is None or torch_compat.is_fake(x):
             return x
         fake = self._converts.from_tensor(x)
@@ -338,7 +339,7 @@ class _Parts(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if any(map(torch_compat.is_traceable_wrapper_subclass_type, types)):
-            # The subclass then runs its inner operators, which come back here.
+            # The subclass then runs its inner operators, for which PyTorch calls this method again.
             return NotImplemented
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
@@ -367,7 +368,7 @@ class _Nodes:
         return node
 
     def of(self, x: torch.Tensor) -> fx.Node:
-        """Return the placeholder node that stands for a tensor; each tensor has one."""
+        """Return the placeholder node that stands for a tensor in arguments; each tensor has one such node."""
         node: fx.Node | None = self._of.get(x)  # type: ignore[no-untyped-call]
         if node is None:
             node = self._of[x] = self._graph.placeholder("x")
@@ -379,7 +380,7 @@ class _Nodes:
         return value
 
     def _fake_of(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a fake tensor with the layout, dtype and device of ``x``; equal tensors share one."""
+        """Return the fake tensor that stands for all tensors with the size, strides, dtype and device of ``x``."""
         if x.layout is not torch.strided or x.is_quantized:
             return x  # `empty_strided` cannot make such tensors
         kind = (str(x.size()), str(x.stride()), x.dtype, x.device)
@@ -403,9 +404,9 @@ def _layout_key(x: torch.Tensor) -> Hashable:
 
 
 def without_replays(calls: Sequence[Call], returned: Iterable[fx.Node]) -> list[Call]:
-    """Return a copy of a list of calls in which replays of views are marked as skipped.
+    """Return a copy of a list of operator calls, with replays of views marked as skipped.
 
-    A replay repeats an earlier view after a write to the viewed memory. Only other replays use its result.
+    A replay repeats an earlier view after a write to the viewed memory. Only other replays use a replay's result.
 
     Args:
         calls: operators that ran, in order.
@@ -417,7 +418,7 @@ def without_replays(calls: Sequence[Call], returned: Iterable[fx.Node]) -> list[
     suspects = _repeated_views(calls)
     used = set(returned)
     marked = list(calls)
-    # From the end, because a replay may be used by later replays only. Those must be found first.
+    # The loop starts at the last call, because only later replays use a replay, and later replays must be found first.
     for i, call in reversed(list(enumerate(calls))):
         if i in suspects and used.isdisjoint(call.results):
             marked[i] = replace(call, skipped=True)
@@ -427,7 +428,7 @@ def without_replays(calls: Sequence[Call], returned: Iterable[fx.Node]) -> list[
 
 
 def _repeated_views(calls: Sequence[Call]) -> set[int]:
-    """Return the positions of calls that repeat an earlier view after a write to the viewed memory."""
+    """Return the positions of operator calls that repeat an earlier view after a write to the viewed memory."""
     first: dict[Hashable, int] = {}
     last_write: dict[int, int] = {}
     repeated: set[int] = set()

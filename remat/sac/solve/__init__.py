@@ -1,1 +1,1 @@
-"""Choice of the modules to checkpoint, and of the results that each of these modules stores."""
+"""Choice of the modules of a model to checkpoint, and of the results that each of these modules stores."""

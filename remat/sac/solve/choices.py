@@ -17,7 +17,7 @@ from remat.solvers.graph.pareto import lower_hull
 from remat.solvers.knapsack.frontier import KnapsackFrontier, knapsack_frontier
 from remat.solvers.run import run
 
-#: Largest number of sets for one module. The solver HiGHS takes longer with more sets.
+#: Largest number of stored sets among which the integer program chooses for one module. More sets take HiGHS longer.
 MOST_SETS = 40
 #: Largest number of byte budgets per module for which `stored_sets` runs a given solver.
 MOST_SOLVED = 24
@@ -26,7 +26,7 @@ MOST_SOLVED = 24
 def optimal_checkpointing_policy(
     sac_stats: SACStats, memory_budget: float, solver: Solver | None = None
 ) -> list[int]:
-    """Choose the operators whose results a module stores, so that recomputation takes least time.
+    """Choose the operators whose results a module stores within a budget, such that recomputation takes least time.
 
     Args:
         sac_stats: statistics of the module's operators.
@@ -74,10 +74,10 @@ get_optimal_checkpointing_policy_per_module = optimal_checkpointing_policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSet:
-    """Set of operators whose results a checkpointed module stores, with bytes and recompute time.
+    """Set of operators whose results a checkpointed module stores, with the stored bytes and the recompute time.
 
     Attributes:
-        stored: positions of the operators.
+        stored: positions of the operators in `SACStats.func_names`.
         kept_bytes: bytes of the stored results.
         recompute_ps: picoseconds of recomputation for each call of the module.
     """
@@ -99,10 +99,10 @@ def stored_sets(
     """
     grouping = group(stats)
     fixed = sum(item.nbytes for item in grouping.stored)
-    room = most_kept - fixed - 1  # a set of `most_kept` bytes frees none
+    room = most_kept - fixed - 1  # a stored set of `most_kept` bytes frees no memory
     if room < 0:
         return ()
-    # A given solver needs the exact frontier, too: it is run once for each selected point's bytes.
+    # The exact frontier is needed even with a given solver, which is run once for the bytes of each selected point.
     frontier = knapsack_frontier(as_knapsack(grouping, room))
     sets: list[StoredSet] = []
     for point in _points(frontier, MOST_SETS if solver is None else MOST_SOLVED):
@@ -118,13 +118,13 @@ def stored_sets(
 
 
 def empty_set(stats: SACStats) -> StoredSet | None:
-    """Return the set that stores nothing, for plain checkpointing; None if some results must be stored."""
+    """Return the stored set without operators, for plain checkpointing; None if some results must be stored."""
     grouping = group(stats)
     return None if grouping.stored else _stored_set(grouping, ())
 
 
 def _stored_set(grouping: Grouping, picked: Sequence[Item]) -> StoredSet:
-    """Return the set of the picked items, and those that are always stored."""
+    """Return the stored set with the operators of the picked items and of the items that are always stored."""
     items = (*grouping.stored, *picked)
     return StoredSet(
         stored=tuple(sorted(i for item in items for i in item.ops)),
@@ -138,11 +138,11 @@ def _points(frontier: KnapsackFrontier, most: int) -> list[int]:
     count = len(frontier)
     if count <= most:
         return list(range(count))
-    # Python's integers, since products of bytes and picoseconds exceed 64 bits.
+    # Python's integers are used, because products of bytes and picoseconds exceed 64 bits.
     weights, values = frontier.weights.tolist(), frontier.values.tolist()
     on_hull = lower_hull(range(count), lambda point: (weights[point], -values[point]))
-    # The linear relaxation of the integer program uses points on the hull. The remaining points offer byte counts
-    # between those, so that a plan can use more of its budget.
+    # The linear relaxation of the integer program uses points on the hull. The remaining points lie between
+    # points on the hull, so that a plan can use more of its budget.
     selected = {on_hull[i] for i in _evenly(len(on_hull), most)}
     return sorted(selected.union(_evenly(count, max(0, most - len(selected)))))
 

@@ -1,4 +1,4 @@
-"""Plan a model: find the sets of results that each module may store, and select by an integer program."""
+"""Plan which modules of a model to checkpoint: an integer program selects the results that each module stores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from remat.solvers.base import Solver
 from remat.solvers.run import check_time_limit
 from remat.units import Budget
 
-#: Relative optimality gap at which the integer program stops. Estimated times have a larger error than this.
+#: Relative optimality gap at which the integer program stops. The error of estimated times is larger than this gap.
 GAP = 0.005
 
 
@@ -57,8 +57,8 @@ def plan(
         kwargs: keyword arguments of the model.
         memory: budget for the step's peak, including parameters and gradients: ``"12GiB"``, an int of
             bytes, or a fraction of the peak without checkpointing, from 0 to 1.
-        solver: name or instance of a knapsack solver, which finds the sets of results that a module may
-            store. None or ``"auto"``: points of the module's exact Pareto frontier.
+        solver: name or instance of a knapsack solver, which finds the sets of results that a module may store. None or
+            ``"auto"``: points of the module's exact Pareto frontier of stored bytes and recompute time.
         mode: ``"operator-level-cost-model"`` takes runtimes from a cost model,
             ``"operator-level-benchmark"`` measures them; see `SACEstimator`.
         cost: name or instance of a cost model to use instead of the mode's own: ``"roofline:h100"``.
@@ -82,7 +82,7 @@ def plan(
         CaptureError: ``args`` is not a tuple, ``kwargs`` is not a dict, or no output requires a gradient.
     """
     registry().learn_operators()
-    budget = read_memory(memory)  # before the estimate, so that a typing error is found at once
+    budget = read_memory(memory)  # parsed early, so that a typing error is found at once
     knapsack_solver = None if solver is None or solver == "auto" else registry().solver(solver)
     if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
         raise ProblemError(f"world_size must be 1 or more ranks, got {world_size!r}")
@@ -107,7 +107,7 @@ def plan(
 
 
 def read_memory(memory: object) -> int | float:
-    """Parse a memory budget: bytes as int, or a ratio of the peak as float; raise a BudgetError otherwise."""
+    """Parse a memory budget into bytes (int) or a ratio of the peak (float); raise a BudgetError if it is neither."""
     with contextlib.suppress(BudgetError):
         budget = Budget.parse(memory)
         if budget.peak_bytes is not None:
@@ -122,8 +122,9 @@ def read_memory(memory: object) -> int | float:
 
 def _without_policy(tree: ModuleTree, k: int, stored_set: StoredSet, gap: float) -> StoredSet:
     """Return plain checkpointing if it recomputes hardly longer than a module's stored set, else the set."""
-    # A policy runs Python code for every operator. So a set must save more time than its policy takes, if this
-    # time was measured, and more than the program's gap. Plain checkpointing stores nothing, so memory does not grow.
+    # A policy runs Python code for every operator. A set must therefore save more recompute time than its policy
+    # takes, if measured, and more than the program's gap. Plain checkpointing stores no results, so memory does not
+    # grow.
     module = tree.modules[k]
     plain = empty_set(module.operators)
     if plain is None:
@@ -136,13 +137,13 @@ def _without_policy(tree: ModuleTree, k: int, stored_set: StoredSet, gap: float)
 def _options(
     tree: ModuleTree, positions: Sequence[int], solver: Solver | None
 ) -> dict[int, tuple[StoredSet, ...]]:
-    """Return the stored sets of each module that can free memory, by the module's position."""
+    """Return a dict from the position of each module that can free memory to the sets of results that it may store."""
     cached: dict[tuple[int, str], tuple[StoredSet, ...]] = {}
     options: dict[int, tuple[StoredSet, ...]] = {}
     for k in positions:
         module = tree.modules[k]
         stats = module.operators
-        # The mean, because one stored set serves all calls of a module.
+        # The mean over the calls, because all calls of a module store the same set of results.
         most = sum(c.freeable_bytes for c in module.calls) // len(module.calls)
         key = (most, repr(stats))  # mutable statistics have no hash
         if key not in cached:
@@ -153,7 +154,7 @@ def _options(
 
 
 def _plan(tree: ModuleTree, result: Outcome, memory_bytes: int, world_size: int) -> SACPlan:
-    """Build a `SACPlan` from the decision that the integer program found."""
+    """Build a `SACPlan` from the checkpointing decision that the integer program found."""
     modules = []
     for k in sorted(result.decision, key=lambda k: tree.modules[k].calls[0].begin):
         module, stored_set = tree.modules[k], result.decision[k]

@@ -1,4 +1,4 @@
-"""Bytes that checkpointing adds to a step, and the simulated memory of a step under a decision."""
+"""Simulated memory of a training step, if some of the model's modules are checkpointed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remat.sac.estimation.modules import ModuleStats, ModuleTree
 from remat.sac.run.lifetimes import Ints
 from remat.sac.solve.choices import StoredSet
 
-#: A decision: dict from the position of each checkpointed module to its stored set.
+#: A checkpointing decision, as a dict from the position of each checkpointed module to the results that it stores.
 Decision = Mapping[int, StoredSet]
 
 
@@ -34,14 +34,14 @@ class Simulated:
 
 
 def simulate(tree: ModuleTree, decision: Decision, plain: Ints) -> Simulated:
-    """Simulate the memory of a step under a decision, from the bytes alive at each program point without checkpointing."""
+    """Simulate the memory of a step under a decision; ``plain`` has the bytes alive without checkpointing."""
     memory, program_points = plain.copy(), np.arange(len(plain))
     reruns: dict[tuple[int, int], int] = {}
     for k, stored_set in decision.items():
         added = AddedBytes.of(tree.modules[k], [stored_set], tree.state_bytes)
         memory += added.at(program_points)[0]
         reruns |= {(k, i): int(added.in_rerun(i)[0]) for i in range(len(added.calls))}
-    # `memory` is added last, because its value at a rerun depends on the decisions for all modules.
+    # `memory` is added last, because `memory` at the rerun of a call depends on the decisions for all modules.
     for k, i in reruns:
         reruns[k, i] += int(memory[tree.modules[k].calls[i].back])
     peak = max([int(memory.max(initial=0)), *reruns.values()])
@@ -50,15 +50,17 @@ def simulate(tree: ModuleTree, decision: Decision, plain: Ints) -> Simulated:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AddedBytes:
-    """Bytes that each stored set of one module adds to a step without checkpointing.
+    """Bytes that checkpointing one module adds to a step's memory, for each set of results that it may store.
 
     A checkpointed module keeps its stored results and its inputs from the end of its forward to the start of
-    its backward. Then the module runs again and makes the other tensors that its backward reads.
+    its backward. At the start of its backward, a checkpointed module runs again and makes the other tensors
+    that its backward reads.
 
     Attributes:
-        calls: the module's calls.
-        stored: matrix of bytes with a row per set and a column per operator; 0 if not stored.
-        kept_bytes: column of the bytes of each set.
+        calls: memory of each call of the module without checkpointing.
+        stored: matrix of stored bytes with a row per stored set and a column per operator; 0 if the
+            set lacks the operator.
+        kept_bytes: column with the total bytes of each stored set.
         state_bytes: bytes of the random generator's state, which PyTorch keeps from the start of the
             module's forward to the end of its backward.
     """
@@ -70,7 +72,7 @@ class AddedBytes:
 
     @classmethod
     def of(cls, module: ModuleStats, sets: Sequence[StoredSet], state_bytes: int) -> Self:
-        """Compute the bytes of a module's stored sets."""
+        """Compute the bytes that each operator stores in each stored set of a module."""
         memory = module.operators.memory
         stored = np.zeros((len(sets), len(memory)), dtype=np.int64)
         for row, stored_set in zip(stored, sets, strict=True):
@@ -81,7 +83,7 @@ class AddedBytes:
         )
 
     def at(self, program_points: Ints) -> Ints:
-        """Return a matrix of added bytes, with a row per stored set and a column per program point, in increasing order."""
+        """Return the added bytes, with a row per stored set and a column per program point (in increasing order)."""
         added = np.zeros((len(self.stored), len(program_points)), dtype=np.int64)
         for call in self.calls:
             begin, end, back, over = np.searchsorted(
@@ -94,11 +96,11 @@ class AddedBytes:
         return added
 
     def in_rerun(self, i: int) -> Ints:
-        """Return the most bytes that recomputing the module's call ``i`` adds to the memory at `CallStats.back`."""
+        """Return, per stored set, the most bytes that recomputing call ``i`` adds to the memory at `CallStats.back`."""
         call = self.calls[i]
         ran = np.zeros((len(self.stored), call.end - call.begin), dtype=np.int64)
         ran[:, [program_point - call.begin for program_point, _ in call.freed_at]] = self.stored
-        # A stored result is alive from the start of recomputation on. All other storages live as in forward.
+        # A stored result is alive from the start of recomputation on. All other storages are alive as in forward.
         waiting = self.stored.sum(axis=1, keepdims=True) - np.cumsum(ran, axis=1)
         peaks: Ints = (call.allocated + waiting).max(axis=1, initial=0)
         # The memory at `back` contains the stored results already. For a rerun, PyTorch keeps the
@@ -106,7 +108,7 @@ class AddedBytes:
         return peaks - self.kept_bytes[:, 0] + self.state_bytes
 
     def _held_longer(self, call: CallStats, program_points: Ints) -> Ints:
-        """Return the bytes of results that are alive in a call's forward only because they are stored."""
+        """Return the bytes of results that are alive at points of a call's forward only because they are stored."""
         freed = np.array([died for _, died in call.freed_at], dtype=np.int64)
         order = np.argsort(freed, kind="stable")
         held = np.cumsum(np.pad(self.stored[:, order], ((0, 0), (1, 0))), axis=1)

@@ -1,4 +1,4 @@
-"""Plans for eager code: the checkpointed modules, and the operators whose results each stores."""
+"""Plans for eager code: the modules to checkpoint, and the operators whose results each module stores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from remat.units import columns, format_bytes, some_of
 _NAMED = 4
 
 
-#: Attributes that must be at least 0 and less than 2**100: those of `ModulePlan`, then those of `SACPlan`.
+#: Attributes of `ModulePlan`, then of `SACPlan`, whose values must be at least 0 and less than 2**100.
 _OF_MODULE = ("stored_bytes", "discarded_bytes", "recompute_ms")
 _OF_STEP = (
     "budget_bytes", "peak_bytes", "plain_peak_bytes", "recompute_ms", "step_ms", "bound_ms",
@@ -28,7 +28,7 @@ _OF_STEP = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModulePlan:
-    """Plan of one checkpointed module.
+    """Plan of one checkpointed module: the operators whose results are stored, with bytes and recompute time.
 
     Attributes:
         name: qualified name of the module, as in ``model.named_modules()``.
@@ -37,7 +37,7 @@ class ModulePlan:
         stored: positions in ``ops`` of the operators whose results are stored. All others are recomputed.
         stored_bytes: bytes of the stored results.
         discarded_bytes: bytes of the results that are not stored.
-        recompute_ms: milliseconds of recomputation for each call of the module.
+        recompute_ms: milliseconds that recomputation takes for each call of the module.
     """
 
     name: str
@@ -95,7 +95,7 @@ class SACPlan(Record):
             raise ProblemError(f"world_size is {self.world_size}, expected 1 or more ranks")
 
     def __getitem__(self, name: str) -> ModulePlan:
-        """Return the plan of one module by name; a name that the plan lacks is a ProblemError."""
+        """Return the plan of one module by name; raise a ProblemError if the plan has no such module."""
         for module in self.modules:
             if module.name == name:
                 return module
@@ -139,7 +139,7 @@ class SACPlan(Record):
 
 
 def _groups(plan: SACPlan) -> dict[ModulePlan, list[str]]:
-    """Return a dict from each distinct module plan, with an empty name, to the names of its modules."""
+    """Return a dict from each distinct module plan, with an empty name, to the names of the modules with this plan."""
     groups: dict[ModulePlan, list[str]] = {}
     for m in plan.modules:
         groups.setdefault(replace(m, name=""), []).append(m.name)
@@ -158,7 +158,7 @@ def _step_line(plan: SACPlan) -> list[str]:
 
 
 def _undeclared(modules: Iterable[ModulePlan]) -> Iterator[str]:
-    """Yield the names of stored operators that are not declared pure."""
+    """Yield the names of operators that are stored under the modules' plans and not declared pure."""
     for m in modules:
         for op in operators_named(m.ops[i] for i in m.stored):
             if not is_known(op):
@@ -166,14 +166,14 @@ def _undeclared(modules: Iterable[ModulePlan]) -> Iterator[str]:
 
 
 def operators_named(names: Iterable[str]) -> Iterator[Any]:
-    """Yield the operator of each distinct name, without custom operators that are not registered."""
+    """Yield the operator for each distinct name; leave out names of custom operators that are not registered."""
     for name in dict.fromkeys(names):
         with contextlib.suppress(LookupError):
             yield read_target(name)
 
 
 def _row(m: ModulePlan, names: list[str]) -> tuple[str, str, str, str, str]:
-    """Return the cells of the row of `SACPlan.explain` for the named modules, which share a plan."""
+    """Return the cells of one row of `SACPlan.explain`, for modules with the same plan."""
     label = repr(names[0]) if len(names) == 1 else f"'{names[0]}' … '{names[-1]}' ({len(names)})"
     count = Counter(m.ops[i] for i in m.stored).most_common()
     listed = some_of([f"{n} {op}" if n > 1 else op for op, n in count], _NAMED)

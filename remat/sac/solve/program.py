@@ -1,8 +1,8 @@
-"""Integer program over a whole step: which modules to checkpoint, and which results each stores.
+"""Integer program that decides which modules of a step to checkpoint, and which results each of them stores.
 
-The program has a 0/1 variable for each stored set of each module. Memory at each program point is linear
-in the variables. Most solutions exceed the budget at few program points. So a row of the program limits
-memory only at a point at which an earlier solution exceeded the budget.
+The integer program has a 0/1 variable for each set of results that a module may store. Memory at each program point of
+the step is linear in the variables. Most solutions exceed the budget at few program points. The integer program
+therefore limits memory only at program points at which an earlier solution exceeded the budget.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from remat.sac.solve.peaks import AddedBytes, Decision, Simulated, simulate
 from remat.solvers.highs import milp
 from remat.units import format_bytes
 
-#: Largest number of branch-and-bound nodes for a program without a time limit. Unlike a time limit, this
-#: limit gives the same plan on every machine.
+#: Largest number of branch-and-bound nodes for an integer program without a time limit. Unlike a time
+#: limit, a limit on nodes gives the same plan on every machine.
 NODES = 200
-#: Largest number of times that one program is solved. After each solution, rows are added for the program points
-#: at which the solution exceeds the budget.
+#: Largest number of times that one integer program is solved. After each solution, constraints are added for the
+#: program points at which the solution exceeds the budget.
 ROUNDS = 60
-#: Largest coefficient to which rows and the objective are scaled. The program is scaled because HiGHS's
-#: tolerances are absolute.
+#: Largest coefficient to which constraints and the objective are scaled, because HiGHS's tolerances are
+#: absolute.
 _SCALE = 2.0**20
 #: Program point: a program point of the step, or the rerun of one module call as (module, call).
 Point = int | tuple[int, int]
@@ -37,7 +37,7 @@ Point = int | tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Decision about all modules, with the step's simulated memory and a bound on recompute time.
+    """Decision which modules to checkpoint and what each stores, with the step's memory and a bound on recompute time.
 
     Attributes:
         decision: dict from the position of each checkpointed module to its stored set.
@@ -60,14 +60,15 @@ def least_time(
     gap: float,
     deadline: float | None,
 ) -> Outcome:
-    """Find the decision with the least recompute time among those whose peak fits a budget.
+    """Find the checkpointing decision with the least recompute time among those whose peak fits a budget.
 
     Args:
         tree: the modules.
-        options: dict from the position of each module that may be checkpointed to its stored sets.
+        options: dict from the position of each module that may be checkpointed to the sets of
+            results that the module may store.
         plain: bytes alive at each program point without checkpointing.
         budget: budget for the step's peak in bytes.
-        gap: relative gap at which the solver HiGHS may stop.
+        gap: relative gap between solution and bound at which the solver HiGHS may stop.
         deadline: time of `time.monotonic` at which to stop; None: a limit on branch-and-bound nodes.
 
     Raises:
@@ -87,11 +88,13 @@ def least_time(
         simulated = simulate(tree, answer.decision, plain)
         if simulated.peak_bytes <= budget:
             return Outcome(decision=answer.decision, simulated=simulated, bound_ps=bound)
-        # If there is no new row, HiGHS's tolerance let a row be exceeded. The limit is lowered by the excess.
+        # If no constraint is new, the solution exceeds an old one within HiGHS's tolerance. The limit is
+        # lowered by the excess.
         if not program.add_rows(simulated, budget):
             limit -= max(1, simulated.peak_bytes - budget)
     fallback = _least_peak(tree, options, plain, deadline)
-    # The decision may fit although the search above found none: HiGHS stopped at its limit of time or nodes.
+    # The decision may fit although the loop above found none, because HiGHS may have stopped at a limit of
+    # time or nodes.
     if fallback.simulated.peak_bytes <= budget:
         return Outcome(decision=fallback.decision, simulated=fallback.simulated, bound_ps=bound)
     least = fallback.simulated.peak_bytes
@@ -105,7 +108,7 @@ def least_time(
 
 def _seconds_left(deadline: float | None) -> float | None:
     """Return the seconds until a deadline; None without a deadline."""
-    # At least 0.1, so that HiGHS can still find a plan after the deadline.
+    # HiGHS gets at least 0.1 s, so that it can still find a plan after the deadline.
     return None if deadline is None else max(0.1, deadline - time.monotonic())
 
 
@@ -115,7 +118,7 @@ def _least_peak(
     plain: Ints,
     deadline: float | None,
 ) -> Outcome:
-    """Return the decision with the lowest peak, over the smallest stored set of each module."""
+    """Return the decision with the lowest peak, where each checkpointed module stores as few bytes as possible."""
     # The last set of a module has the fewest bytes; see `stored_sets`.
     program = _Program(tree, {k: c[-1:] for k, c in options.items()}, plain)
     best = Outcome(decision={}, simulated=simulate(tree, {}, plain), bound_ps=0.0)
@@ -134,14 +137,14 @@ def _least_peak(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """Result of one run of HiGHS; without a decision, HiGHS stopped before a solution."""
+    """Result of one run of HiGHS; the decision is None if HiGHS stopped before it found a solution."""
 
     decision: Decision | None
     bound: float
 
 
 class _Program:
-    """Integer program of one step, to which `add_rows` adds limits on memory between two solutions."""
+    """Integer program for one step, to which `add_rows` adds limits on memory after each solution."""
 
     def __init__(
         self, tree: ModuleTree, options: Mapping[int, Sequence[StoredSet]], plain: Ints
@@ -156,12 +159,13 @@ class _Program:
         self._added = {
             k: AddedBytes.of(tree.modules[k], c, tree.state_bytes) for k, c in options.items()
         }
-        #: Dict from each program point with a row to the bytes that each stored set adds at the point.
+        #: Dict from each program point whose memory is limited to the bytes that each stored set adds at the point.
         self._rows: dict[Point, Ints] = {}
 
     def add_rows(self, simulated: Simulated, budget: int) -> bool:
-        """Add a row for each program point above a budget that has none yet; return whether a row was added."""
-        # Of consecutive program points above the budget, only the highest gets a row. It usually limits the others as well.
+        """Limit memory at program points where a simulation exceeds the budget; return whether a limit is new."""
+        # Of consecutive program points above the budget, only the highest gets a row, which usually limits the others
+        # as well.
         over = np.flatnonzero(simulated.memory > budget)
         runs = np.split(over, np.flatnonzero(np.diff(over) > 1) + 1) if len(over) else []
         worst = (int(run[np.argmax(simulated.memory[run])]) for run in runs)
@@ -183,13 +187,13 @@ class _Program:
         return row
 
     def _program_point(self, point: Point) -> int:
-        """Return the program point of a program point; a rerun takes place at the start of the call's backward."""
+        """Return the program point as a number; for the rerun of a module call, where the call's backward starts."""
         return (
             point if isinstance(point, int) else self._tree.modules[point[0]].calls[point[1]].back
         )
 
     def solve(self, budget: int | None, gap: float, time_limit: float | None) -> _Answer | None:
-        """Solve for the least recompute time within a budget, or for the least peak if the budget is None."""
+        """Find the decision with the least recompute time within a budget, or the least peak if ``budget`` is None."""
         from scipy.sparse import csr_array, vstack
 
         unit_bytes = max(1.0, float(self._plain.max(initial=0)) / _SCALE)
@@ -236,7 +240,7 @@ class _Program:
         return np.stack(rows), -self._plain[program_points] / unit_bytes
 
     def _nesting(self) -> Any:
-        """Return the rows in which a module and its ancestors together take at most one stored set; limits are 1."""
+        """Return the constraints that select at most one stored set for a module and all its ancestors together."""
         from scipy.sparse import lil_array
 
         matrix = lil_array((len(self._columns), self._count + 1))

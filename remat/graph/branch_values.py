@@ -1,19 +1,20 @@
-"""Find branch values, and the values that forward must keep so that backward branches alike.
+"""Find branch values, and the values that forward must keep so that backward takes the same branches.
 
-A *branch value* changes the function that a step computes: an index, a rank, a count, a float cast
+A *branch value* decides which function a step computes: an index, a rank, a count, a float cast
 to an integer, a comparison that reaches an output. If backward computed a branch value again from
-numbers that are rounded otherwise, backward would differentiate another function than forward
-computed. A kernel rounds a value by what is fused with it, so nearly all floating-point operators
-may round otherwise in a second run. Exact operators, such as views, gathers and maxima, do not.
+numbers that are rounded differently, backward would differentiate another function than forward
+computed. How a kernel rounds a value depends on the operators fused with it, so nearly all
+floating-point operators may round differently in a second run. Exact operators, such as views,
+gathers and maxima, give the same bits in every run.
 
 A branch value may therefore run again only if it is computed from *settled* values, which are the
-same bit for bit in every plan. Such a value is an input, is never recomputed, or is an exact
+same bit for bit in every plan. A settled value is an input, is never recomputed, or is an exact
 function of settled values.
 
-Masks that only multiply gradients of continuous functions, such as that of ReLU, are no branch
-values: near the threshold, both sides have nearly the same value. An exception is a comparison with
-a maximum of the compared values. If their rounding differs, no element equals the maximum, and the
-gradient is 0/0. The compared values are then never recomputed.
+Masks that only multiply gradients of continuous functions, such as the mask of ReLU, are no branch
+values: near the threshold, both pieces of the function have nearly the same value. Values that a
+mask compares with their maximum are never recomputed, however. If their rounding differed in
+backward, no element would equal the maximum, and the gradient would be 0/0.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ _KINDS = {
     "max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d "
     "fractional_max_pool2d fractional_max_pool3d _low_memory_max_pool_with_offsets",
 }
-#: Metadata key of the mark for `is_piece`.
+#: Metadata key that marks a node as part of a decomposed continuous function; see `is_piece`.
 PIECE = "remat_piece_of_continuous"
 _NAMES = {kind: frozenset(names.split()) for kind, names in _KINDS.items()}
 _JUMPING = {
@@ -93,7 +94,7 @@ _JUMPING = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedBranches:
-    """Nodes that must not run again, so that backward branches as forward did.
+    """Nodes that must not run a second time, so that backward takes the same branches as forward.
 
     Attributes:
         branches: positions of branch values.
@@ -114,12 +115,12 @@ def fix_branches(
     runs_again: Callable[[int], bool] = lambda _: True,
     is_tagged: Callable[[int], bool] = lambda _: False,
 ) -> FixedBranches:
-    """Find the nodes that must not run again, so that backward branches as forward did.
+    """Find the nodes that must not run a second time, so that backward takes the same branches as forward.
 
     Args:
         index: node positions of the joint graph.
         roles: classification of the nodes as forward or backward.
-        runs_again: whether the node at a position may run again, apart from branch values.
+        runs_again: whether all other rules allow the node at a position to run again.
         is_tagged: whether a checkpoint policy asks to recompute the node at a position.
     """
     graph = Branches(index, roles)
@@ -155,9 +156,9 @@ def fix_branches(
 
 
 def branches_on_16_bits(index: GraphIndex, roles: Roles) -> list[int]:
-    """Return the branch values that forward computes from floats of 16 bits.
+    """Return the positions of the branch values that forward computes from floats of 16 bits.
 
-    A kernel of Inductor may keep such a float in 32 bits, depending on what is fused.
+    A kernel of Inductor may keep a 16-bit float in 32 bits, depending on the operators in the kernel.
     """
     graph = Branches(index, roles)
     # Whether each node depends on a float of 16 bits that may be unrounded.
@@ -194,8 +195,8 @@ class Branches:
 
     Attributes:
         branch_values: positions of the branch values, without ``comparisons``.
-        comparisons: positions of comparisons with a maximum, or the like, that forward does not
-            need.
+        comparisons: positions of comparisons with a maximum, or another selected element, that
+            only backward needs.
     """
 
     def __init__(self, index: GraphIndex, roles: Roles) -> None:
@@ -216,7 +217,7 @@ class Branches:
         self.comparisons = frozenset(i for i in inside if self._is_gradient_of_selection(i))
 
     def _floats(self, i: int) -> list[int]:
-        """Return the positions of the floats that a node reads."""
+        """Return the positions of those inputs of a node whose values are floats."""
         return [j for j in self._index.inputs[i] if self._is_float[j]]
 
     @cached_property
@@ -228,7 +229,7 @@ class Branches:
         return constant
 
     def is_exact(self, i: int) -> bool:
-        """Return whether the same inputs give the same result, bit for bit, in whatever kernel."""
+        """Return whether a node computes the same result from the same inputs, bit for bit, in whatever kernel."""
         node, value = self._index.nodes[i], self._index.values[i]
         name = ops.name_of(node.target)
         if name in _NAMES["cast"]:
@@ -242,9 +243,9 @@ class Branches:
         return not any(map(_is_float, leaves_of(value)))
 
     def ignores_floats(self, i: int) -> bool:
-        """Return whether a node computes its result without the contents of a float.
+        """Return whether a node's result does not depend on the contents of the floats that the node reads.
 
-        A replay of a random operator counts, because the replay draws the same numbers.
+        True for a random operator that reads no float, because a replay draws the same numbers.
         """
         node = self._index.nodes[i]
         if self._constants[i]:
@@ -255,7 +256,7 @@ class Branches:
         return ops.ignores_content(node) and not _draws_by_weight(node)
 
     def sources(self, i: int) -> list[int]:
-        """Return the nearest ancestors of node ``i`` whose results may be rounded otherwise in a second run."""
+        """Return the nearest ancestors of node ``i`` whose results a second run may round differently."""
         rounding: set[int] = set()
         stack, seen = [*self._index.inputs[i]], {i}
         while stack:
@@ -270,7 +271,7 @@ class Branches:
         return sorted(rounding)
 
     def _is_constant(self, i: int, constant: bytearray) -> bool:
-        """Return whether a node computes numbers from sizes, such as positions, or from random draws."""
+        """Return whether a node computes its numbers, such as positions, only from sizes or random draws."""
         node, value = self._index.nodes[i], self._index.values[i]
         if node.op != "call_function":
             return isinstance(value, torch.SymInt)
@@ -309,7 +310,7 @@ class Branches:
         )
 
     def _is_gradient_of_selection(self, i: int) -> bool:
-        """Return whether a node compares with a maximum or the like, and only backward needs the comparison."""
+        """Return whether a node compares values with a maximum or another selected element, for backward only."""
         if self._required[i] or not self._is_comparison(i):
             return False
         return any(map(self._selects, self._floats(i)))
@@ -320,7 +321,7 @@ class Branches:
         return is_bool and ops.is_pointwise(node.target) and not self._checks_finite(i)
 
     def _checks_finite(self, i: int) -> bool:
-        """Return whether a comparison tells finite numbers from others; rounding does not matter then."""
+        """Return whether a comparison only tells finite numbers from others, so that rounding does not matter."""
         node = self._index.nodes[i]
         if self._overflows(i):
             return False
@@ -332,14 +333,14 @@ class Branches:
         return other is node.args[0] or (isinstance(other, float) and not math.isfinite(other))
 
     def _overflows(self, i: int) -> bool:
-        """Return whether a node reads float16, whose largest number a kernel may exceed."""
+        """Return whether a node reads float16 values, whose largest number a kernel may exceed inside."""
         values = (self._index.values[j] for j in self._floats(i))
         return any(
             v.dtype is torch.float16 for value in values for v in leaves_of(value) if _is_float(v)
         )
 
     def _reads_indices(self, i: int) -> bool:
-        """Return whether forward needs the indices that a maximum pooling returns, as unpooling does."""
+        """Return whether forward needs the indices that maximum pooling node ``i`` returns, as for unpooling."""
         index = self._index
         return any(
             self._required[j] and is_element(index.nodes[j]) and _has_discrete(index.values[j])
@@ -347,7 +348,7 @@ class Branches:
         )
 
     def _selects(self, j: int) -> bool:
-        """Return whether exact operators compute a value from a maximum or another selected element."""
+        """Return whether a value is a maximum or another selected element, perhaps behind exact operators."""
         while self._index.nodes[j].op == "call_function":
             node = self._index.nodes[j]
             # `max` of two tensors compares element by element, and its gradient has no quotient.
@@ -371,7 +372,7 @@ class Branches:
 
 
 def check_may_branch_again(node: fx.Node) -> None:
-    """Refuse MUST_RECOMPUTE on a branch value that a second run could change.
+    """Refuse the checkpoint tag MUST_RECOMPUTE on a branch value that a second run could change.
 
     Raises:
         PlanError: the user's code tags the node MUST_RECOMPUTE.
@@ -387,7 +388,7 @@ def check_may_branch_again(node: fx.Node) -> None:
 
 
 def _may_branch(node: fx.Node) -> bool:
-    """Return whether calls of an operator may branch although their result is a float."""
+    """Return whether calls of a node's operator may compute a branch value although their result is a float."""
     name = ops.name_of(node.target)
     return (
         not isinstance(node.target, torch_compat.OpOverload)
@@ -406,7 +407,7 @@ def _is_float(value: Any) -> bool:
 
 
 def _has_float(value: Any) -> bool:
-    """Return whether a value, or an element of a tuple, is a float."""
+    """Return whether a value is a float, or a tuple that contains a float."""
     return (
         _is_float(value)
         if isinstance(value, torch.Tensor)
@@ -415,7 +416,7 @@ def _has_float(value: Any) -> bool:
 
 
 def _has_discrete(value: Any) -> bool:
-    """Return whether a value, or an element of a tuple, is an integer or a bool."""
+    """Return whether a value is an integer or a bool, or a tuple that contains one."""
     if isinstance(value, torch.Tensor):
         return not _is_float(value)
     return any(
@@ -432,7 +433,7 @@ def is_16_bits(value: Any) -> bool:
 
 
 def _is_lossless(source: Any, value: Any) -> bool:
-    """Return whether a cast keeps every number, or is no cast to a float."""
+    """Return whether a cast of ``source`` to ``value`` keeps every number, or is no cast to a float."""
     if not isinstance(source, torch.Tensor) or not _is_float(value) or source.dtype is torch.bool:
         return True
     if not _is_float(source):
@@ -444,7 +445,7 @@ def _is_lossless(source: Any, value: Any) -> bool:
 
 
 def _draws_by_weight(node: fx.Node) -> bool:
-    """Return whether a random operator reads probabilities from a tensor."""
+    """Return whether a node is a random operator that reads its probabilities from a tensor."""
     name = ops.name_of(node.target)
     return name in _NAMES["weighted draw"] and not (name == "bernoulli" and len(node.args) > 1)
 
@@ -458,9 +459,10 @@ def _is_part_of_continuous(node: fx.Node) -> bool:
 
 
 def is_piece(node: fx.Node) -> bool:
-    """Return whether a node compares, casts or steps as a part of a decomposed continuous function.
+    """Return whether a comparison, cast or step is part of a continuous function that PyTorch decomposed.
 
-    PyTorch notes the operator that it decomposed. A graph that was read from text has a mark instead.
+    PyTorch records the decomposed operator in a node's metadata. In a graph read from text, the key
+    `PIECE` replaces this record.
     """
     if node.meta.get(PIECE):
         return True
@@ -474,7 +476,7 @@ def is_piece(node: fx.Node) -> bool:
 
 
 def _jumps_by_option(node: fx.Node) -> bool:
-    """Return whether a node samples a grid at the nearest point, or counts by a norm of order 0."""
+    """Return whether a node samples a grid at the nearest point, or counts nonzero elements by a norm of order 0."""
     name, args = ops.name_of(node.target), node.args
     if "grid_sampler" in name:
         return bool(len(args) > 2 and args[2] == 1)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def paused_collection() -> Iterator[None]:
-    """Pause the cyclic garbage collector in a ``with`` block, or for each call as a decorator."""
+    """Pause the cyclic garbage collector in a ``with`` block, or in each call of a decorated function."""
     if not gc.isenabled():
         yield
         return

@@ -1,8 +1,8 @@
 """Append copies of nodes to another graph, faster than `torch.fx.Graph.node_copy`.
 
-`node_copy` treats a node as newly written by a user. It searches the arguments for symbolic leaves,
+`node_copy` treats a node as newly written by a user: it searches the arguments for symbolic leaves,
 invents and checks a name, and passes through five layers of calls. A node that is already in a
-graph has passed these checks. Therefore this module builds copies with the private primitives of
+graph needs no such checks. Therefore this module builds copies with the private primitives of
 `torch.fx` that `node_copy` calls in the end, in a third of the time. With a version of PyTorch that
 remat is not tested with, this module uses `node_copy`.
 """
@@ -34,7 +34,7 @@ def run_of(node: fx.Node) -> str:
 class Copier:
     """Appends copies of one graph's nodes to another graph; metadata is copied shallowly.
 
-    A copy keeps the original's name, unless a node of the receiving graph has it.
+    A copy keeps the original's name, unless a node of the receiving graph has this name already.
 
     Args:
         graph: graph that receives the copies.
@@ -60,7 +60,7 @@ class Copier:
     def copy(
         self, nodes: Iterable[fx.Node], lookup: Lookup | None = None, *, apart: bool = False
     ) -> None:
-        """Append copies of nodes, in an order in which inputs come before their users.
+        """Append copies of nodes to the receiving graph; the given nodes must stand behind their inputs.
 
         Args:
             lookup: maps each input of a copied node to the argument that the copy reads instead.
@@ -89,7 +89,7 @@ class Copier:
         return copy
 
     def take(self, nodes: Iterable[fx.Node]) -> None:
-        """Append a placeholder as the copy of each node, with the node's name and metadata."""
+        """Append to the receiving graph a placeholder as the copy of each node, with the node's name and metadata."""
         if self._run is not None:
             self._run(nodes, self.copies.__getitem__, self.copies, taken=True)
             return

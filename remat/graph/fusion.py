@@ -1,6 +1,6 @@
 """Rules of fusion: which nodes a compiler such as Inductor computes in one kernel.
 
-Costs, the prediction of kernels and the bans of the minimum cut read these rules. They depend on
+Cost models, the prediction of kernels, and the minimum cut use the rules of fusion. The rules depend on
 operators and values only, never on a plan.
 """
 
@@ -38,7 +38,7 @@ def may_fuse(node: fx.Node) -> bool:
 
 
 def absorbed_inputs(node: fx.Node) -> list[fx.Node]:
-    """Return the inputs that a fusing compiler can write straight into the result, as for a concatenation."""
+    """Return the inputs of a node that a fusing compiler can compute right into the node's result, as for ``cat``."""
     target, higher = node.target, torch.ops.higher_order
     if ops.packet(target) is torch.ops.aten.cat:
         return node.all_input_nodes
@@ -59,7 +59,7 @@ def is_passed_on(node: fx.Node) -> bool:
 
 
 def producer_of(node: fx.Node) -> fx.Node:
-    """Return the node that computes the data of a view or tuple element; any other node itself."""
+    """Return the node that computes the data of a view or tuple element; return any other node itself."""
     # The result of an in-place operator also aliases an argument, but the operator computes something.
     while is_passed_on(node) and not ops.is_mutating(node):
         base = node.args[0] if node.target is operator.getitem else aliased_argument(node)
@@ -81,7 +81,7 @@ def readers_of(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def generates(node: fx.Node) -> bool:
-    """Return whether Inductor generates code for a node; for complex numbers, Inductor calls PyTorch's operators."""
+    """Return whether Inductor generates code for a node, which it does not for complex numbers."""
     listed = may_fuse(node) or ops.packet(node.target) in (*INDEXED, *_WRITTEN_PARTS)
     if not listed and not _is_summed_product(node):
         return False
@@ -91,13 +91,13 @@ def generates(node: fx.Node) -> bool:
 
 @functools.cache
 def is_scatter(target: Any) -> bool:
-    """Return whether an operator is an out-of-place index write or scatter, whose kernel computes written values."""
+    """Return whether an operator is an out-of-place index write or scatter; its kernel computes the written values."""
     name = str(target).split(".")[1:2]
     return any(part in n and n[-1] != "_" for n in name for part in ("index_put", "scatter"))
 
 
 def is_grouped(node: fx.Node) -> bool:
-    """Return whether a scatter runs in one function with the operators around it, as on a CPU."""
+    """Return whether a node is a scatter that Inductor runs in one function with its neighbours, as on a CPU."""
     value = node.meta.get("val")
     return (
         is_scatter(node.target) and isinstance(value, torch.Tensor) and value.device.type == "cpu"
@@ -114,7 +114,7 @@ def _is_summed_product(node: fx.Node) -> bool:
 
 
 def added_product(node: fx.Node) -> fx.Node | None:
-    """Return the matrix product, read by this addition alone, that Inductor merges into an ``addmm``; else None."""
+    """Return the matrix product that Inductor merges with an addition, its only reader; None if there is none."""
     aten = torch.ops.aten
     if node.target is not aten.add.Tensor or node.kwargs or len(node.all_input_nodes) != 2:
         return None

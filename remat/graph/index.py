@@ -26,7 +26,7 @@ class GraphIndex:
     Attributes:
         nodes: the nodes in graph order, without the output node.
         position: position of each node in ``nodes``.
-        inputs: for each node, the positions of the nodes it reads, without repeats, in argument
+        inputs: for each node, the positions of the nodes that it reads, without repeats, in argument
             order.
         users: for each node, the positions of the nodes that read it, in graph order.
         by_name: position of each node, by node name.

@@ -42,7 +42,7 @@ UNCHECKED = "saved_tensor_with_no_vc_check"
 class SavedValueKind(enum.IntEnum):
     """Kind of a value that forward saves for backward; forward returns the saved values sorted by kind.
 
-    Autograd does not compare version counters of an unchecked tensor.
+    For an ``UNCHECKED`` tensor, autograd does not compare version counters.
     """
 
     TENSOR = 0
@@ -52,7 +52,7 @@ class SavedValueKind(enum.IntEnum):
 
     @classmethod
     def of(cls, node: fx.Node) -> SavedValueKind:
-        """Return the kind of a node's value."""
+        """Return the kind of a node's value when forward saves it."""
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
             return cls.UNCHECKED if node.meta.get(UNCHECKED) else cls.TENSOR
@@ -67,9 +67,9 @@ class Turn(NamedTuple):
 
     Attributes:
         at: index of this run among all graph runs of the step, in their order.
-        received: primals that an earlier run returned: (position of the primal, index of the
+        received: primals that an earlier graph run returned: (position of the primal, index of the
             earlier run, index among the forward outputs of that run).
-        shared: primals that an earlier run received too: (position of the primal, index of the
+        shared: primals that an earlier graph run received too: (position of the primal, index of the
             first such run, position of the primal in that run).
         returned: indices of this run's forward outputs that both a later run and the step's caller
             receive.
@@ -104,12 +104,12 @@ class JointGraph:
         shared: primals that an earlier graph of the same step received too, such as tied weights:
             (position of the primal, index of the first such graph, position of the primal there).
         returned: indices of forward outputs that both a later graph and the step's caller receive.
-        dropped: indices of forward outputs that die before backward reaches the graph; see `Turn`.
+        dropped: indices of forward outputs that are freed before backward reaches the graph; see `Turn`.
         runs: number of runs of the graph in one step; above 1 if equal layers are compiled once.
-        turns: one record per run of this graph, if some graph of the step runs several times;
+        turns: one `Turn` per run of this graph, if some graph of the step runs several times;
             otherwise empty.
-        places: if the step is one graph, the position of each of its outputs among those of the joint graph; empty for
-            a joint graph of AOTAutograd. See `remat.graph.whole_graph`.
+        places: if the step is one graph, the position of each output of the step among the joint graph's outputs; empty
+            for a joint graph of AOTAutograd. See `remat.graph.whole_graph`.
         memories: cache of the storages behind the fake values.
     """
 
@@ -133,14 +133,14 @@ class JointGraph:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 digest of operators, edges, constants, shapes, dtypes and devices, without names.
+        """SHA-256 digest of the graph's operators, edges, constants, shapes, dtypes and devices, without names.
 
         The digest also depends on which custom operators of the graph are declared pure.
         """
         return fingerprint(self)
 
     def copy(self) -> JointGraph:
-        """Return a copy with new nodes; node names are kept, and fake values are shared."""
+        """Return a copy of the joint graph with new nodes, which keep their names and share the fake values."""
         module = copy_module(self.graph_module)
         return replace(self, graph_module=module, memories=self.memories.copy())
 
@@ -157,7 +157,7 @@ def copy_module(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def make_module(owner: torch.nn.Module | dict[str, Any], graph: fx.Graph) -> fx.GraphModule:
-    """Return a graph module whose code is generated at its first call, with attributes of a module or dict."""
+    """Return a graph module that generates its code at the first call, and has the attributes of a module or dict."""
     with torch_compat.use_lazy_graph_module(True):
         return torch_compat.make_graph_module(owner, graph)
 
@@ -189,13 +189,13 @@ def check_structure(module: fx.GraphModule) -> str | None:
 
 
 def primal_place(name: str) -> int | None:
-    """Return the zero-based index in an AOTAutograd name: 0 for ``primals_1``; None for another name."""
+    """Return the zero-based index that a primal's name states: 0 for ``primals_1``; None for another name."""
     head, _, number = name.partition("primals_")
     return int(number) - 1 if not head and number.isdigit() else None
 
 
 def role_of(node: fx.Node) -> Role:
-    """Return the role of a placeholder, derived from its name and value (set by AOTAutograd)."""
+    """Return the role of a placeholder, derived from the name and value that AOTAutograd gave the placeholder."""
     name = str(node.target)
     if "tangents" in name:
         return Role.TANGENT
@@ -303,14 +303,14 @@ def fingerprint(joint: JointGraph) -> str:
 
 
 def operators_digest(joint: JointGraph) -> str:
-    """Return a SHA-256 digest of a graph's operators in graph order, whatever their shapes and constants."""
+    """Return a SHA-256 digest of a graph's operators in graph order, without shapes and constants."""
     nodes = [n for n in joint.graph.nodes if n.op not in ("placeholder", "output")]
     calls = by_target(nodes, lambda n: f"{n.op} {n.target}")
     return hashlib.sha256("\n".join(calls).encode()).hexdigest()
 
 
 def _static_form(value: Any) -> tuple[torch.Size, torch.dtype] | None:
-    """Return shape and dtype of a tensor whose sizes and strides are ints; None otherwise."""
+    """Return shape and dtype of a tensor whose sizes and strides are ints; None for any other value."""
     if not isinstance(value, torch.Tensor):
         return None
     if not torch_compat.has_symbolic_sizes(value):

@@ -1,8 +1,8 @@
 """Operator taxonomy: views, recomputable and compute-intensive operators, random draws, effects.
 
 The sets of an `OpTaxonomy` hold operator packets (``torch.ops.aten.mm``) and Python functions. An
-overload belongs to the sets of its packet. A plugin returns a taxonomy from the hook
-``remat_operators``; its operators are then added to the sets of `default_taxonomy()`.
+overload belongs to the sets of its packet. The operators of a taxonomy that a plugin returns from the
+hook ``remat_operators`` are added to the sets of `default_taxonomy()`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _UNINITIALISED = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpTaxonomy:
-    """Sets of operators, grouped by the cost and the safety of recomputation.
+    """Sets of operators, grouped by how costly and how safe it is to recompute their results.
 
     Attributes:
         recomputable: cheap operators, recomputed freely: pointwise operators, reductions.
@@ -93,12 +93,12 @@ def packet(target: Target) -> Target:
 
 
 def name_of(target: Target) -> str:
-    """Return the name of a function, or of an operator without its namespace and overload."""
+    """Return the name of a function, or the name of an operator without namespace and overload."""
     return str(getattr(packet(target), "__name__", ""))
 
 
 def text_of(target: Target) -> str:
-    """Return the full name of a call target, equal in every process: ``aten.mm.default``, ``_operator.getitem``."""
+    """Return a call target's full name, equal in every process: ``aten.mm.default``, ``_operator.getitem``."""
     if isinstance(target, (torch_compat.OperatorBase, torch_compat.OpOverloadPacket)):
         return str(target)
     return f"{target.__module__}.{getattr(target, '__qualname__', type(target).__qualname__)}"
@@ -114,7 +114,7 @@ def is_pointwise(target: Target) -> bool:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Return whether the node draws from a random generator, so that a second run differs.
+    """Return whether the node draws from a random generator, so that a second run gives another result.
 
     A higher-order operator is random if a graph or an operator that it calls is random.
     """
@@ -126,7 +126,7 @@ def is_random(node: fx.Node) -> bool:
 
 
 def is_random_call(target: Target, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether a call of an operator, but no higher-order one, draws from a random generator."""
+    """Return whether a call draws from a random generator; False for any higher-order operator."""
     if not is_seeded(target):
         return False
     # Attention without dropout draws nothing, although its tag says so.
@@ -140,7 +140,7 @@ def is_random_call(target: Target, args: Sequence[Any], kwargs: Mapping[str, Any
 
 @functools.cache
 def _dropout_position(target: Target) -> int | None:
-    """Return the position of ``dropout_p`` among an operator's arguments; None without one."""
+    """Return the position of ``dropout_p`` among an operator's arguments; None if there is no such argument."""
     names = [argument.name for argument in torch_compat.schema(target).arguments]
     return names.index("dropout_p") if "dropout_p" in names else None
 
@@ -158,7 +158,7 @@ def is_plain(node: fx.Node) -> bool:
     """Return whether the node's result depends on its arguments alone, without side effects.
 
     A plain node draws no random numbers, writes to no argument, communicates with no rank and
-    returns no uninitialised memory. The answer may be cached per operator.
+    returns no uninitialised memory. Whether a node is plain depends on its operator alone, so callers may cache it per operator.
     """
     return node.op != "call_function" or (_is_plain(node.target) and is_known(node.target))
 
@@ -188,7 +188,7 @@ _REPLAYS = (
 
 
 def is_opaque(node: fx.Node) -> bool:
-    """Return whether the node may have undeclared effects, as a custom operator may; it then runs exactly once."""
+    """Return whether a node may have undeclared effects, as a custom operator may, so that it must run just once."""
     return node.op == "call_function" and bool(opaque_operators(node))
 
 
@@ -198,7 +198,7 @@ def opaque_operators(node: fx.Node) -> list[Target]:
 
 
 def declared_operators(node: fx.Node) -> list[str]:
-    """Return the names of a node's operators that only a declaration, not schema and tags, proves pure."""
+    """Return the names of those operators of a node that are known to be pure only by a declaration."""
     if node.op != "call_function":
         return []
     run = (t for t in _operators_run(node) if not purity.has_complete_schema(t))
@@ -214,7 +214,7 @@ def declarations() -> list[str]:
 
 
 def is_known(target: Target) -> bool:
-    """Return whether an operator's effects are fully known from schema, tags or a declaration."""
+    """Return whether an operator's effects are fully known from its schema, its tags or a declaration of purity."""
     return purity.has_complete_schema(target) or _is_declared(target)
 
 
@@ -223,17 +223,17 @@ def _is_declared(target: Target) -> bool:
 
 
 def may_have_effects(node: fx.Node) -> bool:
-    """Return whether running the node twice, or not at all, might be observable."""
+    """Return whether the user might notice it if the node ran twice or not at all."""
     return is_random(node) or is_effectful(node) or is_opaque(node) or is_unread_collective(node)
 
 
 def is_drawn_from_state(node: fx.Node) -> bool:
-    """Return whether the node wraps a random operator, and saves or restores the generator state before it."""
+    """Return whether a node runs a random operator after it saved or restored the random generator's state."""
     return node.target in _REPLAYS
 
 
 def draws_in_order(node: fx.Node) -> bool:
-    """Return whether running the node advances a generator, or might, so that its order must not change."""
+    """Return whether a node may advance a random generator, so that it must not move past other such nodes."""
     return is_random(node) or node.target is _RUN_AND_SAVE or is_opaque(node)
 
 
@@ -243,7 +243,7 @@ def is_uninitialised(node: fx.Node) -> bool:
 
 
 def ignores_content(node: fx.Node) -> bool:
-    """Return whether the node reads only the shape of its first argument or overwrites it fully."""
+    """Return whether the node reads only the shape of its first argument or overwrites that argument fully."""
     name = name_of(node.target)
     return name.endswith("_like") or name in _CONTENT_FREE
 
@@ -254,7 +254,7 @@ def is_collective(node: fx.Node) -> bool:
 
 
 def is_unread_collective(node: fx.Node) -> bool:
-    """Return whether the node is a collective, or a wait for one, without users."""
+    """Return whether a node is a collective, or a wait for a collective, whose result no node reads."""
     # Another rank may read the result, and would wait for this rank forever if the node went.
     return not node.users and is_collective(node)
 
@@ -272,7 +272,8 @@ def is_mutating(node: fx.Node) -> bool:
 def is_effectful(node: fx.Node) -> bool:
     """Return whether running the node twice, or not at all, has an observable effect.
 
-    Random draws (`is_random`) do not count. A higher-order operator also has the effects of its graphs.
+    Random draws (`is_random`) are not treated as effects. A higher-order operator has the effects of the
+    graphs that it calls, too.
     """
     return node.op == "call_function" and any(map(_has_effect, _calls(node)))
 
@@ -295,7 +296,7 @@ def _is_impure(target: Target) -> bool:
 
 
 def attribute_of(module: object, target: object) -> Any:
-    """Return the attribute of a module under a plain or dotted name; None if it is absent."""
+    """Return the attribute of a module under a plain or dotted name; None if the module has no such attribute."""
     try:
         return operator.attrgetter(str(target))(module)
     except AttributeError:
@@ -303,7 +304,7 @@ def attribute_of(module: object, target: object) -> Any:
 
 
 def subgraphs(node: fx.Node) -> list[fx.GraphModule]:
-    """Return the graph modules that a higher-order operator gets as arguments, in their order."""
+    """Return the graph modules that a node's higher-order operator takes as arguments, in argument order."""
     owner = node.graph.owning_module
     modules: list[fx.GraphModule] = []
     if owner is None or not isinstance(node.target, torch_compat.HigherOrderOperator):
@@ -316,7 +317,7 @@ def subgraphs(node: fx.Node) -> list[fx.GraphModule]:
 
 
 def called_operators(node: fx.Node) -> list[Target]:
-    """Return the operators that a higher-order operator gets as arguments, as ``auto_functionalized`` does."""
+    """Return the operators that a node's higher-order operator, such as ``auto_functionalized``, takes as arguments."""
     # A replay leaves the generator unchanged, so the random operator in it does not count. `run_and_save_rng_state`
     # advances the generator, for which `draws_in_order` accounts.
     if not isinstance(node.target, torch_compat.HigherOrderOperator) or node.target in _REPLAYS:
@@ -326,7 +327,7 @@ def called_operators(node: fx.Node) -> list[Target]:
 
 
 def nested_nodes(node: fx.Node) -> Iterator[fx.Node]:
-    """Yield the call nodes of the graphs that a higher-order operator gets as arguments."""
+    """Yield the call nodes of the graphs that a node's higher-order operator takes as arguments."""
     for module in subgraphs(node):
         yield from (n for n in module.graph.nodes if n.op == "call_function")
 
@@ -387,14 +388,14 @@ _KNOWN = {
 
 
 def _calls(node: fx.Node) -> Iterator[fx.Node]:
-    """Yield a call node and, recursively, the calls in the graphs that it gets as arguments."""
+    """Yield a call node and, recursively, the call nodes of the graphs that it takes as arguments."""
     yield node
     for inner in nested_nodes(node):
         yield from _calls(inner)
 
 
 def _operators_run(node: fx.Node) -> Iterable[Target]:
-    """Return every operator that a call runs, without repeats."""
+    """Return every operator that a call node runs, also in nested graphs, without repeats."""
     calls = _calls(node)
     # A dict keeps the order of the calls, unlike a set.
     return dict.fromkeys(op for call in calls for op in (call.target, *called_operators(call)))

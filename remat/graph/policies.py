@@ -1,8 +1,8 @@
 """Policies by module: save, recompute or offload the values of a module, or give the module a budget.
 
-A pattern is a glob over the names of `torch.nn.Module.named_modules`, in which ``*`` matches dots
-too. If several patterns match a module, the last one decides. `region` marks code that has no
-module.
+The pattern of a policy is a glob over the names of `torch.nn.Module.named_modules`, in which ``*``
+matches dots too. If several patterns match a module, the last one decides. `region` sets a policy for
+code that has no module.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Policies:
         return json.dumps({p.pattern: p.value for p in self.given}) if self.given else ""
 
     def parts(self, nodes: Sequence[fx.Node]) -> list[Part | None]:
-        """Return for each node the part of the model that it belongs to, with its policy; None without a policy."""
+        """Return for each node the module or region whose policy applies to the node; None if no policy applies."""
         of_path = functools.cache(self._part_of)
         parts: list[Part | None] = []
         number, before = 0, None
@@ -139,13 +139,13 @@ class Policies:
 
 
 def module_names(nodes: Iterable[fx.Node]) -> list[str]:
-    """Return the names of the modules that nodes belong to, in graph order, each before its submodules."""
+    """Return the names of the modules that nodes belong to, in graph order, each module before its submodules."""
     paths = dict.fromkeys(map(module_path, nodes))
     return list(dict.fromkeys(name for path in paths for name in enclosing_modules(path)))
 
 
 def read_policies(given: object) -> Policies:
-    """Parse policies by module.
+    """Parse policies that save, recompute or offload values by module.
 
     Args:
         given: a dict of values by pattern, this dict as JSON text, or one or several texts
@@ -207,8 +207,8 @@ def _read(pattern: object, value: object) -> Policy:
 def region(policy: str, name: str = "") -> contextlib.AbstractContextManager[None]:
     """Set a policy for code that has no module of its own: ``with remat.region("save"): …``.
 
-    The policy applies under ``torch.compile(backend="remat")`` and in `remat.plan`, and overrides
-    the patterns of ``policies=``. Other backends and eager PyTorch ignore it.
+    A region's policy applies under ``torch.compile(backend="remat")`` and in `remat.plan`, and
+    overrides the patterns of ``policies=``. Other backends and eager PyTorch ignore regions.
 
     Args:
         policy: ``"save"``, ``"recompute"`` or ``"offload"``.
@@ -228,7 +228,7 @@ def is_region(mark: str) -> bool:
 
 
 def region_of(node: fx.Node) -> str | None:
-    """Return the text with which `region` annotated a node, or None; see `is_region`."""
+    """Return the text with which `region` annotated a node; None for a node outside of all regions."""
     custom = node.meta.get("custom")
     return custom.get(REGION) if isinstance(custom, dict) else None
 

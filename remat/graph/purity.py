@@ -1,7 +1,7 @@
-"""Decide which operators are known to be functions of their inputs.
+"""Decide which operators are known to be pure functions of their inputs.
 
 Schemas and tags of PyTorch's own operators state which operators write, draw random numbers or have
-an effect. Schemas of other operators may omit this. A custom operator that draws random numbers or
+an effect. Schemas of custom operators may omit these facts. A custom operator that draws random numbers or
 counts its calls can have the schema of a pure operator. Therefore a custom operator runs exactly
 once per call in a step, until it is declared pure.
 """
@@ -75,14 +75,14 @@ _ALSO: ContextVar[frozenset[str]] = ContextVar("_ALSO", default=frozenset())
 def declare_pure(op: Op) -> Op:
     """Declare an operator to be a function of its inputs: equal inputs give equal results.
 
-    The operator may then run again in backward to save memory, and equal calls in a step may be
+    A declared operator may run again in backward to save memory, and equal calls in a step may be
     merged into one. Without a declaration, a custom operator runs exactly as often as the step
-    calls it. remat cannot check the declaration. Gradients are wrong if the operator draws random
-    numbers, counts its calls, or reads changing state.
+    calls it. remat cannot check whether a declaration is true. Gradients are wrong if a declared
+    operator draws random numbers, counts its calls, or reads changing state.
 
-    Call this function before a model is compiled, because it does not change steps that this
-    process has compiled. After the declaration, ``torch.compiler.reset()`` makes PyTorch compile
-    them again. A change of declarations also invalidates plans and compiled steps in disk caches. A
+    Declare operators before a model is compiled, because a declaration does not change steps that
+    this process has compiled. After a declaration, ``torch.compiler.reset()`` makes PyTorch compile
+    all steps again. A change of declarations also invalidates plans and compiled steps in disk caches. A
     plugin declares its operators with the hook ``remat_operators``.
 
     Args:
@@ -127,7 +127,7 @@ def declared() -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def also_declared(names: Iterable[str]) -> Iterator[None]:
-    """Count operators with these names as declared pure inside of a ``with`` block."""
+    """Treat operators with the given names as declared pure inside of a ``with`` block."""
     # A worker does a job under the declarations of another process. Names need not be registered here yet.
     token = _ALSO.set(_ALSO.get().union(names))
     try:
@@ -218,7 +218,7 @@ def _operators_of(op: object) -> list[Any]:
 
 
 def overload_named(name: str) -> OpOverload:
-    """Return the registered overload ``"aten::add.Tensor"``, or the default one of ``"aten::mm"``.
+    """Return the overload registered under a name: ``"aten::add.Tensor"``, or ``"aten::mm"`` for the default one.
 
     Raises:
         ProblemError: no overload is registered under the name.
@@ -228,7 +228,7 @@ def overload_named(name: str) -> OpOverload:
 
 
 def overload_names(namespace: str, name: str) -> list[str]:
-    """Return the names of an operator's registered overloads, sorted; empty if unregistered."""
+    """Return the names of an operator's registered overloads, sorted; empty if the operator is unregistered."""
     schemas = torch_compat.jit_get_schemas_for_operator(f"{namespace}::{name}")
     return sorted(s.overload_name or "default" for s in schemas)
 

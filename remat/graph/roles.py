@@ -24,10 +24,9 @@ class Roles:
         required_forward: whether forward must run the node, because a forward output, an effect or
             a random draw of forward depends on it.
         tangent_closure: whether the node must run in backward. Such a node depends on a tangent or
-            another placeholder of backward, or on another such node. Or AOTAutograd traced it in
-            the user's backward, and it has an effect or draws random numbers.
-        required_backward: whether backward needs the node: it is in the tangent closure or is a
-            backward output.
+            another placeholder of backward, or on another such node. Or the node has an effect or
+            draws random numbers, and AOTAutograd traced the node in the user's backward.
+        required_backward: whether the node must run in backward or is a backward output.
         forward_order: index of the node among the required forward nodes; -1 for all other nodes.
     """
 
@@ -39,7 +38,7 @@ class Roles:
 
     @cached_property
     def first_late(self) -> int:
-        """Position of the first node of `tangent_closure` that is no placeholder; their number if there is none."""
+        """Position of the first node of `tangent_closure` that is no placeholder; the number of nodes if all are."""
         late = (i for i, is_late in enumerate(self.tangent_closure) if is_late)
         return next((i for i in late if i not in self.placeholders), len(self.tangent_closure))
 
@@ -108,7 +107,7 @@ def classify(joint: JointGraph, index: GraphIndex) -> Roles:
 def distances(index: GraphIndex, roles: Roles) -> tuple[int, ...]:
     """Return each node's distance, in edges, to the nearest node that forward does not require.
 
-    Same as ``dist_from_bw`` of ``torch/_functorch/partitioners.py``. The distance is 0 for nodes that
+    The distances equal ``dist_from_bw`` of ``torch/_functorch/partitioners.py``. The distance is 0 for nodes that
     forward does not require, and `UNREACHABLE` for nodes without a path to such a node.
     """
     distance = [0] * len(index)

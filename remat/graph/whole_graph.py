@@ -1,11 +1,11 @@
-"""Plan a step that is one graph: draw the line between its forward and backward, and join both again.
+"""Split a step that is one graph into forward and backward for planning, and join both again.
 
-PyTorch traces a whole training step, or an inference, as one graph. `whole_graph` rewrites such a graph as a joint graph,
-which can be planned like any other. `joined` makes one graph of the forward and backward of a plan.
+PyTorch traces a whole training step, or an inference, as one graph. `whole_graph` rewrites this graph as a joint graph
+of forward and backward, which remat can plan. `joined` makes one graph of the forward and backward of a plan.
 
-The line is the first node that AOTAutograd marks as backward's. In a graph without such marks, as from `make_fx`, it is
-the node at which most bytes are alive. Nodes that depend on that node, or come behind it in a graph without marks, are
-*late*: they are the joint graph's backward. The line decides which values may be computed twice, and changes no result.
+The *line* between forward and backward is the first node that AOTAutograd marks as part of backward. In a graph without
+marks, as from `make_fx`, the line is the node at which most bytes are alive. *Late* nodes form the joint graph's
+backward: they depend on the node at the line, or come behind it in a graph without marks. The line decides which values may be computed twice, and changes no result.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from remat.torch_compat import pytree
 SIDE = "remat_side"
 #: Suffix of the node that stands for the write of an input, in the joint graph of a step that is one graph.
 _WRITTEN = "_written"
-#: Number of nodes of backward among which the loss's gradient is looked for. Few nodes come before it: constants, and
+#: Number of nodes of backward among which the loss's gradient is looked for. Few come before the gradient: constants, and
 #: nodes that depend on weights alone.
 _GRADIENT_CANDIDATES = 64
 #: Part of messages about what `torch.export` returns.
@@ -44,12 +44,12 @@ _OF_OUTPUT = "of_output"
 def whole_graph(gm: fx.GraphModule, *, lower: str = "eager", name: str = "") -> JointGraph:
     """Rewrite the graph of a whole step as a joint graph.
 
-    Writes to inputs at the end of the graph, as functionalisation leaves them, move to right behind the last node that
-    needs the old contents; so does the optimizer's arithmetic before them. In the joint graph, an output of no bytes
-    stands for each write.
+    Functionalisation leaves writes to inputs at the end of the graph. Each write moves to right behind the last node that
+    needs the input's old contents, and the optimizer's arithmetic moves with its writes. In the joint graph, an output
+    of no bytes stands for each write to an input.
 
     Args:
-        gm: the graph; it is not changed. Its nodes need fake values in ``meta["val"]``.
+        gm: the graph of the step, which is not changed. Its nodes need fake values in ``meta["val"]``.
         lower: lowering that the graph was traced for, ``"inductor"`` or ``"eager"``.
         name: name of the graph in messages; empty: the name of the module's class.
 
@@ -103,7 +103,7 @@ def whole_graph(gm: fx.GraphModule, *, lower: str = "eager", name: str = "") -> 
 def joined(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule) -> fx.GraphModule:
     """Join the forward and backward of a plan to one graph that computes what the original graph computes.
 
-    The result has the inputs and outputs of the original graph. A node that runs a second time is called
+    The joined graph has the inputs and outputs of the step's original graph. The second run of a node NAME is called
     ``NAME_again``.
     """
     graph = fx.Graph()
@@ -151,7 +151,7 @@ def joined(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule)
 
 
 def curve_of_one(gm: fx.GraphModule) -> MemoryCurve:
-    """Return the simulated bytes alive over a graph that runs alone, its inputs and outputs included."""
+    """Return the simulated bytes alive at each node of a graph that runs alone, with its inputs and outputs."""
     nothing = fx.Graph()
     nothing.output(())
     return memory_curve(gm, make_module({}, nothing), len(outputs_of(gm.graph)), Memories())
@@ -189,7 +189,7 @@ def _copied(copier: Copier, value: Any) -> Any:
 
 
 def _final_writes(nodes: Sequence[fx.Node]) -> dict[fx.Node, tuple[fx.Node, fx.Node]]:
-    """Return the (input, written value) of each copy into an input that no later node reads."""
+    """Return a dict from each ``copy_`` into an input that no later node reads to (input, written value)."""
     position = {n: i for i, n in enumerate(nodes)}
     inputs = Counter(_memory(n) for n in nodes if n.op == "placeholder")
     written = _overwritten(nodes)
@@ -216,7 +216,7 @@ def _memory(node: fx.Node) -> int | None:
 
 
 def _overwritten(nodes: Iterable[fx.Node]) -> set[int | None]:
-    """Return the keys of the storages to which some node writes."""
+    """Return the keys of the storages to which the given nodes write."""
     writers = [n for n in nodes if n.op == "call_function" and not ops.is_plain(n)]
     return {_memory(w) for n in writers for w in written_by(n)}
 
@@ -237,7 +237,7 @@ def _views_of(base: fx.Node) -> set[fx.Node]:
 def _with_early_updates(
     nodes: list[fx.Node], writes: Mapping[fx.Node, tuple[fx.Node, fx.Node]]
 ) -> list[fx.Node]:
-    """Move nodes that come behind backward, such as the optimizer's, to right behind their last input."""
+    """Move nodes that run after backward, such as the optimizer's, to right behind the last of their inputs."""
     position = {n: i for i, n in enumerate(nodes)}
     # A gradient then lives until its parameter is updated, and not until all are.
     start = max((i for i, n in enumerate(nodes) if _is_of_backward(n)), default=-1)
@@ -263,7 +263,7 @@ def _with_early_updates(
 
 
 def _last_needs(nodes: Sequence[fx.Node]) -> dict[fx.Node, int]:
-    """Return the last position that reads each node, or anything that forward computes from the node."""
+    """Return, by node, the last position at which the node, or a value that forward computes from it, is read."""
     last: dict[fx.Node, int] = {}
     for i in range(len(nodes) - 1, -1, -1):
         node = nodes[i]
@@ -274,7 +274,7 @@ def _last_needs(nodes: Sequence[fx.Node]) -> dict[fx.Node, int]:
 
 
 def _is_of_backward(node: fx.Node) -> bool:
-    """Return whether autograd traced the node in backward, by the mark of AOTAutograd."""
+    """Return whether AOTAutograd marked a node as traced in backward."""
     return bool(node.meta.get("autograd_backward")) or (
         node.meta.get("partitioner_tag") == "is_backward"
     )
@@ -283,7 +283,7 @@ def _is_of_backward(node: fx.Node) -> bool:
 def _line(
     gm: fx.GraphModule, nodes: Sequence[fx.Node], writes: Mapping[fx.Node, tuple[fx.Node, fx.Node]]
 ) -> tuple[set[fx.Node], set[fx.Node]]:
-    """Return the late nodes, and the nodes that must run before the line: those that late nodes or the caller read."""
+    """Return the nodes of backward, and those nodes before the line that nodes behind the line or the caller read."""
     marked = [i for i, n in enumerate(nodes) if n.op == "call_function" and _is_of_backward(n)]
     if marked:
         at, late = marked[0], _behind_gradients(nodes, marked)
@@ -305,7 +305,7 @@ def _line(
 
 
 def _behind_gradients(nodes: Sequence[fx.Node], marked: Sequence[int]) -> set[fx.Node]:
-    """Return the nodes that depend on the loss's gradient."""
+    """Return the nodes that depend on the gradient of the loss; all of backward if no such gradient is found."""
     # Other nodes of backward, such as a mask of an activation, depend on forward's values alone, so they may run
     # before the line. The gradient is the first node of backward on which all results of backward depend. With
     # several losses there is none, and all of backward is late.
@@ -321,7 +321,7 @@ def _behind_gradients(nodes: Sequence[fx.Node], marked: Sequence[int]) -> set[fx
 
 
 def _dependents(nodes: Iterable[fx.Node], dependents: set[fx.Node]) -> set[fx.Node]:
-    """Add to a set of nodes all nodes that read their results, or memory that they write, and return the set."""
+    """Return ``dependents``, extended by all nodes that read results, or written memory, of a node in the set."""
     written: set[int | None] = set()
     for node in nodes:
         reads = inputs_of(node)
@@ -343,7 +343,7 @@ def _peak_position(gm: fx.GraphModule, nodes: Sequence[fx.Node]) -> int:
 
 
 def _stand_in(graph: fx.Graph, value: fx.Node, name: str) -> fx.Node:
-    """Append a node that reads a value, and whose result has no bytes."""
+    """Append to a graph a node that reads a value and returns an empty tensor, in place of a write."""
     stand_in = graph.create_node(
         "call_function", torch.ops.aten.new_zeros.default, (value, [0]), name=name
     )
@@ -353,7 +353,7 @@ def _stand_in(graph: fx.Graph, value: fx.Node, name: str) -> fx.Node:
 
 
 def _write_back(graph: fx.Graph, out: fx.Node) -> dict[fx.Node, fx.Node]:
-    """Insert the write for which each stand-in node stands, and return the writes by stand-in."""
+    """Insert the write to an input that each stand-in node represents, and return a dict from stand-in to write."""
     position = {n: i for i, n in enumerate(graph.nodes)}
     inputs = {n.name: n for n in graph.nodes if n.op == "placeholder"}
     written: dict[fx.Node, fx.Node] = {}
@@ -375,7 +375,7 @@ def _write_back(graph: fx.Graph, out: fx.Node) -> dict[fx.Node, fx.Node]:
 
 
 def _restore_meta(node: fx.Node, traced: Mapping[str, fx.Node]) -> None:
-    """Remove the metadata that only the plan's forward and backward need from a node of the joined graph."""
+    """Remove from a node of the joined graph the metadata that only a separate forward or backward needs."""
     node.meta.pop("partitioner_tag", None)
     origin = traced.get(node.name)
     if origin is not None and not origin.meta.get("autograd_backward"):

@@ -1,1 +1,1 @@
-"""Storages, their owners, their lifetimes, and the bytes alive."""
+"""Storages behind the values of graphs: owners, lifetimes, and the bytes alive at each program point."""

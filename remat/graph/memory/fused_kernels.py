@@ -1,6 +1,6 @@
 """Predict the kernels of fused code, from a graph alone: which nodes fuse, and what each kernel writes to memory.
 
-The rules are those of Inductor on a CPU, except where they name another device.
+The rules for fusion are those of Inductor on a CPU, except where a rule names another device.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Kernels:
     Args:
         nodes: the call nodes of the graph.
         start: program point of the first node.
-        kept: Python ``id`` of each node that the graph returns.
+        returned: Python ``id`` of each node that the graph returns.
 
     Attributes:
         fuses: by node, whether the node can fuse with other nodes.
@@ -136,7 +136,7 @@ class Kernels:
         return now
 
     def _sharing_segment(self, node: fx.Node, ready: int, now: int) -> int | None:
-        """Return the first earlier segment whose kernel reads an input of the node and computes as many elements."""
+        """Return the first earlier segment whose kernel reads an input of a node and computes equally many elements."""
         size = self._numel(node)
         candidates = (
             at
@@ -157,10 +157,10 @@ class Kernels:
     def overwriter(
         self, readers: Iterable[fx.Node], program_point: int, writing: Container[fx.Node]
     ) -> fx.Node | None:
-        """Return the output node whose result may overwrite a storage that its kernel reads last.
+        """Return the output node whose result may overwrite a storage that no later kernel reads.
 
-        An output node is a node whose result the kernel writes to memory. The search begins at the readers
-        of the storage in this kernel, and follows results that stay in registers.
+        An output node is a node whose result its kernel writes to memory. The search for output nodes begins
+        at the readers of the storage in its last kernel, and follows results that stay in registers.
 
         Args:
             readers: nodes that read the storage.
@@ -221,7 +221,7 @@ class Kernels:
         return alone or (len(self._reads[node]) <= _MOST_READS and not self._heavy[node])
 
     def _is_pointwise(self, node: fx.Node) -> bool:
-        """Return whether a node draws nothing, and no input has more elements than the node's result."""
+        """Return whether a node draws no random numbers, and no input has more elements than the result."""
         largest = max(map(self._numel, inputs_of(node)), default=0)
         return largest <= self._numel(node) and node not in self._draws
 
@@ -241,7 +241,7 @@ class Kernels:
         Args:
             keys: keys of the storages that the node allocates.
             readers: by storage key, the nodes that read the storage.
-            kept: keys of the storages that the graph returns.
+            returned: keys of the storages that the graph returns.
 
         Returns:
             Those of ``keys`` whose storages are written to memory. Other results stay in registers.

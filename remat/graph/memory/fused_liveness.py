@@ -1,7 +1,7 @@
-"""Predict the lifetimes of storages in fused code, from the graphs alone.
+"""Predict the lifetimes of storages in fused code, from the forward and backward graphs alone.
 
 Fused code differs from the model of `remat.graph.memory.liveness` in three ways. A pointwise result that
-only one kernel reads is never written, because this kernel computes the result itself. A kernel may
+only one kernel reads is never written to memory, because this kernel computes the result itself. A kernel may
 write its result over an input that no later node reads. Convolutions and attention allocate
 workspaces besides their results.
 """
@@ -42,10 +42,11 @@ def predict_peak(
 
 
 class FusedWalk(StepWalk):
-    """Simulation of a step's memory that models fusion, unlike its base class.
+    """Simulation of a step's memory that models fused kernels, unlike its base class `StepWalk`.
 
     Some operators, such as matrix products, never fuse. All pointwise operators and reductions
-    between two such operators form one kernel, which runs at the position of its last operator.
+    between two operators that never fuse form one kernel, which runs at the position of its last
+    operator.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class FusedWalk(StepWalk):
     def workspaces(self) -> Iterator[tuple[fx.Node, int, int, int]]:
         """Yield the predicted workspaces, as (node, bytes, first program point, last program point).
 
-        A workspace is memory that an operator allocates besides its result. There are four kinds:
+        A workspace is memory that an operator allocates besides its result. Workspaces are of four kinds:
 
         - measured: memory that the operator allocates while it runs;
         - channels-last copies of the step's inputs that convolutions read;
@@ -108,13 +109,13 @@ class FusedWalk(StepWalk):
                     yield node, tensor_bytes(a.meta.get("val")), computed[a], program_point
 
     def _end_of_kernel(self, program_point: int) -> int:
-        """Return the program point before the first later node that never fuses, or the last program point."""
+        """Return the program point before the next node that never fuses, or the step's last if none follows."""
         ran = [*self._forward, *self._backward]
         later = enumerate(ran[program_point + 1 :], program_point)
         return next((m for m, n in later if not (may_fuse(n) or is_passed_on(n))), len(ran) - 1)
 
     def _kernel_before(self, program_point: int) -> int:
-        """Return the program point of the kernel right before an operator that never fuses, or the operator's own program point."""
+        """Return the program point of the kernel right before an operator; the operator's own without such a kernel."""
         ran = [*self._forward, *self._backward]
         follows = (
             program_point != self.boundary and program_point and may_fuse(ran[program_point - 1])
@@ -122,7 +123,7 @@ class FusedWalk(StepWalk):
         return program_point - 1 if follows else program_point
 
     def _is_copied(self, node: fx.Node) -> bool:
-        """Return whether convolutions read a channels-last copy of a value: an image input in another format."""
+        """Return whether a value is an input image that is not channels-last, which convolutions read as a copy."""
         if not _is_image(node) or not any(key in self.inputs for key in self.sizes.keys(node)):
             return False
         return not node.meta["val"].is_contiguous(memory_format=torch.channels_last)
@@ -201,7 +202,7 @@ class FusedWalk(StepWalk):
         allocations: dict[int, tuple[fx.Node, int]],
         passed_on: dict[fx.Node, bool],
     ) -> tuple[dict[fx.Node, list[int]], dict[int, list[fx.Node]], set[int]]:
-        """Return the keys that each node allocates, the nodes that read each key, and the keys that the graph returns."""
+        """Return the storage keys that each node allocates, the readers of each storage, and the returned keys."""
         makes: dict[fx.Node, list[int]] = defaultdict(list)
         for key, (node, _) in allocations.items():
             makes[node].append(key)
@@ -236,7 +237,7 @@ def _is_reshaped(node: fx.Node) -> bool:
 
 
 def _keeps_its_layout(node: fx.Node) -> bool:
-    """Return whether a fused value with several readers keeps a traced layout that is not channels-last on a CPU."""
+    """Return whether a fused value on a CPU with several readers keeps a traced layout that is not channels-last."""
     if not _is_image(node) or len(node.users) < 2 or not may_fuse(node) or is_passed_on(node):
         return False
     value = node.meta["val"]
@@ -245,19 +246,19 @@ def _keeps_its_layout(node: fx.Node) -> bool:
 
 
 def _with_gradient(node: fx.Node) -> list[Any]:
-    """Return the weight of a ``convolution_backward`` in a list, which is empty if its gradient is not computed."""
+    """Return a list with the weight of a ``convolution_backward``, empty if the weight's gradient is not computed."""
     weight, mask = node.args[2], node.args[_OUTPUT_MASK]
     return [weight] if mask[1] else []  # type: ignore[index]
 
 
 def _weight_for_its_sizes(node: fx.Node) -> Any:
-    """Return the weight of a ``convolution_backward`` that computes no input gradient, so reads only its sizes."""
+    """Return the weight of a ``convolution_backward`` that reads only the sizes of the weight; None for other nodes."""
     of_backward = "convolution_backward" in str(node.target) and len(node.args) > _OUTPUT_MASK
     return node.args[2] if of_backward and not node.args[_OUTPUT_MASK][0] else None  # type: ignore[index]
 
 
 def _fills(read: fx.Node, node: fx.Node) -> bool:
-    """Return whether Inductor never allocates a constant, because ``node`` scatters into it and fills its result instead."""
+    """Return whether ``read`` is a constant that Inductor only writes into the result of the scatter ``node``."""
     return (
         read.target is torch.ops.aten.full.default
         and read is node.args[0]

@@ -4,11 +4,11 @@ Forward calls `offload`, and later `wait_copied`, after which the device memory 
 Backward calls `reload`, and `wait_copied` before the first read of the tensor. Each direction has a
 CUDA stream of its own. Host memory is page-locked and comes from PyTorch's caching host allocator,
 which reuses the same buffers in every step. The streams follow
-``torch/_functorch/_activation_offloading/offload_ops.py``, with two differences. No storage is
-resized to 0 bytes, so backward may run twice. Each direction uses a single stream.
+``torch/_functorch/_activation_offloading/offload_ops.py``, with two differences: no storage is
+resized to 0 bytes, so backward may run twice, and each direction uses a single stream.
 
-On a CPU, copies are synchronous and use memory that PyTorch's allocator does not count. The
-allocator's count then equals the memory that a device would need.
+On a CPU, copies are synchronous and use memory that PyTorch's allocator does not count. On a CPU, the
+allocator's count therefore equals the memory that a device would need.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def is_pinned(value: object) -> bool:
 
 @torch.library.custom_op("remat::offload", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def offload(x: torch.Tensor) -> torch.Tensor:
-    """Start copying a device tensor to the host's memory, and return the copy, complete after `wait_copied`."""
+    """Start copying a device tensor to the host's memory; return the copy, which is complete after `wait_copied`."""
     if x.device.type != "cuda":
         return _uncounted(x).copy_(x)
     host = torch.empty_like(x, device="cpu", pin_memory=True)
@@ -55,7 +55,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
 
 @torch.library.custom_op("remat::reload", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def reload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Start copying a host tensor to a device, and return the copy, complete after `wait_copied`."""
+    """Start copying a host tensor to a device, and return the copy, which is complete after `wait_copied`."""
     if device.type != "cuda":
         return torch.empty_like(host, device=device).copy_(host)
     return _start_copy(torch.empty_like(host, device=device), host, device, back=True)
@@ -93,7 +93,7 @@ WAIT_COPIED = torch.ops.remat.wait_copied.default
 
 
 def _uncounted(like: torch.Tensor) -> torch.Tensor:
-    """Return an uninitialised CPU tensor with the layout and dtype of ``like``."""
+    """Return a CPU tensor with the layout and dtype of ``like``, in memory that PyTorch's allocator does not count."""
     laid_out = torch.empty_like(like, device="meta")
     nbytes = laid_out.untyped_storage().nbytes()
     if not nbytes:
@@ -106,7 +106,7 @@ def _uncounted(like: torch.Tensor) -> torch.Tensor:
 def _start_copy(
     copy: torch.Tensor, of: torch.Tensor, device: torch.device, *, back: bool
 ) -> torch.Tensor:
-    """Start a copy between host and device on the stream for its direction."""
+    """Start a copy between host and device on the CUDA stream for the copy's direction."""
     stream = _STREAMS.get((device, back))
     if stream is None:
         stream = _STREAMS[device, back] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -1,8 +1,8 @@
-"""Lifetimes of storages over forward and backward, and the peak of the bytes alive.
+"""Lifetimes of storages over forward and backward, and the peak of a step: the most bytes alive at once.
 
-The model is that of the eager lowering, without in-place reuse of memory. A value is allocated when
-its node runs and freed after its last use. A workspace is memory that an operator needs besides its
-inputs and results. If a node's metadata records a workspace, its bytes count while the node runs.
+The simulated graphs run uncompiled (the eager lowering), without in-place reuse of memory. A value is
+allocated when its node runs and freed after its last use. A workspace is memory that an operator needs
+besides its inputs and results. A workspace counts as alive while its node runs.
 Inputs, parameters, forward outputs and gradients live to the end of the step. Saved tensors and
 tangents live to their last use in backward, after which AOTAutograd frees them.
 """
@@ -78,12 +78,12 @@ class Lifetime:
     Attributes:
         node: name of the node that allocated the storage, or of the placeholder that brought it in.
         nbytes: bytes of the whole storage.
-        kind: kind of the storage in the step.
+        kind: kind of the storage by its use in the step.
         source: user's line that produced the node, ``"file.py:12 code"``; empty if unknown.
         first: index of the first program point (run of a node) at which the storage is alive.
         last: index of the last program point at which the storage is alive.
         saved_as: name of the value on this storage that forward saves for backward; empty if none.
-        size: ``nbytes`` as a symbolic expression; None if it depends on no symbol.
+        size: ``nbytes`` as a symbolic expression; None if the bytes depend on no symbol.
         module: path of the module that produced the node, ``"layers.0.mlp"``; empty if unknown.
     """
 
@@ -100,12 +100,12 @@ class Lifetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Memory of one step, forward then backward; a program point is the run of one node.
+    """Lifetimes of all storages of one step; a program point is the run of one node.
 
     Attributes:
         program_points: names of the nodes that run, forward's first. A forward or backward graph without
             calls counts as one program point with an empty name.
-        boundary: number of program points in forward, which is the first program point of backward.
+        boundary: number of program points in forward, which is the index of backward's first one.
         lifetimes: every storage of the step, sorted by its first program point.
     """
 
@@ -114,12 +114,12 @@ class Timeline:
     lifetimes: tuple[Lifetime, ...]
 
     def alive(self, program_point: int) -> tuple[Lifetime, ...]:
-        """Return the storages alive at a program point, with the result of its node, largest first."""
+        """Return the storages alive at a program point, including the result of its node, largest first."""
         storages = [x for x in self.lifetimes if x.first <= program_point <= x.last]
         return tuple(sorted(storages, key=lambda x: -x.nbytes))
 
     def nbytes(self, *kinds: StorageKind) -> tuple[int, ...]:
-        """Return the bytes alive at each program point, of storages of the given kinds or of all."""
+        """Return the bytes alive at each program point in storages of the given kinds; in all if no kind is given."""
         chosen = (x for x in self.lifetimes if not kinds or x.kind in kinds)
         return sums_of(((x.nbytes, x.first, x.last) for x in chosen), len(self.program_points))
 
@@ -173,7 +173,7 @@ def memory_curve(
 
 
 def timeline(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int) -> Timeline:
-    """Return the lifetimes of all storages of one step, whose modules carry fake values."""
+    """Return the lifetimes of all storages of one step, found from the fake values of its two modules."""
     step = StepWalk(forward, backward, num_fwd_outputs)
     saved_as = step.sizes.first_of(step.saved_for_backward)
     lifetimes = [
@@ -230,7 +230,7 @@ def saved_storages(
 ) -> dict[int, int]:
     """Return the bytes of each storage that forward saves for backward, by storage key.
 
-    Copies in the host's memory are left out, and so are storages of forward's inputs.
+    The result leaves out copies in the host's memory and storages of forward's inputs.
 
     Args:
         forward: module that returns the user's outputs, then the values saved for backward.
@@ -263,7 +263,7 @@ def own_outputs(forward: fx.GraphModule) -> int:
 
 
 def sums_of(spans: Iterable[tuple[int, int, int]], program_points: int) -> tuple[int, ...]:
-    """Return the bytes alive at each program point, from storages as (bytes, first program point, last program point)."""
+    """Return the bytes alive at each program point, for storages given as (bytes, first, last program point)."""
     change = [0] * (program_points + 1)
     for nbytes, first, last in spans:
         change[first] += nbytes
@@ -272,15 +272,16 @@ def sums_of(spans: Iterable[tuple[int, int, int]], program_points: int) -> tuple
 
 
 class StepWalk:
-    """Simulation of memory over forward and backward.
+    """Simulation of the memory that forward and backward of a step take.
 
-    A storage is identified by a key: the `storage_key` of the node's fake value. A recomputed node
-    has the fake value of its forward run. Therefore one key may stand for two storages, one of the
-    forward run and one of the recomputation. A key names the same storage in forward and in
-    backward only if forward saves the storage. If the forward storage is alive in backward, the
-    recomputed storage gets a key of its own. This happens if one result of an operator is saved and
-    another is recomputed, because the second run computes both results. If a node runs several
-    times within forward or within backward, each run's storages have keys of their own.
+    A storage is identified by a key: the `storage_key` of a fake value on the storage. A recomputed
+    node has the fake value of its forward run. Therefore one key may stand for two storages, one
+    that a node's forward run allocates and one that its recomputation allocates. A key names the
+    same storage in forward and in backward only if forward saves the storage. If a storage of
+    forward is alive in backward, the recomputed storage has a key of its own. Both are alive if one
+    result of an operator is saved and another is recomputed, because the second run computes both.
+    If a node runs several times within forward or within backward, each run's storages have keys of
+    their own.
 
     Attributes:
         program_points: names of the nodes that run, forward's first.
@@ -332,7 +333,7 @@ class StepWalk:
 
     @cached_property
     def again(self) -> frozenset[fx.Node]:
-        """Nodes that run the same joint-graph node as an earlier node of the step."""
+        """Nodes that are a second or later run of a joint-graph node within the step."""
         first: dict[str, fx.Node] = {}
         return frozenset(n for _, n in self.running() if first.setdefault(run_of(n), n) is not n)
 
@@ -342,7 +343,7 @@ class StepWalk:
         return sums_of((x[2:] for x in lifetimes), len(self.program_points))
 
     def lifetimes(self) -> Iterator[tuple[int, fx.Node, int, int, int]]:
-        """Yield all device memory of the step: first the storages, then the workspaces.
+        """Yield each storage in device memory, followed by each workspace (memory inside of an operator).
 
         Each item is (storage key, allocating node, bytes, first program point, last program point). All
         workspaces have the same key.
@@ -358,7 +359,7 @@ class StepWalk:
                 yield node, nbytes, program_point, program_point
 
     def storages(self) -> Iterator[tuple[int, fx.Node, int, int, int]]:
-        """Yield each storage in device memory, without workspaces, in the form of `lifetimes`."""
+        """Yield each storage in device memory, without workspaces, as a tuple like those of `lifetimes`."""
         start, end = self.boundary, len(self.program_points) - 1
         nbytes = self.sizes.nbytes
         inputs, outputs = self.inputs, self.outputs
@@ -398,7 +399,7 @@ class StepWalk:
     def _walk(
         self, nodes: list[fx.Node], start: int, existing: set[int]
     ) -> tuple[dict[int, tuple[fx.Node, int]], dict[int, int]]:
-        """Return two dicts by storage key: (allocating node, its program point) in one graph, and the program point of the last use."""
+        """Return two dicts by storage key: (allocating node, its program point), and last program point of use."""
         allocations: dict[int, tuple[fx.Node, int]] = {}
         last: dict[int, int] = {}
         keys_of = self.sizes.keys
@@ -428,7 +429,7 @@ class StepWalk:
         return allocations, last
 
     def _key_for(self, node: fx.Node, key: int, *, apart: bool) -> int:
-        """Return the key for a node's storage: that of a value it views, ``key``, or a new one if ``apart``."""
+        """Return the key for a node's storage: that of a value that it views, or a new key if ``apart``, or ``key``."""
         sizes = self.sizes
         # If the base of a view runs several times, the view shares memory with the run that it reads. This need not
         # be the latest run.
@@ -445,7 +446,7 @@ class StepWalk:
         return own
 
     def kind(self, key: int, first: int, node: fx.Node) -> StorageKind:
-        """Return the kind of a storage from its key, its first program point and the node that brings it in."""
+        """Return the kind of a storage from its key, its first program point and the node that allocates it."""
         if key in self.inputs:
             return StorageKind.INPUT
         if key in self.outputs:

@@ -23,7 +23,7 @@ class PartitionedGraph:
     """One graph of a step, partitioned into forward and backward.
 
     Attributes:
-        joint: the joint graph. It records which of its inputs are outputs of earlier graphs, and
+        joint: the joint graph, which records which of its inputs are outputs of earlier graphs, and
             which are also inputs of earlier graphs.
         forward: forward module of the joint graph.
         backward: backward module of the joint graph.
@@ -35,7 +35,7 @@ class PartitionedGraph:
 
 
 def highest_of_graphs(graphs: Sequence[PartitionedGraph]) -> tuple[tuple[int, int], ...]:
-    """Return the most bytes alive in the forward and in the backward of each graph.
+    """Return, for each graph of a step, the most bytes alive while its forward runs and while its backward runs.
 
     Parameters, inputs, gradients of parameters, outputs that no later graph receives, and the step's
     outputs live to the end of the step. Gradients of the step's outputs exist from the start of
@@ -71,7 +71,7 @@ def _in_turns(graphs: Sequence[PartitionedGraph]) -> list[tuple[int, Partitioned
 
 
 class _Step:
-    """Simulation of memory over all graph runs of a step.
+    """Simulation of the memory that all graph runs of a step take.
 
     Args:
         graphs: the graph of each run, in the order of their forwards.
@@ -141,7 +141,7 @@ class _Step:
         return self._at(k, max(reads, default=walk.boundary - 1))
 
     def _passed(self) -> list[dict[int, int]]:
-        """Return, per run and storage key, the last program points of outputs that later runs receive or that nobody holds."""
+        """Return, by run and storage key, the end of each output that a later run receives or that the step drops."""
         passed: list[dict[int, int]] = [{} for _ in self._graphs]
         for k, graph in enumerate(self._graphs):
             inputs = {n.name: n for n in graph.forward.graph.nodes if n.op == "placeholder"}

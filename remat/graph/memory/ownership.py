@@ -36,10 +36,10 @@ class Storages:
         alive: at owners' positions, whether the storage outlives forward in every plan, so that
             saving it costs nothing.
         mutated: positions of the owners of storages that forward writes to, or AOTAutograd after
-            forward. Backward cannot read a value from before the write.
+            forward. Backward cannot read what such a storage contained before the write.
         rewritten: by owner's position, the position of the last write to the storage. Contains
-            those storages in ``mutated`` that are read after this write or that forward allocated.
-            Backward may receive the contents of such a storage after this write. Usually empty:
+            those storages in ``mutated`` that are read after their last write or that forward allocated.
+            Backward may receive the contents of a rewritten storage after its last write. Usually empty:
             unless functionalization is off, AOTAutograd writes only to primals, after all reads.
         user_mutated: positions of the primals that the user may write to before backward. Backward
             cannot read these primals again.
@@ -68,9 +68,9 @@ def find_storages(
 
     Args:
         index: node positions of the joint graph.
-        roles: roles of its placeholders.
-        count_outputs: if True, saving an output of forward costs its bytes. If False, it costs
-            nothing, because the user holds the output anyway.
+        roles: classification of the nodes as forward or backward.
+        count_outputs: if True, saving an output of forward costs its bytes. If False, saving an
+            output costs nothing, because the user holds the output anyway.
         user_mutated: names of the primals that the user may write to before backward.
     """
     n = len(index)

@@ -34,7 +34,7 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _SIZES: ContextVar[Mapping[str, int] | None] = ContextVar("_SIZES", default=None)
 
 #: Storage key, storage, and the value itself. Key and storage are None for a value without a storage.
-#: The record keeps the value alive, so that no other object gets the same `id`.
+#: The tuple keeps the value alive, so that no other object has the same `id`.
 Memory = tuple[int | None, torch.UntypedStorage | None, Any]
 
 
@@ -73,7 +73,7 @@ def storage_of(value: Any) -> torch.UntypedStorage | None:
 
 
 def storage_key(value: Any) -> int | None:
-    """Return an integer that tensors on one storage share; None for a value without a storage."""
+    """Return the integer that identifies the storage behind a value; None for a value without a storage."""
     storage = storage_of(value)
     return None if storage is None else torch_compat.storage_id(storage)
 
@@ -107,7 +107,7 @@ def extent_of(tensor: torch.Tensor) -> int:
 
 
 def form_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return sizes, strides (or layout), dtype and device of a tensor as a hashable record."""
+    """Return sizes, strides (or layout), dtype and device of a tensor as a hashable tuple."""
     sizes: Any = tensor.shape
     strides: Any = tensor.stride() if tensor.layout is torch.strided else tensor.layout
     if torch_compat.has_symbolic_sizes(tensor):
@@ -122,7 +122,7 @@ def type_text(tensor: torch.Tensor) -> str:
 
 
 def workspace_of(node: fx.Node) -> Any:
-    """Return the workspace of a node, measured at the first call; None if no workspace is recorded."""
+    """Return the bytes of a node's workspace, as a number or an expression; None if no workspace is recorded."""
     workspace = node.meta.get(WORKSPACE)
     if callable(workspace):
         workspace = workspace(node)
@@ -134,16 +134,16 @@ def workspace_of(node: fx.Node) -> Any:
 
 
 def workspace_bytes(node: fx.Node) -> int:
-    """Return the bytes of a node's workspace, as `hint` reads them; 0 if no workspace is recorded."""
+    """Return the bytes of a node's workspace as an int, found by `hint`; 0 if no workspace is recorded."""
     workspace = workspace_of(node)
     return 0 if workspace is None else hint(workspace)
 
 
 def hint(size: Any) -> int:
-    """Return a size as a nonnegative int.
+    """Return a size as a nonnegative int, with a number in place of each symbol.
 
-    A symbolic size is evaluated with the numbers that a `sizes_at` block gives to symbols. Any
-    other symbol is replaced by its hint from tracing, or by `UNBACKED_HINT` without a hint.
+    A symbol is replaced by the number that a `sizes_at` block gives to it. A symbol without such a
+    number is replaced by its hint from tracing, or by `UNBACKED_HINT` if it has no hint.
     """
     if type(size) is int:
         return size
@@ -165,7 +165,7 @@ def hint(size: Any) -> int:
 
 @contextlib.contextmanager
 def sizes_at(sizes: Mapping[str, int]) -> Iterator[None]:
-    """Substitute numbers for symbols, such as ``{"s0": 32}``, inside of a ``with`` block, wherever `hint` reads sizes."""
+    """Make `hint` substitute numbers for the symbols of sizes, such as ``{"s0": 32}``, inside of a ``with`` block."""
     token = _SIZES.set(sizes)
     try:
         yield
@@ -174,7 +174,7 @@ def sizes_at(sizes: Mapping[str, int]) -> Iterator[None]:
 
 
 def planned_sizes() -> Mapping[str, int]:
-    """Return the numbers of the current `sizes_at` block, by symbol name; empty without one."""
+    """Return the numbers that the current `sizes_at` block gives to symbols, by symbol name; empty outside of one."""
     return _SIZES.get() or {}
 
 
@@ -192,7 +192,7 @@ def numbers_of(value: Any) -> tuple[Any, ...]:
 
 
 def has_symbols(values: Iterable[Any], *, learned: bool = False) -> bool:
-    """Return whether a number, or a tensor's size, has a symbol: an unbacked one if ``learned``, else a backed one."""
+    """Return whether a number or tensor size contains a symbol with a hint, or one without a hint if ``learned``."""
     return any(
         expression_of(size) is not None and size.node.has_hint() is not learned
         for value in values
@@ -205,7 +205,8 @@ def has_symbols(values: Iterable[Any], *, learned: bool = False) -> bool:
 class Memories:
     """Cache of the storage behind each value, shared by the passes over a graph.
 
-    A record is (storage key, storage, value); the first two are None for a value without a storage.
+    A record of the cache is (storage key, storage, value). Key and storage are None for a value without
+    a storage.
     """
 
     def __init__(self, records: dict[int, Memory] | None = None) -> None:
@@ -216,7 +217,7 @@ class Memories:
         return Memories(dict(self._records))
 
     def of(self, value: Any) -> Memory:
-        """Return the record (storage key, storage, value) of a value, and cache it."""
+        """Return (storage key, storage, value) for a value, and cache this tuple."""
         record = self._records.get(id(value))
         if record is None:
             storage = storage_of(value)
@@ -225,7 +226,7 @@ class Memories:
         return record
 
     def of_all(self, values: Iterable[Any]) -> list[Memory]:
-        """Return the record (storage key, storage, value) of each value."""
+        """Return (storage key, storage, value) for each value, from the cache if possible."""
         cached = self._records.get
         # A record is a nonempty tuple, so `or` replaces missing records only.
         return [cached(id(value)) or self.of(value) for value in values]
@@ -242,7 +243,7 @@ class Sizes:
 
     Attributes:
         nbytes: bytes of each storage looked up so far, by storage key.
-        symbolic: bytes as a symbolic expression, by storage key, for storages of symbolic size.
+        symbolic: bytes of each storage of symbolic size as an expression, by storage key.
     """
 
     def __init__(self, memories: Memories | None = None) -> None:
@@ -261,7 +262,7 @@ class Sizes:
         return cached
 
     def rename(self, node: fx.Node, key: int, other: int) -> None:
-        """Replace one of a node's storage keys by another key, for a storage of the same bytes."""
+        """Replace one of a node's storage keys by another key, whose storage has the same bytes."""
         self._keys[node] = tuple(other if k == key else k for k in self.keys(node))
         self.nbytes[other] = self.nbytes[key]
         if key in self.symbolic:
@@ -272,7 +273,7 @@ class Sizes:
         return {key: self.nbytes[key] for node in nodes for key in self.keys(node)}
 
     def each(self, values: Iterable[Any]) -> list[int | None]:
-        """Return the storage key of each value, None unless it is a tensor, and record the bytes of the storages."""
+        """Return the storage key of each value (None for one that is no tensor), and record the bytes of each storage."""
         keys: list[int | None] = []
         for key, storage, value in self._memories.of_all(values):
             if storage is None or key is None:
@@ -296,7 +297,7 @@ class Sizes:
                 self.symbolic[key] = expression
 
     def first_of(self, nodes: Iterable[fx.Node]) -> dict[int, fx.Node]:
-        """Return for each storage key the first of the given nodes whose value uses the storage."""
+        """Return a dict from each storage key to the first of the given nodes whose value is on the storage."""
         first: dict[int, fx.Node] = {}
         for node in nodes:
             for key in self.keys(node):

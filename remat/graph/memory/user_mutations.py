@@ -1,7 +1,7 @@
 """Find tensors that the user may overwrite before backward, and protect backward from such writes.
 
-Examples are a loader's pinned buffer and a step's logits. Eager PyTorch allows writes to tensors
-that autograd has not saved, and raises for writes to saved tensors. The joint graph shows which
+Users overwrite, for example, a loader's pinned buffer or a step's logits. Eager PyTorch allows writes
+to tensors that autograd has not saved, and raises an error for writes to saved tensors. The joint graph shows which
 tensors eager autograd saves: the forward values that nodes traced in backward read.
 """
 
@@ -34,10 +34,10 @@ from remat.graph.roles import belongs_to_backward
 
 
 def user_mutable_inputs(joint: JointGraph) -> frozenset[str]:
-    """Return the names of the inputs that eager autograd does not save for backward.
+    """Return the names of the inputs that the user may overwrite between forward and backward.
 
-    The user may write to these inputs between forward and backward. Parameters and buffers are
-    excluded. So are inputs that autograd saves or that backward returns, directly or as a view.
+    The result excludes parameters, buffers, inputs that eager autograd saves for backward, and
+    inputs that backward returns, directly or as a view.
 
     Args:
         joint: the joint graph as traced. A graph whose equal nodes are merged no longer shows which
@@ -57,7 +57,7 @@ def user_mutable_inputs(joint: JointGraph) -> frozenset[str]:
 def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> None:
     """Make a joint graph return copies of those user outputs that backward might read.
 
-    The user may then overwrite the returned tensors before backward. Outputs that share memory with
+    The user may overwrite the returned copies before backward reads the originals. Outputs that share memory with
     an input are not copied, nor are outputs whose memory no other node reads.
 
     Args:
@@ -107,7 +107,7 @@ def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> No
 def unversioned_outputs(joint: JointGraph) -> tuple[int, ...]:
     """Return the indices of user outputs that autograd cannot protect from writes before backward.
 
-    Such outputs come from AOTAutograd, from Inductor, and from operators such as ``_unsafe_view``,
+    Unprotected outputs come from AOTAutograd, Inductor, and from operators such as ``_unsafe_view``,
     which PyTorch 2.15 traces in a linear layer.
     """
     of_base = _copyable_outputs(joint, _Roots(joint))
@@ -138,12 +138,12 @@ def reread_outputs(joint: JointGraph, saved_values: Iterable[Any]) -> tuple[int,
 
 
 def _user_index(desc: Any) -> int | None:
-    """Return the index of an output among the user's outputs; None if the user does not see it."""
+    """Return an output's index among the user's outputs, from its descriptor; None if the user does not see it."""
     return desc.idx if isinstance(desc, torch_compat.descriptors.PlainAOTOutput) else None
 
 
 def _copyable_outputs(joint: JointGraph, root: _Roots) -> dict[fx.Node, list[tuple[fx.Node, Any]]]:
-    """Group forward's outputs, except those in an input's memory, by the node that owns their memory."""
+    """Group forward's outputs, except those in an input's memory, by the node that owns an output's memory."""
     memories = {storage_key(n.meta.get("val")) for n in joint.graph.find_nodes(op="placeholder")}
     outputs, _, descs, _ = split_outputs(joint)
     of_root: dict[fx.Node, list[tuple[fx.Node, Any]]] = {}
@@ -159,7 +159,7 @@ def _copyable_outputs(joint: JointGraph, root: _Roots) -> dict[fx.Node, list[tup
 
 
 class _Roots(dict[fx.Node, fx.Node]):
-    """Map from each node to the node that owns its memory, computed on first access.
+    """Map from each node to the node that owns the memory of its result, computed on first access.
 
     A node that is not a view maps to itself.
     """
@@ -194,8 +194,8 @@ class _Roots(dict[fx.Node, fx.Node]):
             node = viewed
 
     def views_of(self, base: fx.Node) -> set[fx.Node]:
-        """Return ``base``, its views, and the views of these."""
-        # `found` grows while the loop runs, so views of views are visited too.
+        """Return ``base`` and all its views, including views of views."""
+        # `views` grows while the loop runs, so views of views are visited too.
         views = [base]
         for viewed in views:
             views += [u for u in viewed.users if self._base(u) is viewed]
@@ -229,7 +229,7 @@ def _hidden_base(node: fx.Node, sizes: Sizes) -> fx.Node | None:
 
 
 def _saved_by_autograd(joint: JointGraph, root: _Roots, owners: Iterable[fx.Node]) -> set[fx.Node]:
-    """Return those of some nodes whose memory eager autograd saves for backward."""
+    """Return those of the nodes ``owners`` whose memory eager autograd saves for backward."""
     in_backward: set[fx.Node] = set()
     for node in joint.graph.nodes:
         if node.op == "placeholder":

@@ -1,8 +1,8 @@
 """Find in an operator's schema the arguments that a call writes to, or of which it returns views.
 
 A schema marks arguments and results that share memory, and arguments that the operator writes to.
-The operator `set_` is an exception. By its schema, the result shares memory with the destination. But
-the call makes the destination a view of the source.
+The schema of `set_` states that the result shares memory with the destination, but the call makes the
+destination a view of the source.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def is_destination(argument: fx.Node, node: fx.Node) -> bool:
 
 
 def may_alias(node: fx.Node) -> bool:
-    """Return whether calls of a node's operator may return views, by the operator alone; for `by_target`."""
+    """Return whether calls of a node's operator may return views, which depends on the operator alone."""
     return node.op == "call_function" and (
         node.target is operator.getitem or bool(aliased_places(node.target))
     )
@@ -82,7 +82,7 @@ def root_of(node: fx.Node) -> fx.Node:
 
 
 def by_target(nodes: Iterable[fx.Node], ask: Callable[[fx.Node], T]) -> list[T]:
-    """Return the result of a function for each node, computed once per operator, on which alone it depends."""
+    """Return ``ask(node)`` for each node; call ``ask`` once per operator, on which alone its result depends."""
     nodes = list(nodes)
     # The nodes keep their targets alive, so each `id` stays unique.
     # By identity, because hashing an overload takes longer.
@@ -94,7 +94,7 @@ def by_target(nodes: Iterable[fx.Node], ask: Callable[[fx.Node], T]) -> list[T]:
 
 @functools.cache
 def aliased_places(target: Any) -> tuple[Place, ...]:
-    """Return (position, name) of each argument that an operator's only result may be a view of."""
+    """Return (position, name) of each argument of which an operator's only result may be a view."""
     if not isinstance(target, torch_compat.OpOverload):
         return ()
     returns, arguments = torch_compat.schema(target).returns, torch_compat.schema(target).arguments
@@ -119,7 +119,7 @@ def written_places(target: Any) -> tuple[Place, ...]:
 
 
 def written_statistics(target: Any, args: Sequence[Any]) -> tuple[Place, ...]:
-    """Return (position, name) of the running statistics that a call writes to, which no schema declares."""
+    """Return (position, name) of the running statistics that a call writes to, though no schema says so."""
     places, training = STATISTICS.get(target, ((), None))
     # An argument given by name counts as true.
     return places if training is None or all(args[training : training + 1]) else ()

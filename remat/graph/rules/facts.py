@@ -60,7 +60,7 @@ class Facts:
 
     @cached_property
     def joint_index(self) -> GraphIndex:
-        """Node positions of the joint graph."""
+        """Positions, inputs and users of the joint graph's nodes."""
         return index_graph(self.split.joint.graph)
 
     @cached_property
@@ -75,7 +75,7 @@ class Facts:
 
     @cached_property
     def split_nodes(self) -> tuple[list[fx.Node], list[fx.Node]]:
-        """Nodes of forward, and nodes of backward."""
+        """All nodes of the forward graph, and all nodes of the backward graph."""
         return list(self.split.forward.graph.nodes), list(self.split.backward.graph.nodes)
 
     @cached_property
@@ -106,7 +106,7 @@ class Facts:
 
     @cached_property
     def placeholders(self) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node]]:
-        """Placeholders of the joint graph, of forward and of backward, without generator states."""
+        """Placeholders of the joint graph, of forward and of backward, but no states of random generators."""
         joint, fwd, bwd = (
             [
                 n

@@ -1,4 +1,4 @@
-"""Rules on memory: checkpoint tags, the budget, overwritten values, and missing fake values."""
+"""Rules for forward and backward graphs on checkpoint tags, the budget, overwritten values and fake values."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def values_are_known(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each call or placeholder without a fake value that the joint graph's node has."""
+    """Yield a fault for each call or placeholder without a fake value, unless its joint-graph node has none."""
     for node in (*facts.split_nodes[0], *facts.split_nodes[1]):
         if node.op in ("call_function", "placeholder") and "val" not in node.meta:
             source = facts.joint.get(node.name)
@@ -71,7 +71,7 @@ def values_are_known(facts: Facts) -> Iterator[Fault]:
 
 
 def the_budget_holds(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault if forward saves more bytes than the capacity."""
+    """Yield a fault if forward saves more bytes for backward than the limit on saved bytes allows."""
     split, capacity = facts.split, facts.split.capacity
     if capacity is None:
         return
@@ -94,7 +94,7 @@ def the_budget_holds(facts: Facts) -> Iterator[Fault]:
 
 
 def saved_values_share_no_memory(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each saved value in the memory of another one."""
+    """Yield a fault for each saved value that shares memory with another saved value."""
     keys = Memories()
     safe = (*facts.placeholders[1], *facts.returned[0], *outputs_of(facts.split.backward.graph))
     others = {keys.key(n.meta.get("val")): n for n in safe if isinstance(n, fx.Node)}
@@ -113,7 +113,7 @@ def saved_values_share_no_memory(facts: Facts) -> Iterator[Fault]:
 
 
 def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each read that sees other contents of its memory than in the joint graph."""
+    """Yield a fault for each read of memory whose contents, after a write, differ from those in the joint graph."""
     key = _memory(facts)
     writes = [
         {n: {key(w) for w in written_by(n)} for n in nodes if ops.is_mutating(n)}
@@ -162,7 +162,7 @@ def _last_writes(facts: Facts, writes: Mapping[fx.Node, set[Any]]) -> dict[Any, 
 
 
 def nothing_user_mutated_is_read(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each read by backward of an input that the user may have written to."""
+    """Yield a fault for each node of backward that reads an input that the user may have overwritten."""
     user_mutated = facts.split.user_mutated
     if not user_mutated:
         return
@@ -175,7 +175,7 @@ def nothing_user_mutated_is_read(facts: Facts) -> Iterator[Fault]:
 
 
 def _memory(facts: Facts) -> Callable[[fx.Node], Any]:
-    """Return a function that maps a node to a key of its memory."""
+    """Return a function that maps a node to a key of the memory behind its value."""
     storage = Memories().key
     keys = [storage(n.meta.get("val")) for n in facts.placeholders[0]]
     shared = {k for k in keys if keys.count(k) > 1} if len(set(keys)) < len(keys) else set()
@@ -193,7 +193,7 @@ def _memory(facts: Facts) -> Callable[[fx.Node], Any]:
 def _reordered(
     facts: Facts, nodes: list[fx.Node], written: dict[fx.Node, set[Any]], key: Any
 ) -> Iterator[Fault]:
-    """Yield a fault for each read that moved past a write to the same memory."""
+    """Yield a fault for each read that moved past a write to the same memory, compared with the joint graph."""
     place_of = {n: i for i, n in enumerate(nodes)}
     touched = {k for keys in written.values() for k in keys}
     for node in nodes:

@@ -1,4 +1,4 @@
-"""Rules on the runs of nodes.
+"""Rules on how often, and in which order, the nodes of forward and backward run.
 
 Random draws, effects and collectives happen once, draws and effects in the joint graph's order. A
 node that runs again runs the same operator on the same inputs.
@@ -90,7 +90,7 @@ def order_is_kept(facts: Facts) -> Iterator[Fault]:
 
 
 def copies_are_alike(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each rerun of a node with another operator or other inputs than at first."""
+    """Yield a fault for each rerun of a node whose operator or inputs differ from its first run."""
     for which, nodes in zip(("forward", "backward"), facts.split_nodes, strict=True):
         for node in nodes:
             again = RUN_OF in node.meta
@@ -116,7 +116,7 @@ def copies_are_alike(facts: Facts) -> Iterator[Fault]:
 
 
 def branches_are_forwards(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each branch value that is computed again from numbers that may round otherwise."""
+    """Yield a fault for each branch value that is computed again from numbers that a second run may round differently."""
     graph = facts.branches
     names = {facts.joint_index.nodes[i].name for i in graph.branch_values | graph.comparisons}
     if not names:
@@ -142,7 +142,7 @@ def branches_are_forwards(facts: Facts) -> Iterator[Fault]:
 
 
 def _call(node: fx.Node) -> tuple[Any, list[fx.Node]]:
-    """Return the operator that a node runs, without its generator state, and the nodes that the operator reads."""
+    """Return the operator that a node runs, and the nodes that it reads, without states of random generators."""
     target: Any = node.target
     reads = list(inputs_of(node))
     if (

@@ -26,7 +26,7 @@ _BACKWARD_INPUTS = (Role.TANGENT, Role.BACKWARD_SEED, Role.BACKWARD_STATE)
 
 
 def graphs_are_complete(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for the first structural error of forward, and one for that of backward."""
+    """Yield a fault for the first structural error of forward, and for the first structural error of backward."""
     for side in ("forward", "backward"):
         module: fx.GraphModule = getattr(facts.split, side)
         fault = check_structure(module)
@@ -37,13 +37,13 @@ def graphs_are_complete(facts: Facts) -> Iterator[Fault]:
 
 
 def forward_takes_the_inputs(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each position at which forward's inputs differ from the joint graph's."""
+    """Yield a fault for each position at which forward's inputs differ from the joint graph's inputs."""
     expected = [n for n in facts.placeholders[0] if role_of(n) in _FORWARD_INPUTS]
     yield from _compare_inputs("input", facts.placeholders[1], expected, "forward")
 
 
 def forward_returns_the_outputs(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each position at which forward's user outputs differ from the joint graph's."""
+    """Yield a fault for each position at which forward's user outputs differ from the joint graph's outputs."""
     outputs = split_outputs(facts.split.joint)[0]
     yield from _compare_outputs(facts, "output", facts.returned[0], outputs, "forward")
 
@@ -57,7 +57,7 @@ def backward_returns_the_gradients(facts: Facts) -> Iterator[Fault]:
 def _compare_outputs(
     facts: Facts, noun: str, actual: Sequence[Any], expected: Sequence[Any], side: str
 ) -> Iterator[Fault]:
-    """Yield a fault for each position at which a graph's outputs differ from the joint graph's."""
+    """Yield a fault for each position at which the outputs of forward or backward differ from the expected outputs."""
     if len(actual) != len(expected):
         yield Fault(f"{side} returns {len(actual)} values, expected {len(expected)}")
     for k, (a, b) in enumerate(zip(actual, expected, strict=False)):
@@ -111,7 +111,7 @@ def backward_takes_what_forward_hands(facts: Facts) -> Iterator[Fault]:
 
 
 def backward_takes_tangents_behind(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each unexpected input of backward after the saved values: tangents, seeds, state."""
+    """Yield a fault for each wrong tangent, random seed or state among backward's inputs after the saved values."""
     actual = facts.placeholders[2][len(facts.saved_for_backward) :]
     yield from _compare_inputs(
         "input behind what was saved", actual, _after_saved(facts), "backward"

@@ -22,7 +22,7 @@ try:
     ]:
         import_module(f"remat.cli.{_module}")
     from remat.cli.commands import main
-except KeyboardInterrupt:  # Ctrl-C while the command itself is still being loaded
+except KeyboardInterrupt:  # Ctrl-C may come while the command itself is still being loaded
     raise SystemExit(130) from None
 
 __all__ = ["main"]

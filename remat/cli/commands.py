@@ -1,6 +1,7 @@
 """The command group ``remat``, and the options and helpers that its commands share.
 
-Exit codes: 0 done, 1 the command failed, 2 wrong usage, 130 interrupted by Ctrl-C. `plan` and `repro` have further ones.
+Exit codes: 0 done, 1 the command failed, 2 wrong usage, 130 interrupted by Ctrl-C. `plan` and `repro` have further exit
+codes.
 """
 
 from __future__ import annotations
@@ -39,11 +40,12 @@ if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
 
 
-#: Limit in characters on summaries of commands. It is above their length, so that Click wraps and does not cut them.
+#: Limit in characters on summaries of commands, above the length of each summary, so that Click wraps and does not
+#: cut summaries.
 _WHOLE_SENTENCE = 1_000
 
 
-#: Sections of the help, by title. Each section is a dict from the name of a command to an example command line.
+#: Dict from the title of each section of the help to a dict from the name of each command to an example command line.
 HELP: Mapping[str, Mapping[str, str]] = {
     "Plan": {
         "plan": "remat plan hf:gpt2 --budget peak:0.5 --save plan.json",
@@ -84,7 +86,7 @@ class Command(click.Command):
             return super().invoke(ctx)
         except RematError as error:
             by_name = {param.name: param for param in self.params}
-            # Some commands take a list: ``--budgets`` for ``budget``.
+            # Some commands take a list of values for an option: ``--budgets`` for ``budget``.
             param = by_name.get(error.option) or by_name.get(f"{error.option}s")
             # A `PlanError` means that a valid option does not fit the graph.
             if param is None or isinstance(error, PlanError):
@@ -105,7 +107,7 @@ class _Group(click.Group):
                 cmd.epilog = f"Example: {examples[name or cmd.name or '']}"
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands in the sections of `HELP`, and all others in a last section."""
+        """List the commands in the help under the sections of `HELP`, and all other commands in a last section."""
         grouped = [name for group in HELP.values() for name in group]
         others = [name for name in self.list_commands(ctx) if name not in grouped]
         for title, names in (*HELP.items(), ("More", others)):
@@ -165,7 +167,7 @@ def main() -> None:
 
 
 def options(*decorators: Callable[..., Any]) -> Callable[..., Any]:
-    """Combine decorators of arguments and options into one; the help lists the options in the given order."""
+    """Combine click's decorators of arguments and options into one; the help lists the options in the given order."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         # The decorator that is applied last comes first in click's help.
@@ -182,7 +184,7 @@ def list_option(
     item: params.ParamType = click.STRING,
     default: str | tuple[()] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator for an option with comma-separated values; its name is in the plural, without dashes."""
+    """Return a decorator for an option with comma-separated values; ``name`` is in the plural, without dashes."""
     return click.option(
         f"--{name}",
         type=params.ListOf(item),
@@ -193,7 +195,7 @@ def list_option(
     )
 
 
-#: Settings of `record_options` for options of planning.
+#: Settings of click for options of planning, as `record_options` takes them.
 _CLICK: Mapping[str, Mapping[str, Any]] = {
     "solver": {"type": params.SOLVER},
     "time_limit": {"type": params.SECONDS},
@@ -211,19 +213,19 @@ def plan_options(*names: str) -> Callable[..., Any]:
 
 
 def record_options(record: type, settings: Mapping[str, Mapping[str, Any]]) -> Callable[..., Any]:
-    """Return a decorator that adds options to a command, as the fields of a record declare and document them.
+    """Return a decorator that adds options to a command, one for each selected field of a dataclass.
 
     Args:
-        record: the record, a dataclass.
-        settings: dict from each field to add to the settings of click that differ from the field's own. The setting
-            ``flag`` is the option's name without dashes.
+        record: the dataclass, whose fields declare and document the options.
+        settings: dict from each selected field to the settings of click that differ from the field's own. The
+            setting ``flag`` is the option's name without dashes.
     """
     declared = (field for field in fields(record) if field.name in settings)
     return options(*(_option(record, field, settings[field.name]) for field in declared))
 
 
 def _option(record: type, field: Field[Any], overrides: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return a decorator for the option of a field: a Boolean flag, or text unless ``overrides`` sets a type."""
+    """Return a decorator for a dataclass field's option: a Boolean flag, or text unless ``overrides`` sets a type."""
     name, default = field.name.replace("_", "-"), field.default
     settings: dict[str, Any] = {"default": default, "show_default": default is not None}
     if default is MISSING:
@@ -239,7 +241,7 @@ def _option(record: type, field: Field[Any], overrides: Mapping[str, Any]) -> Ca
 
 
 def _output_flag(key: str, *names: str, text: str) -> Callable[..., Any]:
-    """Return a decorator that adds a flag whose value is stored in ``click.Context.meta``."""
+    """Return a decorator that adds a flag to a command; the flag's value is stored in ``click.Context.meta``."""
 
     def store(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         ctx.meta[key] = value
@@ -288,10 +290,10 @@ PLANNING = ("cost", "time_limit", *StepOptions.__annotations__)
 
 
 def takes_request(*names: str) -> Callable[..., Any]:
-    """Return a decorator that adds the named options of planning to a command, and parses its argument ``request``.
+    """Return a decorator that adds options of planning to a command, and passes their values as ``request``.
 
-    Options of planning that the command declares itself are parsed, too. Without a budget, the request is that of
-    `PlanRequest.without_budget`.
+    Options of planning that the command declares itself become part of the request, too. Without a budget, the
+    request is that of `PlanRequest.without_budget`.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -319,7 +321,7 @@ def planning_options(options: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def users_output() -> Iterator[None]:
-    """Redirect standard output to standard error, and hide PyTorch's error logs, within the block."""
+    """Within the ``with`` block, redirect standard output to standard error, and hide PyTorch's error logs."""
     # The model's code may print, but standard output is for results. PyTorch's logs of errors would repeat the message
     # of remat's own error; a user who sets TORCH_LOGS wants to see them.
     before = logging.root.manager.disable
@@ -334,7 +336,7 @@ def users_output() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
-    """The captured training step of MODEL, the model that the command line names.
+    """The captured training step of MODEL, which is the model that the command line names.
 
     Attributes:
         example: the model, and the arguments of the captured call.
@@ -357,7 +359,7 @@ class Captured:
         return f"{self.example.title}: {nodes:,} nodes, captured in {self.seconds:.1f} s"
 
 
-#: Dict from an argument of `remat.capture`, as its errors recommend it, to the command's option for this argument.
+#: Dict from an argument of `remat.capture`, as an error recommends it, to the command's option for this argument.
 _IN_COMMAND = {"fullgraph=False": "--no-fullgraph", "run=True": "--run"}
 
 
@@ -375,8 +377,8 @@ def capture_model(
     """Build MODEL and capture its training step, with arguments as in `remat.capture` and `remat.cli.models.load`.
 
     Raises:
-        CaptureError: the step cannot be captured as requested. The advice names options of the
-            command instead of arguments of `remat.capture`.
+        CaptureError: the step cannot be captured as requested. The error's advice names options of
+            the command instead of arguments of `remat.capture`.
     """
     from remat.cli.models import load
     from remat.graph.capture.step import capture
@@ -386,7 +388,8 @@ def capture_model(
         example = load(model, overrides, **options)
         progress.stage(f"capturing {model}")
         start = time.perf_counter()
-        # A dict, because the type checker selects an overload of `capture` by a literal `fullgraph`.
+        # The arguments are in a dict, because the type checker selects an overload of `capture` by a
+        # literal `fullgraph`.
         breaks: dict[str, Any] = {"fullgraph": fullgraph, "run": run}
         try:
             captured = capture(

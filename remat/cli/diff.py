@@ -80,13 +80,13 @@ def _show(a: Plan, b: Plan, first: str, second: str) -> None:
 
 
 def _saved_only(plan: Plan, other: Plan) -> list[str]:
-    """Return the names of nodes that one plan saves and the other does not, in the order of the plan."""
+    """Return the names of nodes that the first plan saves and the second does not, in the order of the first plan."""
     in_other = {*other.saved, *other.snapshots}
     return list(dict.fromkeys(n for n in (*plan.saved, *plan.snapshots) if n not in in_other))
 
 
 def _numbers(plan: Plan) -> dict[str, Any]:
-    """Return a plan's figures as numbers, for ``--json``."""
+    """Return the figures of a plan, such as peak and cost, as numbers for ``--json``."""
     return {name: getattr(plan, name) for name in _FIELDS} | {
         "kept": len(plan.saved) + len(plan.snapshots),
         "recomputed": len(plan.recomputed),
@@ -95,7 +95,7 @@ def _numbers(plan: Plan) -> dict[str, Any]:
 
 
 def _figures(plan: Plan) -> dict[str, str]:
-    """Return a plan's figures as text by label, for the table."""
+    """Return a dict from the label of each figure of a plan to the figure as text, for the table."""
     from remat.units import format_bytes, format_change, format_cost
 
     compiled = " as compiled" if plan.planned_peak_bytes else ""

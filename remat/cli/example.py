@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One call of a model: the model and its arguments, as `remat.capture` takes them, and a title for readers."""
+    """One call of a model: the model and arguments for `remat.capture`, and a title to show to the user."""
 
     model: Any
     args: tuple[Any, ...]

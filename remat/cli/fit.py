@@ -50,7 +50,7 @@ def _optimizer(text: str) -> str:
     return read_optimizer(text)[0]
 
 
-#: Settings of `record_options` for the options of training.
+#: Settings of click for the options of training, as `record_options` takes them.
 _TRAINING: Mapping[str, Mapping[str, Any]] = {
     "memory": {"type": params.Checked("memory", "remat.fitting.fit:read_memory", as_text=True)},
     "margin": {"type": params.Checked("margin", "remat.fitting.fit:read_margin")},
@@ -117,7 +117,7 @@ def fit(
 
 
 def _stages(progress: Progress) -> Callable[[str], None]:
-    """Return a callback that shows texts such as ``stage: detail``, or a stage alone."""
+    """Return a callback that shows a text of the form ``stage: detail``, or a stage alone, as progress."""
     current = ""
 
     def on_progress(text: str) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from remat.planning.plan import Plan
     from remat.planning.request import PlanRequest
 
-#: Largest number of rows of all tables together; there is one table per solver.
+#: Largest number of rows of the tables of all solvers together.
 ROWS = 20
 
 

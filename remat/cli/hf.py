@@ -66,7 +66,7 @@ def build(
 
 def check_kind(kind: str) -> str:
     """Return a model type in the spelling of `transformers`; raise wrong usage if the type is unknown."""
-    # A model built from its config needs no download. Offline mode prevents attempts.
+    # A model built from its config needs no download. Offline mode prevents attempts to download.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
         import transformers  # noqa: F401
@@ -114,7 +114,8 @@ def _config(kind: str, overrides: Sequence[str]) -> Any:
         # With an empty list, transformers takes the first class.
         config.architectures = []
     if getattr(config, "is_encoder_decoder", False):
-        # The model shifts labels right with these tokens. Checkpoints set them, default configs may not.
+        # The model shifts labels right with these tokens. Pretrained checkpoints set these tokens, but
+        # default configs may not.
         for key in ("pad_token_id", "decoder_start_token_id"):
             if getattr(config, key, None) is None:
                 setattr(config, key, 0)
@@ -155,7 +156,7 @@ def _model(kind: str, auto: Any, config: Any, device: str) -> Any:
         first = error
     if device == "meta":
         fakes = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-        # If this fails too, the first error is reported.
+        # If this attempt fails too, the first error is reported.
         with contextlib.suppress(Exception), fakes:
             return _trainable(auto.from_config(config))
     reason = " ".join(str(first).split())
@@ -165,8 +166,9 @@ def _model(kind: str, auto: Any, config: Any, device: str) -> Any:
 
 
 def _trainable(model: Any) -> Any:
-    """Return a model in train mode, with the loss ``ForCausalLM`` if `transformers` has none for its class."""
-    # Otherwise `transformers` would choose this loss when the model runs, and log a warning, which Dynamo cannot trace.
+    """Return a model in train mode, with the loss ``ForCausalLM`` if `transformers` has no loss for this class."""
+    # If no loss were set, `transformers` would choose ``ForCausalLM`` when the model runs, and log a warning, which
+    # Dynamo cannot trace.
     from transformers.loss.loss_utils import LOSS_MAPPING
 
     if getattr(model, "loss_type", None) not in LOSS_MAPPING:
@@ -175,7 +177,7 @@ def _trainable(model: Any) -> Any:
 
 
 def _sequence(config: Any, seq: int | None) -> int:
-    """Return ``seq``; if it is None, `SEQ` or the config's longest sequence, whichever is shorter."""
+    """Return the sequence length ``seq`` or, if None, the shorter of `SEQ` and the config's longest sequence."""
     if seq is not None:
         return seq
     limits = [getattr(config, n, None) for n in ("max_position_embeddings", "max_target_positions")]

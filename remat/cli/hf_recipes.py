@@ -15,7 +15,7 @@ class Recipe:
 
     Attributes:
         label: the task, such as ``"causal language modelling"``.
-        task: the task as ``MODEL_FOR_<task>_MAPPING_NAMES`` of `transformers` spells it. This mapping has a key for
+        task: the task as ``MODEL_FOR_<task>_MAPPING_NAMES`` of `transformers` spells it. The mapping has a key for
             each model type that does the task.
         auto: name of the `transformers` class that builds the model.
         inputs: function (config, batch size, sequence length, float dtype) -> keyword arguments for
@@ -49,7 +49,7 @@ def recipe_for(model_type: str) -> Recipe:
 
 
 def draw(inputs: Mapping[str, Any], config: Any, device: str) -> dict[str, Any]:
-    """Return the inputs of a training step on a device: random tensors, or on the meta device the given ones.
+    """Return the inputs of a training step on a device: random tensors or, on the meta device, ``inputs`` unchanged.
 
     Random numbers come from PyTorch's default generator. The model's config bounds token ids and class labels.
     """
@@ -62,7 +62,7 @@ def draw(inputs: Mapping[str, Any], config: Any, device: str) -> dict[str, Any]:
         if like.is_floating_point():
             tensors[name] = torch.randn_like(like, device=device)
             continue
-        is_class = like.dim() == 1  # labels of images have one dimension, token ids two
+        is_class = like.dim() == 1  # labels of images have one dimension, token ids have two
         # The first tokens of a vocabulary often mean padding or the end. Padding would require a mask.
         first = 0 if is_class else min(3, config.get_text_config().vocab_size - 1)
         end = config.num_labels if is_class else config.get_text_config().vocab_size
@@ -87,7 +87,7 @@ def _speech(config: Any, batch: int, seq: int, dtype: Any) -> dict[str, Any]:
     positions = getattr(config, "max_source_positions", None)
     if bins is None or positions is None:
         raise _no_recipe(config)
-    frames = 2 * positions  # the strides of the encoder's convolutions multiply to 2
+    frames = 2 * positions  # the product of the strides of the encoder's convolutions is 2
     features = torch.zeros(batch, bins, frames, dtype=dtype, device="meta")
     return {"input_features": features, "labels": _tokens(batch, seq)}
 
@@ -98,8 +98,8 @@ def _waveform(config: Any, batch: int, seq: int, dtype: Any) -> dict[str, Any]:
     samples_per_frame = getattr(config, "inputs_to_logits_ratio", None)
     if samples_per_frame is None:
         raise _no_recipe(config)
-    # CTC needs two frames per token, because equal neighbours have a blank between them. The wave is one frame longer,
-    # because convolutions without padding shorten the output.
+    # CTC needs two frames per token, because equal neighbours have a blank between them. The sound wave is one frame
+    # longer, because convolutions without padding shorten the output.
     wave = torch.zeros(batch, (2 * seq + 1) * samples_per_frame, dtype=dtype, device="meta")
     return {"input_values": wave, "labels": _tokens(batch, seq)}
 

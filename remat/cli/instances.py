@@ -113,7 +113,7 @@ def solve(file: Path, solver: str, budget: str | None, time_limit: float | None)
     from remat.solvers.instances.instance import load_instance
     from remat.units import Budget
 
-    # The command does not use `takes_request`, which imports PyTorch, because solving does not need PyTorch.
+    # `remat solve` does not use `takes_request`, which imports PyTorch, because solving does not need PyTorch.
     with about("solver"):
         decider = registry().solver(solver)
     with about("budget"):
@@ -140,7 +140,7 @@ def solve(file: Path, solver: str, budget: str | None, time_limit: float | None)
 def _solve(
     instance: Instance, solver: Solver, budget: Budget | None, time_limit: float | None
 ) -> dict[str, Any]:
-    """Solve an instance within a budget, or within its own capacity; return the figures of the checked answer."""
+    """Solve a problem within a budget or, without one, the problem's capacity; return the checked answer's figures."""
     from remat.solvers.graph.problem import GraphProblem
     from remat.solvers.problem import KnapsackProblem
     from remat.solvers.run import run
@@ -159,7 +159,7 @@ def _solve(
         full_bytes = instance.full_bytes or 0
     capacity = problem.capacity
     if budget is not None:
-        # A problem bounds only one kind of bytes: saved bytes or the peak. So both forms of a budget mean this kind.
+        # Both forms of a budget mean the same bytes, because a problem limits only one kind: saved bytes or the peak.
         budget = Budget(share=budget.share, nbytes=budget.peak_bytes or budget.nbytes)
         capacity = budget.capacity(full_bytes=full_bytes, least=instance.least_bytes or 0)
     solved: Any = run(solver, problem.within(capacity), time_limit=time_limit)
@@ -205,7 +205,7 @@ def _solve(
 
 
 def figures_of(instance: Instance) -> dict[str, Any]:
-    """Return name, kind, origin, cost model and sizes of an instance, for ``--json``."""
+    """Return name, kind, origin, cost model and sizes of a problem, for ``--json``."""
     problem: Any = instance.problem
     figures: dict[str, Any] = {
         key: getattr(instance, key) for key in ("name", "kind", "source", "cost", "unit")

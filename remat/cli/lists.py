@@ -61,9 +61,9 @@ def passes(pipeline: bool) -> None:
             "name": name,
             "stage": kind.stage.name.lower(),
             "options": _options(kind),
-            # Passes after which this pass must not run, each with the reason.
+            # Passes after which the listed pass must not run, each with the reason.
             "not_after": dict(kind.not_after),
-            # Whether results stay right if this pass is left out.
+            # Whether results stay right if the listed pass is left out.
             "optional": kind.optional,
             "summary": kind.summary,
         }
@@ -121,7 +121,7 @@ def _options(kind: Any) -> dict[str, str]:
 
 
 def _show(rows: list[Row], keys: Sequence[str], **headings: str) -> None:
-    """Print a table of the given keys; rows with a reason are dimmed. A heading is the key, unless given."""
+    """Print a table with a column for each key; dim rows with a reason. A column's heading is its key, unless given."""
     from remat.cli import tables
 
     table = tables.new_table("", [headings.get(key, key) for key in keys], left=range(len(keys)))

@@ -19,7 +19,7 @@ from remat.cli import params
 from remat.cli.example import Example
 from remat.errors import CaptureError, RematError, did_you_mean
 
-#: If a user's function allocates at least this many bytes of weights, `called` prints a note.
+#: Least bytes of weights, allocated by a user's function, for which `called` prints a note.
 LARGE = 1 << 30
 FORMS = (
     "expected file.py:function, package.module:function, or hf:TYPE with key=value config overrides"
@@ -40,7 +40,7 @@ def load(
         spec: ``file.py:function``, ``package.module:function`` or ``hf:TYPE``.
         overrides: ``key=value`` texts for the config of an ``hf`` model.
         batch: batch size of an ``hf`` model, or the first argument for the user's function. None:
-            the default.
+            the default of either.
         seq: sequence length of an ``hf`` model; None: its default.
         device: device of weights and inputs of an ``hf`` model.
 
@@ -65,7 +65,7 @@ def load(
 
 
 def check_not_hf(spec: str, overrides: Sequence[str], seq: int | None) -> None:
-    """Raise wrong usage if ``overrides`` or ``seq`` is given, which only ``hf:TYPE`` takes."""
+    """Raise a UsageError if ``overrides`` or ``seq`` is given for a user's function; only ``hf:TYPE`` takes them."""
     given = f"'{overrides[0]}'" if overrides else "--seq" if seq is not None else ""
     if given:
         raise click.UsageError(
@@ -74,7 +74,7 @@ def check_not_hf(spec: str, overrides: Sequence[str], seq: int | None) -> None:
 
 
 def takes_batch(function: Any) -> bool:
-    """Whether the first argument of a user's function is the batch size: it has no default, or is named ``batch``."""
+    """Whether a user's function takes the batch size: its first argument has no default, or is named ``batch``."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -86,7 +86,7 @@ def takes_batch(function: Any) -> bool:
 
 
 def is_hf(spec: str) -> bool:
-    """Whether MODEL is ``hf:TYPE``, not the name of a function; raise wrong usage for other forms."""
+    """Whether MODEL is ``hf:TYPE`` instead of a function's name; raise a UsageError if MODEL is neither."""
     where, colon, name = spec.rpartition(":")
     if not colon or not where or not name:
         raise click.UsageError(f"MODEL is '{spec}'; {FORMS}")
@@ -94,14 +94,15 @@ def is_hf(spec: str) -> bool:
 
 
 def check(spec: str) -> None:
-    """Raise wrong usage if MODEL cannot be parsed or does not exist, without building the model."""
+    """Raise a UsageError if MODEL cannot be parsed or does not exist; do not build the model."""
     if is_hf(spec):
         from remat.cli.hf import check_kind
 
         check_kind(spec.removeprefix("hf:"))
         return
     with contextlib.suppress(CaptureError), contextlib.redirect_stdout(sys.stderr):
-        # An error of the user's code is suppressed here. The code raises it again when the model is built.
+        # An error of the user's code is suppressed here. The user's code raises the error again when the
+        # model is built.
         function_of(spec)
 
 
@@ -139,7 +140,7 @@ def _tell_allocated(example: Example, spec: str) -> None:
 
 
 def function_of(spec: str) -> Any:
-    """Return the user's function that MODEL names; importing its module runs the user's code.
+    """Return the user's function that MODEL names; this imports the function's module, which runs the user's code.
 
     Raises:
         click.UsageError: the module or the function does not exist, or the name is not callable.
@@ -188,7 +189,8 @@ def _import(name: str, spec: str) -> ModuleType:
             return importlib.import_module(name)
     except CaptureError as error:
         cause = error.__cause__
-        # True if the named module or a package around it is missing; False if a module that its code imports is.
+        # The condition is True if the named module or a package around it is missing, and False if a module that
+        # it imports is.
         if isinstance(cause, ModuleNotFoundError) and f"{name}.".startswith(f"{cause.name}."):
             raise click.UsageError(
                 f"MODEL is '{spec}', but there is no module '{cause.name}'; {FORMS}"
@@ -200,7 +202,7 @@ def _import(name: str, spec: str) -> ModuleType:
 
 @contextlib.contextmanager
 def users_code(spec: str) -> Iterator[None]:
-    """Convert any exception of the user's code in the block, but a `RematError`, to a `CaptureError` with its line."""
+    """Convert exceptions of the user's code in the block, except `RematError`, to `CaptureError` with the line."""
     try:
         yield
     except RematError:

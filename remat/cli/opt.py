@@ -32,7 +32,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 class _OptCommand(Command):
-    """Command that accepts ``--verify-each`` without a value, as ``--verify-each=structure``."""
+    """Command that reads ``--verify-each`` without a value as ``--verify-each=structure``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # If the option's value were optional in click, click would take the next argument as the value.
@@ -131,7 +131,7 @@ def opt(joint: str, overrides: tuple[str, ...], **options: Any) -> None:
 def read_graph(
     progress: Progress, joint: str, overrides: tuple[str, ...], **tracing: Any
 ) -> JointGraph:
-    """Return the joint graph that JOINT names: read it from a file or standard input, or capture it."""
+    """Return the joint graph that JOINT names: read the graph from a file or standard input, or capture a model."""
     from remat.graph.text import SUFFIX, read_joint
 
     path = Path(joint)
@@ -183,7 +183,7 @@ def _pipeline(options: dict[str, Any]) -> Pipeline:
 
 
 def _instruments(options: dict[str, Any]) -> Iterator[Instrument]:
-    """Yield the instruments that the command's options request, in the order in which they see a pass."""
+    """Yield the pass instruments that the command's options request, in the order in which they are called."""
     from remat.passes import instruments
 
     if options["opt_bisect_limit"] is not None:

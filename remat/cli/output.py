@@ -1,4 +1,4 @@
-"""Results, errors and warnings of commands: text, or JSON under ``--json``."""
+"""Output of commands: results, errors and warnings, as text or, under ``--json``, as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from remat.errors import RematError
 
 #: Exit code of a command that Ctrl-C ended: 128 plus the number of the signal SIGINT.
 INTERRUPTED = 130
-#: Keys of ``click.Context.meta``; the values say whether ``--json`` and ``--quiet`` were given.
+#: Keys in ``click.Context.meta`` under which commands store whether ``--json`` and ``--quiet`` were given.
 JSON, QUIET = "remat.json", "remat.quiet"
 
 
@@ -34,7 +34,7 @@ def echo_json(data: Mapping[str, Any] | str, failure: RematError | None = None) 
 
     Args:
         data: the results, or their JSON text.
-        failure: why the command failed although it has results; it is printed in the same object.
+        failure: why the command failed although it has results; printed in the same JSON object as the results.
 
     Raises:
         click.exceptions.Exit: with code 1, after printing a failure.
@@ -59,7 +59,7 @@ def echo_error(
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """End the command with exit code 130 and one line if Ctrl-C interrupts the block."""
+    """If Ctrl-C interrupts the ``with`` block, print one line, and end the command with exit code 130."""
     # Click alone would exit with 1, as if the command had failed.
     try:
         yield
@@ -74,7 +74,7 @@ def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 def tell_refused_plugins() -> None:
-    """Print on standard error why remat refused plugins. Print nothing if the command did not look for plugins."""
+    """Print on standard error why remat refused plugins; print nothing if the command did not look for plugins."""
     registries = sys.modules.get("remat.plugins.registry")
     if registries is None:
         return

@@ -26,9 +26,9 @@ class Checked(ParamType):
 
     Args:
         name: name of the type in the help.
-        read: function that converts the text to the value, or ``"module:function"`` to import it
-            when a value is read. A `RematError` that the function raises becomes wrong usage.
-        as_text: whether the value stays text, which the function only checks.
+        read: function that converts the option's text to the value, or ``"module:function"`` to import it when a value
+            is read. A `RematError` that the function raises becomes wrong usage.
+        as_text: whether the option's value stays text, which ``read`` only checks.
     """
 
     def __init__(
@@ -70,8 +70,9 @@ def _cost_model(text: str) -> Any:
 
 
 def search_here() -> None:
-    """Allow arguments to name modules in the working directory."""
-    # Appended after installed packages, so that a file `torch.py` there is never imported instead of PyTorch.
+    """Add the working directory to the search path of modules, so that arguments may name modules there."""
+    # The directory is appended after installed packages, so that a file `torch.py` in it is never imported
+    # instead of PyTorch.
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
 
@@ -113,7 +114,7 @@ def _pipeline(text: str) -> PassManager:
         pipeline = PassManager.parse(text, readers={Solver: _solver})
         check_partitioned(pipeline.passes)
     except RematError as error:
-        # The message's further lines mark a column of the text. The command prints errors in one line.
+        # Further lines of the message mark a column of the pipeline's text. The command prints errors in one line.
         raise RematError(first_line(error)) from None
     return pipeline
 
@@ -131,7 +132,7 @@ PIPELINE = Checked("passes", _pipeline)
 
 
 def check_file(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """Raise wrong usage if one MODEL, or one of several, is in a file that does not exist; a callback of click."""
+    """Callback of click: raise a UsageError if a MODEL is in a file that does not exist."""
     # The argument MODEL is eager: click calls this function before it parses the options, which imports PyTorch.
     for spec in (value,) if isinstance(value, str) else value:
         path, _, _ = spec.rpartition(":")
@@ -145,7 +146,7 @@ INPUT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 class OutputFile(click.Path):
-    """Parameter type for a file to write, with one of the given suffixes if there are any; its folder must exist."""
+    """Parameter type for a file to write, in an existing folder, with one of the given suffixes if any are given."""
 
     def __init__(self, *suffixes: str) -> None:
         super().__init__(dir_okay=False, path_type=Path)
@@ -180,7 +181,7 @@ PICTURE_FILE = OutputFile(".svg", ".png")
 
 
 def check_exists(path: Path, kind: str, expected: str = "") -> None:
-    """Raise wrong usage if a path does not exist; the message names the kind of input, and what is expected."""
+    """Raise a UsageError if a path does not exist; the message states the kind of input and what is expected."""
     if not path.exists():
         raise click.UsageError(
             f"there is no {kind} '{path}'" + (f"; {expected}" if expected else "")

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from remat.planning.plan_set import PlanSet
     from remat.planning.request import PlanRequest
 
-#: Exit code if the plan is within the budget by simulation, but not by the estimate for Inductor. `repro` has 3.
+#: Exit code if the plan is within the budget by simulation, but not by the estimate for Inductor. The exit code
+#: 3 is used by `repro`.
 ABOVE_AS_COMPILED = 4
 
 
@@ -95,14 +96,14 @@ def plan(
     fuses = options["lower"] == "inductor" and request.budget.on_peak
     estimated = planned.estimated_peak_bytes if fuses and isinstance(planned, Plan) else 0
     limit = request.budget.peak_bytes or estimated
-    if estimated > limit:  # under --json, standard output is the plan alone
+    if estimated > limit:  # under --json, standard output contains only the plan
         click.echo(_above(estimated, limit), err=wants_json())
     code = ABOVE_AS_COMPILED if estimated > limit else 0
     if echo_json(planned.to_json()):
         click.get_current_context().exit(code)
     plans = [planned] if isinstance(planned, Plan) else planned
     for joint, each in zip(captured.joints, plans, strict=True):
-        if explain:  # the explanation has the figures of the table
+        if explain:  # the explanation contains the figures of the table
             click.echo(f"{captured.title(joint)}\n{each.explain()}")
         else:
             tables.show(tables.plan_table(each, captured.title(joint), str(request.cost)))
@@ -120,7 +121,7 @@ def plan(
 
 
 def _above(estimated: int, limit: int) -> str:
-    """Return the first line of the output for a plan that is within its budget by simulation alone."""
+    """Return the output's first line for a plan that is within the budget by simulation, but not by estimate."""
     from remat.units import format_apart
 
     allowed, peak = format_apart(limit, estimated)

@@ -100,6 +100,6 @@ def _table(rows: list[ModuleRow], unit: str) -> list[str]:
 
 
 def _below(pattern: str, rows: list[ModuleRow]) -> str:
-    """Return a module's pattern without that of the nearest enclosing row: ``mlp`` below the row ``model.layers``."""
+    """Return a module's pattern relative to the nearest enclosing row: ``mlp`` for ``model.mlp`` below ``model``."""
     names = {row.pattern for row in rows if pattern.startswith(f"{row.pattern}.")}
     return pattern[len(max(names, key=len)) + 1 :] if names else pattern

@@ -15,7 +15,7 @@ from remat.cli.output import QUIET
 
 
 class Progress:
-    """Print each finished stage of a command on standard error, with its seconds; nothing under ``--quiet``.
+    """Print each finished stage of a command on standard error, with the seconds it took; nothing under ``--quiet``.
 
     On a terminal, the current stage is shown with a spinner and the elapsed seconds.
     """
@@ -37,13 +37,13 @@ class Progress:
         self._listening = contextlib.ExitStack()
 
     def stage(self, name: str) -> None:
-        """End the current stage and begin the next."""
+        """End the current stage of the command, and begin the next stage."""
         self._end_stage()
         self._stage, self._started = name, time.perf_counter()
         self._task = self._live.add_task(name)
 
     def detail(self, text: str) -> None:
-        """Show a text after the name of the current stage; on a terminal only."""
+        """On a terminal, show a text after the name of the command's current stage."""
         if self._task is not None:
             self._live.update(self._task, description=f"{self._stage}: {text}")
 

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
     from remat.passes.instruments.reproducer import Recorded
 
-#: Exit codes with which a shell reports that it could not start a command, each with the reason.
+#: Dict from each exit code with which a shell reports that it could not start a command to the reason.
 _NOT_RUN = {126: "may not execute it", 127: "does not find it"}
-#: Files of a reproducer that describe the original graph. They are not copied, because they are wrong for the
-#: smaller graph.
+#: Files of a reproducer that describe the original graph. Such files are not copied, because they are wrong
+#: for the smaller graph.
 _OUTDATED = ("problem.json", "traceback.txt", "README.txt")
 
 
@@ -116,7 +116,7 @@ def reduce_(
 
 
 def _fails_alike(recorded: Recorded) -> Callable[[JointGraph], bool]:
-    """Return a function that replays a failure on a graph, and tests whether the kind of error is the recorded one."""
+    """Return a function that tests whether a recorded failure, replayed on a graph, raises the same kind of error."""
     wanted = recorded.type, _kind(recorded.message)
 
     def fails(joint: JointGraph) -> bool:
@@ -127,7 +127,7 @@ def _fails_alike(recorded: Recorded) -> Callable[[JointGraph], bool]:
 
 
 def _kind(message: str) -> str:
-    """Return the first line of an error message without quoted names and numbers."""
+    """Return the first line of an error message, with quoted names and numbers blanked out."""
     # Names and numbers depend on the graph, which changes during the reduction.
     first = message.strip().partition("\n")[0]
     first = re.sub(r" \(passes completed before it: [^)]*\)", "", first)
@@ -167,7 +167,8 @@ def _command(command: str, timeout_s: float | None, place: Path) -> Callable[[Jo
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(run.pid, signal.SIGKILL)
                 run.wait()
-        # Only before the first complete run: a later error would lose the reduction so far.
+        # The error is raised only before the first complete run, because a later error would lose
+        # the reduction so far.
         if code in _NOT_RUN and not ran:
             raise click.UsageError(
                 f"--test '{command}' could not be run: the shell {_NOT_RUN[code]} (exit code {code}); "
@@ -183,7 +184,7 @@ def _command(command: str, timeout_s: float | None, place: Path) -> Callable[[Jo
 def _write_folder(
     source: Path, target: Path, recorded: Recorded, joint: JointGraph, text: str
 ) -> None:
-    """Write a reproducer folder for the smaller graph atomically; ``text`` is the text of the graph."""
+    """Write a reproducer folder for the reduced graph atomically; ``text`` is the graph's text."""
     from remat.passes.instruments.reproducer import Failure, files_of, new_folder
 
     error = replay(joint.copy(), recorded)

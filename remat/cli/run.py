@@ -43,7 +43,7 @@ def run(script: str, arguments: tuple[str, ...], module: bool, **options: Any) -
     path = [str(_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {"REMAT_RUN": json.dumps(settings), "PYTHONPATH": os.pathsep.join(path)}
     command = [sys.executable, *_flags(), *(["-m"] if module else []), script, *arguments]
-    # Python starts again in this process, so that the script's process is as without remat.
+    # Python starts again in this process, so that the script's process does not differ from one without remat.
     os.execve(sys.executable, command, os.environ | variables)
 
 
@@ -53,7 +53,7 @@ def _check(options: dict[str, Any]) -> None:
         raise click.UsageError(
             f"remat reaches the script by PYTHONPATH and PyTorch's autoloading; run Python without -E and -I, and unset {_AUTOLOAD}"
         )
-    if options.keys() <= {"budget", "solver"}:  # these are checked without importing PyTorch
+    if options.keys() <= {"budget", "solver"}:  # both are checked without importing PyTorch
         from remat.units import Budget
 
         with about("budget"):

@@ -160,7 +160,7 @@ def sac(
 
 
 def _show_measured(plan: SACPlan, checked: Checked) -> None:
-    """Print estimated and measured peaks and times side by side."""
+    """Print estimated and measured peaks and times of the training step side by side."""
     from remat.cli import tables
     from remat.units import format_bytes
 

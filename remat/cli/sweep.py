@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Named:
-    """Callable that builds MODEL. Worker processes receive this object instead of a built model.
+    """Callable that builds MODEL. Worker processes receive a `Named` instead of a built model.
 
     Attributes:
         spec: MODEL as typed.
@@ -91,7 +91,7 @@ def sweep(models: tuple[str, ...], jobs: int | None, output: Path | None, **opti
     # Rows that are requested twice are planned once.
     lists = (models, *(options[name] for name in ("budgets", "solvers", "costs")))
     total = math.prod(len(set(values)) for values in lists)
-    # The model of each row to plan, in the order of planning.
+    # The model of each table row that must still be planned, in the order of planning.
     missing: list[str] = []
     planned = 0
     with Progress() as progress, _resumable(output):
@@ -144,7 +144,7 @@ def sweep(models: tuple[str, ...], jobs: int | None, output: Path | None, **opti
 
 
 def _taken(rows: int, output: Path | None) -> str:
-    """Return a text such as ``"; 3 rows taken from sweep.jsonl"``; empty for 0 rows."""
+    """Return a text on rows that need no planning, as in ``"; 3 rows taken from sweep.jsonl"``; empty for 0 rows."""
     from remat.units import counted
 
     return f"; {counted(rows, 'row')} taken from {output}" if rows else ""
@@ -152,7 +152,7 @@ def _taken(rows: int, output: Path | None) -> str:
 
 @contextlib.contextmanager
 def _resumable(output: Path | None) -> Iterator[None]:
-    """If Ctrl-C interrupts a block that writes a file, print the command that continues the sweep."""
+    """If Ctrl-C interrupts the ``with`` block, print the command that continues a sweep with an output file."""
     try:
         yield
     except KeyboardInterrupt:

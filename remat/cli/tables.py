@@ -64,14 +64,14 @@ def new_table(
 
 
 def names_table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str) -> Table:
-    """Return a table of texts whose first column has names in bold."""
+    """Return a table whose cells are texts, with bold names in the first column."""
     table = new_table(title, heads, rows, left=range(len(heads)))
     table.columns[0].style = "bold"
     return table
 
 
 def cost_text(resolved: str, requested: str) -> str:
-    """Return the name of the used cost model; if the user chose none, with the option for another device."""
+    """Return the name of the used cost model and, if the user chose none, the option that selects another device."""
     if requested != "auto":
         return resolved
     name, _, device = resolved.partition(":")
@@ -96,7 +96,7 @@ _WIDE = 90
 def comparison_table(comparison: Comparison, title: str, *, width: int = 80) -> Table:
     """Return a table with a row for each solver at each budget; stars mark the best plans.
 
-    Below a width of 90 characters, the column "step" is left out.
+    On terminals below 90 characters in width, the table lacks the column "step".
     """
     names = ["saved", "recompute", "gap", "peak", *(["step"] if width >= _WIDE else []), "time"]
     # This heading gets two blanks, as wide as the " *" in the cells, so that the figures are aligned.
@@ -119,7 +119,7 @@ def comparison_notes(comparison: Comparison) -> list[str]:
     """Return the lines below the table of `remat compare`.
 
     The lines give the reasons for missing plans, and name the budgets at which a minimum cut costs less than the
-    solver's plan. They also name the solvers that searched with less work than usual.
+    solver's plan. Further lines name the solvers that searched with less work than usual.
     """
     from remat.passes.decide.min_cut import MinCut
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from remat.errors import PeakWarning, warn
 from remat.units import format_apart, format_bytes, format_cost
 
-#: Fraction of the peak or cost of the step without remat. Smaller differences from this peak or cost are negligible.
+#: Fraction of the peak or cost of the step without remat, below which a difference from this peak or cost is
+#: negligible.
 _LITTLE = 0.01
 
 
@@ -15,11 +16,12 @@ _LITTLE = 0.01
 class BeforeAfter:
     """Peak and costs of a step under a plan, and of the same step without remat.
 
-    "Without remat" means under the plan for budget 1.
+    In the fields, "without remat" means under the plan for budget 1.
 
     Attributes:
         peak_bytes: peak of the step under the plan.
-        without_peak_bytes: peak without remat; 0 if unknown. Both peaks are simulated, or both are estimated.
+        without_peak_bytes: peak without remat; 0 if unknown. Either both this peak and ``peak_bytes`` are
+            simulated, or both are estimated.
         step_cost: cost of running every operator of the step once, in ``unit``; 0 if unknown.
         recompute_cost: cost of the operators that the plan runs again, in ``unit``.
         without_recompute_cost: cost of the operators that the step without remat runs again, in ``unit``.
@@ -50,7 +52,8 @@ class BeforeAfter:
     def more(self) -> float | None:
         """Cost that the plan adds to the step, as a fraction of the step's cost without remat: 0.04 for 4 % more.
 
-        Negative if the plan's step costs less; None if cost or peak of the step without remat is unknown.
+        The fraction is negative if the step costs less under the plan, and None if cost or peak without
+        remat is unknown.
         """
         if not self.step_cost or not self.without_peak_bytes:
             return None
@@ -63,7 +66,7 @@ class BeforeAfter:
 
     @property
     def line(self) -> str:
-        """Peak and added cost as one line of text: "2.42 GiB instead of 5.1 GiB, 4.1% of the step more"."""
+        """The plan's peak and added cost as one line of text: "2.42 GiB instead of 5.1 GiB, 4.1% of the step more"."""
         parts = [format_bytes(self.peak_bytes)]
         if self.without_peak_bytes:
             parts[0] += f" instead of {format_bytes(self.without_peak_bytes)}"
@@ -87,16 +90,17 @@ class BeforeAfter:
         return text
 
     def is_lower(self, *, is_estimated: bool) -> bool:
-        """Whether the plan lowers the peak of the step, as can be expected for its cost.
+        """Whether the plan lowers the peak of the step enough for the cost that the plan adds.
 
-        False if the plan's peak is above the peak without remat. False, too, if the plan adds more than 1 % to the
-        step's cost and lowers the peak by less than 1 %.
+        The result is False if the plan's peak is above the peak without remat, or if the plan adds more than 1 %
+        to the step's cost and lowers the peak by less than 1 %.
 
         Args:
             is_estimated: whether the peaks are estimates of compiled peaks.
         """
         peak, without = self.peak_bytes, self.without_peak_bytes
-        # Estimates of compiled peaks are inexact, so an estimate that is only slightly above is no reason to warn.
+        # Estimates of compiled peaks are inexact, so an estimate only slightly above the peak without remat is no
+        # reason to warn.
         above = peak > without * (1 + _LITTLE * is_estimated)
         useless = (self.more or 0.0) > _LITTLE and without - peak < _LITTLE * without
         return not above and not useless
@@ -104,7 +108,7 @@ class BeforeAfter:
     def warn_if_not_lower(
         self, subject: str, ratio: float, *, of_graph: bool, is_estimated: bool
     ) -> None:
-        """Issue a `PeakWarning` unless `is_lower` holds.
+        """Issue a `PeakWarning` unless the plan lowers the step's peak as `is_lower` defines it.
 
         Args:
             subject: text that names the budget and the graph, for the message.
@@ -140,8 +144,8 @@ def more_text(share: float, of: str = "") -> str:
     """Format a relative change as text: "4.1% more" or "0.3% less".
 
     Args:
-        share: the change as a fraction of the amount before it; negative for a decrease.
+        share: the change as a fraction of the amount before the change; negative for a decrease.
         of: text before "more" or "less", with a blank at its end, such as ``"of the step "``.
     """
-    rounded = round(share, 3)  # to the shown digits, so that -0.0001 does not give "0.0% less"
+    rounded = round(share, 3)  # digits as shown: -0.0001 must not give "0.0% less"
     return f"{abs(rounded):.1%} {of}{'less' if rounded < 0 else 'more'}"

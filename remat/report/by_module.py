@@ -1,4 +1,4 @@
-"""Bytes that a plan saves, and costs of what it recomputes, summed by module and by policy."""
+"""Bytes that a plan saves, and costs of operators that the plan recomputes, summed by module and by policy."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from remat.units import columns, counted, format_bytes, format_cost
 
 @dataclass(slots=True, kw_only=True)
 class Totals:
-    """Bytes and costs under a plan, for one node of forward or summed over several nodes.
+    """Saved bytes and recompute costs under a plan, for one node of forward or summed over several nodes.
 
-    Costs are in the unit of the plan.
+    The costs in the fields are in the plan's unit of cost.
 
     Attributes:
         nodes: number of nodes.
@@ -46,7 +46,7 @@ Use = tuple[fx.Node, Totals]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleRow:
-    """One row for all modules whose names differ in numbers only, such as one module of each layer.
+    """One table row for all modules whose names differ in numbers only, such as one module of each layer.
 
     Attributes:
         pattern: name of the modules, with ``*`` for each number.
@@ -62,17 +62,17 @@ class ModuleRow:
 
     @property
     def treatment(self) -> str:
-        """What the plan does with each module of this row: ``save``, ``recompute`` or ``offload``.
+        """What the plan does with the values of each module of this row: ``save``, ``recompute`` or ``offload``.
 
-        Empty if the plan treats the modules of the row differently. Also empty if the plan mixes save,
-        recompute and offload within a module, or does none of them.
+        Empty if the plan treats the modules of the row differently, or mixes save, recompute and
+        offload within a module, or does none of them.
         """
         treatments = {treatment_of(totals) for totals in self.modules.values()}
         return treatments.pop() if len(treatments) == 1 else ""
 
 
 def treatment_of(totals: Totals) -> str:
-    """Return what a plan does in a module: ``save``, ``recompute`` or ``offload``; empty if none or more than one."""
+    """Return what a plan does in a module: ``save``, ``recompute`` or ``offload``; empty unless exactly one."""
     if totals.recompute_cost:
         return "" if totals.saved_bytes or totals.offloaded_bytes else "recompute"
     if totals.saved_bytes:
@@ -81,7 +81,7 @@ def treatment_of(totals: Totals) -> str:
 
 
 def module_rows(used: Iterable[Use]) -> list[ModuleRow]:
-    """Return the tree of modules as rows, each parent before its children; ``used`` comes from `Plan.uses`.
+    """Return the model's tree of modules as table rows, parents before children; ``used`` comes from `Plan.uses`.
 
     Containers that hold only numbered modules, such as a `ModuleList`, have no row.
     """
@@ -107,9 +107,10 @@ def module_rows(used: Iterable[Use]) -> list[ModuleRow]:
 
 
 def policies_of(rows: Sequence[ModuleRow]) -> dict[str, str]:
-    """Return policies that describe a plan, by name or pattern of modules: ``{"layers.*.mlp": "recompute"}``.
+    """Return policies that describe a plan, as a dict from module name or pattern: ``{"layers.*.mlp": "recompute"}``.
 
-    Each outermost module that the plan treats uniformly gets a policy. Modules within this module get none.
+    Each outermost module that the plan treats uniformly gets a policy. Modules within a module that has a
+    policy get no policy of their own.
     """
     policies: dict[str, str] = {}
     for row in rows:
@@ -125,9 +126,9 @@ def policies_of(rows: Sequence[ModuleRow]) -> dict[str, str]:
 
 
 def policy_lines(policies: Policies, used: Sequence[Use], unit: str) -> list[str]:
-    """Return the lines of a table with a row for each policy, also those set by `remat.region`; empty without policies.
+    """Return the lines of a table with a row for each policy, also of `remat.region`; empty if there are no policies.
 
-    The columns are the matched modules, saved bytes, offloaded bytes, and recompute cost in ``unit``.
+    The table's columns are the matched modules, saved bytes, offloaded bytes, and recompute cost in ``unit``.
     """
     totals: dict[Policy, Totals] = {policy: Totals() for policy in policies.given}
     matches: dict[Policy, set[str]] = {}

@@ -1,6 +1,6 @@
 """Tables of the values that a plan keeps and recomputes, by operator and source line.
 
-Values that repeat from layer to layer share a row, so the table for 80 layers is as long as that for 3.
+Values that repeat from layer to layer share a row, so that the table for 80 layers is as long as that for 3.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from remat.report.pictures import shortened
 from remat.report.step_view import KeptStorage, OperatorRun
 from remat.units import columns, counted, format_bytes, format_cost
 
-#: Largest number of rows of a table. All smaller rows are summed in one last row.
+#: Largest number of rows of a table. If there are more, the smallest rows are summed in one last row.
 MOST_ROWS = 40
-#: Rows below this fraction of the bytes or cost of a table are summed in the last row, too.
+#: A row with less than this fraction of a table's total bytes or cost is summed in the last row, too.
 _LEAST_ROW = 1 / 1000
 #: Largest number of operators for which the text has a line ``remat.declare_pure`` to paste.
 MOST_DECLARED = 8
@@ -30,7 +30,7 @@ ShowCost = Callable[[float], str]
 
 
 def explain(keeps: Sequence[KeptStorage], runs: Sequence[OperatorRun], unit: str) -> list[str]:
-    """Return the tables of kept values and recomputed operators as lines of text; ``unit`` is that of the costs."""
+    """Return the tables of the values that a plan keeps and the operators that it recomputes, as lines of text."""
     show_cost = partial(format_cost, unit=unit)
     lines = []
     if keeps:
@@ -50,7 +50,7 @@ def explain(keeps: Sequence[KeptStorage], runs: Sequence[OperatorRun], unit: str
 
 
 def _not_offloaded(keeps: Iterable[KeptStorage]) -> list[str]:
-    """Return lines of text on values that are tagged for offloading but kept on the device, with the reason."""
+    """Return lines of text on values that are tagged for offloading but kept on the device, with possible reasons."""
     tagged = [k for k in keeps if k.tagged.endswith("_CPU_OFFLOAD")]
     if not tagged:
         return []
@@ -98,7 +98,7 @@ def _run_once(keeps: Iterable[KeptStorage]) -> list[str]:
 
 
 def _kept_rows(keeps: Iterable[KeptStorage], show_cost: ShowCost) -> list[list[str]]:
-    """Return the rows of the table of kept values, with the header first."""
+    """Return the rows of the table of the values that forward keeps for backward, with the header first."""
     groups = grouped(keeps, lambda k: (k.op, k.source, k.nbytes), lambda k: k.nbytes)
     shown = _most_shown([sum(k.nbytes for k in group) for group in groups])
     rows = [["bytes", "", "value", "operator", "to recompute", "per MiB", "source"]]
@@ -149,14 +149,14 @@ def _again_rows(runs: Iterable[OperatorRun], show_cost: ShowCost) -> list[list[s
 
 
 def _cost(runs: Iterable[OperatorRun]) -> int:
-    """Return the summed cost of runs; an unknown cost counts as 0."""
+    """Return the total cost of runs of operators; an unknown cost counts as 0."""
     return sum(run.cost or 0 for run in runs)
 
 
 def grouped(
     items: Iterable[T], key: Callable[[T], object], size: Callable[[T], int]
 ) -> list[list[T]]:
-    """Group items by key, the group with the largest summed size first."""
+    """Return the groups of items with equal ``key``, ordered by the total ``size`` of a group, largest first."""
     groups: dict[object, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -164,28 +164,28 @@ def grouped(
 
 
 def _most_shown(sizes: Sequence[int]) -> int:
-    """Return how many rows of a table to show, from the size of each row, largest first."""
-    # The caller sums all other rows in one row, which takes the room of a row itself.
+    """Return how many rows of a table to show, given the size of each row, in decreasing order."""
+    # The caller sums all rows that are not shown in one row. A single such row is shown instead.
     large = sum(size >= sum(sizes) * _LEAST_ROW for size in sizes)
     return min(MOST_ROWS, len(sizes) if len(sizes) - large < 2 else large)
 
 
 def _names(names: Iterable[str]) -> str:
-    """Return the distinct names with their counts as text, most frequent first, such as ``"mul × 3, add"``."""
+    """Return distinct names with the number of times that each occurs, as text such as ``"mul × 3, add"``."""
     counts = Counter(names).most_common()
     return ", ".join(f"{name} × {n}" if n > 1 else name for name, n in counts)
 
 
 def _times(group: Sequence[object]) -> str:
-    """Return the number of items that share a row, as text such as ``"in 5"``; empty for a single item."""
+    """Return the number of items that share a table row, as text such as ``"in 5"``; empty for a single item."""
     return f"in {len(group)}" if len(group) > 1 else ""
 
 
 def _rate(cost: int, nbytes: int, show_cost: ShowCost) -> str:
-    """Return a cost per MiB as text; empty if there are no bytes."""
+    """Return the recompute cost per MiB of kept or freed bytes as text; empty if there are no bytes."""
     return show_cost(cost * _MIB / nbytes) if nbytes else ""
 
 
 def _columns(rows: Sequence[Sequence[str]], indent: int) -> list[str]:
-    """Return rows as lines indented by ``indent`` blanks, with the first two columns right-aligned."""
+    """Return the rows of a table as lines of text, indented by ``indent`` blanks; two columns are right-aligned."""
     return [" " * indent + line for line in columns(rows, left=range(2, len(rows[0])))]

@@ -19,7 +19,7 @@ from remat.report.step_view import KEPT, OFFLOADED, RECOMPUTED, StepView, Value
 
 #: Alignment of the generated addresses, as in CUDA's caching allocator.
 _ALIGNMENT = 512
-#: Colors of values by state: background and text.
+#: Dict from the state of a value, such as recomputed, to the background color and the text color.
 _COLORS = {
     KEPT: ("#2f5d9e", "#ffffff"),
     RECOMPUTED: ("#e0913f", "#000000"),
@@ -29,8 +29,8 @@ _COLORS = {
 
 def memory_viewer(view: StepView) -> bytes:
     """Return a step as a pickled memory snapshot for PyTorch's memory viewer."""
-    # No allocator and no times are modelled: every storage has an address of its own, and an event at the n-th program point
-    # has time n microseconds. The segments are the storages alive at the end of the step.
+    # The snapshot models no allocator and no times: every storage has an address of its own, and an event at the n-th
+    # program point has time n microseconds. The snapshot's segments are the storages alive at the end of the step.
     events: list[dict[str, Any]] = []
     final = len(view.timeline.program_points) - 1
     allocated: dict[int, list[int]] = {}
@@ -47,7 +47,7 @@ def memory_viewer(view: StepView) -> bytes:
         ]
         events += [
             _event(action, view.values[i], addresses[i], program_point)
-            # Storages alive at the last program point are not freed: they become the snapshot's segments.
+            # Storages alive at the last program point are not freed, but become the snapshot's segments.
             for i in (freed.get(program_point, ()) if program_point < final else ())
             for action in ("free_requested", "free_completed")
         ]
@@ -62,7 +62,7 @@ def memory_viewer(view: StepView) -> bytes:
 
 
 def _event(action: str, value: Value, address: int, program_point: int) -> dict[str, Any]:
-    """Return one event of a memory snapshot: a storage that is allocated or freed at a program point."""
+    """Return one event of a memory snapshot: a storage is allocated or freed at a program point."""
     return {
         "action": action,
         "addr": address,
@@ -109,8 +109,8 @@ def _frames(value: Value) -> list[dict[str, Any]]:
 
 def chrome_trace(view: StepView) -> bytes:
     """Return a step as a JSON trace for ``chrome://tracing`` and Perfetto: alive bytes as a counter, runs as slices."""
-    # A slice is as long as its cost. If costs are no times, one unit of cost is drawn as a microsecond; if they are
-    # unknown, each slice lasts a microsecond.
+    # Each slice is as long as the cost of its run. If costs are no times, one unit of cost is drawn as a
+    # microsecond. If costs are unknown, each slice lasts a microsecond.
     scale = 10**6 if view.unit == "ps" else 1  # times in a trace are microseconds
     priced = all(run.cost is not None for run in view.runs)
     lengths = [(run.cost or 0) / scale if priced else 1.0 for run in view.runs]
@@ -151,7 +151,7 @@ def chrome_trace(view: StepView) -> bytes:
 
 
 def _times(view: StepView, starts: list[float]) -> list[float]:
-    """Return the time in microseconds at which each program point of the timeline begins, from the times of the runs."""
+    """Return the time in microseconds at which each program point of the step's timeline begins."""
     # The times of compiled kernels are unknown. Kernels are spread evenly over the time of forward and of backward.
     step: Timeline = view.timeline
     n = len(step.program_points)
@@ -170,11 +170,11 @@ def _times(view: StepView, starts: list[float]) -> list[float]:
 
 def model_explorer(view: StepView) -> bytes:
     """Return node data for Model Explorer as JSON: bytes and color of kept, recomputed and offloaded values."""
-    # Model Explorer matches graph ids and node names: those of the joint graph.
+    # Model Explorer matches the data to a graph by the joint graph's id and the names of its nodes.
     results: dict[str, dict[str, Any]] = {}
     rows = [(k.name, k.nbytes, KEPT) for k in view.kept]
     rows += [(r.node, r.nbytes, RECOMPUTED) for r in view.recomputed]
-    # Only storages of forward, because the copy back to the device in backward belongs to the same value.
+    # Only storages of forward are listed, because the copy back to the device in backward belongs to the same value.
     offloaded = (
         v for v in view.values if v.state == OFFLOADED and v.first < view.timeline.boundary
     )
@@ -191,12 +191,12 @@ def model_explorer(view: StepView) -> bytes:
     return (json.dumps(data, indent=1) + "\n").encode()
 
 
-#: Columns of the CSV of values.
+#: Columns of the CSV that lists the storages of a step.
 COLUMNS = ("name", "op", "bytes", "from", "to", "kind", "state", "recompute_cost", "source")  # fmt: skip
 
 
 def csv_of_values(view: StepView) -> bytes:
-    """Return the storages of a step as CSV; ``from`` and ``to`` are the first and last program point of a lifetime."""
+    """Return a step's storages as CSV; ``from`` and ``to`` are a storage's first and last program point alive."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -207,7 +207,7 @@ def csv_of_values(view: StepView) -> bytes:
     return text.getvalue().encode()
 
 
-#: Dict from the name of each export format to its function.
+#: Dict from the name of each export format to the function that returns a step in this format.
 FORMATS: Mapping[str, Callable[[StepView], bytes]] = {
     "memory-viewer": memory_viewer,
     "chrome": chrome_trace,
@@ -223,7 +223,7 @@ SUFFIXES = {
 
 
 def format_of(path: str | Path, named: str | None = None) -> str:
-    """Return the name of the export format: ``named`` if given, else the one for the path's suffix.
+    """Return the name of the export format: ``named`` or, if ``named`` is None, the format for the path's suffix.
 
     Raises:
         ProblemError: ``named`` is not a format of `FORMATS`, or no format belongs to the path's suffix.

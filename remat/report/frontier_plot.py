@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Color and marker of each curve. Sizes of markers differ too, to distinguish curves that coincide.
+#: Color and marker of each curve in turn. The markers of two curves also differ in size, in case the curves coincide.
 _STYLES = (
     ("#2f5d9e", "o"),
     ("#d06a1b", "s"),
@@ -44,7 +44,7 @@ def frontier_figure(
     title: str,
     chosen: tuple[str, Point] | None = None,
 ) -> Figure:
-    """Return a plot of frontiers of one graph under one cost model as a Matplotlib figure.
+    """Return a Matplotlib figure with the frontiers that several solvers find for one graph under one cost model.
 
     Args:
         curves: the frontiers, at least one, with the same bound and unit. The bound is drawn once.
@@ -69,12 +69,13 @@ def frontier_figure(
     _knee_legend(axes)
     if chosen:
         _chosen(axes, chosen, x, y)
-    # Last, so that the legend ends with the bound.
+    # The bound is drawn last, so that the legend ends with the bound.
     _bound(axes, curves[0].bound, x, y)
     axes.set_xlabel(f"{_AXIS[curves[0].by]}, {x.unit}")
     axes.set_ylabel(f"recomputed in backward, {y.unit}")
     _shares(axes, curves[0], x)
-    # Beside the axes, where the legend hides no curve. Many curves get a smaller font.
+    # The legend stands beside the axes, where it hides no curve. If there are many curves, the
+    # legend's font is smaller.
     axes.legend(
         loc="upper left",
         bbox_to_anchor=(1.02, 1.02),
@@ -86,7 +87,7 @@ def frontier_figure(
 
 
 def _check(curves: Sequence[FrontierView]) -> None:
-    """Raise a ProblemError unless all curves have the same unit and bound."""
+    """Raise a ProblemError unless all frontiers to draw have the same unit of cost and the same bound."""
     first = curves[0]
     for other in curves[1:]:
         if (other.unit, other.bound) != (first.unit, first.bound):
@@ -106,14 +107,14 @@ def _set_scales(axes: Axes, points: Sequence[Point], x: Scale, y: Scale) -> None
         if not positive or positive[len(positive) // 2] >= _SQUEEZED * positive[-1]:
             continue
         low, high = (math.floor(math.log10(v / size)) for v in (positive[0], positive[-1]))
-        # symlog, because bytes and costs may be 0.
+        # The scale is symlog instead of log, because bytes and costs may be 0.
         set_scale("symlog", linthresh=10.0**low)
         stride = 1 + (high - low) // 10
         axis.set_ticks([0.0, *(10.0**e for e in range(low, high + 1, stride))])
 
 
 def _bound(axes: Axes, bound: Sequence[Point], x: Scale, y: Scale) -> None:
-    """Shade the area that is proven to hold no plan: below the line of the bound, and left of its first vertex."""
+    """Shade the area that is proven to contain no plan: below the bound's line, and left of the line's first vertex."""
     right, top = axes.get_xlim()[1], axes.get_ylim()[1]
     line = [(b / x.size, c / y.size) for b, c in bound]
     line = [
@@ -128,13 +129,13 @@ def _bound(axes: Axes, bound: Sequence[Point], x: Scale, y: Scale) -> None:
 
 
 def _curve(axes: Axes, curve: FrontierView, number: int, count: int, x: Scale, y: Scale) -> None:
-    """Draw one frontier as a step function, with its knee."""
+    """Draw one frontier as a step function, and mark the frontier's knee."""
     # Between the bytes of two points, the best known plan is that of the point with fewer bytes.
     color, marker = _STYLES[number % len(_STYLES)]
     label = shortened(curve.label, 34)
     if count <= _TWO_LINES:
         label += f"\nknee at {x.text(curve.knee[0])}, {y.text(curve.knee[1])}"
-    # Later curves are drawn on top, so their markers are smaller.
+    # Later curves have smaller markers, because they are drawn on top.
     size = 3.5 + 5 * (count - 1 - number) / max(4, count)
     at = [b / x.size for b, _ in curve.points]
     height = [c / y.size for _, c in curve.points]
@@ -174,7 +175,7 @@ def _knee_legend(axes: Axes) -> None:
 
 
 def _chosen(axes: Axes, chosen: tuple[str, Point], x: Scale, y: Scale) -> None:
-    """Mark the chosen plan by a star, with its name and its point in the legend."""
+    """Mark the chosen plan by a star, and add the plan's name, bytes and cost to the legend."""
     label, (nbytes, cost) = chosen
     axes.plot(
         [nbytes / x.size],
@@ -191,12 +192,12 @@ def _chosen(axes: Axes, chosen: tuple[str, Point], x: Scale, y: Scale) -> None:
 
 
 def _shares(axes: Axes, curve: FrontierView, x: Scale) -> None:
-    """Add an axis at the top that shows saved bytes as fractions of ``full_bytes``, if the axis has room."""
+    """Add an axis at the top that shows saved bytes as a budget from 0 to 1, if its ticks fit."""
     if curve.by != "saved" or not curve.full_bytes or axes.get_xscale() != "linear":
         return
     full_bytes, right = curve.full_bytes / x.size, axes.get_xlim()[1]
     shares = [i / 5 for i in range(6) if full_bytes * i / 5 <= right]
-    # Ticks would be too close to each other, or too few within the axis.
+    # No axis is added if ticks would be too close to each other, or too few.
     if full_bytes < right / 5 or len(shares) < 3:
         return
     above: Any = axes.secondary_xaxis("top")

@@ -1,4 +1,4 @@
-"""Plot of the memory over one training step, stacked by kind of storage, with a list of what fills the peak."""
+"""Plot of the bytes alive over one training step, by kind of storage, with the source lines that fill the peak."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Layers of the stack, from bottom to top: label, color, kinds of storages.
+#: Layers of the stacked plot, from bottom to top: label, color, kinds of storages.
 LAYERS: tuple[tuple[str, str, tuple[StorageKind, ...]], ...] = (
     ("parameters and inputs", "#b9bec6", (StorageKind.INPUT,)),
     ("saved for backward", "#2f5d9e", (StorageKind.SAVED,)),
@@ -42,28 +42,29 @@ LAYERS: tuple[tuple[str, str, tuple[StorageKind, ...]], ...] = (
     ("recomputed", "#e0913f", (StorageKind.RECOMPUTED,)),
     ("temporary", "#efd999", (StorageKind.TEMPORARY,)),
 )
-#: Largest number of columns of the plot. A program point is a run of a node or, in compiled code, of a kernel. If a step has
-#: more program points than columns, each column stands for several program points, and shows the one with the most bytes.
+#: Largest number of columns of the plot. A program point of a step is a run of a node or, in compiled code, of a
+#: kernel. If a step has more program points than columns, each column stands for several program points, and shows the
+#: one with the most bytes.
 _COLUMNS = 1200
-#: Height of the plot as a multiple of its highest peak. The rest is room for the label of the peak.
+#: Height of the plot as a multiple of the highest peak. The space above the peak is room for the peak's label.
 _ROOM = 1.16
 _LINES = 8
-#: Largest number of graphs of one step that are drawn.
+#: Largest number of graphs of one step for which `steps_figure` draws a plot.
 _PANELS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filling:
-    """Sums over the storages that one source line made and that are alive at the peak.
+    """Storages that one source line made and that are alive at the step's peak, summed.
 
     Attributes:
-        source: the source line; for parameters and inputs, or if the line is unknown, the kind of
-            the storages.
+        source: the source line; for parameters and inputs, or if the source line is unknown, the
+            kind of the storages.
         kind: kind of the storages; if they have several kinds, the kind with the most bytes.
         nbytes: bytes of all storages together.
         count: number of storages.
-        module: shortened path of the module that made the storages. If the paths differ in numbers only,
-            ``*`` stands for every number. Empty if unknown, or if the paths differ in more than numbers.
+        module: shortened path of the module that made the storages. If the paths of several modules differ in numbers
+            only, ``*`` stands for every number. Empty if unknown, or if the paths differ in more than numbers.
     """
 
     source: str
@@ -74,7 +75,7 @@ class Filling:
 
 
 class _Axis:
-    """Horizontal axis: converts a program point of a step to its time or, without a clock, to its number."""
+    """Horizontal axis of a plot: converts a program point of a step to a time or, without a clock, to a number."""
 
     def __init__(self, clock: Clock | None) -> None:
         self._clock = clock
@@ -84,13 +85,13 @@ class _Axis:
             self._size, self.label = scale.size, clock.label(scale.unit)
 
     def at(self, program_point: int) -> float:
-        """Return the position at which a program point of the step begins; a program point is a run of one operator."""
+        """Return the position on the axis at which a program point (the run of one operator) of the step begins."""
         return (
             program_point if self._clock is None else self._clock.starts[program_point] / self._size
         )
 
     def without(self, program_point: int) -> float:
-        """Return the position at which a program point of the step without remat begins, by the times of that step."""
+        """Return the position on the axis at which a program point of the step without remat begins."""
         return (
             program_point
             if self._clock is None
@@ -99,7 +100,7 @@ class _Axis:
 
 
 def fillings(step: Timeline) -> tuple[Filling, ...]:
-    """Return the storages alive at the peak of a step, summed by source line, most bytes first."""
+    """Return the bytes of the storages alive at a step's peak, summed by source line, most bytes first."""
 
     def label(alive: Lifetime) -> str:
         is_input = alive.kind is StorageKind.INPUT
@@ -123,7 +124,7 @@ def _nbytes(alive: Lifetime) -> int:
 
 
 def _module(paths: Sequence[str]) -> str:
-    """Return one shortened path for several modules, such as ``"layers.*.mlp"``; empty if more than numbers differ."""
+    """Return one path for several modules, as in ``"layers.*.mlp"``; empty if the paths differ in more than numbers."""
     first = paths[0]
     if len(set(paths)) > 1:
         first = re.sub(r"\d+", "*", first)
@@ -133,7 +134,7 @@ def _module(paths: Sequence[str]) -> str:
 
 
 def plot_step(view: StepView, path: str | Path, *, x: str = "time") -> None:
-    """Write the plot of `step_figure` to a file.
+    """Plot the memory over one step, as `step_figure` draws it, to a file.
 
     Args:
         view: the step.
@@ -206,8 +207,8 @@ def step_figure(
 def steps_figure(steps: Sequence[tuple[str, Timeline]], *, title: str) -> Figure:
     """Return a plot of the memory over each graph of one step, side by side with one scale.
 
-    The peak of each graph is marked. At most `_PANELS` graphs are drawn: those with the highest
-    peaks.
+    The plot marks the peak of each graph. If there are more than `_PANELS` graphs, only those with
+    the highest peaks are drawn.
 
     Args:
         steps: (name, memory) of each graph, in the order in which the graphs run forward.
@@ -239,12 +240,12 @@ def _stack(axes: Axes, step: Timeline, scale: Scale, highest: int, x: _Axis) -> 
     """Draw the bytes alive over the step, stacked by kind of storage, with forward and backward labelled."""
     program_points = highest_points(step.nbytes())
     end = len(step.program_points)
-    # The last height is repeated, since a step function needs a point at its end.
+    # The last height is repeated, because a drawn step function needs a point at its end.
     rows = [
         [sums[i] / scale.size for i in (*program_points, program_points[-1])]
         for sums in (step.nbytes(*kinds) for *_, kinds in LAYERS)
     ]
-    # The first column begins at 0, even if its highest program point is a later one.
+    # The first column begins at 0, even if the highest program point of its range is a later one.
     axes.stackplot(
         [x.at(0), *(x.at(i) for i in program_points[1:]), x.at(end)],
         rows,
@@ -271,7 +272,7 @@ def _stack(axes: Axes, step: Timeline, scale: Scale, highest: int, x: _Axis) -> 
 
 
 def highest_points(sums: Sequence[int], columns: int = _COLUMNS) -> list[int]:
-    """Return the program points to draw: all, or in each of ``columns`` equal ranges the program point with the most bytes alive."""
+    """Return the program points to draw: all, or the one with the most bytes in each of ``columns`` equal ranges."""
     n = len(sums)
     if n <= columns:
         return list(range(n))
@@ -282,7 +283,7 @@ def highest_points(sums: Sequence[int], columns: int = _COLUMNS) -> list[int]:
 def _without(
     axes: Axes, scale: Scale, curve: MemoryCurve | None, peak_bytes: int, x: _Axis
 ) -> None:
-    """Draw the memory of the step without remat in grey: as a curve, or as a line if only the peak is known."""
+    """Draw the memory of the step without remat in grey: a curve or, if only the peak is known, a horizontal line."""
     label = f"without remat: peak {format_bytes(curve.peak_bytes if curve else peak_bytes)}"
     style: dict[str, Any] = {"color": GREY, "linewidth": 1.2, "label": label}
     if curve is None:
@@ -312,7 +313,7 @@ def _mark_peak(axes: Axes, step: Timeline, scale: Scale, x: _Axis) -> None:
         ha=side,
         va="bottom",
         color=RED,
-        # An outline, because a box would hide the line that shows the memory without remat.
+        # The text has an outline, because a box would hide the line that shows the memory without remat.
         path_effects=[withStroke(linewidth=2.5, foreground="white")],
     )
 
@@ -345,11 +346,11 @@ def _list(axes: Axes, step: Timeline) -> None:
 
 
 def _origin(filling: Filling) -> str:
-    """Return the module and source line of a filling as text, such as ``"layers.*.mlp · model.py:12 …"``."""
-    # The source of a filling without a source line is its kind, which `_heading` shows.
+    """Return the module and the source line of storages as text, such as ``"layers.*.mlp · model.py:12 …"``."""
+    # If the source line is unknown, `Filling.source` is the kind of the storages, which `_heading` shows.
     return " · ".join(x for x in (filling.module, filling.source) if x and x != filling.kind)
 
 
 def _heading(filling: Filling) -> str:
-    """Return the kind of a filling's storages as text, with the number of storages if there are several."""
+    """Return the kind of the storages of one source line as text, with their number if there are several."""
     return f"{filling.kind}, × {filling.count}" if filling.count > 1 else str(filling.kind)

@@ -1,7 +1,7 @@
-"""HTML pages that explain plans. A page is one file, which loads no other file and needs no server.
+"""HTML pages that explain plans. Each page is one file, which loads no other file and needs no server.
 
-Bokeh draws the plots. The slider and the tables are plain HTML: unlike Bokeh's, they work by
-keyboard and screen reader, and follow light and dark mode.
+Bokeh draws the plots. The slider and the tables are plain HTML: unlike Bokeh's slider and tables,
+they work by keyboard and screen reader, and follow light and dark mode.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LEAD = (
 
 
 def _without(page: Page) -> str:
-    """Return a sentence on the grey line, which shows the memory without remat; empty if there is no such line."""
+    """Return a sentence that explains a plot's grey line (memory without remat); empty if there is no such line."""
     if page.first.view.without is not None:
         return _WITHOUT
     if not page.first.view.without_peak_bytes:
@@ -51,7 +51,7 @@ def _without(page: Page) -> str:
 
 
 def require_bokeh() -> None:
-    """Raise a PlanError if Bokeh is not installed; callers do this before any long work."""
+    """Raise a PlanError if the package Bokeh, which draws HTML pages, is not installed; called before any long work."""
     try:
         import bokeh  # noqa: F401
     except ImportError as error:
@@ -61,10 +61,10 @@ def require_bokeh() -> None:
 
 
 def write_page(make: Callable[[], Page], path: str | Path) -> Mapping[str, Any]:
-    """Write an HTML page, and return its figures.
+    """Write an HTML page that explains plans, and return the data of its plans and of the frontier.
 
     Args:
-        make: returns the contents of the page; not called if Bokeh is missing.
+        make: function that returns the contents of the page; not called if Bokeh is missing.
         path: the file.
 
     Raises:
@@ -77,7 +77,7 @@ def write_page(make: Callable[[], Page], path: str | Path) -> Mapping[str, Any]:
 
 
 def html_of(page: Page) -> str:
-    """Return the HTML of a page."""
+    """Return the contents of a page as one HTML text."""
     from bokeh.resources import Resources
 
     plots = {"timeline": _timeline(page)}
@@ -98,7 +98,7 @@ def html_of(page: Page) -> str:
         figures=_json(page.figures),
         data=_json(page_data(page)),
         plots=_json(plots),
-        # Inline, because the page must load nothing.
+        # Bokeh's script is inline, because the page must load nothing.
         bokeh=Resources(mode="inline", components=["bokeh"]).render_js(),
         css=assets["css"],
         js=assets["js"],
@@ -131,7 +131,7 @@ def _control(page: Page) -> str:
 
 
 def _frontier_html(page: Page, curve: FrontierView) -> str:
-    """Return the HTML around the plot of the frontier."""
+    """Return the HTML around the plot of the frontier: heading, explanation, and label of the axis."""
     bound = "The grey region is proven to hold no plan. " if page.bound else ""
     return (
         '<div><h2 id="frontier-title">Frontier</h2><p>The <dfn>frontier</dfn> is the best plans over all budgets: '
@@ -175,7 +175,7 @@ def _hover(plot: Any, renderer: Any, part: str) -> None:
 
 
 def _timeline(page: Page) -> Any:
-    """Return the plot of memory over the step as Bokeh's JSON, without data, which the page's script adds."""
+    """Return the plot of memory over the step as Bokeh's JSON; the page's script adds the data."""
     from bokeh.embed import json_item
     from bokeh.models import ColumnDataSource, FixedTicker, Label, Range1d, Span, TapTool
 
@@ -254,7 +254,7 @@ def _frontier(page: Page, curve: FrontierView) -> Any:
 
     (x, y), knee = page.scales, page.stops[page.knee]
     right = 1.05 * max(p[0] for p in curve.points) / x.size
-    # If all points are far from 0 bytes, the axis does not start at 0.
+    # If all points of the frontier are far from 0 bytes, the axis of bytes does not start at 0.
     left = (
         0.97 * min(p[0] for p in curve.points) / x.size
         if curve.points[0][0] * 2 > curve.points[-1][0]
@@ -290,7 +290,7 @@ def _frontier(page: Page, curve: FrontierView) -> Any:
 
 
 def _empty(*columns: str) -> Any:
-    """Return a Bokeh data source with the given columns, all empty."""
+    """Return a Bokeh data source whose given columns are all empty."""
     from bokeh.models import ColumnDataSource
 
     return ColumnDataSource({name: [] for name in columns})

@@ -1,7 +1,7 @@
-"""Data for the script of a page: plans as columns of numbers, with each text stored once.
+"""Data for the script of an HTML page that explains plans: columns of numbers, with each distinct text once.
 
-The browser neither rounds numbers nor composes texts. All texts come from Python, by `remat.units`,
-as in the tables of the command ``remat``.
+The browser neither rounds numbers nor composes texts. All texts on the page are formatted in Python
+by `remat.units`, as in the tables of the command ``remat``.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from remat.report.step_view import (
 )
 from remat.units import counted, format_bytes, format_cost
 
-#: Largest number of columns of the curve of alive bytes. A program point is a run of an operator or kernel. If a step has
-#: more program points than columns, each column stands for several program points, and shows the one with the most bytes.
+#: Largest number of columns of the curve of alive bytes. A program point of a step is a run of an operator or kernel.
+#: If a step has more program points than columns, each column stands for several program points, and shows the one with
+#: the most bytes.
 COLUMNS = 500
-#: Largest number of kept values, and of other values, that are drawn one by one. The largest values are drawn,
-#: and all others are summed.
+#: Largest number of kept values, and of other values, that are drawn one by one. Only the largest values are
+#: drawn one by one, and all others are summed.
 MOST_KEPT, MOST_OTHERS = 1000, 120
 #: Fraction of the peak below which a value is not drawn by itself, unless it is kept.
 _SMALL = 1 / 200
@@ -41,13 +42,13 @@ MOST_AGAIN = 400
 _COLORS = ("input", "kept", "output", "recomputed", "temporary")
 
 
-#: Number of each distinct text of a page, by the text; a text that is looked up gets the next number.
+#: Dict from each distinct text of a page to the text's number; looking up a new text gives it the next number.
 Texts = defaultdict[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """One plan of a page, to which the slider can be moved.
+    """One plan of an HTML page, which the page shows when the slider selects it.
 
     Attributes:
         label: name of the plan on the page.
@@ -90,18 +91,18 @@ class Page:
 
     @property
     def first(self) -> Stop:
-        """The plan that is shown first. Its curve of memory without remat is drawn beside every plan."""
+        """The plan that the page shows first. This plan's curve of memory without remat is drawn beside every plan."""
         return self.stops[self.start]
 
     @property
     def bound(self) -> Sequence[Point]:
-        """The bound of the frontier; empty if it lies left of every point, and may be outside of the picture."""
+        """The frontier's proven bound to draw; empty if it lies left of every point, maybe outside of the plot."""
         curve = self.curve
         return curve.bound if curve and curve.bound[-1][0] >= curve.points[0][0] else ()
 
     @property
     def scales(self) -> tuple[Scale, Scale]:
-        """The units of the frontier's axes of bytes and costs; without a frontier, those of the memory."""
+        """The units of the frontier's axes of bytes and costs; without a frontier, twice the unit of the memory."""
         if self.curve is None:
             return (Scale.of(self.highest, "B"),) * 2
         (*_, most), (dearest, *_) = self.curve.points, self.curve.points
@@ -109,7 +110,7 @@ class Page:
 
     @property
     def highest(self) -> int:
-        """The highest of all peaks on the page, in bytes: those of its plans, and those without remat."""
+        """The highest peak on the page in bytes, over the peaks of all plans and the peaks without remat."""
         without = self.first.view.without
         peaks = [
             peak
@@ -120,16 +121,17 @@ class Page:
 
 
 def page_data(page: Page) -> dict[str, Any]:
-    """Return the data of a page as a dict for JSON."""
+    """Return the data that a page's script draws, as a dict for JSON."""
     texts, curve, first = Texts(count().__next__), page.curve, page.first
-    # All plans have one scale, so that the axis does not change when the slider moves.
+    # All plans share one scale, so that the axis of bytes does not change when the slider moves.
     scale = Scale.of(page.highest, "B")
     kinds = list(StorageKind)
     color_of = {
         kind: color for color, (_, _, group) in zip(_COLORS, LAYERS, strict=True) for kind in group
     }
     clock = first.view.clock
-    # The plan shown first determines the unit of time for all plans, so that this axis does not change either.
+    # The plan shown first determines the unit of time for all plans, so that the axis of time does not change
+    # when the slider moves.
     time = Scale.of(clock.starts[-1], clock.unit) if clock else Scale(size=1, unit="")
     stops = [_stop(stop, texts, kinds, page.scales, time) for stop in page.stops]
     return {
@@ -176,8 +178,8 @@ def _stop(
     scales: tuple[Scale, Scale],
     time: Scale,
 ) -> dict[str, Any]:
-    """Return the data of one plan as a dict for JSON."""
-    # The data refer to texts by number, and to kinds of storages by position.
+    """Return the data that a page's script draws for one plan, as a dict for JSON."""
+    # The returned data refer to texts by number, and to kinds of storages by position in ``kinds``.
     view, step = stop.view, stop.view.timeline
     sums, running = step.nbytes(), view.operator_at
     program_points = highest_points(sums, COLUMNS)
@@ -185,7 +187,7 @@ def _stop(
     named = _named(view, kept_values)
     peak, one_by_one = step.peak, set(map(id, named))
     # All values that are not drawn one by one are summed in two areas: small values, and recomputed values.
-    # These areas lie between the parameters below and the temporary values above.
+    # The two areas lie between the parameters below and the temporary values above.
     apart = (StorageKind.INPUT, StorageKind.RECOMPUTED, StorageKind.TEMPORARY)
     rest = [v for v in view.values if id(v) not in one_by_one]
     small, again = (
@@ -241,7 +243,7 @@ def _stop(
 
 
 def _named(view: StepView, kept_values: Sequence[Value]) -> list[Value]:
-    """Return the values that are drawn one by one: kept values, and other values that are large beside the peak."""
+    """Return the values that are drawn one by one: kept values, and others that are large relative to the peak."""
     least = view.timeline.peak.nbytes * _SMALL
     others = [
         v
@@ -265,7 +267,7 @@ def _price(value: Value, unit: str) -> str:
 
 
 def _kept_text(kept_values: Sequence[Value]) -> str:
-    """Return the text above the table of kept values: their number and bytes, and what the columns mean."""
+    """Return the text above the table of kept values: how many values and bytes, and what the columns mean."""
     if not kept_values:
         return "Forward keeps nothing for backward but inputs and outputs."
     text = (
@@ -281,8 +283,9 @@ def _kept_text(kept_values: Sequence[Value]) -> str:
 
 
 def _again(view: StepView, texts: Texts) -> dict[str, Any]:
-    """Return the columns of the table of recomputed operators (``again``), and the text above it (``againText``)."""
-    # Runs without a cost, such as views, have no row. The text counts them.
+    """Return the table of recomputed operators by column (``again``), and the text above the table (``againText``)."""
+    # Runs without a cost, such as views, have no row. The text above the table gives the number of
+    # runs without a cost.
     runs = [run for run in view.recomputed if run.cost]
     rows = grouped(runs, lambda run: (run.op, run.source), lambda run: run.cost or 0)
     shown, rest = rows[:MOST_AGAIN], rows[MOST_AGAIN:]

@@ -42,7 +42,7 @@ class Scale:
 
     @classmethod
     def of(cls, most: float, unit: str) -> Scale:
-        """Return the scale with the largest unit that is not above ``most``; with the smallest unit if all are above.
+        """Return the scale with the largest unit that is at most ``most``, or the smallest unit if all are larger.
 
         Args:
             most: largest amount on the axis, in ``unit``.
@@ -58,7 +58,7 @@ class Scale:
 
 
 #: Distances between ticks of an axis of bytes, in the axis's binary unit, such as GiB. Distances below 1 are
-#: powers of 2, so that they are whole numbers in the next smaller unit.
+#: powers of 2, so that each is a whole number in the next smaller unit.
 _DISTANCES = (1 / 8, 1 / 4, 1 / 2, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 #: Largest number of ticks above 0 on an axis.
 _TICKS = 6
@@ -108,7 +108,7 @@ def draw_budget(axes: Axes, nbytes: int, scale: Scale) -> None:
 
 
 def write_picture(path: str | Path, draw: Callable[[], Figure]) -> None:
-    """Draw a figure and write it to a file, atomically. Equal figures give identical bytes.
+    """Draw a figure and write it to a file, atomically. Equal figures give identical files.
 
     Args:
         path: the file, which ends with ``.svg`` or ``.png``.
@@ -133,7 +133,8 @@ def write_picture(path: str | Path, draw: Callable[[], Figure]) -> None:
         ) from error
     picture = io.BytesIO()  # a failed drawing must not leave part of a file
     with matplotlib.rc_context(_SETTINGS):
-        # By default, Matplotlib writes the date into an SVG and its version into a PNG, so equal figures differ.
+        # By default, Matplotlib writes the date into an SVG and its version into a PNG, so that files of equal
+        # figures differ.
         metadata = {"Date": None} if suffix == ".svg" else {"Software": None}
         draw().savefig(picture, format=suffix[1:], dpi=150, metadata=metadata)
     write_file(path, picture.getvalue(), "picture", PlanError)

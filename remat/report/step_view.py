@@ -1,7 +1,7 @@
-"""Data of steps and frontiers for pictures, pages and exports: storages over time, operators, kept and recomputed values.
+"""Data of a step or a frontier for pictures, pages and exports: storages, operators, kept and recomputed values.
 
-All data come from the same functions as `Plan.timeline`, `Plan.plot` and `Plan.explain`, so that
-pages agree with the plan.
+Pages agree with `Plan.timeline`, `Plan.plot` and `Plan.explain`, because all data come from the
+same functions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from remat.graph.memory.liveness import MemoryCurve, StorageKind, Timeline
 
-#: Bytes and cost.
+#: Point of a frontier: bytes and cost.
 Point = tuple[int, int]
 #: States of a value under a plan.
 KEPT, RECOMPUTED, OFFLOADED = "kept", "recomputed", "offloaded"
@@ -20,19 +20,19 @@ KEPT, RECOMPUTED, OFFLOADED = "kept", "recomputed", "offloaded"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """One storage of a step, with its lifetime. A program point is a run of an operator or, in compiled code, of a kernel.
+    """One storage of a step, with the storage's lifetime in program points (runs of operators or compiled kernels).
 
     Attributes:
-        name: name of a node. For a kept storage, the node whose value forward returns for backward;
-            for an offloaded storage, the offloaded value; else the node that made the storage.
+        name: name of a node: for a kept storage, the node whose value forward returns for backward; for an offloaded
+            storage, the offloaded value; for any other storage, the node that made it.
         op: operator that made the storage; ``"input"`` for inputs of the step, empty if unknown.
         nbytes: bytes of the storage.
         kind: kind of the storage.
         first: number of the first program point at which the storage is alive.
         last: number of the last program point at which the storage is alive.
-        state: ``"kept"`` from forward to backward; ``"recomputed"`` by a later run of its node;
-            ``"offloaded"`` for a storage copied to host memory, and for the copy back; otherwise
-            empty.
+        state: ``"kept"`` if forward keeps the storage for backward; ``"recomputed"`` if a later run
+            of its node made it; ``"offloaded"`` for a storage copied to host memory, and for the
+            copy back; otherwise empty.
         source: source line in the user's code; empty if unknown.
         price: cost of recomputing a kept value alone, in the unit of the step; None for other values,
             and if the value cannot be recomputed.
@@ -66,7 +66,8 @@ class KeptStorage:
             the problem; None if the value cannot be recomputed.
         tagged: name of the `CheckpointPolicy` by which the user forbids recomputation, such as
             ``"MUST_SAVE"``; empty if there is none.
-        undeclared: operators that computed the value and must not run again, because they are not declared pure.
+        undeclared: operators that computed the value and must not run again, because the operators are not
+            declared pure.
         branch: ``"branch value"`` if the value is kept so that backward branches as forward did;
             ``"compared"`` if it is kept because backward compares it with its maximum; else empty.
     """
@@ -83,17 +84,17 @@ class KeptStorage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorRun:
-    """One run of an operator.
+    """One run of an operator in a step, in forward or backward.
 
     Attributes:
         name: name of the node.
-        node: name of the node in the joint graph, which may run several times.
+        node: name of the run's node in the joint graph, which may run several times.
         op: operator of the node.
         source: source line in the user's code; empty if unknown.
         in_backward: whether this run is in backward.
-        again: reason for the run if the node has run before in this step, else empty. ``"tagged"``: a checkpoint
-            policy of the user tags the node for recomputation. ``"read"``: backward itself reads the value.
-            ``"on the way"``: only other recomputed nodes read the value.
+        again: reason for the run if the node has run before in this step; empty for the first run. ``"tagged"``:
+            a checkpoint policy of the user tags the node for recomputation. ``"read"``: backward itself reads
+            the value. ``"on the way"``: only other recomputed nodes read the value.
         nbytes: bytes that keeping the node's value would take; 0 if the value takes no memory of its own.
         cost: cost of this run in the unit of the step; None if unknown.
     """
@@ -114,7 +115,7 @@ class Clock:
 
     Attributes:
         starts: time at which each run of an operator begins, in the order of the step, then the end of the step.
-        without: the same times for the step without remat; empty if unknown.
+        without: the times in ``starts`` for the step without remat; empty if unknown.
         unit: unit of all these times.
     """
 
@@ -129,11 +130,11 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepView:
-    """Data of the step under one plan, from which pages, plots and exports are made.
+    """Data of the training step under one plan, from which pages, plots and exports are made.
 
     Attributes:
         graph: name of the joint graph.
-        title: the graph and the budget of the plan.
+        title: text that names the graph and the budget of the plan.
         unit: unit of all costs.
         timeline: storages alive at each program point of the step.
         as_compiled: whether each program point of the timeline is a kernel of compiled code, instead of one of
@@ -162,7 +163,7 @@ class StepView:
 
     @property
     def recomputed(self) -> list[OperatorRun]:
-        """Runs of nodes that have run before in the step, usually in backward."""
+        """Runs, usually in backward, of nodes that have run before in the step."""
         return [run for run in self.runs if run.again]
 
     @property
@@ -175,7 +176,7 @@ class StepView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontierView:
-    """One frontier to draw. A point is (bytes, cost). Bytes rise from point to point, and costs fall.
+    """One frontier to draw. A point of the frontier is (bytes, cost). Bytes rise from point to point, and costs fall.
 
     Attributes:
         label: name of the frontier, such as the name of the solver.
@@ -201,7 +202,7 @@ class FrontierView:
 def short_module(path: str) -> str:
     """Shorten a module path to begin at its first numbered module, such as ``"layers.0.mlp"``.
 
-    A path without a number is shortened to its last name.
+    A module path without a number is shortened to the last name in the path.
     """
     match = re.search(r"\w+\.(\d|\*).*", path)
     return match[0] if match else path.rpartition(".")[2]

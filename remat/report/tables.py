@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def console() -> Console:
     """Return a Rich console for standard output that prints text as it is, without reading markup.
 
-    Rich would otherwise read ``[hf]`` in ``remat[hf]`` as markup. If standard output is not a
+    By default, Rich would read ``[hf]`` in ``remat[hf]`` as markup. If standard output is not a
     terminal, the console is 1,000 columns wide, so that no cell is cut.
     """
     plain = {"markup": False, "emoji": False, "highlight": False}

@@ -38,7 +38,7 @@ class GraphCore:
         self, capacity: int, limit: int, work: int, most: int, seconds: float
     ) -> tuple[bool, bool, int, int, list[int], int, bool]: ...
 
-# A step problem in the kernel's form; the arguments are those of `remat.solvers.schedule.core.StepCore.columns`.
+# A schedule problem in the kernel's form; `remat.solvers.schedule.core.ScheduleCore.columns` gives the arguments.
 class StepGraph:
     def __init__(
         self,
@@ -50,8 +50,8 @@ class StepGraph:
         maker: Sequence[int],
         size: Sequence[int],
     ) -> None: ...
-    # Run one annealing search for each turn (seed, moves, hot, cold, wide, narrow, price). Returns (feasible,
-    # by_clock, cost, peak, sequence) for each turn.
+    # Run one annealing search for each entry (seed, moves, hot, cold, wide, narrow, price) of `turns`. Returns
+    # (feasible, by_clock, cost, peak, sequence) for each entry.
     def anneal(
         self,
         start: Sequence[int],

@@ -31,7 +31,7 @@ class Auto(Solver):
 
     The compiled kernel runs first, because it proves nearly every optimum in milliseconds. A solver that
     is not installed, fails, refuses the problem, or returns a wrong answer is skipped. Without a time
-    limit, limits count operations instead of seconds, so the answer repeats.
+    limit, limits count operations instead of seconds, so every run returns the same answer.
     """
 
     __slots__ = ()
@@ -68,7 +68,7 @@ class Auto(Solver):
         """Solve a graph problem in rounds of growing work, and return the best answer.
 
         A round runs a beam search, the kernel's exact enumeration, and HiGHS. The rounds end early if the
-        gap is at most 0.1 %.
+        gap between cost and bound is at most 0.1 % of the cost.
         """
         # The kernel is fast if few values are alive at a time, and HiGHS if many are. On the wrong kind of graph,
         # either takes a hundred times as long, so the first rounds are short. HiGHS cannot be interrupted at the
@@ -92,7 +92,7 @@ class Auto(Solver):
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
-        """Solve a schedule problem with the kernel; if it is missing, with CP-SAT, or else with `Greedy`."""
+        """Solve a schedule problem with the first of three solvers that can: the kernel, CP-SAT, and `Greedy`."""
         if unavailable(Native) is None:
             return Native().solve_schedule(problem, time_limit=time_limit)
         if unavailable(CpSat) is None:
@@ -102,7 +102,7 @@ class Auto(Solver):
 
 
 def _kernel_answer(problem: KnapsackProblem, limit: float | None) -> Answer | None:
-    """Return the kernel's unverified answer, or None if the kernel cannot run, refuses or fails."""
+    """Return the kernel's unverified answer to a knapsack; None if the kernel cannot run, refuses or fails."""
     native = Native()
     if native.cannot_run() is not None or native.refuses(problem) is not None:
         return None
@@ -136,7 +136,7 @@ def _best(
 
 
 def _members(core: KnapsackProblem, *, again: bool) -> Iterator[tuple[Solver, float]]:
-    """Yield the solvers to run in order, each with its fraction of the remaining time."""
+    """Yield the solvers that `Auto` runs on a knapsack, in order, each with its fraction of the remaining time."""
     if again:
         yield Native(), 0.6
     # With one step per unit of capacity, the dynamic program is exact.

@@ -22,9 +22,9 @@ class Solver:
 
     A subclass sets `name` and defines at least one of ``solve``, ``solve_graph`` and
     ``solve_schedule``. Class attributes state what the solver can do, so that remat can list
-    solvers without creating them. A subclass imports its back end, such as OR-Tools, inside these
+    solvers without creating them. A subclass imports its back end, such as OR-Tools, inside its
     methods. Solvers hold no run state, so all instances of a class are equal. A subclass that is a
-    dataclass may have options as fields; its instances are equal if these fields are.
+    dataclass may have options as fields; instances with equal options are equal.
 
     Attributes:
         name: the name under which users select the solver, in kebab-case.
@@ -38,7 +38,7 @@ class Solver:
         integer_limit: the largest sum of weights, sum of values or capacity that the solver
             accepts. `refuses` rejects larger problems. None: no limit below 2**63 - 1.
         requires: names of the modules that the solver imports.
-        extra: the argument of ``pip install`` that installs these modules, such as
+        extra: the argument of ``pip install`` that installs the modules in ``requires``, such as
             ``"my-package[highs]"``. By default, the missing module's top-level package.
         solves: the kinds of problems that the class has a method for: ``"knapsack"`` for ``solve``,
             ``"graph"`` for ``solve_graph``, ``"schedule"`` for ``solve_schedule``. Set when the
@@ -90,8 +90,8 @@ class Solver:
     ) -> Answer | Iterable[int]:
         """Choose nodes to save whose total bytes stay within the problem's capacity.
 
-        A solver need not define this method. Without it, ``solve`` gets knapsacks whose items are
-        nodes, and a minimum cut turns the chosen items into saved nodes (see
+        A solver need not define ``solve_graph``. Without this method, remat passes knapsacks whose
+        items are nodes to ``solve``, and a minimum cut turns the chosen items into saved nodes (see
         `remat.solvers.graph.completion`).
 
         Args:
@@ -109,7 +109,7 @@ class Solver:
         """Choose the order in which nodes run and which nodes run again.
 
         The peak memory of the schedule must stay within the problem's capacity. A solver need not
-        define this method. Without it, `remat.solvers.run.run` refuses schedule problems for the solver.
+        define ``solve_schedule``. Without this method, `remat.solvers.run.run` refuses schedule problems.
 
         Args:
             problem: the schedule problem to solve; a capacity of None sets no limit.
@@ -127,7 +127,7 @@ class Solver:
     def refuses(self, problem: KnapsackProblem) -> str | None:
         """Return why the solver cannot solve this knapsack; None if it can.
 
-        remat calls this method before ``solve``. The default implementation refuses a sum of
+        remat calls ``refuses`` before ``solve``. The default implementation refuses a sum of
         weights, a sum of values or a capacity above ``integer_limit``.
         """
         limit = self.integer_limit
@@ -161,8 +161,8 @@ class Solver:
 def built_in(solver: Solver) -> bool:
     """Return whether a solver is remat's own, so that its bounds count as proven.
 
-    A subclass that is defined outside `remat.solvers` is not built in. An `Isolated` solver runs
-    another solver in its own process. It is built in if that other solver is.
+    A subclass that is defined outside `remat.solvers` is not built in. An `Isolated` solver is built in
+    if the solver that it runs is built in.
     """
     kind = type(solver)
     if kind.__module__ == "remat.solvers.isolation.process":  # `isolated` created this class
@@ -176,7 +176,7 @@ def built_in(solver: Solver) -> bool:
 def unavailable(solver: type[Solver]) -> str | None:
     """Return why a solver cannot run here and how to install its modules; None if it can run.
 
-    The check finds the modules in ``requires`` without importing them.
+    The modules in ``requires`` are found, but not imported.
     """
     fault = check_requires(solver)
     if fault is not None:  # an instance of a class that was never registered

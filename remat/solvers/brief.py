@@ -12,12 +12,12 @@ from remat.solvers.knapsack.cpsat import CpSat
 from remat.solvers.knapsack.milp import Milp
 from remat.solvers.knapsack.pulp_cbc import PulpCbc
 
-#: Number by which the usual work is divided. A search until a proof may take minutes for one graph of a few hundred
-#: nodes; with this limit, a table of all solvers takes seconds. The help and tables of the command line show it.
+#: Number by which a solver's usual work is divided. A search until a proof may take minutes for one graph of a few
+#: hundred nodes; with less work, a table of all solvers takes seconds. The command line shows the number.
 PARTS = 20
 
-#: The search solvers with less work, by name. A limit keeps its type: CP-SAT's limit in
-#: deterministic seconds is a float, and the other limits are ints.
+#: The search solvers with a twentieth of their usual work, as a dict from names. A limit keeps its type: CP-SAT's
+#: limit in deterministic seconds is a float, and the other limits are ints.
 BRIEF: Mapping[str, Solver] = {
     solver.name: replace(solver, **{limit: type(of)(of / PARTS)})
     for solver, limit in (

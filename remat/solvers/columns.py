@@ -40,9 +40,9 @@ def short(value: object) -> str:
 def sequence(
     label: str, values: Any, length: int | None = None, *, each: str = "name"
 ) -> tuple[Any, ...]:
-    """Return the entries of an ordered iterable as a tuple of the given length; None: of any length.
+    """Return the entries of an ordered iterable as a tuple; raise `ProblemError` if it has not ``length`` entries.
 
-    An error message about the length says "expected 3, one for each ``each``".
+    ``each`` is what an entry belongs to, in an error message such as "expected 3, one for each name".
     """
     if not isinstance(values, Iterable) or isinstance(values, (str, bytes, set, frozenset, dict)):
         raise ProblemError(
@@ -69,7 +69,7 @@ def integer(label: str, value: object, low: int = 0, high: int = INT64_MAX) -> i
 
 
 def capacity(label: str, value: object) -> int | None:
-    """Return a capacity: an integer of at least 0, or None for no limit; else raise `ProblemError`."""
+    """Return a capacity if it is an integer of at least 0, or None for no limit; otherwise raise `ProblemError`."""
     return None if value is None else integer(label, value)
 
 
@@ -87,7 +87,7 @@ def integers(
 
 
 def amounts(label: str, values: Any, names: Sequence[str] | None = None) -> tuple[int, ...]:
-    """Check a column of non-negative integers whose sum is at most 2**63 - 1, one for each of ``names``."""
+    """Return the entries of a column if they are non-negative integers, one for each name, with a sum below 2**63."""
     entries = sequence(label, values, None if names is None else len(names))
     numbers = integers(label, entries, names=names or ())
     if sum(numbers) > INT64_MAX:
@@ -98,7 +98,7 @@ def amounts(label: str, values: Any, names: Sequence[str] | None = None) -> tupl
 
 
 def flags(label: str, values: Any, names: Sequence[str]) -> tuple[bool, ...]:
-    """Return the entries of a column of bools, one for each name; else raise `ProblemError`."""
+    """Return the entries of a column if they are bools, one for each name; otherwise raise `ProblemError`."""
     entries = sequence(label, values, len(names))
     if not set(map(type, entries)) <= {bool}:
         i, bad = next((i, x) for i, x in enumerate(entries) if type(x) is not bool)
@@ -107,7 +107,7 @@ def flags(label: str, values: Any, names: Sequence[str]) -> tuple[bool, ...]:
 
 
 def earlier_nodes(label: str, rows: Any, names: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Check the inputs of each node, which must be at smaller positions; return them as one tuple per node."""
+    """Return the inputs of each node as a tuple; raise `ProblemError` unless all inputs are at smaller positions."""
     given = sequence(label, rows, len(names))
     if set(map(type, given)) <= {tuple, list}:
         given = tuple(map(tuple, given))

@@ -1,4 +1,4 @@
-"""How much work our own solvers may do: one record of numbers, each with its reason."""
+"""Limits on the work of remat's own solvers, as fields of one dataclass, each with its reason."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolverEffort:
-    """Numbers that limit the work of a solver. The benchmarks ``solvers`` and ``plan-quality`` set them, unless noted.
+    """Limits on the work of solvers, chosen with the benchmarks ``solvers`` and ``plan-quality`` unless noted.
 
     Attributes:
-        states: a *state* is a partial choice of items. One search of a knapsack may create so many in total.
-        states_kept: states that such a search keeps at one time, which take at most 100 MB.
+        states: most states (partial choices of items) that one search of a knapsack may create in total.
+        states_kept: most states that one search of a knapsack keeps at one time, in at most 100 MB.
         table_cells: largest table for dynamic programming, in cells: items times capacity. Filling this table takes well
             under a second.
-        items: largest number of items for CP-SAT and HiGHS. With more items, these take 100 MB or more, and prove nothing.
+        items: largest number of items for CP-SAT and HiGHS. With more items, both take over 100 MB and prove nothing.
         turns: for each round on a graph problem: the number of prefixes (partial decisions) that the beam search keeps,
-            and an amount of work in the kernel's units. In each round, the kernel's exact enumeration gets twice this
-            amount, and HiGHS ten times or more. A hundred million units take the kernel one to three seconds.
+            and an amount of work in the kernel's units. The kernel's exact enumeration may do twice the round's amount
+            of work, and HiGHS ten times or more. A hundred million units take the kernel one to three seconds.
         long_turn: one more round, for graphs of more than ``large`` nodes.
         large: see ``long_turn``.
         root_work: work of HiGHS at the root of its search tree, in the kernel's units, for each node and edge of the
@@ -25,24 +25,24 @@ class SolverEffort:
         beam: number of prefixes that a beam search keeps after each node.
         beam_losses: largest loss of a prefix in the first and in the second beam search, as a fraction of the bound.
         gap: gap at which a search ends, as a fraction of the cost.
-        small: reduced problems of up to so many nodes are searched to a gap of zero.
-        small_work: most work of such a search, in the kernel's units, which takes milliseconds.
-        rounds: most knapsacks in whose place a graph problem is solved. In each round but the first, the capacity grows
-            by the bytes that the previous minimum cut left unused.
+        small: most nodes of a reduced problem that is searched to a gap of zero.
+        small_work: most work of a search to a gap of zero, in the kernel's units, which takes milliseconds.
+        rounds: most knapsacks that are solved one after another for one graph problem. The capacity grows from one
+            knapsack to the next by the bytes that the minimum cut left unused.
         moves: edits in one turn of annealing, for each node of the schedule problem (benchmark ``schedules``).
         most_moves: most edits in one turn (benchmark ``schedules``).
         schedule_nodes: largest schedule problem for CP-SAT. Its model grows fast: an edge between two nodes that may run
             twice has four variables, one for each pair of runs.
         verify_work: work of the search that checks a plugin's claimed bound. It takes hundredths of a second, and
             proves the bound of nearly all problems with a few hundred items.
-        verify_states: states that this search keeps.
+        verify_states: states that the search for a plugin's claimed bound keeps.
         offload_work: a search for values to offload ends after ``offload_least`` evaluations of schedules, but not before
             the evaluated schedules have so many runs in total (benchmark ``offloading``).
         offload_least: see ``offload_work``.
-        offload_around: a search that changes only the offloaded values gets this ratio of the work.
+        offload_around: fraction of ``offload_work`` for a search that changes only the offloaded values.
         offload_mends: most values that one change of a decision tries to offload, and to recompute.
         offload_improved: number of best decisions that local moves improve.
-        points: largest frontier of a knapsack. Points of a larger one are dropped, down to half this number.
+        points: most points of a knapsack's frontier. If there are more, points are dropped until at most half remain.
     """
 
     states: int = 400_000_000
@@ -72,5 +72,5 @@ class SolverEffort:
     points: int = 200_000
 
 
-#: The effort of our solvers.
+#: The limits that remat's own solvers use.
 EFFORT = SolverEffort()

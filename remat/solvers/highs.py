@@ -12,7 +12,7 @@ from remat.solvers.interrupts import interruptible
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MilpResult:
-    """Result of HiGHS on a program that minimises.
+    """Result of HiGHS on a mixed-integer program that minimises an objective.
 
     Attributes:
         x: values of the variables in the best solution found, as an array; None if none was found.
@@ -41,8 +41,8 @@ def milp(
 ) -> MilpResult:
     """Minimise ``cost @ x`` subject to ``low <= rows @ x <= high`` and ``0 <= x <= upper``.
 
-    ``low``, ``high`` and ``upper`` are one number for all rows or variables, or one for each. Ctrl-C ends
-    the call at once; HiGHS's thread then runs on to its limit.
+    ``low``, ``high`` and ``upper`` are each one number for all rows or variables, or an array with a number
+    for each. Ctrl-C ends the call at once, but HiGHS's thread runs on to its limit.
 
     Args:
         cost: one coefficient per variable.
@@ -83,7 +83,7 @@ def milp(
 
 
 def _binding() -> Any:
-    """Import HiGHS's Python module, or else SciPy's copy of the module."""
+    """Import HiGHS's Python module ``highspy``, or SciPy's copy of HiGHS if ``highspy`` is missing."""
     with contextlib.suppress(ImportError):
         # OR-Tools and `highspy` 1.15 each bring a library of the name `libhighs`, and the one loaded second fails.
         # OR-Tools comes first, because nothing replaces it.
@@ -100,7 +100,7 @@ def _binding() -> Any:
 
 
 def _result(statuses: Any, engine: Any) -> MilpResult:
-    """Read the result of a finished run."""
+    """Read the result of a finished run of HiGHS."""
     import numpy as np
 
     status, info = engine.getModelStatus(), engine.getInfo()

@@ -1,4 +1,4 @@
-"""Run a native search so that Ctrl-C is noticed while it runs."""
+"""Run a search in native code in a thread, so that Ctrl-C ends the wait for the search."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ T = TypeVar("T")
 def interruptible(search: Callable[[], T], stop: Callable[[], object] | None = None) -> T:
     """Run a search in a thread, and return its result; Ctrl-C in the main thread ends the wait.
 
-    The search must release the GIL. ``stop`` makes a running search return soon. Without ``stop``, the
-    thread of an interrupted search runs on until its own limit, or until the process exits.
+    The search must release the GIL. The function ``stop`` makes a running search return soon. Without
+    ``stop``, an interrupted search runs on until its own limit, or until the process exits.
     """
     # Python handles a signal between its own instructions, so the main thread must not be inside of native code.
     result = Future[T]()

@@ -1,8 +1,8 @@
 """Base class of the three kinds of problems, and the 0/1 knapsack problem.
 
-All numbers of a problem are integers. A kind of problem is a subclass of `Problem`. The subclass
+All numbers of a problem are integers. Each kind of problem is a subclass of `Problem`. The subclass
 names the solver method to call, checks and evaluates answers, and gives a bound that needs no
-search. `remat.solvers.run.run` therefore works for every kind.
+search. `remat.solvers.run.run` solves problems of every kind.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ P = TypeVar("P", bound="Problem[Any]")
 
 
 class Limits(NamedTuple):
-    """A bound that no answer beats, and the value or cost of an answer known to exist, such as a greedy one."""
+    """A bound that no answer beats, and the value or cost of an answer known to exist, such as a greedy answer."""
 
     bound: int
     reachable: int | None = None
@@ -47,7 +47,7 @@ class Problem(Generic[S]):
         bound_text: text that precedes a bound in error messages.
         own_text: text that precedes the objective of the solver's answer in error messages.
         maximises: whether a larger objective is better.
-        by_capabilities: whether `Solver.refuses` and `Solver.exact` apply to this kind.
+        by_capabilities: whether `Solver.refuses` and `Solver.exact` apply to this kind of problem.
     """
 
     __slots__ = ()
@@ -84,9 +84,7 @@ class Problem(Generic[S]):
         raise NotImplementedError
 
     def measure(self, choice: tuple[int, ...]) -> dict[str, Any]:
-        """Evaluate a choice, and return its figures, such as value and weight.
-
-        The keys of the dict are names of attributes of ``solution``.
+        """Return the figures of a choice, such as value and weight, by the names of attributes of ``solution``.
 
         Raises:
             ProblemError: the choice cannot be carried out. The caller puts the solver's name before
@@ -95,24 +93,24 @@ class Problem(Generic[S]):
         raise NotImplementedError
 
     def excess(self, figures: Mapping[str, Any]) -> str:
-        """Describe an answer that exceeds the capacity, as part of an error message, from its figures."""
+        """Return the part of an error message that describes an answer above the capacity, from its figures."""
         raise NotImplementedError
 
     def limits(self) -> Limits:
-        """Return a bound that no answer's objective can beat, and an objective known to be reachable."""
+        """Return a bound that no answer can beat, and the value or cost of an answer known to exist, if any."""
         raise NotImplementedError
 
     def refuse_infeasible(self) -> None:
         """Raise `BudgetError` if every answer provably exceeds the capacity."""
 
     def within(self: P, capacity: int | None) -> P:
-        """Return the same problem with another capacity in bytes; only the capacity is checked."""
+        """Return a copy of this problem with another capacity in bytes; no other field is checked again."""
         return self._with(capacity=columns.capacity(self._label("capacity"), capacity))
 
     def with_hints(self: P, hints: Iterable[Sequence[int]]) -> P:
-        """Return the same problem with other ``hints``, answers from which a solver may start.
+        """Return a copy of this problem with other ``hints``: answers from which a solver may start.
 
-        The answers are not checked. A knapsack has no field ``hints``, so they are ignored.
+        The hints are not checked. A knapsack has no field ``hints`` and ignores them.
         """
         return self._with(hints=tuple(map(tuple, hints)))
 
@@ -169,9 +167,9 @@ def read_indices(entries: list[Any], count: int, noun: str) -> tuple[int, ...]:
 class KnapsackProblem(Problem[Solution]):
     """Pick items of the greatest total value whose total weight stays within the capacity.
 
-    An item is a tensor of the joint graph that is expensive to recompute. Its weight is the bytes
-    that saving it takes. Its value is the recompute cost that saving it avoids. Arguments may be
-    any ordered iterables of integers, also of NumPy types; they are stored as tuples of ``int``.
+    An item is a tensor of the joint graph that is expensive to recompute. An item's weight is the bytes
+    that saving the tensor takes. An item's value is the recompute cost that saving the tensor avoids.
+    Arguments, any ordered iterables of integers, also of NumPy types, are stored as tuples of ``int``.
     Every number, the sum of weights and the sum of values lie between 0 and 2**63 - 1.
 
     Args:
@@ -228,7 +226,7 @@ class KnapsackProblem(Problem[Solution]):
         return sum(map(self.values.__getitem__, items))
 
     def within(self, capacity: int | None) -> KnapsackProblem:
-        """Return the same items with another capacity; None: the total weight of all items."""
+        """Return a knapsack of the same items with another capacity; None: the total weight of all items."""
         # Do not use `super()`: without arguments it fails in a dataclass with slots.
         return Problem.within(self, self.total_weight if capacity is None else capacity)
 
@@ -243,7 +241,7 @@ class KnapsackProblem(Problem[Solution]):
         return f"an overweight choice: {figures['weight']}"
 
     def relaxed(self) -> Relaxation:
-        """Return the linear relaxation: an upper bound, and a greedy choice that fits."""
+        """Return an upper bound on the value, from the linear relaxation, and a greedy choice within the capacity."""
         return relax(self.weights, self.values, self.capacity)
 
     def repaired(self, picked: Iterable[int]) -> tuple[int, ...]:

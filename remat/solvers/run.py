@@ -31,8 +31,8 @@ def run(
 ) -> S:
     """Solve a problem with a solver, and verify the answer.
 
-    The solver gets the caller's problem unchanged, so the numbers in a refusal are the caller's. For a
-    solver of knapsacks only, a graph problem is converted to knapsacks: see
+    The caller's problem is passed on unchanged, so numbers in a solver's refusal are the caller's numbers.
+    If a solver solves only knapsacks, a graph problem is converted to knapsacks: see
     `remat.solvers.graph.completion`.
 
     Args:
@@ -113,8 +113,8 @@ def check_time_limit(time_limit: object) -> None:
 def solver_errors(solver: Solver) -> Iterator[Callable[[], float]]:
     """Convert exceptions in a ``with`` block to a `SolverError` that names the solver.
 
-    A `BudgetError` passes unchanged, and so does a `SolverError` that already names the solver. The block
-    gets a function that returns the seconds since it began.
+    A `BudgetError` passes unchanged, and so does a `SolverError` that already names the solver. The value of
+    the context manager is a function that returns the seconds since the block began.
     """
     started = time.perf_counter()
     try:

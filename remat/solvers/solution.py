@@ -23,15 +23,15 @@ class Answer:
 
     Attributes:
         saved: indices of the items (for a graph problem: nodes) to save, in any order.
-        bound: a bound that the solver has proven; None if it has none. For a knapsack it is an
-            upper bound on the value of any choice. For a graph problem it is a lower bound on the
-            cost of any decision.
+        bound: a bound that the solver has proven; None if it has none. The bound of a knapsack is an
+            upper bound on the value of any choice. The bound of a graph problem is a lower bound on
+            the cost of any decision.
         value: the total value of ``saved`` (for a graph problem: the cost), as computed by the
             solver; None if not stated. An answer with a wrong value is refused.
         status: ``OPTIMAL`` if the solver has proven its answer optimal. An answer to a knapsack
             with neither status nor bound counts as ``OPTIMAL`` if the solver declares ``exact``.
-        by_clock: whether a time limit ended the search. The next run may then give another answer.
-            A limit on counted work does not set this flag.
+        by_clock: whether a time limit ended the search, so that the next run may give another
+            answer. A limit on counted work does not set ``by_clock``.
     """
 
     saved: Iterable[int]
@@ -42,7 +42,7 @@ class Answer:
 
     @property
     def choice(self) -> Iterable[int]:
-        """Same as ``saved``; `ScheduleAnswer` has an attribute of this name too."""
+        """The indices in ``saved``, under an attribute name that `ScheduleAnswer` has too."""
         return self.saved
 
 
@@ -54,8 +54,8 @@ class ScheduleAnswer:
         sequence: nodes in the order in which they run.
         bound: a lower bound on the cost of any schedule, proven by the solver; None if the solver
             has proven none.
-        by_clock: whether a time limit ended the search. The next run may then give another answer.
-            A limit on counted work does not set this flag.
+        by_clock: whether a time limit ended the search, so that the next run may give another
+            answer. A limit on counted work does not set ``by_clock``.
     """
 
     value: ClassVar[None] = None
@@ -67,13 +67,13 @@ class ScheduleAnswer:
 
     @property
     def choice(self) -> Iterable[int]:
-        """Same as ``sequence``; `Answer` has an attribute of this name too."""
+        """The nodes in ``sequence``, under an attribute name that `Answer` has too."""
         return self.sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """Base class of verified answers. remat, not the solver, computes their value, cost and bytes.
+    """Base class of verified answers, whose value, cost and bytes are computed by remat, not by the solver.
 
     Attributes:
         bound: a proven bound. For a knapsack, no choice has a greater value. For the other kinds of

@@ -1,4 +1,4 @@
-"""Verify the answers of solvers: evaluate each one in integers, and refuse wrong ones by name."""
+"""Evaluate the answers of solvers in integers, and raise an error that names the solver of a wrong answer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def verify(problem: Problem[S], solver: Solver, answer: object) -> S:
 def read(problem: Problem[Any], solver: Solver, answer: object) -> Answer:
     """Convert a solver's answer to an `Answer` of plain ints, without evaluating the answer.
 
-    The choice is in ``saved``, for schedule problems too. A malformed answer raises a `SolverError`.
+    The chosen items, nodes or runs are in ``saved``, for schedule problems too. A malformed answer raises
+    a `SolverError`.
     """
     # A bare iterable becomes an answer without claims.
     claim = answer if isinstance(answer, problem.answer) else problem.answer(answer)  # type: ignore[arg-type]
@@ -108,7 +109,7 @@ def judge(problem: Problem[S], solver: Solver, claim: Answer, *, elapsed_s: floa
 def _claimed_bound(
     problem: Problem[Any], solver: Solver, claim: Answer, reached: int
 ) -> int | None:
-    """Return the bound that an answer claims, the objective itself under the status OPTIMAL; None if it claims none."""
+    """Return the bound that an answer claims: its own objective if it claims to be optimal; None if it claims none."""
     exact = problem.by_capabilities and solver.exact
     if claim.status is None:
         return reached if exact and claim.bound is None else claim.bound
@@ -126,7 +127,7 @@ def _claimed_bound(
 
 
 def _proven_value(problem: KnapsackProblem, reached: int) -> int:
-    """Return an upper bound on the value of any choice, proven by a short search of the kernel, if possible."""
+    """Return an upper bound on any choice's value: from a short search of the kernel, or else the total value."""
     native = Native()
     if native.cannot_run() is not None or native.refuses(problem) is not None:
         return problem.total_value

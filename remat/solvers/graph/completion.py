@@ -1,9 +1,9 @@
 """Choose the nodes to save in a graph problem with a solver that solves only knapsacks.
 
 The items of the knapsack are the nodes that cost something to recompute. The items that the solver
-picks must not be recomputed. A minimum cut over bytes then finds the decision that saves the fewest
-bytes under this condition. Let B be the fewest bytes that any decision saves. The minimum cut saves
-at most B more bytes than the picked items weigh. So the first knapsack gets the capacity less B.
+picks must not be recomputed. A minimum cut over bytes finds the decision that saves the fewest bytes
+and recomputes no picked item. Let B be the fewest bytes that any decision saves. The minimum cut saves
+at most B more bytes than the picked items weigh. The first knapsack has the problem's capacity less B.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def by_knapsack(
 ) -> GraphSolution:
     """Choose the nodes to save with a knapsack solver, and return the cheapest choice found.
 
-    The solver first gets knapsacks whose items are all nodes of the reduced problem that cost something
-    to recompute. If ``problem.hints`` has decisions, the solver then gets knapsacks without the nodes
-    that one of these decisions recomputes. The known decisions follow a compiler's rules, which save
-    expensive nodes. Expensive nodes are often the better items.
+    The solver first solves knapsacks whose items are all nodes of the reduced problem that cost something
+    to recompute. If ``problem.hints`` has decisions, the solver then solves knapsacks without the nodes
+    that one of the hints recomputes. The hints follow a compiler's rules, which save expensive nodes.
+    Expensive nodes are often the better items.
 
     Args:
         solver: the knapsack solver; the solution and errors name it.
@@ -78,7 +78,7 @@ def _rounds(
     capacity: int,
     offered: int,
 ) -> Iterator[tuple[Solution, tuple[int, ...] | None]]:
-    """Yield the solution of each round's knapsack, and the nodes that its cut saves; None if they do not fit."""
+    """Yield each knapsack's solution, and the nodes that the minimum cut then saves; None if they do not fit."""
     # The minimum cut often saves fewer bytes than the picked items weigh. The next round offers the bytes left over.
     for _ in range(EFFORT.rounds):
         knapsack = KnapsackProblem(
@@ -101,7 +101,7 @@ def _rounds(
 
 
 def _weights(core: GraphProblem) -> list[int]:
-    """Return, for each node, the bytes that suffice to avoid its recomputation; 0 if no bytes suffice."""
+    """Return, for each node, the saved bytes that suffice to avoid its recomputation; 0 if no bytes suffice."""
     readers: list[list[int]] = [[] for _ in core.names]
     for i, reads in enumerate(core.inputs):
         for j in reads:

@@ -1,4 +1,4 @@
-"""A solver that tries minimum cuts under a compiler's rules, and takes the first one that fits.
+"""A solver that tries minimum cuts under a compiler's rules, and takes the first cut that fits the capacity.
 
 The order of the cuts is fixed, from the strictest rules to the loosest; costs are not compared.
 """
@@ -16,9 +16,9 @@ from remat.solvers.solution import Answer
 class CutSolver(Solver):
     """First minimum cut that fits the capacity: strict compiler rules first, fewest bytes last.
 
-    The rules ban operators such as reductions from recomputation. A `GraphProblem` has no operators, so
-    the caller puts the cuts into ``hints``, those under the strictest rules first. The solver proves no
-    bound.
+    Compiler rules ban operators such as reductions from recomputation. A `GraphProblem` has no operators,
+    so the caller puts the cuts into ``hints``, those under the strictest rules first. The solver proves
+    no bound.
     """
 
     __slots__ = ()

@@ -1,9 +1,9 @@
 """Minimum cuts of a graph problem, computed with OR-Tools' push-relabel maximum flow in int64, or with SciPy's.
 
-Each node is split into an *in* and an *out* vertex. Cutting the arc in→out saves the node, and cutting
-the arc source→in recomputes it. The arc out(u)→in(v) is never cut, because a recomputed node needs
-each of its inputs. If a node must not be recomputed, its *in* vertex is merged with the source. If
-backward reads a node, its *out* vertex is merged with the sink.
+Each node is split into an *in* and an *out* vertex. Cutting a node's arc in→out saves the node, and
+cutting its arc source→in recomputes the node. The arc out(u)→in(v) from an input u to a node v is
+never cut, because a recomputed node needs each of its inputs. If a node must not be recomputed, its
+*in* vertex is merged with the source. If backward reads a node, its *out* vertex is merged with the sink.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class MinimumCut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """Value of a minimum cut, and the *loss* of each choice: how much the choice adds to this value.
+    """Value of a minimum cut, and the *loss* of saving or recomputing each node: how much it adds to the value.
 
     The total price of a decision is ``value`` plus the losses of all its choices, including those in
     ``edges``.
@@ -68,10 +68,10 @@ class InfeasibleCutError(ProblemError):
 
 
 class Network:
-    """Flow network of one graph problem. Each finite cut is a decision which nodes to save.
+    """Flow network of one graph problem, in which each finite cut is a decision which nodes to save.
 
     Each call of `cut` or `losses` passes the prices of saving and recomputing each node, in one common
-    unit. Prices that sum past 64-bit integers raise a `ProblemError`.
+    unit. Prices whose sum is too large for 64-bit integers raise a `ProblemError`.
 
     Args:
         problem: the nodes and edges, with the nodes that may be saved or recomputed.
@@ -143,8 +143,8 @@ class Network:
     def cut(self, weight: Any, penalty: Any = None) -> MinimumCut:
         """Return the decision whose saved and recomputed nodes have the smallest total price.
 
-        Of several such decisions, the one that recomputes least is returned: the cut nearest to backward.
-        A ``penalty`` of None makes recomputation free.
+        Of several cheapest decisions, the one that recomputes least is returned: the cut nearest to backward.
+        If ``penalty``, the prices of recomputation, is None, recomputation is free.
         """
         import numpy as np
 
@@ -164,7 +164,7 @@ class Network:
         return self.cut(*scaled).saved
 
     def losses(self, weight: Any, penalty: Any) -> Losses:
-        """Return the *loss* of each choice: how much the choice adds to the minimum cut's price."""
+        """Return the *loss* of saving or recomputing each node: how much it adds to the minimum cut's total price."""
         import numpy as np
 
         n = len(self._problem)
@@ -186,7 +186,7 @@ class Network:
         return Losses(value=value, save=save.tolist(), recompute=again.tolist(), edges=edges)
 
     def _flow(self, weight: Any, penalty: Any) -> tuple[Any, Any, Any] | None:
-        """Solve the maximum flow; return it with its arcs' capacities and a mask of the nodes with a penalty."""
+        """Return the maximum flow, its arcs' capacities, and a mask of recomputable nodes with a penalty above 0."""
         import numpy as np
 
         if not len(self._saves):  # backward reads no node

@@ -2,8 +2,8 @@
 
 Without a capacity, but with a price for each saved byte, the best decision is a minimum cut. The
 decisions that are best at some price are the vertices of the lower hull of the (bytes, cost) pairs
-of all decisions. No decision lies below the line between two neighbouring vertices. So this line
-bounds the cost at every capacity between the two.
+of all decisions. No decision lies below the line between two neighbouring vertices, so the line
+bounds the cost at every capacity between the bytes of the two vertices.
 
 Source: H. Everett, "Generalized Lagrange multiplier method", Operations Research 11 (1963), for the
 bound. The search for the price follows M. J. Eisner and D. G. Severance, Journal of the ACM 23
@@ -64,7 +64,7 @@ class Edge:
         return max(0, -((self.price * capacity - self.value) // self.scale))
 
 
-#: The fields that determine a problem's hull: all but names, unit, capacity and known decisions.
+#: The fields that determine a problem's hull: all but names, unit, capacity and hints.
 _SHAPE = ("inputs", "cost", "size", "savable", "recomputable", "in_forward", "needed")
 #: Cache of the hulls that are still in use, by the ids of the `_SHAPE` fields of their problems.
 _HULLS: weakref.WeakValueDictionary[tuple[int, ...], Hull] = weakref.WeakValueDictionary()
@@ -73,9 +73,9 @@ _HULLS: weakref.WeakValueDictionary[tuple[int, ...], Hull] = weakref.WeakValueDi
 class Hull:
     """Lower convex hull of the (saved bytes, cost) pairs of all decisions of a graph problem.
 
-    Edges are computed on demand: by `edge` for one capacity, by `vertices` for all. The problem's
-    capacity is ignored. All minimum cuts are cuts of the core, the problem that `reduction` leaves.
-    ``least`` is the vertex with the fewest saved bytes, ``least_bytes``.
+    Edges of the hull are computed on demand: by `edge` for one capacity, by `vertices` for all. The
+    problem's capacity is ignored. Minimum cuts are computed on the core, the smaller problem in
+    `reduction`. ``least`` is the vertex with the fewest saved bytes, ``least_bytes``.
     """
 
     def __init__(self, problem: GraphProblem) -> None:
@@ -102,7 +102,7 @@ class Hull:
 
     @classmethod
     def of(cls, problem: GraphProblem) -> Hull:
-        """Return the hull of a problem, or of a copy with another capacity, from a cache; else compute it."""
+        """Return the hull of a problem; problems that differ only in their capacity share one cached hull."""
         # The cache holds weak references, so a hull stays while some caller holds it.
         key = tuple(id(getattr(problem, f)) for f in _SHAPE)
         hull = _HULLS.get(key)
@@ -116,7 +116,7 @@ class Hull:
             raise infeasible(capacity, self.least_bytes)
 
     def compiled(self, edge: Edge) -> Any:
-        """Build the kernel's `GraphCore` from the core and its losses at an edge's prices; cached for one edge."""
+        """Build the compiled kernel's `GraphCore` from the reduced problem at an edge's prices; cached for one edge."""
         key, cached = (edge.price, edge.scale), self._compiled
         if cached is not None and cached[0] == key:
             return cached[1]
@@ -128,7 +128,7 @@ class Hull:
         return core
 
     def edge(self, capacity: int) -> Edge:
-        """Return the edge around a capacity of at least `least_bytes`; ``fits`` is the last vertex within it."""
+        """Return the hull's edge whose vertex ``fits`` is the last one within a capacity of at least `least_bytes`."""
         while True:
             i = bisect_right(self._vertices, capacity, key=lambda v: v.saved_bytes) - 1
             fits = self._vertices[i]
@@ -142,7 +142,7 @@ class Hull:
 
     @property
     def ends(self) -> tuple[Vertex, Vertex]:
-        """The vertex with the fewest saved bytes, and the vertex with the least cost."""
+        """The hull's vertex with the fewest saved bytes, and its vertex with the least cost."""
         return self._vertices[0], self._vertices[-1]
 
     @cached_property
@@ -163,7 +163,7 @@ class Hull:
         return self._network.losses(edge.price * self._size, edge.scale * self._cost)
 
     def _refine(self, fits: Vertex, over: Vertex) -> None:
-        """Insert a vertex below the line between two vertices; if none exists, store the line as an edge."""
+        """Insert a vertex below the line between two vertices, or store the line as an edge if none lies below."""
         price, scale = self._prices(fits.cost - over.cost, over.saved_bytes - fits.saved_bytes)
         vertex, value = self._vertex(price, scale)
         of_line = min(price * v.saved_bytes + scale * v.cost for v in (fits, over))
@@ -174,7 +174,7 @@ class Hull:
         )
 
     def _prices(self, cost: int, saved_bytes: int) -> tuple[int, int]:
-        """Return the prices of a byte and of a unit of cost at which two vertices, with these differences, cost the same."""
+        """Return prices of a byte and a cost unit at which vertices with these differences cost the same in total."""
         total = cost * self._total_size + saved_bytes * self._total_cost
         if total <= ROOM:
             times = ROOM // max(1, total)
@@ -183,7 +183,7 @@ class Hull:
         return cost * ROOM // total, max(1, saved_bytes * ROOM // total)
 
     def _vertex(self, price: int, scale: int) -> tuple[Vertex, int]:
-        """Return the decision with the smallest ``price`` · bytes + ``scale`` · cost, and this sum."""
+        """Return the decision with the smallest sum ``price`` · bytes + ``scale`` · cost, and the sum."""
         cut = self._network.cut(price * self._size, scale * self._cost)
         saved_bytes = int(self._size[list(cut.saved)].sum()) if cut.saved else 0
         if scale:  # cheaper than following the decision through the graph

@@ -1,10 +1,10 @@
 """Solve the graph problem with Lagrange multipliers, and search for decisions near the hull.
 
 `remat.solvers.graph.hull` gives, for every capacity, a lower bound on the cost, a price of a byte, and
-a decision that may leave bytes unused. The *loss* of a decision is how far its cost, plus its bytes at
-this price, is above the least such total. The compiled kernel enumerates the decisions of little loss,
-node by node in topological order. A *prefix* is a decision on the first nodes of that order. The exact
-enumeration keeps all prefixes of little loss. The beam search keeps a limited number, the *beam*.
+a decision that may leave bytes unused. The *loss* of a decision is how far its cost plus the price of
+its bytes is above the least sum of any decision. The compiled kernel enumerates decisions of little
+loss, node by node in topological order. A *prefix* is a decision on the first nodes of the order. The
+exact enumeration keeps all prefixes of little loss. The beam search keeps a limited number of prefixes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from remat.solvers.solution import Answer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incumbent:
-    """The best decision found so far for a problem's *core*, with its cost and a lower bound.
+    """The best decision found so far for the reduced problem, or *core*, with its cost and a lower bound on any cost.
 
     Attributes:
         saved: positions of the saved nodes in the core.
@@ -49,7 +49,8 @@ class Lagrangian(Solver):
 
     Attributes:
         work: limit on the enumeration, in the kernel's units. A hundred million units take one to
-            three seconds. With 0, only beam search runs, and on small graphs a short enumeration.
+            three seconds. With a limit of 0, only beam search runs, and on small graphs a short
+            enumeration.
         gap: the difference between cost and lower bound at which to stop, as a fraction of the
             cost.
     """
@@ -61,7 +62,7 @@ class Lagrangian(Solver):
     requires: ClassVar[tuple[str, ...]] = ("scipy", "numpy")
 
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
-        """Choose the nodes to save; the answer also has a lower bound on the cost of any choice."""
+        """Choose the nodes to save; the answer also has a lower bound on the cost of any decision."""
         search = Search(problem, time_limit=time_limit)
         best = search.repair(search.start())
         return search.answer(search.exact(best, work=self.work, tolerance=self.gap))
@@ -95,7 +96,7 @@ class Search:
         )
 
     def repair(self, best: Incumbent, *, most: int = EFFORT.beam) -> Incumbent:
-        """Run up to two beam searches near the hull, ``most`` prefixes wide; return the best decision known afterwards.
+        """Run up to two beam searches that keep ``most`` prefixes; return the best decision found, or ``best``.
 
         Without the kernel, ``best`` is returned unchanged.
         """
@@ -107,11 +108,11 @@ class Search:
         return best
 
     def exact(self, best: Incumbent, *, work: int, tolerance: float = EFFORT.gap) -> Incumbent:
-        """Enumerate the decisions that could be better than ``best``; return the best one known.
+        """Enumerate the decisions that could be cheaper than ``best``; return the cheapest one, or ``best``.
 
-        The enumeration also raises the lower bound. It ends early if the gap reaches ``tolerance``, a
-        fraction of the cost, or if the work or the time is spent. Without the kernel, ``best`` is returned
-        unchanged.
+        The enumeration also raises the lower bound on the cost. The enumeration ends early if the gap reaches
+        ``tolerance``, a fraction of the cost, or if the work or the time is spent. Without the kernel,
+        ``best`` is returned unchanged.
         """
         # The limit on the loss grows in steps. A better decision found early makes later steps needless, and
         # each finished step proves a bound. All prefixes are kept: dropping one would void the proof.
@@ -132,7 +133,7 @@ class Search:
         return 0.0 if self.deadline is None else max(1e-3, self.deadline - time.monotonic())
 
     def answer(self, best: Incumbent) -> Answer:
-        """Extend a decision for the core to an answer for the whole problem."""
+        """Convert a decision for the reduced problem to an answer for the whole problem."""
         # With optimal answers, a larger budget never leads to a higher cost.
         if len(self.core) <= EFFORT.small:
             best = self.exact(best, work=EFFORT.small_work, tolerance=0.0)
@@ -146,7 +147,7 @@ class Search:
     def _run(
         self, best: Incumbent, *, share: float, most: int, work: int
     ) -> tuple[Incumbent, int, bool]:
-        """Enumerate decisions whose loss is at most a fraction of the bound; return the best, the work, completeness."""
+        """Enumerate decisions with a loss up to a share of the bound; return the best, the work, and if it ended."""
         edge = self.edge
         limit = int(max(1, edge.bound(self.capacity)) * share) * edge.scale
         improved, complete, saved_bytes, loss, saved, spent, by_clock = self.hull.compiled(

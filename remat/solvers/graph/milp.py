@@ -6,9 +6,9 @@ save variables. A constraint excludes decisions that cost more than the best kno
 
 The lower convex hull of the problem makes the program smaller. The hull gives a lower bound on the
 cost and a price of a byte (see `remat.solvers.graph.hull`). A choice saves or recomputes one node. The
-*loss* of a choice is how much it raises the bound at this price. If the loss exceeds the gap
-between the best known cost and the bound, the choice cannot be part of a better decision. Its
-variable is then fixed to 0.
+*loss* of a choice is how much the choice raises the bound at the price of a byte. If the loss exceeds
+the gap between the best known cost and the bound, the choice cannot be part of a better decision, so
+the variable of the choice is fixed to 0.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class GraphMilp(Solver):
     requires: ClassVar[tuple[str, ...]] = ("scipy", "numpy")
 
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
-        """Choose the nodes to save; the answer also has a lower bound on the cost of any choice."""
+        """Choose the nodes to save; the answer also has a lower bound on the cost of any decision."""
         search = Search(problem, time_limit=time_limit)
         return search.answer(self.improve(search, search.repair(search.start())))
 
@@ -77,7 +77,7 @@ class GraphMilp(Solver):
 
 
 def _program(search: Search, best: Incumbent) -> tuple[dict[str, Any], float]:
-    """Build the arguments of `milp`, and the cost of one unit of its objective."""
+    """Build the arguments of `milp` for a graph problem, and the recompute cost of one unit of the objective."""
     import numpy as np
     from scipy.sparse import csr_matrix
 

@@ -44,7 +44,7 @@ def knee(points: Sequence[tuple[int, int]], by: str) -> int:
             farthest below the line from the first to the last point.
 
     Raises:
-        ProblemError: ``by`` is another text.
+        ProblemError: ``by`` is neither of the two.
     """
     if by not in ("origin", "chord"):
         raise ProblemError(f"by is {by!r}; expected 'origin' or 'chord'")

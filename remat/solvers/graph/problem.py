@@ -1,7 +1,7 @@
 """The graph problem: choose the values of a training step to save for backward.
 
 Every value that can be computed from the inputs of the training step is a node. A *decision* is a
-set of saved nodes. All other nodes that backward reads are *recomputed* from the saved nodes.
+set of saved nodes. Unsaved nodes that backward reads are *recomputed* from the saved nodes.
 `evaluate` defines the bytes and the cost of a decision, both integers.
 """
 
@@ -19,7 +19,7 @@ from remat.solvers.solution import GraphSolution
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphProblem(Problem[GraphSolution]):
-    """Choose the nodes to save within a capacity, so that recomputation costs least.
+    """Choose nodes to save whose bytes stay within a capacity, so that recomputing the other nodes costs least.
 
     A node is a value of the training step. The nodes are in topological order, and a node's index
     is its position in this order. Arguments may be any ordered iterables; they are stored as
@@ -33,15 +33,15 @@ class GraphProblem(Problem[GraphSolution]):
         savable: whether each node may be saved.
         recomputable: whether each node may run again in backward.
         in_forward: whether forward runs each node even if nothing is saved. Any other node first
-            runs in backward, or in forward if a saved node needs it. This first run adds no
-            recompute cost.
+            runs in backward, or in forward if a saved node needs it. The first run of a node adds
+            no recompute cost.
         needed: the nodes that backward reads.
         unit: unit of ``cost``.
         capacity: bytes that may be saved in total; None: no limit.
         hints: legal decisions that a solver may start from, each as positions of the nodes to save.
-            They are minimum cuts under a compiler's rules for recomputation. The cut that
-            recomputes least comes first. They may exceed the capacity. Problems that differ only in
-            this field are equal.
+            Hints are minimum cuts under a compiler's rules for recomputation. The cut that
+            recomputes least comes first. Hints may exceed the capacity. Problems that differ only in
+            ``hints`` are equal.
 
     Raises:
         ProblemError: an argument is invalid; the message names it.
@@ -81,7 +81,7 @@ class GraphProblem(Problem[GraphSolution]):
         return len(self.names)
 
     def priced(self, cost: tuple[int, ...], unit: str) -> GraphProblem:
-        """Return the same problem with other costs in another unit; only the costs are checked."""
+        """Return a copy of this problem with other costs of its nodes, in another unit; only the costs are checked."""
         return self._with(cost=columns.amounts(self._label("cost"), cost, self.names), unit=unit)
 
     def read(self, entries: list[Any]) -> tuple[int, ...]:
@@ -113,8 +113,8 @@ class Evaluation:
         saved: the saved nodes that backward reads, in node order; other saved nodes are left out.
         recomputed: the nodes that run again in backward, in node order.
         saved_bytes: total bytes of ``saved``.
-        recompute_cost: total cost of the second runs of nodes. A recomputed node that did not run in
-            forward adds nothing.
+        recompute_cost: total cost of the second runs of nodes. A recomputed node whose first run is
+            in backward adds no cost.
     """
 
     saved: tuple[int, ...]
@@ -174,9 +174,9 @@ def evaluate(problem: GraphProblem, saved: Iterable[int]) -> Evaluation:
 
 
 def always_saved(problem: GraphProblem) -> tuple[int, ...]:
-    """Return the savable nodes that every decision should save: not recomputable, or of 0 bytes.
+    """Return the savable nodes that every decision should save: those of 0 bytes, and those that cannot be recomputed.
 
-    Nodes that backward does not read are included; `evaluate` leaves these out.
+    Nodes that backward does not read are included, but `evaluate` ignores saved nodes that backward does not read.
     """
     return tuple(
         i
@@ -198,9 +198,9 @@ def worth_saving(problem: GraphProblem, saved: Iterable[int]) -> list[int]:
 def conflict(problem: GraphProblem, fixed: Sequence[bool] | None = None) -> tuple[int, ...] | None:
     """Return a chain of nodes that makes the problem infeasible; None if the problem is feasible.
 
-    The first node of the chain can be neither saved nor recomputed. Each later node cannot be saved, so
-    it must be recomputed from the node before it. Backward reads the last node. ``fixed`` is that of
-    `Network`.
+    The first node of the chain can be neither saved nor recomputed. Each later node of the chain cannot
+    be saved, so it must be recomputed from the node before it. Backward reads the last node of the chain.
+    For each node, True in ``fixed`` forbids recomputation even if the problem allows it.
     """
     n = len(problem)
     parent = [-2] * n

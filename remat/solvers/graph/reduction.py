@@ -1,7 +1,7 @@
 """Reduce a graph problem to its *core*: the nodes for which there is a decision to make.
 
 Most values of a captured graph are never worth saving: views, values that cost nothing, and values
-whose only reader is smaller. About a quarter of the nodes remain.
+whose only reader is smaller. About a quarter of a captured graph's nodes remain in the core.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def reduce_graph(problem: GraphProblem) -> Reduction[GraphProblem]:
       it costs nothing and reads free nodes only. Free nodes are left out of the core.
     - A recomputable node that costs nothing and cannot be saved is replaced by its inputs.
     - A recomputable node with a single reader is not worth saving if the reader can be saved and
-      takes no more bytes: saving the reader avoids more cost. If the node is not saved, it is merged
-      into the reader. A node that backward reads directly is exempt from this rule.
+      takes no more bytes: saving the reader avoids more cost. A node that may not be saved is merged
+      into its single reader. A node that backward reads directly is exempt from this rule.
     - A recomputable node that costs nothing is not worth saving if it has a single input, and this
       input can be saved and takes no more bytes.
     """
@@ -79,7 +79,7 @@ class _Work:
         self._drop_unread()
 
     def simplify(self) -> bool:
-        """Apply each rule of `reduce_graph` but the first, once; return whether the graph changed."""
+        """Apply all rules of `reduce_graph` except the first, once each; return whether the graph changed."""
         changed = self._merge_into_readers()
         changed |= self._skip_worthless()
         changed |= self._inline()

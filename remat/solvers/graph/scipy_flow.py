@@ -12,8 +12,8 @@ class ScipyFlow:
     """Maximum flow with the methods of OR-Tools' ``SimpleMaxFlow`` that `Network` calls.
 
     Capacities are scaled down to 32 bits, and SciPy solves the scaled problem. The residual graph is
-    then solved at smaller scales. At scale 1, a round without flow proves the optimum. The arguments are
-    those of `_solved`; no arc has an arc back.
+    then solved at smaller scales. At scale 1, a residual graph without flow proves the optimum. The
+    arguments are those of `_solved`. No arc may have a reverse arc.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class ScipyFlow:
             scale = max(0, scale - step)
 
     def _send(self, source: int, scale: int) -> bool:
-        """Send the maximum flow of the residual graph at ``2 ** scale``; return whether there is any."""
+        """Add the residual graph's maximum flow, in units of ``2 ** scale``; return whether this flow is above 0."""
         import numpy as np
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import maximum_flow

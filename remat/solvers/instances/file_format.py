@@ -1,4 +1,4 @@
-"""JSON format of problem instances, written compactly; reading checks every entry.
+"""Write problem instances as compact JSON, and read them again with a check of every entry.
 
 A file is one JSON object. Its first keys describe the problem: the version of the format, the kind,
 and the keys of `HEAD`. The problem follows, with one line for each field. Most fields are columns:
@@ -39,14 +39,14 @@ MAX_BYTES = 128 * 2**20
 #: Largest number of characters of a name or another string in a file.
 MAX_TEXT = 1_000
 
-#: Keys that come after version and kind, and before the problem.
+#: Keys of a file that come after version and kind, and before the problem.
 HEAD = ("name", "source", "cost", "unit", "full_bytes", "least_bytes")
 #: Columns of bools.
 _FLAGS = ("savable", "recomputable", "in_forward")
 #: Fields whose value in a file is a number or null, not a list.
 _NUMBERS = ("capacity", "resident")
-#: For each kind, the fields of a problem that a file has. The unit is left out because `HEAD` has
-#: it, and ``known`` decisions because they are only hints.
+#: For each kind of problem, the fields that a file has. The field ``unit`` is left out because `HEAD` has the unit,
+#: and ``hints`` because a solver does not need them.
 _COLUMNS = {
     kind.kind: tuple(f.name for f in fields(kind) if f.name not in ("unit", "hints"))  # type: ignore[arg-type]
     for kind in KINDS
@@ -72,10 +72,10 @@ def _lines(values: Mapping[str, Any]) -> list[str]:
 
 
 def parse(text: str) -> tuple[dict[str, Any], AnyProblem]:
-    """Parse the text of `dump`, or a published graph in node-link JSON.
+    """Parse a text that `dump` wrote, or a published graph in node-link JSON; return description and problem.
 
-    The description has the keys of `HEAD`, of which only the unit is checked. The problem is checked,
-    except for the length and printability of its names.
+    The description is a dict with the keys of `HEAD`, in which only the unit is checked. The problem is
+    checked, except for the length and printability of its names.
 
     Raises:
         ProblemError: the text is not a complete instance of this version, has unknown keys, or has

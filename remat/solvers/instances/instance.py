@@ -23,7 +23,7 @@ class Instance:
         problem: the problem. The ``unit`` of a graph problem must equal ``unit`` below.
         full_bytes: the bytes to which a budget ratio refers. For a graph problem, these are the
             bytes that the runtime-optimal partition saves (see docs/concepts.md). None for other
-            kinds: for a knapsack, a budget ratio refers to the weight of all items; for a step
+            kinds: for a knapsack, a budget ratio refers to the weight of all items; for a schedule
             problem, to the peak of the schedule that runs each node once in the problem's order.
         least_bytes: for a graph problem, the fewest bytes that any plan saves; None for other kinds.
         cost: the cost model behind the costs or values, such as ``"roofline:h100"``.
@@ -118,7 +118,7 @@ def save_instance(path: str | os.PathLike[str], instance: Instance) -> None:
 
 
 def load_instance(source: str | os.PathLike[str]) -> Instance:
-    """Read an instance from a file. Loading runs no code from the file.
+    """Read an instance from a file, without running code from the file.
 
     Published graphs in networkx's node-link JSON are read as schedule problems. Files of more than 128 MiB
     are refused.

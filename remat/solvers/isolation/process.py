@@ -1,11 +1,11 @@
 """Run a solver in its own process, so that its crash does not end the planner.
 
-`isolated` wraps a solver. The solver's process is a fresh interpreter, not a fork. The process starts
-immediately and stays alive between calls, so start-up does not count in the solver's time. A process
-that does not return in time is killed, with all processes that it started. A crash, a lack of memory
-and a kill each raise a `SolverError` that names the cause. The next call starts a new process.
+The solver's process is a fresh interpreter, not a fork. `isolated` starts the process at once, and the
+process stays alive between calls, so the time of a call does not include start-up. A process that does
+not return in time is killed, with all processes that it started. A crash, a lack of memory and a kill
+each raise a `SolverError` that names the cause. After that, the next call starts a new process.
 
-Isolation protects against accidents, not against attacks: the process has the user's rights.
+Isolation protects against a solver's accidents, not its attacks: the process has the user's rights.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def isolated(
         environment: environment variables of the process, in addition to those of this process.
 
     Returns:
-        A solver with the same name and capabilities. A solver that is already isolated is returned
-        unchanged.
+        A solver with the name and capabilities of ``solver``; ``solver`` itself if it is already
+        isolated.
 
     Raises:
         SolverError: the solver cannot run in its own process; the message says why.
@@ -131,22 +131,22 @@ class Isolated(Solver):
         self._lock = threading.Lock()
 
     def refuses(self, problem: KnapsackProblem) -> str | None:
-        """Ask the solver in the process why it refuses a knapsack; return None if it accepts."""
+        """Return why the solver in the separate process refuses a knapsack; None if it accepts the knapsack."""
         reason: str | None = self._ask(("refuses", problem, None), _ASK_S)["reason"]
         return reason
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
-        """Solve a knapsack in the process, and kill the process if it does not return in time."""
+        """Solve a knapsack in the solver's process, and kill the process if it does not return in time."""
         return self._solve(problem, time_limit)
 
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
-        """Solve a graph problem in the process, and kill the process if it does not return in time."""
+        """Solve a graph problem in the solver's process, and kill the process if it does not return in time."""
         return self._solve(problem, time_limit)
 
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
-        """Solve a schedule problem in the process, and kill the process if it does not return in time."""
+        """Solve a schedule problem in the solver's process, and kill the process if it does not return in time."""
         answer = self._solve(problem, time_limit)
         return ScheduleAnswer(answer.saved, answer.bound, by_clock=answer.by_clock)
 
@@ -165,7 +165,7 @@ class Isolated(Solver):
         return functools.partial(isolated, **self._limits._asdict()), (self.inner,)
 
     def _solve(self, problem: Problem[Any], time_limit: float | None) -> Answer:
-        """Run the solver on a problem in the process, and return its unverified answer."""
+        """Run the solver on a problem in the solver's process, and return the answer, which is not verified yet."""
         within_s, when = self._limits.hang_s, ""
         if time_limit is not None:
             within_s, when = time_limit + self._limits.grace_s, f" (time limit {time_limit:g} s)"
@@ -183,7 +183,7 @@ class Isolated(Solver):
     def _ask(
         self, question: tuple[Any, ...], within_s: float | None, when: str = ""
     ) -> dict[str, Any]:
-        """Send a question to the process and return its reply; ``when`` says in messages when the process failed."""
+        """Send a question to the solver's process and return its reply; messages about a failure contain ``when``."""
         with self._lock:
             return self._exchange(self._running(), pickle.dumps(question), within_s, when)
 
@@ -278,7 +278,7 @@ class _Process:
         return self._owner == os.getpid() and self._child.poll() is None
 
     def exchange(self, message: bytes, within_s: float | None) -> bytes:
-        """Send a message, and return the reply; raise TimeoutError if it is late, EOFError or OSError if the process ended."""
+        """Send a message and return its reply; raise TimeoutError for a late reply, EOFError or OSError for none."""
         deadline = time.monotonic() + (float("inf") if within_s is None else within_s)
         # `send` and `recv_bytes` have no time limit. The watchdog kills a process that does not read the
         # message, or that stops in the middle of its reply.
@@ -299,7 +299,7 @@ class _Process:
         raise TimeoutError
 
     def death(self) -> str:
-        """Describe how the process ended, such as ``exit status 1``; wait up to 5 s for its end."""
+        """Wait up to 5 s for the process to end, and describe how it ended, such as ``exit status 1``."""
         try:
             code = self._child.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -312,7 +312,7 @@ class _Process:
             return f"signal {-code}"
 
     def tail(self) -> str:
-        """Return the end of the process's output, up to 2,000 bytes. Call this only after its exit."""
+        """Return the last 2,000 bytes of the process's output; call this method only after the process has ended."""
         self._drain.join(timeout=1)
         return bytes(self._printed).decode(errors="replace").strip()
 

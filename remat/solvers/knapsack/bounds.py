@@ -18,8 +18,8 @@ from remat.solvers.kernel import kernel
 class Relaxation:
     """Result of the linear relaxation of a knapsack, with the better of two greedy choices.
 
-    One greedy choice takes the items by value per weight. The other one takes the most valuable item
-    first, then the remaining items by value per weight.
+    One greedy choice takes the items by value per weight. The other greedy choice takes the most valuable
+    item first, then the remaining items by value per weight.
 
     Attributes:
         order: the items that weigh at most the capacity, best value per weight first; ties by index.
@@ -46,7 +46,7 @@ def efficiency_order(weights: Sequence[int], values: Sequence[int]) -> tuple[int
 
 
 def fill(weights: Sequence[int], order: Iterable[int], room: int) -> list[int]:
-    """Go through items in the given order, and return those that still fit into ``room``."""
+    """Take items in the given order, skip each item that no longer fits into ``room``, and return the taken items."""
     taken = []
     for i in order:
         if weights[i] <= room:
@@ -58,7 +58,7 @@ def fill(weights: Sequence[int], order: Iterable[int], room: int) -> list[int]:
 def repair(
     weights: Sequence[int], values: Sequence[int], capacity: int, picked: Iterable[int]
 ) -> tuple[int, ...]:
-    """Take the picked items by value per weight while they fit, then others likewise; return the sorted indices."""
+    """Take picked items by value per weight if they still fit, then other items likewise; return the sorted indices."""
     order, chosen = efficiency_order(weights, values), set(picked)
     # A stable sort puts the chosen items first, and leaves each part in order of value per weight.
     return tuple(sorted(fill(weights, sorted(order, key=lambda i: i not in chosen), capacity)))

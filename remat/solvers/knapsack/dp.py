@@ -1,9 +1,9 @@
 """Dynamic programming over the capacity of a knapsack, divided into a bounded number of steps.
 
 Source: the textbook recursion over items and capacities, vectorised over capacities. PyTorch's
-``dp`` rounds weights to the nearest of 10,000 steps, so it can exceed its budget. Here weights are
-rounded up and the capacity is rounded down, so a choice always fits. Nothing is rounded if the
-capacity, divided by the weights' common divisor, is at most the number of steps.
+``dp`` rounds weights to the nearest of 10,000 steps, so its choice can exceed the budget. This module
+rounds weights up and the capacity down, so a choice always fits. Nothing is rounded if the capacity,
+divided by the weights' common divisor, is at most the number of steps.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class DynamicProgram(CoreSolver):
 def _fill_table(
     problem: KnapsackProblem, order: tuple[int, ...], deadline: float | None
 ) -> tuple[list[int], bool]:
-    """Return the best, then lightest, choice among the items before the deadline, and whether all items were tried."""
+    """Return the best, then lightest, choice among the items tried before the deadline, and whether all were tried."""
     import numpy as np
 
     columns = problem.capacity + 1  # weights and capacity are in multiples of a step

@@ -5,8 +5,8 @@ to allow recomputing)``, as in ``torch/_functorch/_activation_checkpointing/knap
 module differs from PyTorch's functions in two points:
 
 - A float counts as the decimal that Python prints for it, so three items of 0.1 fit into 0.3. The
-  decimals are scaled to integers. Scaling is exact if the sum of these integers fits into 63 bits.
-  Otherwise they are rounded so that the choice still fits.
+  decimals are scaled to integers. Scaling is exact if the sum of the integers fits into 63 bits.
+  Otherwise the scaled decimals are rounded so that the choice still fits the capacity.
 - PyTorch divides each item's memory by a total, and the quotient is rounded. A sum of quotients may
   therefore exceed the capacity by the rounding error. To allow for this error, an item of
   0.5000000000000001 fits into 0.5 (see `TOLERANCE`).
@@ -30,8 +30,8 @@ KnapsackFn = Callable[[Sequence[float], Sequence[float], float], tuple[float, li
 #: divided by 10^9 and by a difference of sums. The tolerance is less than one byte as long as the
 #: total is below 2^50 bytes.
 TOLERANCE = Fraction(1, 2**50)
-#: Largest sum of rounded weights, and of rounded values. With the first, a unit of weight is less than
-#: a byte for totals below 2^60 bytes. With the second, sums of values are exact in a double.
+#: Largest sum of rounded weights, and of rounded values. With the limit on weights, a unit of weight is less than
+#: a byte for totals below 2^60 bytes. With the limit on values, sums of values are exact in a double.
 _COARSE_WEIGHTS, _COARSE_VALUES = 2**60, 2**53 - 1
 
 
@@ -43,10 +43,10 @@ def knapsack_fn(solver: Solver) -> KnapsackFn:
 
     Returns:
         A function of ``memory`` (per item, any unit), ``runtimes`` (per item, any unit) and
-        ``max_memory`` (the unit of ``memory``). It returns the total runtime of the saved items,
-        the sorted indices of the saved items, and the sorted indices of all other items. It raises
-        `ProblemError` if a number is invalid, infinite or negative, and `SolverError` if the solver
-        fails.
+        ``max_memory`` (the unit of ``memory``). The function returns the total runtime of the saved
+        items, the sorted indices of the saved items, and those of all other items. The function
+        raises `ProblemError` if a number is invalid, infinite or negative, and `SolverError` if the
+        solver fails.
     """
 
     def solve(
@@ -107,7 +107,7 @@ def _scale(numbers: Sequence[Fraction]) -> Fraction | None:
 
 
 def _coarse_scale(numbers: Sequence[Fraction], most: int) -> Fraction:
-    """Return a factor for the numbers: the products, each rounded up, sum to at most ``most``."""
+    """Return a factor such that the numbers times the factor, each rounded up, sum to at most ``most``."""
     return (most - len(numbers)) / (sum(numbers, Fraction()) or Fraction(1))
 
 

@@ -2,8 +2,8 @@
 
 One run replaces a sweep over capacities, because the best value for any capacity is that of the
 heaviest pair that fits. The compiled kernel computes the frontier or, if the kernel is missing,
-NumPy. Both use the algorithm of Nemhauser and Ullmann (1969), which adds one item after another. The
-kernel also groups identical items.
+NumPy. Kernel and NumPy use the algorithm of Nemhauser and Ullmann (1969), which adds one item after
+another. The kernel also groups identical items.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class KnapsackFrontier:
     def knee(self, *, by: str = "origin") -> int:
         """Return the index of the point beyond which more weight adds little value.
 
-        Weight, and the value that a point lacks to the greatest value, are scaled to [0, 1] over the
+        Weight and loss, the value that a point lacks to the greatest value, are scaled to [0, 1] over the
         frontier. If all points have the same weight or the same value, the last index is returned.
 
         Args:
@@ -76,7 +76,7 @@ class KnapsackFrontier:
                 ``"chord"``: the point farthest below the line from the lightest to the heaviest point.
 
         Raises:
-            ProblemError: ``by`` is another text.
+            ProblemError: ``by`` is neither of the two.
         """
         most = int(self.values[-1])
         losses = (most - value for value in self.values.tolist())

@@ -1,7 +1,7 @@
 """Solver of knapsacks with HiGHS.
 
-HiGHS computes in floating point. `remat.solvers.knapsack.tolerances` repairs the choice in integers, and
-loosens HiGHS's bound by the possible rounding error.
+HiGHS computes in floating point. `remat.solvers.knapsack.tolerances` repairs HiGHS's choice in integers,
+and loosens HiGHS's bound by the possible rounding error.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Native(Solver):
     grows around the break item, and upper bounds prune the choices (Pisinger 1997). For larger problems,
     one bound uses the capacity and the number of items together (after Martello, Pisinger, Toth 1999).
     Another bound is the cost of capacity that no set of items can fill (a group relaxation, after Gomory
-    1969). Limits count work, so the answer repeats unless a time limit is set.
+    1969). Limits count work, so all runs give the same answer unless a time limit is set.
     """
 
     __slots__ = ()

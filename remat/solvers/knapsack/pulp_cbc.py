@@ -1,14 +1,14 @@
 """Solver of knapsacks with CBC, through PuLP 2.8 to 4.
 
-CBC's binary is that of the package ``cbcbox``, which ``pulp[cbc]`` installs. Without ``cbcbox``, it is
-the binary that comes with PuLP up to version 3, or one on the search path.
+CBC's binary is that of the package ``cbcbox``, which ``pulp[cbc]`` installs. Without ``cbcbox``, CBC's
+binary is the one that comes with PuLP up to version 3, or one on the search path.
 
-CBC computes in floating point, as HiGHS does. PuLP writes numbers with thirteen digits, so
-the sums are kept below that length. PuLP does not return a bound, only whether the answer is
-optimal.
+CBC computes in floating point, as HiGHS does. PuLP writes numbers with thirteen digits, so the sums of
+weights and values are kept below thirteen digits. PuLP does not return a bound, only whether the answer
+is optimal.
 
-PuLP imports the modules of other solvers, and `load_pulp` leaves these out. CP-SAT imports pandas, which
-doubles the time of the import. Some versions of ``highspy`` keep OR-Tools from loading after them.
+PuLP imports the modules of other solvers, and `load_pulp` prevents these imports. CP-SAT imports pandas,
+which doubles the time of PuLP's import. After some versions of ``highspy``, OR-Tools cannot be loaded.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _engine(**options: Any) -> Any:
 
 
 def load_pulp() -> Any:
-    """Import PuLP without the solvers that it would load; PuLP then calls these unavailable."""
+    """Import PuLP without the modules of other solvers, which PuLP then reports as unavailable."""
     if "pulp" in sys.modules:
         return sys.modules["pulp"]
     hidden = [name for name in _UNNEEDED if name not in sys.modules]

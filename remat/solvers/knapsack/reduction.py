@@ -1,4 +1,4 @@
-"""Reduce a knapsack to its *core*, the undecided items, and extend answers to the whole problem."""
+"""Reduce a knapsack to its *core*, the undecided items, and extend answers for the core to the whole problem."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ def reduce(problem: KnapsackProblem) -> Reduction[KnapsackProblem]:
 
 
 def fix_variables(core: KnapsackProblem, relaxed: Relaxation) -> Reduction[KnapsackProblem]:
-    """Fix items as in the linear relaxation if the opposite cannot beat the greedy choice.
+    """Decide items as in the linear relaxation if the opposite decision cannot beat the greedy choice.
 
-    The *break item* is the first item in order of value per weight that no longer fits. Its value per
-    weight is the price of capacity. The *loss* of an item is how much the opposite decision lowers the
-    relaxation's bound at this price. If the bound less the loss is at most the greedy value, the item is
-    decided. Of ten thousand items, a few dozen remain. Their optimum extends to an optimum of the core,
-    unless ``relaxed.saved`` is already optimal.
+    The *break item* is the first item in order of value per weight that no longer fits. The break item's
+    value per weight is the price of capacity. The *loss* of an item is how much the opposite decision
+    lowers the relaxation's bound at this price. If the bound less the loss is at most the greedy value,
+    the item is decided. Of ten thousand items, a few dozen remain undecided. An optimum of the undecided
+    items extends to an optimum of the core, unless ``relaxed.saved`` is already optimal.
 
     Source: R. S. Dembo, P. L. Hammer, "A reduction algorithm for knapsack problems", Methods of
     Operations Research 36 (1980).
@@ -121,8 +121,8 @@ def fix_variables(core: KnapsackProblem, relaxed: Relaxation) -> Reduction[Knaps
 class CoreSolver(Solver):
     """Base class of knapsack solvers that search only the items that `reduce` leaves undecided.
 
-    A subclass defines ``search`` instead of ``solve``. The knapsack that ``search`` gets has at least two
-    items. Each has a weight and a value above 0 and fits the capacity, but not all fit together.
+    A subclass defines ``search`` instead of ``solve``. The knapsack passed to ``search`` has at least two
+    items. Each item has a weight and a value above 0 and fits the capacity, but not all items fit together.
     """
 
     __slots__ = ()

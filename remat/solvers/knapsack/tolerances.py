@@ -1,13 +1,13 @@
 """Run floating-point solvers on scaled knapsacks, and repair and bound their answers in integers.
 
 A solver that accepts a constraint within a millionth may return a choice that is one byte too
-heavy. Items are then dropped, those with the least value per weight first. The solver's bound is
-raised by the possible rounding error before it is used.
+heavy. Items of a choice that is too heavy are dropped, those with the least value per weight first. The
+solver's bound is raised by the possible rounding error before it is used.
 
 Large numbers are divided. Weights and the capacity are rounded down, values are rounded up. A choice
-that fits the original problem then also fits the scaled problem, and its value is no lower there. So
-the upper bound for the scaled problem also holds for the original one. Without scaling, with weights
-of a billion, CBC returned choices of half the optimal value as optimal.
+that fits the original problem also fits the scaled problem, where its value is no lower. The upper
+bound for the scaled problem therefore also holds for the original problem. Without scaling, with
+weights of a billion, CBC returned choices of half the optimal value as optimal.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RELATIVE_TRUST = 1e-6  # fraction added to an upper bound; HiGHS's bounds were 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """Items that a floating-point solver picked in a scaled knapsack, and its upper bound; infinity if none."""
+    """Items that a floating-point solver picked in a scaled knapsack, and its upper bound, infinity without one."""
 
     picked: tuple[int, ...]
     upper: float
@@ -70,7 +70,8 @@ def scale_down(
 ) -> tuple[KnapsackProblem, int]:
     """Divide the numbers of a knapsack so that the sums of weights and values stay within limits.
 
-    Returns the same items in coarser units, and the original units of value that make one coarse unit.
+    Returns a knapsack of the same items in coarser units, and how many original units of value make one
+    coarse unit.
     """
     weight_unit = -(-max(problem.total_weight, 1) // weight_limit)
     value_unit = -(-max(problem.total_value, 1) // max(1, value_limit - len(problem)))

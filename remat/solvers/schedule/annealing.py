@@ -44,10 +44,10 @@ def anneal(
 ) -> ScheduleAnswer:
     """Return the cheapest schedule within the capacity that simulated annealing finds.
 
-    The first turns start from the best of these schedules: every node once, the schedule from
-    `evicting`, and those in ``problem.hints``. The last turns start from the best schedule found so far.
-    During a turn, a schedule may exceed the capacity, but excess bytes add a penalty to its cost. The
-    answer's bound is the cost of running each node once.
+    The first searches start from the best of these schedules: every node once, the schedule from
+    `evicting`, and those in ``problem.hints``. The last searches start from the best schedule found so
+    far. During a search, a schedule may exceed the capacity, but excess bytes add a penalty to its cost.
+    The answer's bound is the cost of running each node once.
 
     Raises:
         BudgetError: no schedule within the capacity was found.
@@ -90,12 +90,12 @@ def improve(
     *,
     moves: int,
 ) -> list[tuple[tuple[int, ...], int]]:
-    """Lower the cost of a schedule that fits the capacity, or the peak of one that does not.
+    """Lower the cost of a schedule that fits the capacity, or the peak of a schedule that exceeds the capacity.
 
     Returns:
         Pairs, best first: the given schedule and the best schedule of each search, each with the
-        position at which backward begins. This is the earliest legal position, unless the schedule
-        would then exceed the capacity. A schedule may exceed the capacity in any case.
+        position at which backward begins. Backward begins at the earliest legal position, unless the
+        schedule would then exceed the capacity. Returned schedules may exceed the capacity.
     """
     core = schedule_core(problem)
     best = (tuple(sequence), boundary)
@@ -117,7 +117,7 @@ def improve(
 def _rank(
     problem: ScheduleProblem, runs: Sequence[int], boundary: int | None = None
 ) -> tuple[bool, int, int]:
-    """Return the sort key of a schedule, smallest first: whether it exceeds the capacity, then peak or cost, then peak."""
+    """Return a schedule's sort key: whether it exceeds the capacity, its peak if so or else its cost, and its peak."""
     evaluation = evaluate_schedule(problem, runs, boundary)
     over = problem.capacity is not None and evaluation.peak_bytes > problem.capacity
     return over, evaluation.peak_bytes if over else evaluation.cost, evaluation.peak_bytes

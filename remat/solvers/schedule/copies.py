@@ -1,11 +1,11 @@
 """Offload copies as nodes of the schedule problem, so that its solvers count the copies' memory.
 
 An offloaded value keeps its memory until its copy to the host has ended. The value takes memory
-again when the copy back begins. Three extra nodes for each offloaded value model this. The *away*
-node is a second result of the operator that makes the value. It holds the offloaded bytes in
-forward. The *send* node is the last reader of the away node, after the run during which the copy to
-the host ends. The *fetch* node in backward takes the memory again, before the run during which the
-copy back begins.
+again when the copy back begins. Three extra nodes for each offloaded value represent the copies. The
+*away* node is a second result of the operator that makes the value. The away node holds the offloaded
+bytes in forward. The *send* node is the last reader of the away node, after the run during which the
+copy to the host ends. The *fetch* node in backward takes memory for the value again, before the run
+during which the copy back begins.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Copy:
 class WithCopies:
     """A schedule problem extended by nodes for offload copies, with a schedule of the extended problem.
 
-    Nodes are numbered in this order: the fetch nodes, the nodes of the original problem, the *away*
-    nodes, the send nodes. Each copy has one node of every kind.
+    Nodes are numbered in this order: the fetch nodes, the nodes of the original problem, the away
+    nodes, the send nodes. Each offloaded value has one fetch node, one away node and one send node.
 
     Attributes:
         problem: the extended problem.
@@ -56,7 +56,7 @@ class WithCopies:
     nodes: int
 
     def invert(self, sequence: Sequence[int], boundary: int) -> tuple[tuple[int, ...], int]:
-        """Convert a schedule of the extended problem, and its boundary, to those of the original problem."""
+        """Convert a schedule of the extended problem, and its boundary, to a schedule and boundary of the original."""
         own = [v - self.fetches for v in sequence]
         before = sum(0 <= v < self.nodes for v in own[:boundary])
         return tuple(v for v in own if 0 <= v < self.nodes), before
@@ -65,7 +65,7 @@ class WithCopies:
 def with_copies(
     problem: ScheduleProblem, sequence: Sequence[int], boundary: int, copies: Sequence[Copy]
 ) -> WithCopies:
-    """Add copies as nodes to a schedule problem, and add the runs of these nodes to a schedule."""
+    """Add nodes for offload copies to a schedule problem, and their runs to a schedule of the problem."""
     # Only backward nodes read a fetched value here, because `inputs` has one entry for all runs of a node. A forward node
     # that runs again in backward may read fetched values too; these bytes are not counted.
     k, n = len(copies), len(problem)

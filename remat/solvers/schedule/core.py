@@ -1,10 +1,10 @@
 """Convert a schedule problem to the form that the compiled kernel's search reads.
 
-This form is called the *core* of the problem. The core has only nodes that read and make values. It
-expresses the other rules of the problem by additional nodes and values. A first node makes the
-values that exist from the start. A last node reads the values that stay to the end. The boundary,
-where backward begins, is a node too. If one node must run before another, the second node reads a
-value of 0 bytes that the first node makes.
+The kernel's form is called the *core* of the schedule problem. The core has only nodes that read and
+make values. Additional nodes and values express the other rules of the problem. An added first node
+makes the values that exist from the start. An added last node reads the values that stay to the end.
+The boundary, where backward begins, is a node too. If a node must run before another node, the later
+node reads a value of 0 bytes that the earlier node makes.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ScheduleCore:
         return [-(-x >> self.shift) for x in numbers] if self.shift else numbers
 
     def invert(self, sequence: Sequence[int]) -> tuple[tuple[int, ...], int]:
-        """Convert a sequence of the core to a schedule of the problem, and the position of its backward."""
+        """Convert a sequence of the core to a schedule of the problem, and the position at which backward begins."""
         at = sequence.index(self.boundary) if self.boundary >= 0 else len(sequence)
         runs = tuple(v for v in sequence if v < self.nodes)
         return runs, sum(v < self.nodes for v in sequence[:at])
@@ -80,7 +80,7 @@ class ScheduleCore:
     def apply(
         self, problem: ScheduleProblem, sequence: Sequence[int], boundary: int | None = None
     ) -> tuple[int, ...]:
-        """Convert a schedule of the problem to a sequence of the core; a boundary of None is as late as possible."""
+        """Convert the problem's schedule to a sequence of the core; by default, backward begins as late as possible."""
         head, tail = self.nodes, self.nodes + 1
         if self.boundary < 0:
             return (head, *sequence, tail)

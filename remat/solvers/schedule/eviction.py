@@ -1,4 +1,4 @@
-"""Schedule nodes in the problem's order; evict values if memory runs out, and recompute them later."""
+"""Build a schedule that evicts values when memory runs out, and recomputes evicted values before they are read."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ def evicting(problem: ScheduleProblem) -> list[int] | None:
     """Build a schedule that runs nodes in the problem's order and evicts values if memory runs out.
 
     Large values, values that are cheap to recompute, and values whose next read is far ahead are evicted
-    first. The score for this order is that of "Dynamic tensor rematerialization" (Kirisame et al., ICLR
-    2021), except that future reads are known here. None if no schedule within the capacity is found.
+    first. The score of a value is that of "Dynamic tensor rematerialization" (Kirisame et al., ICLR
+    2021), except that future reads are known here. Return None if no schedule within the capacity is found.
     """
     order = problem.order
     if problem.capacity is None:
@@ -54,7 +54,7 @@ def evicting(problem: ScheduleProblem) -> list[int] | None:
         return False
 
     def run(v: int, position: int, pinned: set[int]) -> bool:
-        """Append the runs of a node's evicted inputs, then its own; return False if one is impossible."""
+        """Append runs that recompute a node's evicted inputs, then the node's run; return False if one is impossible."""
         nonlocal now
         mine = pinned | set(problem.inputs[v])
         for u in problem.inputs[v]:

@@ -1,7 +1,7 @@
 """Schedule problems whose values may be offloaded to the host between forward and backward.
 
-`evaluate_offloads` defines the memory and cost of a schedule with offloads. It follows the runs and
-the copies in integers.
+`evaluate_offloads` defines the memory and cost of a schedule with offloads, in integers, by following
+its runs and copies.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from remat.solvers.schedule.transfers import Placement, Transfer, place
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadProblem:
-    """A schedule problem whose values may also be offloaded.
+    """A schedule problem whose values may also be offloaded to the host's memory.
 
     Attributes:
         schedule_problem: the schedule problem; its costs are times, and its capacity limits the device's memory.
-        times: time of one run of each node, also of the nodes that belong to backward. All times
-            have the unit of the costs.
+        times: time of one run of each node, also of backward nodes, in the unit of the costs.
         copy_time: for each node, the time of the copy of its value to the host, which is also the
             time of the copy back; -1 if the value must not be offloaded.
         host_size: for each node, the bytes that a copy of its value takes in the host's memory; empty: as many
@@ -117,7 +116,7 @@ def carried(
 ) -> CarriedSchedule:
     """Evaluate a schedule without offloads, and find the values that forward makes and backward reads.
 
-    A ``boundary`` of None puts the beginning of backward as late as possible.
+    If ``boundary`` is None, backward begins as late as possible.
     """
     schedule_problem = problem.schedule_problem
     evaluation = evaluate_schedule(schedule_problem, sequence, boundary)
@@ -191,8 +190,8 @@ def evaluate_offloads(
     placed = place(times, schedule.boundary, alive, transfers, capacity)
     # All sends end before backward begins, and no fetch begins earlier, so the host holds all values at once.
     host_bytes, most = sum(map(problem.on_host, used)), placed.bytes_alive
-    # The device's excess is summed over all positions of the schedule, so count the host's excess at each
-    # position too. Otherwise the device's excess would outweigh it.
+    # The device's excess is summed over all positions of the schedule, so add the host's excess for each
+    # position too. Otherwise the device's excess would outweigh the host's.
     over = problem.host_over(host_bytes) * len(most)
     if capacity is not None:
         over += sum(b - capacity for b in most if b > capacity)

@@ -1,7 +1,8 @@
 """Choose the values to save and to offload, so that peak memory stays within a capacity.
 
-Values of known decisions are offloaded until a schedule fits the capacity. Local moves then take the
-best of these decisions and change one value at a time, as long as the decision improves.
+The search starts from given decisions, and offloads values until their schedules fit the capacity. In
+the best decisions, the search then saves, recomputes or offloads one value at a time differently, as
+long as the decision improves.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ Scheduled = tuple[Sequence[int], int]
 
 
 class OffloadSearch:
-    """Search for the cheapest decision which values to save, recompute and offload within a peak.
+    """Search for the cheapest decision which values to save, recompute and offload within a limit on the peak.
 
     Args:
         problem: the schedule problem with its copy times.
         graph: the graph problem: which values may be saved and which recomputed. Its costs are
             those of the schedule problem.
-        node_of: for each node of the graph problem, the node of the schedule problem; -1 for none.
+        node_of: for each node of the graph problem, the node of the schedule problem with the same
+            value; -1 for none.
         schedule: a function that takes the saved nodes and returns a schedule: its runs, and the
             position of the run at which backward begins.
         capacity: limit on the peak memory of the device, in bytes.
@@ -57,10 +59,9 @@ class OffloadSearch:
 
     # ---- evaluation -----------------------------------------------------------------------------------
     def decide(self, saved: Iterable[int], offloaded: Iterable[int]) -> OffloadPlan:
-        """Build the schedule of a decision, and evaluate it.
+        """Build the schedule of a decision, and compute its memory and cost.
 
-        ``saved`` are nodes of the graph problem, and ``offloaded`` nodes of the schedule problem, here as in the
-        other methods.
+        In all methods, ``saved`` are nodes of the graph problem, and ``offloaded`` are nodes of the schedule problem.
 
         Raises:
             ProblemError: backward reads a value that is neither saved nor recomputable.
@@ -75,7 +76,7 @@ class OffloadSearch:
         return self.evaluate(saved_and_read, carried_schedule, offloaded)
 
     def improve_offloads(self, offload_plan: OffloadPlan) -> OffloadPlan:
-        """Improve a decision by changing only its offloaded values, and return the improved decision."""
+        """Improve a decision by changing only which values it offloads, and return the improved decision."""
         self._grant(EFFORT.offload_around)
         return self._drop_offloads(self._fit_capacity(offload_plan, again=False))
 
@@ -86,16 +87,16 @@ class OffloadSearch:
         boundary: int,
         offloaded: Iterable[int],
     ) -> OffloadPlan:
-        """Evaluate a decision whose runs are in a given order, and return it as an `OffloadPlan`."""
+        """Compute the memory and cost of a decision whose nodes run in a given order, as an `OffloadPlan`."""
         return self.evaluate(saved, carried(self._problem, sequence, boundary), offloaded)
 
     def offload_greedily(
         self, saved: tuple[int, ...], sequence: Sequence[int], boundary: int
     ) -> OffloadPlan:
-        """Offload values of a schedule until it fits the capacity, and return the decision.
+        """Offload values of a schedule until its peak fits the capacity, and return the resulting decision.
 
-        The values are tried in the order of their last uses in forward. At first, only offloads that add no
-        exposed transfer time are taken.
+        Values are tried in the order of their last uses in forward. An offload that adds exposed transfer
+        time is taken only if all offloads that add none do not suffice.
         """
         self._grant(EFFORT.offload_around)
         best = self.evaluate_order(saved, sequence, boundary, ())
@@ -112,16 +113,16 @@ class OffloadSearch:
     def evaluate(
         self, saved: tuple[int, ...], schedule: CarriedSchedule, offloaded: Iterable[int]
     ) -> OffloadPlan:
-        """Evaluate a decision on its schedule, and return it as an `OffloadPlan`."""
+        """Compute the memory and cost of a schedule with offloaded values, as an `OffloadPlan`."""
         self._walked += len(schedule.sequence)
         self._evaluations += 1
         return evaluate_offloads(self._problem, schedule, offloaded, self.capacity, saved)
 
     def copies(self, offload_plan: OffloadPlan, *, at_once: bool) -> list[Copy]:
-        """Return, for each offloaded value of a decision, between which runs it is off the device.
+        """Return, for each offloaded value of a decision, the runs between which the device does not hold the value.
 
-        If ``at_once`` is True, copies take no time: a value is off the device from its last use in forward to
-        its first use in backward.
+        If ``at_once`` is True, copies take no time: the device does not hold a value between its last use in
+        forward and its first use in backward.
         """
         offloaded, placement = offload_plan.offloaded, offload_plan.placement
         places = [*zip(placement.freed, placement.fetched, strict=True)]
@@ -139,7 +140,7 @@ class OffloadSearch:
         return self._problem.copy_time[v] >= 0
 
     def _grant(self, share: float) -> None:
-        """Set the limits of the next search to a fraction ``share`` of the work of a search."""
+        """Let the next search evaluate as many schedules as the fraction ``share`` of a full search's work allows."""
         self._work = self._walked + int(share * EFFORT.offload_work)
         self._least = self._evaluations + int(share * EFFORT.offload_least)
 
@@ -148,9 +149,9 @@ class OffloadSearch:
 
     # ---- the search -----------------------------------------------------------------------------------
     def best(self, starts: Iterable[Iterable[int]]) -> OffloadPlan:
-        """Search, and return the cheapest decision found within the capacity, or else that with the least excess.
+        """Return the cheapest decision found within the capacity, or the decision with the least excess if none fits.
 
-        ``starts`` are sets of nodes to save, at least one.
+        The search starts from the sets of saved nodes in ``starts``, of which there is at least one.
         """
         self._grant(1.0)
         # Local moves only find nearby decisions, so start from decisions without and with offloads.
@@ -162,10 +163,10 @@ class OffloadSearch:
         )
 
     def greedy(self, start: OffloadPlan) -> OffloadPlan:
-        """Offload values of a decision until it fits the capacity; return the new decision.
+        """Offload values of a decision until its schedule fits the capacity; return the new decision.
 
-        The values are sorted by bytes per unit of copy time, highest first. Values with similar rates are
-        sorted by their last use in forward, earliest first.
+        Values with the most bytes per unit of copy time are offloaded first. Of values with similar rates, the
+        value whose last use in forward is earliest comes first.
         """
         problem, rates = self._problem, []
         for v, (ready, _) in start.schedule.idle.items():
@@ -196,7 +197,7 @@ class OffloadSearch:
 
     # ---- local moves ----------------------------------------------------------------------------------
     def improve(self, best: OffloadPlan) -> OffloadPlan:
-        """Improve a decision by moving one value at a time to another policy, until no move helps or the work is spent."""
+        """Improve a decision by saving, recomputing or offloading single values, within a limit on evaluations."""
         while not self._spent():
             before = best
             for change in (self._fit_capacity, self._drop_offloads, self._save_more):
@@ -206,7 +207,7 @@ class OffloadSearch:
         return best
 
     def _fit_capacity(self, best: OffloadPlan, *, again: bool = True) -> OffloadPlan:
-        """Offload values that are idle at the peak, or recompute a saved value, while the schedule exceeds the capacity."""
+        """While a decision exceeds the capacity, offload a value unused at the peak, or recompute a saved value."""
         sizes, time = self._problem.schedule_problem.size, self._problem.copy_time
         while best.over and not self._spent():
             alive, over = best.placement.bytes_alive, best.over
@@ -242,7 +243,7 @@ class OffloadSearch:
         return sorted(matches, key=lambda i: (p.cost[i] / p.size[i], i))
 
     def _recompute_first(self, best: OffloadPlan, nodes: Sequence[int]) -> OffloadPlan:
-        """Recompute the first of the given saved nodes that improves the decision so; return the new decision."""
+        """Return the decision that recomputes the first saved node for which that is better, or ``best`` if none is."""
         for i in nodes:
             if self._spent():
                 break
@@ -255,7 +256,7 @@ class OffloadSearch:
         return best
 
     def _drop_offloads(self, best: OffloadPlan) -> OffloadPlan:
-        """Drop each offload without which the decision is better, longest copies first; return the decision."""
+        """Stop offloading each value without whose copies a decision is better, and return the decision."""
         time = self._problem.copy_time
         for v in sorted(best.offloaded, key=lambda v: (-time[v], v)):
             if self._spent():

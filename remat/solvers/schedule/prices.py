@@ -1,4 +1,4 @@
-"""Search with Lagrange multipliers: prices of a byte at program points (``program_points``)."""
+"""Search for cheap decisions with Lagrange multipliers, which are prices of a byte at program points."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def price_between(prices: Mapping[int, float]) -> Callable[[int, int], float]:
-    """Return a function that sums the prices from one program point to another, both included."""
+    """Return a function that sums the prices of all program points from one to another, both included."""
     program_points = sorted(prices)
     sums = [0.0, *accumulate(prices[m] for m in program_points)]
 

@@ -1,8 +1,8 @@
 """The schedule problem: choose the order in which nodes run, and which nodes run again.
 
-The peak memory must stay within a capacity. A *schedule* is a sequence of runs of nodes. A node may
-occur several times. A later run recomputes the node's value, so memory need not hold the value
-between its uses. `evaluate_schedule` defines the bytes and the cost of a schedule.
+The peak memory of the schedule must stay within a capacity. A *schedule* is a sequence of runs of
+nodes, in which a node may occur several times. A second run of a node recomputes its value, so memory
+need not hold the value between two uses. `evaluate_schedule` defines the bytes and cost of a schedule.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ MOST_RUNS_PER_NODE = 64
 class ScheduleProblem(Problem[Schedule]):
     """Run every node at least once, at the lowest total cost, within a limit on peak memory.
 
-    Nodes are numbered in an order in which they can run, so each input comes before its reader. The
+    Each input of a node has a smaller number than the node, so nodes can run in the order of numbers. The
     fields after ``capacity`` have defaults that suit a plain graph. Sequences of integers may be
     any ordered iterables and are stored as tuples of ``int``. The sums of ``cost``, ``size`` and
     ``extra`` may each not exceed 2**63 - 1.
 
-    Each run of a node makes a new value. A run reads, for each input, the value that the input's
-    latest run before it made. During a run, memory holds the run's results, its ``extra`` bytes, the
-    ``resident`` bytes, and earlier values. An earlier value is held until the last run that reads it.
+    Each run of a node makes a new value. A run reads, for each input of its node, the value that the
+    latest earlier run of the input made. During a run, memory holds the run's results, its ``extra``
+    bytes, the ``resident`` bytes, and earlier values. A value stays in memory until its last reader's run.
 
     The *boundary* is the position in a schedule at which backward begins.
 
@@ -47,24 +47,24 @@ class ScheduleProblem(Problem[Schedule]):
         capacity: bytes that may be alive at one time; None: no limit.
         part_of: for each node, -1 if the node has runs of its own. Otherwise the node is a *part*:
             an additional result of another node's run, as for an operator with several results.
-            The entry is that other node. Parts have no inputs, cost or extra bytes. Empty: there
-            are no parts.
+            The entry of a part is the node that makes it. Parts have no inputs, cost or extra
+            bytes. An empty tuple: there are no parts.
         extra: bytes that a run of each node takes besides its inputs and results. Empty: none.
         once: nodes that may not run a second time.
         ordered: nodes whose first runs must come in this order.
-        at_start: nodes that never run. Their values exist from the start to the last run that reads
-            them.
+        at_start: nodes that never run, and whose values exist from the start to the last run that
+            reads them.
         forward: nodes whose first run must come before the boundary.
         backward: nodes that run only after the boundary. The constructor adds nodes that read a
-            value available only after the boundary, and nodes that ``ordered`` places behind such
-            nodes. The boundary is at the latest right before the first run of these nodes.
-        at_boundary: nodes that never run. Their values exist from the boundary to the last run that
-            reads them.
+            value available only after the boundary, and nodes that follow such a node in ``ordered``.
+            The boundary is at the latest right before the first run of a node in ``backward``.
+        at_boundary: nodes that never run, and whose values exist from the boundary to the last run
+            that reads them.
         to_end: nodes whose value stays in memory to the end, from the node's last run on.
         resident: bytes that are alive all the time.
         unit: unit of ``cost``.
         hints: schedules that a solver may start from, which may exceed the capacity. Problems that
-            differ only in this field are equal.
+            differ only in ``hints`` are equal.
 
     Raises:
         ProblemError: an argument is invalid; the message names it, with the node.
@@ -129,7 +129,7 @@ class ScheduleProblem(Problem[Schedule]):
         self._check_roles()
 
     def _check_roles(self) -> None:
-        """Check that the fields that name nodes, such as ``once``, do not contradict each other; extend ``backward``."""
+        """Check that fields of nodes, such as ``once``, do not contradict each other; fill in ``backward``."""
         for label in _SETS:
             if len(set(getattr(self, label))) != len(getattr(self, label)):
                 raise ProblemError(f"ScheduleProblem.{label} names a node twice")
@@ -179,7 +179,7 @@ class ScheduleProblem(Problem[Schedule]):
                 raise self._misnamed("forward", i, why)
 
     def _late(self) -> bytearray:
-        """Return one byte per node: 1 if its value is available only after the boundary, else 0."""
+        """Return, for each node, 1 if the node's value is available only after the boundary, otherwise 0."""
         late = bytearray(len(self))
         for i in (*self.backward, *self.at_boundary):
             late[i] = 1
@@ -200,7 +200,7 @@ class ScheduleProblem(Problem[Schedule]):
 
     @property
     def given(self) -> frozenset[int]:
-        """Nodes that never run: inputs such as parameters, in `at_start`, and tangents, in `at_boundary`."""
+        """Nodes that never run: parameters and others in `at_start`, tangents and others in `at_boundary`."""
         return frozenset((*self.at_start, *self.at_boundary))
 
     @property
@@ -216,7 +216,7 @@ class ScheduleProblem(Problem[Schedule]):
 
     @property
     def used(self) -> frozenset[int]:
-        """Nodes whose value is read or stays to the end."""
+        """Nodes whose value another node reads, or whose value stays in memory to the end of the schedule."""
         return frozenset(self.to_end).union(*self.inputs)
 
     @property
@@ -232,12 +232,12 @@ class ScheduleProblem(Problem[Schedule]):
         return self.extra[node] if self.extra else 0
 
     def maker(self, node: int) -> int:
-        """Return the node whose run makes a node's value: another node for a part, else the node itself."""
+        """Return the node whose run makes the value of ``node``: its ``part_of`` for a part, or ``node`` itself."""
         return self.part_of[node] if self.part_of and self.part_of[node] >= 0 else node
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Every node with runs of its own, once, in the problem's order; backward nodes last."""
+        """All nodes with runs of their own, in the order of their numbers, but with the nodes in ``backward`` last."""
         late = set(self.backward)
         return tuple(sorted(self.runnable, key=late.__contains__))
 
@@ -345,7 +345,7 @@ class ScheduleEvaluator:
             self._special[i] = _NEVER
 
     def evaluate(self, sequence: Sequence[int], boundary: int | None = None) -> ScheduleEvaluation:
-        """Compute the memory and cost of a schedule; a ``boundary`` of None is as late as possible.
+        """Compute the memory and cost of a schedule; by default, backward begins as late as possible.
 
         Raises:
             ProblemError: the schedule cannot run; the message names the first wrong run and the reason.
@@ -416,7 +416,7 @@ class ScheduleEvaluator:
         )
 
     def _check_order(self, first: Sequence[int], boundary: int) -> None:
-        """Check that every node runs, and that first runs respect ``ordered`` and ``forward``."""
+        """Check that every node runs, and that first runs respect ``ordered`` and ``forward`` of the problem."""
         problem, names = self._problem, self._problem.names
         for v in self._runnable:
             if first[v] < 0:
@@ -435,9 +435,9 @@ class ScheduleEvaluator:
 
 
 def least_peak(problem: ScheduleProblem) -> tuple[int, int]:
-    """Return a lower bound on the peak of every schedule, and the node whose run takes these bytes.
+    """Return a lower bound on the peak of every schedule, and the node whose run alone takes that many bytes.
 
-    If the end of the schedule takes the most bytes, -1 replaces the node.
+    The node is -1 if the values that stay in memory to the end of the schedule take the most bytes.
     """
     # During a run, memory holds at least its inputs, results and extra bytes, and what exists from start to end.
     # A value in `to_end` that a run makes may not exist yet during other runs.

@@ -1,10 +1,10 @@
-"""Place copies to and from the host in a schedule, and compute the exposed transfer time.
+"""Find when copies to and from the host run during a schedule, and how long the schedule waits for them.
 
 Each direction of the host link is a queue of copies. Values are sent to the host in the order of
-their last uses in forward, each after its last use. The memory of a value is free once its copy has
-ended. Values are fetched from the host in the order of their first uses in backward. A value takes
+their last uses in forward, each after its last use. The memory of a sent value is free once its copy
+has ended. Values are fetched from the host in the order of their first uses in backward. A value takes
 memory again when its fetch begins. Copies overlap with runs. If a run needs a value that is still
-being fetched, or memory that is still being sent, the schedule waits for the link.
+being fetched, or the memory of a value that is still being sent, the schedule waits for the link.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _Copy = tuple[int, int, int, int]
 class Wait:
     """A pause of the schedule, because a copy on the link has not ended.
 
-    In forward, the schedule waits before the run ``at``. Up to then the link has been busy without
-    a pause since the end of the run ``begin``. A wait at the end of forward comes after the last
-    run, and ``at`` is that run. Backward is the mirror image in time: the schedule waits after the
-    run ``at``, and the link stays busy until the run ``begin`` starts.
+    In forward, the schedule waits before the run ``at``, and the link has been busy without a pause
+    since the end of the run ``begin``. A wait at the end of forward comes after the last run of
+    forward, and ``at`` is this run. In backward, time is mirrored: the schedule waits after the run
+    ``at``, and the link stays busy until the run ``begin`` starts.
 
     Attributes:
         begin: position of the run at which the busy period of the link begins (in forward) or ends
@@ -89,17 +89,17 @@ def place(
     transfers: Sequence[Transfer],
     capacity: int | None,
 ) -> Placement:
-    """Place copies in a schedule so that runs wait as little for the link as the capacity allows.
+    """Choose when each copy runs in a schedule, so that runs wait for the link as little as the capacity allows.
 
-    The memory of a sent value is free once the runs during its copy have taken as long as the copy. If
-    memory is needed sooner, the schedule waits. All sends end before forward ends, and no fetch begins
-    before backward begins. No other placement with the same order of copies waits less.
+    The memory of a sent value is free once the runs during its copy have taken as long as the copy. If a
+    run needs the memory sooner, the schedule waits. All copies to the host end before forward ends, and no
+    copy back begins before backward. No other placement with the same order of copies waits less.
 
     Args:
         times: time of each run.
         boundary: position of the first run of backward.
-        bytes_alive: bytes alive during each run. A transferred value counts up to its position
-            ``ready`` and from its position ``needed`` on.
+        bytes_alive: bytes alive during each run, with those of a transferred value up to its
+            position ``ready`` and from its position ``needed`` on.
         transfers: the values that are sent and fetched.
         capacity: bytes that may be alive; None: no limit. If the capacity is too small even when
             the schedule waits for every copy, ``bytes_alive`` of the result exceeds it.
@@ -131,7 +131,7 @@ def exposed_time_at(
 ) -> int:
     """Compute the exposed transfer time of a schedule whose copies are placed at given positions.
 
-    The positions are those of `Placement`, and the copies queue in the same order as in `place`.
+    ``freed`` and ``fetched`` are as in `Placement`, and the copies queue in the same order as in `place`.
     """
     n = len(times)
     outward, back = _queues(n, transfers)
@@ -141,7 +141,7 @@ def exposed_time_at(
 
 
 def _queues(n: int, transfers: Sequence[Transfer]) -> tuple[list[_Copy], list[_Copy]]:
-    """Return the queues of the copies to the host, and of the copies back with time reversed."""
+    """Return the queue of the copies to the host, and the queue of the copies to the device with time reversed."""
     sends = sorted(enumerate(transfers), key=lambda entry: (entry[1].ready, entry[0]))
     fetches = sorted(enumerate(transfers), key=lambda entry: (-entry[1].needed, -entry[0]))
     return (
@@ -151,7 +151,7 @@ def _queues(n: int, transfers: Sequence[Transfer]) -> tuple[list[_Copy], list[_C
 
 
 def _exposed_time(times: Sequence[int], queue: Sequence[tuple[int, int, int]]) -> int:
-    """Compute the time for which runs wait for copies, each with the runs of its entry and its deadline."""
+    """Compute how long runs wait for copies, given as (run after which it queues, duration, run of its deadline)."""
     now = idle_from = exposed_time = entered = 0
     due: dict[int, int] = {}  # for each run, the time at which the copies due at its end have ended
     for at, time in enumerate(times):
@@ -172,7 +172,7 @@ def _through(
     queue: Sequence[_Copy],
     capacity: int | None,
 ) -> tuple[dict[int, int], list[Wait]]:
-    """Place the copies of one queue, add their bytes to ``alive``, and return where each leaves and the waits."""
+    """Find when the copies of a queue end, add their bytes to ``alive``, and return the run of each end and the waits."""
     now = idle_from = held = entered = begin = 0
     inside: deque[tuple[int, int, int, int]] = deque()
     left: dict[int, int] = {}

@@ -168,7 +168,7 @@ class StepView:
 
     @property
     def operator_at(self) -> list[tuple[str, str]]:
-        """For each program point, (name, source line) of the node or kernel that runs; kernels have an empty source line."""
+        """For each program point, the (name, source line) of the node that runs, or (name, "") of a kernel."""
         if self.as_compiled or len(self.runs) != len(self.timeline.program_points):
             return [(name, "") for name in self.timeline.program_points]
         return [(run.name, run.source) for run in self.runs]

@@ -127,7 +127,7 @@ class ModuleTree:
         return positions
 
     def memory(self, world_size: int = 1) -> Ints:
-        """Return the bytes alive at each program point on one rank, if ``world_size`` ranks shard the parameters."""
+        """Return one rank's bytes alive at each program point; ``world_size`` ranks shard parameters and gradients."""
         sharded = self.parameter_bytes + self.gradients
         return self.other + -(-sharded // world_size)
 

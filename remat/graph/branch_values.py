@@ -7,14 +7,14 @@ computed. How a kernel rounds a value depends on the operators fused with it, so
 floating-point operators may round differently in a second run. Exact operators, such as views,
 gathers and maxima, give the same bits in every run.
 
-A branch value may therefore run again only if it is computed from *settled* values, which are the
+A branch value may run again only if it is computed from *settled* values, which are the
 same bit for bit in every plan. A settled value is an input, is never recomputed, or is an exact
 function of settled values.
 
 Masks that only multiply gradients of continuous functions, such as the mask of ReLU, are no branch
 values: near the threshold, both pieces of the function have nearly the same value. Values that a
-mask compares with their maximum are never recomputed, however. If their rounding differed in
-backward, no element would equal the maximum, and the gradient would be 0/0.
+mask compares with their maximum are never recomputed, however. If backward rounded such values
+differently, none would equal the maximum, and the gradient would be 0/0.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def branches_of_forward(forward: fx.GraphModule) -> set[fx.Node]:
 
 
 def has_16_bits(graph: fx.Graph) -> bool:
-    """Return whether a node of a graph computes a tensor of bfloat16 or float16."""
+    """Return whether any node of a graph computes a tensor of bfloat16 or float16."""
     values = (n.meta.get("val") for n in graph.nodes)
     return any(is_16_bits(v) for value in values for v in leaves_of(value))
 
@@ -222,14 +222,14 @@ class Branches:
 
     @cached_property
     def _constants(self) -> bytearray:
-        """For each node, whether `_is_constant` holds."""
+        """For each node, whether it computes its numbers only from sizes or random draws; see `_is_constant`."""
         constant = bytearray(len(self._index))
         for i in range(len(constant)):
             constant[i] = self._is_constant(i, constant)
         return constant
 
     def is_exact(self, i: int) -> bool:
-        """Return whether a node computes the same result from the same inputs, bit for bit, in whatever kernel."""
+        """Return whether a node computes the same result from the same inputs, bit for bit, in every kernel."""
         node, value = self._index.nodes[i], self._index.values[i]
         name = ops.name_of(node.target)
         if name in _NAMES["cast"]:
@@ -245,7 +245,8 @@ class Branches:
     def ignores_floats(self, i: int) -> bool:
         """Return whether a node's result does not depend on the contents of the floats that the node reads.
 
-        True for a random operator that reads no float, because a replay draws the same numbers.
+        The result is True for a random operator that reads no float, because a replay draws the same
+        numbers.
         """
         node = self._index.nodes[i]
         if self._constants[i]:
@@ -333,7 +334,7 @@ class Branches:
         return other is node.args[0] or (isinstance(other, float) and not math.isfinite(other))
 
     def _overflows(self, i: int) -> bool:
-        """Return whether a node reads float16 values, whose largest number a kernel may exceed inside."""
+        """Return whether a node reads float16 values, which a kernel may compute beyond the range of float16."""
         values = (self._index.values[j] for j in self._floats(i))
         return any(
             v.dtype is torch.float16 for value in values for v in leaves_of(value) if _is_float(v)
@@ -348,7 +349,7 @@ class Branches:
         )
 
     def _selects(self, j: int) -> bool:
-        """Return whether a value is a maximum or another selected element, perhaps behind exact operators."""
+        """Return whether a value is a maximum or another selected element, or exact operators compute it from one."""
         while self._index.nodes[j].op == "call_function":
             node = self._index.nodes[j]
             # `max` of two tensors compares element by element, and its gradient has no quotient.
@@ -461,8 +462,8 @@ def _is_part_of_continuous(node: fx.Node) -> bool:
 def is_piece(node: fx.Node) -> bool:
     """Return whether a comparison, cast or step is part of a continuous function that PyTorch decomposed.
 
-    PyTorch records the decomposed operator in a node's metadata. In a graph read from text, the key
-    `PIECE` replaces this record.
+    PyTorch records the decomposed operator in a node's metadata. In a graph read from text, the
+    metadata key `PIECE` marks parts of decomposed functions.
     """
     if node.meta.get(PIECE):
         return True

@@ -2,8 +2,8 @@
 
 `node_copy` treats a node as newly written by a user: it searches the arguments for symbolic leaves,
 invents and checks a name, and passes through five layers of calls. A node that is already in a
-graph needs no such checks. Therefore this module builds copies with the private primitives of
-`torch.fx` that `node_copy` calls in the end, in a third of the time. With a version of PyTorch that
+graph needs no such checks. This module copies a node in a third of the time, with the private
+primitives of `torch.fx` that `node_copy` calls in the end. With a version of PyTorch that
 remat is not tested with, this module uses `node_copy`.
 """
 
@@ -44,7 +44,7 @@ class Copier:
 
     Attributes:
         copies: map from each node copied so far to its copy. By default, a new copy reads the
-            copies of its inputs in this map.
+            copies of its original's inputs.
     """
 
     def __init__(self, graph: fx.Graph, source: fx.Graph, *, quick: bool | None = None) -> None:
@@ -60,7 +60,7 @@ class Copier:
     def copy(
         self, nodes: Iterable[fx.Node], lookup: Lookup | None = None, *, apart: bool = False
     ) -> None:
-        """Append copies of nodes to the receiving graph; the given nodes must stand behind their inputs.
+        """Append copies of nodes to the receiving graph; each node must come behind its inputs.
 
         Args:
             lookup: maps each input of a copied node to the argument that the copy reads instead.

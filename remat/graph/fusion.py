@@ -1,7 +1,7 @@
 """Rules of fusion: which nodes a compiler such as Inductor computes in one kernel.
 
-Cost models, the prediction of kernels, and the minimum cut use the rules of fusion. The rules depend on
-operators and values only, never on a plan.
+Cost models, the prediction of kernels, and the minimum cut use the rules of fusion. Which nodes
+fuse depends on operators and values only, never on a plan.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WRITTEN_PARTS = (torch.ops.aten.cat, torch.ops.aten.select_scatter, torch.ops.a
 
 
 def may_fuse(node: fx.Node) -> bool:
-    """Return whether a compiler may fuse the node with other nodes."""
+    """Return whether a compiler such as Inductor may fuse a node with other nodes."""
     taxonomy = ops.default_taxonomy()
     return (
         node.op == "call_function"
@@ -105,7 +105,7 @@ def is_grouped(node: fx.Node) -> bool:
 
 
 def _is_summed_product(node: fx.Node) -> bool:
-    """Return whether Inductor computes a batched matrix product by multiplying and summing."""
+    """Return whether a node is a batched matrix product that Inductor computes by multiplying and summing."""
     value = node.meta.get("val")
     if node.target is not torch.ops.aten.bmm.default or not isinstance(value, torch.Tensor):
         return False

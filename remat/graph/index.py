@@ -1,4 +1,4 @@
-"""Integer view of a joint graph: node positions, inputs and users, computed once per graph."""
+"""A joint graph as integers: positions, inputs and users of its nodes, computed once per graph."""
 
 from __future__ import annotations
 

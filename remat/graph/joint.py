@@ -52,7 +52,7 @@ class SavedValueKind(enum.IntEnum):
 
     @classmethod
     def of(cls, node: fx.Node) -> SavedValueKind:
-        """Return the kind of a node's value when forward saves it."""
+        """Return the kind of saved value that a node's value is, if forward saves it."""
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
             return cls.UNCHECKED if node.meta.get(UNCHECKED) else cls.TENSOR
@@ -231,7 +231,7 @@ def split_outputs(
 
 
 def is_input_mutation(desc: Any) -> bool:
-    """Return whether AOTAutograd writes a forward output with this descriptor to an input after forward."""
+    """Return whether AOTAutograd writes a forward output with a given descriptor to an input after forward."""
     return type(desc).__name__ in ("InputMutationAOTOutput", "MetadataMutationAOTOutput")
 
 
@@ -261,8 +261,8 @@ def outputs_of(graph: fx.Graph) -> list[Any]:
 def fingerprint(joint: JointGraph) -> str:
     """Return a SHA-256 digest of a joint graph's structure, without names.
 
-    The digested text has one line per node. The lines refer to operators and results by number, and
-    a table after the lines explains the numbers.
+    The digested text has one line per node. A line refers to operators and results by number, and a
+    table after all lines explains the numbers.
     """
     # In arguments, a node is replaced by its position as `bytes`. No other argument has this type, so the text of
     # a position cannot be mistaken for a constant.

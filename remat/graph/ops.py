@@ -158,7 +158,7 @@ def is_plain(node: fx.Node) -> bool:
     """Return whether the node's result depends on its arguments alone, without side effects.
 
     A plain node draws no random numbers, writes to no argument, communicates with no rank and
-    returns no uninitialised memory. Whether a node is plain depends on its operator alone, so callers may cache it per operator.
+    returns no uninitialised memory. Whether a node is plain depends on its operator alone.
     """
     return node.op != "call_function" or (_is_plain(node.target) and is_known(node.target))
 
@@ -228,7 +228,7 @@ def may_have_effects(node: fx.Node) -> bool:
 
 
 def is_drawn_from_state(node: fx.Node) -> bool:
-    """Return whether a node runs a random operator after it saved or restored the random generator's state."""
+    """Return whether a node saves or restores a random generator's state, and then runs a random operator."""
     return node.target in _REPLAYS
 
 

@@ -133,7 +133,7 @@ class Policies:
         return None
 
     def unmatched(self, nodes: Iterable[fx.Node]) -> list[Policy]:
-        """Return the policies whose patterns match no module of a graph; an overridden policy counts as matching."""
+        """Return the policies, overridden or not, whose patterns match no module of a graph."""
         names = module_names(nodes)
         return [p for p in self.given if not any(map(p.matches, names))]
 
@@ -215,7 +215,7 @@ def region(policy: str, name: str = "") -> contextlib.AbstractContextManager[Non
         name: a name that separates this region from an adjacent one.
 
     Raises:
-        ProblemError: ``policy`` is another text.
+        ProblemError: ``policy`` is none of these texts.
     """
     if policy not in _WORDS:
         raise ProblemError(f"region is {policy!r}; expected one of {', '.join(map(repr, _WORDS))}")

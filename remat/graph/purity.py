@@ -1,9 +1,9 @@
 """Decide which operators are known to be pure functions of their inputs.
 
 Schemas and tags of PyTorch's own operators state which operators write, draw random numbers or have
-an effect. Schemas of custom operators may omit these facts. A custom operator that draws random numbers or
-counts its calls can have the schema of a pure operator. Therefore a custom operator runs exactly
-once per call in a step, until it is declared pure.
+an effect. Schemas of custom operators may omit writes, random draws and effects. A custom operator
+that draws random numbers or counts its calls can have the schema of a pure operator. Therefore a
+custom operator runs exactly once per call in a step, until it is declared pure.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def declare_pure(op: Op) -> Op:
 
     Declare operators before a model is compiled, because a declaration does not change steps that
     this process has compiled. After a declaration, ``torch.compiler.reset()`` makes PyTorch compile
-    all steps again. A change of declarations also invalidates plans and compiled steps in disk caches. A
-    plugin declares its operators with the hook ``remat_operators``.
+    all steps again. A change of declarations invalidates plans and compiled steps in disk caches.
+    A plugin declares its operators with the hook ``remat_operators``.
 
     Args:
         op: the operator, in one of these forms: the result of ``torch.library.custom_op``,
@@ -121,7 +121,7 @@ def undeclare_pure(op: object) -> None:
 
 
 def declared() -> tuple[str, ...]:
-    """Return the names of all operators declared pure, also by an `also_declared` block, sorted."""
+    """Return the sorted names of all operators declared pure, including those of an `also_declared` block."""
     return tuple(sorted(_DECLARED | _ALSO.get()))
 
 

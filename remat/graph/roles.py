@@ -51,8 +51,8 @@ def classify(joint: JointGraph, index: GraphIndex) -> Roles:
     """Classify the nodes of a joint graph, as ``torch/_functorch/partitioners.py`` does.
 
     Random operators, operators with effects, operators that may have undeclared effects and
-    collectives must run even if no node reads their results. AOTAutograd's tag decides whether they
-    run in forward or in backward.
+    collectives must run even if no node reads their results. AOTAutograd's tag decides whether such
+    operators run in forward or in backward.
     """
     n = len(index)
     fwd_outputs, bwd_outputs, _, _ = split_outputs(joint)
@@ -107,8 +107,8 @@ def classify(joint: JointGraph, index: GraphIndex) -> Roles:
 def distances(index: GraphIndex, roles: Roles) -> tuple[int, ...]:
     """Return each node's distance, in edges, to the nearest node that forward does not require.
 
-    The distances equal ``dist_from_bw`` of ``torch/_functorch/partitioners.py``. The distance is 0 for nodes that
-    forward does not require, and `UNREACHABLE` for nodes without a path to such a node.
+    The distances equal ``dist_from_bw`` of ``torch/_functorch/partitioners.py``. The distance is 0
+    for nodes that forward does not require, and `UNREACHABLE` for nodes without a path to such a node.
     """
     distance = [0] * len(index)
     # Users stand behind a node in graph order, so their distances are known already.

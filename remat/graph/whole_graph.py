@@ -1,11 +1,13 @@
 """Split a step that is one graph into forward and backward for planning, and join both again.
 
-PyTorch traces a whole training step, or an inference, as one graph. `whole_graph` rewrites this graph as a joint graph
-of forward and backward, which remat can plan. `joined` makes one graph of the forward and backward of a plan.
+PyTorch can trace a whole training step, or an inference, as one graph. `whole_graph` rewrites such a graph as a
+joint graph of forward and backward, which remat can plan. `joined` makes one graph of the forward and backward of a
+plan.
 
 The *line* between forward and backward is the first node that AOTAutograd marks as part of backward. In a graph without
 marks, as from `make_fx`, the line is the node at which most bytes are alive. *Late* nodes form the joint graph's
-backward: they depend on the node at the line, or come behind it in a graph without marks. The line decides which values may be computed twice, and changes no result.
+backward: they depend on the node at the line, or come behind it in a graph without marks. The line decides
+which values may be computed twice, and changes no result.
 """
 
 from __future__ import annotations
@@ -44,9 +46,9 @@ _OF_OUTPUT = "of_output"
 def whole_graph(gm: fx.GraphModule, *, lower: str = "eager", name: str = "") -> JointGraph:
     """Rewrite the graph of a whole step as a joint graph.
 
-    Functionalisation leaves writes to inputs at the end of the graph. Each write moves to right behind the last node that
-    needs the input's old contents, and the optimizer's arithmetic moves with its writes. In the joint graph, an output
-    of no bytes stands for each write to an input.
+    Functionalisation leaves writes to inputs at the end of the graph. A write to an input moves to right behind the
+    last node that needs the old contents, and the optimizer's arithmetic moves with its writes. In the joint graph, an
+    output of no bytes stands for each write to an input.
 
     Args:
         gm: the graph of the step, which is not changed. Its nodes need fake values in ``meta["val"]``.
@@ -189,7 +191,7 @@ def _copied(copier: Copier, value: Any) -> Any:
 
 
 def _final_writes(nodes: Sequence[fx.Node]) -> dict[fx.Node, tuple[fx.Node, fx.Node]]:
-    """Return a dict from each ``copy_`` into an input that no later node reads to (input, written value)."""
+    """Find each ``copy_`` into an input that no later node reads; return a dict from it to (input, written value)."""
     position = {n: i for i, n in enumerate(nodes)}
     inputs = Counter(_memory(n) for n in nodes if n.op == "placeholder")
     written = _overwritten(nodes)
@@ -343,7 +345,7 @@ def _peak_position(gm: fx.GraphModule, nodes: Sequence[fx.Node]) -> int:
 
 
 def _stand_in(graph: fx.Graph, value: fx.Node, name: str) -> fx.Node:
-    """Append to a graph a node that reads a value and returns an empty tensor, in place of a write."""
+    """Append to a graph a node that reads a value and returns an empty tensor, in place of a write to an input."""
     stand_in = graph.create_node(
         "call_function", torch.ops.aten.new_zeros.default, (value, [0]), name=name
     )

@@ -41,8 +41,8 @@ class Kernels:
     """Predicted kernels of a forward or backward graph, and the program points at which they run.
 
     Each operator that cannot fuse ends a segment of the graph. The operators that fuse within a
-    segment form one kernel, which runs at the position of its last operator. A program point is the index
-    of a node's run among all runs of the step.
+    segment form one kernel, which runs at the position of the kernel's last operator. A program point is
+    the index of a node's run among all runs of the step.
 
     Args:
         nodes: the call nodes of the graph.
@@ -159,8 +159,8 @@ class Kernels:
     ) -> fx.Node | None:
         """Return the output node whose result may overwrite a storage that no later kernel reads.
 
-        An output node is a node whose result its kernel writes to memory. The search for output nodes begins
-        at the readers of the storage in its last kernel, and follows results that stay in registers.
+        An output node is a node whose result is written to memory. The search for output nodes begins at the
+        nodes of a storage's last kernel that read the storage, and follows results that stay in registers.
 
         Args:
             readers: nodes that read the storage.
@@ -226,7 +226,7 @@ class Kernels:
         return largest <= self._numel(node) and node not in self._draws
 
     def _is_summed_at_once(self, node: fx.Node, at: frozenset[int]) -> bool:
-        """Return whether a sum in backward runs in a kernel of its own, before its readers."""
+        """Return whether a node is a sum in backward that runs in a kernel of its own, before its readers."""
         if not at or not node.meta.get("autograd_backward") or self._is_pointwise(node):
             return False
         smaller = self._numel(node) < max(map(self._numel, inputs_of(node)), default=0)

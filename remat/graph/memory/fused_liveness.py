@@ -1,9 +1,9 @@
 """Predict the lifetimes of storages in fused code, from the forward and backward graphs alone.
 
-Fused code differs from the model of `remat.graph.memory.liveness` in three ways. A pointwise result that
-only one kernel reads is never written to memory, because this kernel computes the result itself. A kernel may
-write its result over an input that no later node reads. Convolutions and attention allocate
-workspaces besides their results.
+Fused code differs from the model of `remat.graph.memory.liveness` in three ways. A pointwise result
+that only one kernel reads is never written to memory, because this kernel computes the result
+itself. A kernel may write its result over an input that no later node reads. Convolutions and
+attention allocate workspaces besides their results.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class FusedWalk(StepWalk):
                     yield node, tensor_bytes(a.meta.get("val")), computed[a], program_point
 
     def _end_of_kernel(self, program_point: int) -> int:
-        """Return the program point before the next node that never fuses, or the step's last if none follows."""
+        """Return the program point before the next node that never fuses; the step's last one if none follows."""
         ran = [*self._forward, *self._backward]
         later = enumerate(ran[program_point + 1 :], program_point)
         return next((m for m, n in later if not (may_fuse(n) or is_passed_on(n))), len(ran) - 1)

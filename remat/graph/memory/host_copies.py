@@ -2,13 +2,13 @@
 
 Forward calls `offload`, and later `wait_copied`, after which the device memory can be freed.
 Backward calls `reload`, and `wait_copied` before the first read of the tensor. Each direction has a
-CUDA stream of its own. Host memory is page-locked and comes from PyTorch's caching host allocator,
+CUDA stream of its own. The host's memory is page-locked and comes from PyTorch's caching host allocator,
 which reuses the same buffers in every step. The streams follow
 ``torch/_functorch/_activation_offloading/offload_ops.py``, with two differences: no storage is
 resized to 0 bytes, so backward may run twice, and each direction uses a single stream.
 
-On a CPU, copies are synchronous and use memory that PyTorch's allocator does not count. On a CPU, the
-allocator's count therefore equals the memory that a device would need.
+On a CPU, copies are synchronous and use memory that PyTorch's allocator does not count. On a CPU,
+the allocator's count therefore equals the memory that a device would need.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Lifetimes of storages over forward and backward, and the peak of a step: the most bytes alive at once.
 
-The simulated graphs run uncompiled (the eager lowering), without in-place reuse of memory. A value is
-allocated when its node runs and freed after its last use. A workspace is memory that an operator needs
-besides its inputs and results. A workspace counts as alive while its node runs.
-Inputs, parameters, forward outputs and gradients live to the end of the step. Saved tensors and
-tangents live to their last use in backward, after which AOTAutograd frees them.
+The simulated graphs run uncompiled (the eager lowering), without in-place reuse of memory. A value
+is allocated when its node runs and freed after its last use. A workspace, which is memory that an
+operator needs besides its inputs and results, is alive while its node runs. Inputs, parameters,
+forward outputs and gradients live to the end of the step. Saved tensors and tangents live to their
+last use in backward, after which AOTAutograd frees them.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Timeline:
     Attributes:
         program_points: names of the nodes that run, forward's first. A forward or backward graph without
             calls counts as one program point with an empty name.
-        boundary: number of program points in forward, which is the index of backward's first one.
+        boundary: number of program points in forward, which is also the index of backward's first.
         lifetimes: every storage of the step, sorted by its first program point.
     """
 
@@ -119,7 +119,7 @@ class Timeline:
         return tuple(sorted(storages, key=lambda x: -x.nbytes))
 
     def nbytes(self, *kinds: StorageKind) -> tuple[int, ...]:
-        """Return the bytes alive at each program point in storages of the given kinds; in all if no kind is given."""
+        """Return the bytes alive at each program point in storages of the given kinds, or in all if none is given."""
         chosen = (x for x in self.lifetimes if not kinds or x.kind in kinds)
         return sums_of(((x.nbytes, x.first, x.last) for x in chosen), len(self.program_points))
 
@@ -173,7 +173,7 @@ def memory_curve(
 
 
 def timeline(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int) -> Timeline:
-    """Return the lifetimes of all storages of one step, found from the fake values of its two modules."""
+    """Return the lifetimes of all storages of one step, computed from the fake values in forward and backward."""
     step = StepWalk(forward, backward, num_fwd_outputs)
     saved_as = step.sizes.first_of(step.saved_for_backward)
     lifetimes = [
@@ -278,10 +278,10 @@ class StepWalk:
     node has the fake value of its forward run. Therefore one key may stand for two storages, one
     that a node's forward run allocates and one that its recomputation allocates. A key names the
     same storage in forward and in backward only if forward saves the storage. If a storage of
-    forward is alive in backward, the recomputed storage has a key of its own. Both are alive if one
-    result of an operator is saved and another is recomputed, because the second run computes both.
-    If a node runs several times within forward or within backward, each run's storages have keys of
-    their own.
+    forward is alive in backward, the recomputed storage has a key of its own. The recomputed storage
+    needs its own key if one result of an operator is saved and another is recomputed, because the
+    second run computes both. If a node runs several times within forward or within backward, each
+    run's storages have keys of their own.
 
     Attributes:
         program_points: names of the nodes that run, forward's first.
@@ -429,7 +429,7 @@ class StepWalk:
         return allocations, last
 
     def _key_for(self, node: fx.Node, key: int, *, apart: bool) -> int:
-        """Return the key for a node's storage: that of a value that it views, or a new key if ``apart``, or ``key``."""
+        """Return the key for a node's storage: the key of a viewed value, or a new key if ``apart``, or ``key``."""
         sizes = self.sizes
         # If the base of a view runs several times, the view shares memory with the run that it reads. This need not
         # be the latest run.

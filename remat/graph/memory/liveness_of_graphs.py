@@ -141,7 +141,7 @@ class _Step:
         return self._at(k, max(reads, default=walk.boundary - 1))
 
     def _passed(self) -> list[dict[int, int]]:
-        """Return, by run and storage key, the end of each output that a later run receives or that the step drops."""
+        """Return, by run and storage key, the last program point of outputs that later runs receive or nobody holds."""
         passed: list[dict[int, int]] = [{} for _ in self._graphs]
         for k, graph in enumerate(self._graphs):
             inputs = {n.name: n for n in graph.forward.graph.nodes if n.op == "placeholder"}

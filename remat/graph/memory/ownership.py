@@ -38,9 +38,10 @@ class Storages:
         mutated: positions of the owners of storages that forward writes to, or AOTAutograd after
             forward. Backward cannot read what such a storage contained before the write.
         rewritten: by owner's position, the position of the last write to the storage. Contains
-            those storages in ``mutated`` that are read after their last write or that forward allocated.
-            Backward may receive the contents of a rewritten storage after its last write. Usually empty:
-            unless functionalization is off, AOTAutograd writes only to primals, after all reads.
+            those storages in ``mutated`` that are read after their last write or that forward
+            allocated. Backward may receive the contents of a rewritten storage after its last write.
+            Usually empty: unless functionalization is off, AOTAutograd writes only to primals, after
+            all reads.
         user_mutated: positions of the primals that the user may write to before backward. Backward
             cannot read these primals again.
     """

@@ -205,15 +205,15 @@ def has_symbols(values: Iterable[Any], *, learned: bool = False) -> bool:
 class Memories:
     """Cache of the storage behind each value, shared by the passes over a graph.
 
-    A record of the cache is (storage key, storage, value). Key and storage are None for a value without
-    a storage.
+    A cached record is (storage key, storage, value). Key and storage are None for a value without a
+    storage.
     """
 
     def __init__(self, records: dict[int, Memory] | None = None) -> None:
         self._records: dict[int, Memory] = {} if records is None else records
 
     def copy(self) -> Memories:
-        """Return a copy of this cache, for a copy of the graph that changes independently."""
+        """Return a copy of this cache of storages, for a copy of the graph that changes independently."""
         return Memories(dict(self._records))
 
     def of(self, value: Any) -> Memory:
@@ -273,7 +273,7 @@ class Sizes:
         return {key: self.nbytes[key] for node in nodes for key in self.keys(node)}
 
     def each(self, values: Iterable[Any]) -> list[int | None]:
-        """Return the storage key of each value (None for one that is no tensor), and record the bytes of each storage."""
+        """Return the storage key of each value (None for one that is no tensor), and record each storage's bytes."""
         keys: list[int | None] = []
         for key, storage, value in self._memories.of_all(values):
             if storage is None or key is None:

@@ -1,8 +1,9 @@
 """Find tensors that the user may overwrite before backward, and protect backward from such writes.
 
-Users overwrite, for example, a loader's pinned buffer or a step's logits. Eager PyTorch allows writes
-to tensors that autograd has not saved, and raises an error for writes to saved tensors. The joint graph shows which
-tensors eager autograd saves: the forward values that nodes traced in backward read.
+Users overwrite, for example, a loader's pinned buffer or a step's logits. Eager PyTorch allows
+writes to tensors that autograd has not saved, and raises for writes to saved tensors. The joint
+graph shows which tensors eager autograd saves: the forward values that nodes traced in backward
+read.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ def user_mutable_inputs(joint: JointGraph) -> frozenset[str]:
 def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> None:
     """Make a joint graph return copies of those user outputs that backward might read.
 
-    The user may overwrite the returned copies before backward reads the originals. Outputs that share memory with
-    an input are not copied, nor are outputs whose memory no other node reads.
+    The user may overwrite the returned copies before backward reads the originals. Outputs that
+    share memory with an input are not copied, nor are outputs whose memory no other node reads.
 
     Args:
         joint: the joint graph, which is changed.
@@ -143,7 +144,7 @@ def _user_index(desc: Any) -> int | None:
 
 
 def _copyable_outputs(joint: JointGraph, root: _Roots) -> dict[fx.Node, list[tuple[fx.Node, Any]]]:
-    """Group forward's outputs, except those in an input's memory, by the node that owns an output's memory."""
+    """Return forward's outputs outside of inputs' memory, in a dict by the node that owns an output's memory."""
     memories = {storage_key(n.meta.get("val")) for n in joint.graph.find_nodes(op="placeholder")}
     outputs, _, descs, _ = split_outputs(joint)
     of_root: dict[fx.Node, list[tuple[fx.Node, Any]]] = {}

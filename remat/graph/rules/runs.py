@@ -116,7 +116,7 @@ def copies_are_alike(facts: Facts) -> Iterator[Fault]:
 
 
 def branches_are_forwards(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each branch value that is computed again from numbers that a second run may round differently."""
+    """Yield a fault for each branch value that is computed again from numbers that may be rounded differently."""
     graph = facts.branches
     names = {facts.joint_index.nodes[i].name for i in graph.branch_values | graph.comparisons}
     if not names:

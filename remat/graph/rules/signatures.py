@@ -68,7 +68,7 @@ def _compare_outputs(
 def _compare_inputs(
     noun: str, actual: Sequence[fx.Node], expected: Sequence[fx.Node], side: str
 ) -> Iterator[Fault]:
-    """Yield a fault for each position at which two lists of placeholders differ in name."""
+    """Yield a fault for each position at which two lists of placeholders have different names."""
     for k, (a, b) in enumerate(zip_longest(actual, expected)):
         if a is None or b is None or a.name != b.name:
             yield Fault(f"{noun} {k} of {side} is {shown(a)}, expected {shown(b)}", nodes_of(a, b))

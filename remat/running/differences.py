@@ -11,7 +11,8 @@ import torch
 def first_difference(reference: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     """Return a description of the first result that differs between two runs; None if none differs.
 
-    Results are given by name and compared bit for bit, except that any NaN equals any NaN.
+    The results of each run are given by name, and compared bit for bit, except that any NaN equals any
+    NaN.
     """
     for name, value in reference.items():
         if name not in other:
@@ -44,13 +45,13 @@ def _difference(value: Any, other: Any) -> str | None:
 
 
 def as_integers(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of a contiguous tensor's bits as integers, of 64 bits for larger elements."""
+    """Return a contiguous tensor viewed as integers of the size of its elements, or of 64 bits if they are larger."""
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32}
     return tensor.view(integers.get(tensor.itemsize, torch.int64))
 
 
 def _differing(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Compare two tensors elementwise by their bits; any two NaNs are equal."""
+    """Return, for each element of two tensors, whether the bits differ; any two NaNs are equal."""
     if value.is_complex():
         pairs = _differing(torch.view_as_real(value), torch.view_as_real(other))
         return pairs.any(-1)

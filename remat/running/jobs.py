@@ -1,9 +1,9 @@
 """Run many jobs in this process, in worker processes, or in any executor.
 
 An executor is any `concurrent.futures.Executor`, such as a process pool, the result of Dask's
-``Client.get_executor()``, or an executor of Ray. The result of a job is called its answer. Answers
-are delivered in the order in which they arrive. If a worker process that remat started dies, its
-jobs are submitted again.
+``Client.get_executor()``, or an executor of Ray. The result of a job is called its answer. Answers are
+delivered in the order in which they arrive. If a worker process that remat started dies, the jobs of
+that process are submitted again.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def run_jobs(
 ) -> None:
     """Call ``work`` on every job, and pass each result, the job's answer, to ``on_answer``.
 
-    Workers also know the operators that `remat.declare_pure` has declared in this process.
+    Operators that `remat.declare_pure` has declared in this process are pure in worker processes, too.
 
     Args:
         work: computes the answer of one job; its exceptions are raised here. For workers, ``work`` must be
@@ -152,7 +152,7 @@ def _in_processes(
     on_answer: Callable[[int, Answer], None],
     on_death: Callable[[int, str], None],
 ) -> None:
-    """Run jobs in ``count`` worker processes, and restart them if one dies; see `run_jobs`."""
+    """Run jobs in ``count`` worker processes, and restart the processes if one dies; see `run_jobs`."""
     # After a death, the first `count` unanswered jobs run one at a time, because any of these jobs may have
     # killed the worker.
     deaths: Counter[int] = Counter()

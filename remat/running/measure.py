@@ -1,10 +1,10 @@
 """Measure the bytes that are alive while a training step runs.
 
-`remat.graph.memory.liveness` predicts these bytes. There are two methods of measurement. The method
-*storages* uses a dispatch mode to see the results of all operators, and finalisers to see when each
-storage is freed. The method *allocator* uses the statistics of CUDA's allocator or, on the CPU, the
-profiler's record of allocations. Only the method *allocator* includes memory that an operator
-allocates and frees internally, such as the workspace of a convolution.
+`remat.graph.memory.liveness` predicts the bytes that are alive. The measurement method *storages* uses
+a dispatch mode to see the results of all operators, and finalisers to see when each storage is freed.
+The measurement method *allocator* uses the statistics of CUDA's allocator or, on the CPU, the
+profiler's record of allocations. Only the method *allocator* includes memory that an operator allocates
+and frees internally, such as the workspace of a convolution.
 """
 
 from __future__ import annotations
@@ -56,13 +56,15 @@ def measure_step(
     resident: Iterable[torch.Tensor] = (),
     by: str | None = None,
 ) -> Measured:
-    """Run a step until a run compiles nothing, then run it once more and measure its memory.
+    """Run a step until a run compiles nothing, then run the step once more and measure the memory of that run.
 
-    A run is one forward and one backward, with a gradient of ones for every output that requires one.
-    Afterwards, buffers, inputs, gradients and the states of the random number generators are restored.
+    A run is one forward and one backward, with a gradient of ones for every output that requires a
+    gradient. After the last run, buffers, inputs, gradients and the states of random generators are
+    restored.
 
     Args:
-        fn: a module or function, usually compiled. A module's parameters and buffers count.
+        fn: a module or function, usually compiled. The measured bytes include a module's parameters and
+            buffers.
         args: positional arguments for ``fn``.
         kwargs: keyword arguments for ``fn``.
         resident: further tensors that are alive during the step and that the bytes include.
@@ -124,13 +126,13 @@ def run_forward(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
 
 
 def run_backward(result: Result) -> None:
-    """Run backward of a `run_forward` result, with gradients of ones."""
+    """Run backward of all outputs of a `run_forward` result, with gradients of ones."""
     seed = result[1]  # empty, so that its own gradient takes no memory
     seed.backward(seed.detach())  # type: ignore[no-untyped-call]
 
 
 class _Seed(torch.autograd.Function):
-    """Function whose backward gives a gradient of ones to each input."""
+    """Autograd function whose backward returns a gradient of ones for each input."""
 
     @staticmethod
     def forward(ctx: Any, *outputs: torch.Tensor) -> torch.Tensor:
@@ -145,13 +147,13 @@ class _Seed(torch.autograd.Function):
 
 @contextlib.contextmanager
 def as_before(tensors: Sequence[torch.Tensor], device: torch.device) -> Iterator[None]:
-    """Restore buffers, inputs, gradients and random states at the end of the ``with`` block.
+    """Restore a step's buffers, inputs and gradients, and random generators' states, after the ``with`` block.
 
-    When the block begins, all gradients are None. A frozen parameter is not restored.
+    All gradients are set to None before the ``with`` block runs. A frozen parameter is not restored.
 
     Args:
         tensors: parameters, buffers and inputs of the step.
-        device: the step's device, whose generator is restored.
+        device: the device of the step; the state of the random generator of this device is restored.
 
     Raises:
         ProblemError: the step wrote to a frozen parameter: one that requires no gradient.
@@ -208,7 +210,7 @@ def _forget_gradients(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def _by_storages(step: _Step, inputs: Sequence[torch.Tensor], _: torch.device) -> Measured:
-    """Run a step and measure its memory by tracking storages; those of ``inputs`` count from the start."""
+    """Run a step and measure its memory by tracking storages; the storages of ``inputs`` are alive from the start."""
     tracker = StorageTracker()
     for tensor in inputs:
         tracker.add(tensor)
@@ -230,9 +232,9 @@ def _by_profiler(step: _Step, inputs: Sequence[torch.Tensor], _: torch.device) -
 
 @contextlib.contextmanager
 def allocations() -> Iterator[list[int]]:
-    """Yield a list that is filled, when the ``with`` block ends, with the bytes of CPU allocations in order.
+    """Yield a list to which the end of the ``with`` block appends the bytes of each CPU allocation, in order.
 
-    The bytes of a deallocation are negated.
+    For a deallocation, the negated number of bytes is appended.
     """
     sizes: list[int] = []
     level = os.environ.get(_LOG_LEVEL)
@@ -281,8 +283,9 @@ def allocated_bytes(nbytes: int, device: torch.device) -> int:
 class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that reports when operators return storages, and when these storages are freed.
 
-    A subclass defines `on_storage` and `on_free`. `add` reports a storage that existed before the mode was entered.
-    The mode sees the results of a higher-order operator, but not the operators inside.
+    A subclass of `StorageWatch` defines `on_storage` and `on_free`. `StorageWatch.add` reports a
+    storage that existed before the dispatch mode was entered. The dispatch mode sees the results of a
+    higher-order operator, but not the operators inside.
     """
 
     # Otherwise PyTorch refuses to run higher-order operators under the mode.
@@ -297,17 +300,19 @@ class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         """Handle a storage that an operator returned, or that `add` was given.
 
         Args:
-            state: the value that the last call for this storage returned; None for a new storage.
+            state: the value that the last call of `on_storage` for this storage returned; None for a
+                new storage.
             nbytes: bytes of the storage, which may have been resized since the last call.
             source: name of the operator that returned the storage, or the text that `add` was given.
 
         Returns:
-            A value to pass to `on_free`, and as ``state`` to the next call for this storage.
+            A value to pass to `on_free`, and as ``state`` to the next call of `on_storage` for this
+            storage.
         """
         raise NotImplementedError
 
     def on_free(self, state: Any) -> None:
-        """Handle the freeing of a storage; ``state`` is the last value that `on_storage` returned for it."""
+        """Handle the freeing of a storage; ``state`` is the last value that `on_storage` returned for the storage."""
         raise NotImplementedError
 
     def add(self, tensor: torch.Tensor, source: str = "") -> None:
@@ -339,13 +344,13 @@ class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 
 
 class StorageTracker(StorageWatch):  # type: ignore[no-untyped-call]
-    """Dispatch mode that counts the bytes of storages that operators return or that `add` is given.
+    """Dispatch mode that tracks the bytes of alive storages that operators returned or that `add` was given.
 
-    Compiled code runs unchanged under this mode.
+    Compiled code runs unchanged under this dispatch mode.
 
     Attributes:
-        current: bytes alive now.
-        peak: most bytes alive at the same time.
+        current: bytes of tracked storages that are alive now.
+        peak: most bytes of tracked storages that were alive at the same time.
     """
 
     def __init__(self) -> None:

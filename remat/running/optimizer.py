@@ -2,7 +2,7 @@
 
 Parameters and gradients are fake tensors, which take no memory. Other tensors that the optimizer
 creates, such as a step count, are real and tiny. The measured memory is that of the storages that
-operators return. It does not include memory that a kernel allocates internally.
+operators return, without memory that a kernel allocates internally.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class OptimizerUse:
 
 
 def read_optimizer(optimizer: str | Make) -> tuple[str, Make]:
-    """Return the name of an optimizer, and a function that creates it for a list of parameters.
+    """Return the name of an optimizer, and a function that creates the optimizer for a list of parameters.
 
     Args:
         optimizer: the name of a class in `torch.optim`, in upper or lower case, with arguments after a
@@ -69,7 +69,7 @@ def read_optimizer(optimizer: str | Make) -> tuple[str, Make]:
 
 
 def optimizer_code(optimizer: str | Make) -> str:
-    """Return Python code that creates an optimizer for ``model.parameters()``; empty for a callable."""
+    """Return Python code that creates an optimizer for ``model.parameters()``; empty if ``optimizer`` is a callable."""
     if not isinstance(optimizer, str):
         return ""
     kind, named = _class_and_arguments(optimizer)
@@ -118,11 +118,12 @@ def trace_optimizer(
     without_gradient: frozenset[int] = frozenset(),
     foreach: bool = False,
 ) -> OptimizerUse:
-    """Run two steps of an optimizer on fake parameters, and return their memory and traffic.
+    """Run two steps of an optimizer on fake parameters, and return the memory and traffic of the steps.
 
     Args:
         optimizer: as for `read_optimizer`.
-        parameters: tensors with the shapes, strides and dtypes of the parameters; they are not changed.
+        parameters: tensors with the shapes, strides and dtypes of the parameters; the tensors are not
+            changed.
         without_gradient: indices of the parameters that get no gradient.
         foreach: whether to select the foreach implementation, as PyTorch does on a GPU, unless the user
             chose an implementation.
@@ -188,7 +189,7 @@ def _select_foreach(optimizer: torch.optim.Optimizer) -> None:
 
 
 class _Steps(StorageTracker):  # type: ignore[no-untyped-call]
-    """Tracker of storages that also counts the bytes that operators read and write."""
+    """Tracker of alive storages that also adds up the bytes that operators read and write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -205,7 +206,7 @@ class _Steps(StorageTracker):  # type: ignore[no-untyped-call]
 
 
 def _moved(func: Any, args: Any, kwargs: Any, out: Any) -> int:
-    """Return the bytes that a call reads and writes; 0 for a call that only returns views."""
+    """Return the bytes that an operator call reads and writes; 0 for a call that only returns views."""
     reads = _storages((args, kwargs))
     signature = torch_compat.schema(func).arguments
     in_place = {a.name for a in signature if a.alias_info is not None and a.alias_info.is_write}

@@ -15,7 +15,7 @@ from remat.graph.ops import attribute_of
 
 
 class RealValues:
-    """Creates random real values for fake values; tensors that share a storage share one again.
+    """Creator of random real values for fake values; fake tensors on one storage become real tensors on one storage.
 
     Args:
         seed: seed of the random numbers; equal seeds and names give equal values.
@@ -26,7 +26,7 @@ class RealValues:
         self._storages: dict[int, torch.Tensor] = {}
 
     def constant(self, node: fx.Node) -> Any:
-        """Return the value that a get_attr node reads; for a fake tensor, a random tensor like it."""
+        """Return the value that a get_attr node reads, with a random real tensor in place of a fake tensor."""
         return self.make(attribute_of(node.graph.owning_module, node.target), str(node.target))
 
     def make(self, value: Any, name: str) -> Any:
@@ -55,7 +55,7 @@ class RealValues:
         )
 
     def _module(self, module: fx.GraphModule, name: str) -> fx.GraphModule:
-        """Return the graph of a higher-order operator, copied if fake constants need real tensors."""
+        """Return a higher-order operator's graph; if it has fake constants, a copy with random real tensors instead."""
         fake = [
             n
             for n in module.graph.nodes
@@ -70,7 +70,7 @@ class RealValues:
         return copied
 
     def _tensor(self, value: torch.Tensor, name: str) -> torch.Tensor:
-        """Return a random tensor like a fake tensor."""
+        """Return a random real tensor with the sizes, strides, dtype and device of a fake tensor."""
         if value.layout is not torch.strided:
             raise ProblemError(
                 f"input '{name}' has the layout {value.layout}, for which there are no random "
@@ -111,7 +111,8 @@ def _numbers(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 def copy_of(value: Any, copies: dict[int, torch.Tensor]) -> Any:
     """Return a copy of a tensor; any other value is returned as it is.
 
-    ``copies`` maps ids of storages to their copies, which tensors on one storage share.
+    ``copies`` maps the id of a storage to the storage's copy, which all copied tensors on that storage
+    share.
     """
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return value

@@ -32,7 +32,8 @@ class Trial:
     """Random inputs on which a joint graph, or its forward and backward graphs, can be run.
 
     Every run starts from copies of the same inputs and from the same generator state, and uninitialised
-    memory is filled with NaN. So if the results of two runs differ, the graphs differ.
+    memory is filled with NaN. If two runs on one `Trial` have different results, the graphs that were
+    run differ.
 
     Attributes:
         inputs: dict from the target of each placeholder to a real value.
@@ -46,13 +47,14 @@ class Trial:
 
     @classmethod
     def of(cls, joint: JointGraph, *, seed: int = 0, max_bytes: int = MAX_BYTES) -> Trial:
-        """Create random inputs for a joint graph. Symbolic sizes get the values that were traced.
+        """Create random inputs for a joint graph, in which each symbolic size has the value that was traced.
 
-        Floating-point numbers are normally distributed. Integers are 0 or 1, so that they are valid indices.
+        Floating-point inputs are normally distributed. Integer inputs are 0 or 1, so that they are
+        valid indices.
 
         Args:
             joint: the joint graph.
-            seed: seed of the numbers.
+            seed: seed of the random numbers.
             max_bytes: limit in bytes on all inputs together, and on every single value of the graph.
 
         Raises:
@@ -84,7 +86,8 @@ class Trial:
     ) -> dict[str, Any]:
         """Run a forward graph, then a backward graph on the values that forward saves for backward.
 
-        An input of backward gets the saved value of the same name, or the random value of a tangent.
+        An input of backward is the value that forward saves under the input's name, or a random
+        tangent.
 
         Args:
             forward: the forward module.
@@ -115,7 +118,7 @@ class Trial:
             return _results(returned[:n], _run(backward, value_of, constants), inputs)
 
     def _input(self, inputs: Mapping[str, Any], placeholder: fx.Node) -> Any:
-        """Return the random value of a placeholder; a name that the joint graph lacks is a ProblemError."""
+        """Return a placeholder's random value; raise a ProblemError if the joint graph has no such placeholder."""
         name = str(placeholder.target)
         if name not in inputs:
             raise ProblemError(
@@ -125,7 +128,7 @@ class Trial:
 
     @contextlib.contextmanager
     def _set_up(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """Yield copies of inputs and constants, with seeded generators and deterministic operators."""
+        """Yield copies of the trial's inputs and constants; inside, generators are seeded, operators deterministic."""
         copies: dict[int, torch.Tensor] = {}
         inputs = {k: copy_of(v, copies) for k, v in self.inputs.items()}
         constants = {k: copy_of(v, copies) for k, v in self.constants.items()}
@@ -185,7 +188,7 @@ _SEEDED = {"prims.inductor_random.default": 1, "prims.inductor_randint.default":
 
 
 class _Interpreter(fx.Interpreter):
-    """Interpreter that runs nodes one by one, with real tensors in place of fake constants."""
+    """Interpreter that runs the nodes of a graph one by one, with real tensors in place of fake constants."""
 
     def __init__(self, module: fx.GraphModule, constants: Mapping[str, Any]) -> None:
         super().__init__(module)
@@ -215,7 +218,7 @@ def _run(
 
 
 def _results(outputs: list[Any], gradients: list[Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return outputs, gradients, the inputs after the run, and the CPU generator's state, by name."""
+    """Return a dict with a run's outputs, gradients, inputs after the run, and CPU generator's state, by name."""
     results = {f"output {i}": v for i, v in enumerate(outputs)}
     results |= {f"gradient {i}": v for i, v in enumerate(gradients)}
     results |= {f"input '{name}' afterwards": v for name, v in inputs.items()}

@@ -1,13 +1,13 @@
 """Workspace bytes of operators, measured on the CPU once for each kind of call.
 
 A workspace is the memory that an operator allocates beyond its results and frees before it returns.
-Convolutions, batch norms, pooling, attention and some matrix products copy inputs into another
-layout, or keep partial results. No graph shows this memory, and its size depends on the library,
-the device and the shapes. To measure a workspace, the operator is called on tensors of zeros. Calls
-of one kind have the same operator, sizes, strides, dtypes, number arguments and thread count.
+Convolutions, batch norms, pooling, attention and some matrix products copy inputs into another layout,
+or keep partial results. No graph shows workspaces, and the size of a workspace depends on the library,
+the device and the shapes. To measure a workspace, the operator is called on tensors of zeros. Calls of
+one kind have the same operator, sizes, strides, dtypes, number arguments and thread count.
 
-A large call with a batch is not run. Its workspace is extrapolated from two smaller batches,
-because workspaces grow linearly with the batch size.
+A large call with a batch is not run. The workspace of such a call is extrapolated from two smaller
+batches, because workspaces grow linearly with the batch size.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _LOCK = threading.Lock()
 
 
 def may_allocate(op: Any, dtype: torch.dtype) -> bool:
-    """Whether an operator of PyTorch, or its name, is known to allocate internally on a CPU for a dtype."""
+    """Whether an operator, given as an object or a name, is known to have workspaces on a CPU for a dtype."""
     name = str(op).replace("::", ".")
     if not name.startswith(("aten.", "mkldnn.")):
         return False
@@ -83,8 +83,8 @@ def may_allocate(op: Any, dtype: torch.dtype) -> bool:
 def workspace_bytes(op: Any, args: Any, kwargs: Any, results: Any) -> int:
     """Return the workspace bytes of an operator call: the peak of its allocations beyond its results.
 
-    The result is 0 if the operator is not known to have a workspace or the call is not on a CPU. If the call is
-    too large to run, or while a profiler runs, the result is 0 and a warning is given.
+    0 is returned if the operator is not known to have a workspace, or the call is not on a CPU. If the
+    call is too large to run, or a profiler runs, 0 is returned and a warning is given.
 
     Args:
         op: an overload of an operator.
@@ -99,7 +99,7 @@ def workspace_bytes(op: Any, args: Any, kwargs: Any, results: Any) -> int:
 
 
 def _cached(op: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> int:
-    """Return the workspace bytes of a call, from a cache with one measurement per kind of call."""
+    """Return the workspace bytes of an operator call, from a cache with one measurement for each kind of call."""
     if torch_compat.is_profiling():
         warn(
             "what operators take beside their results is not counted in peaks: a profiler runs while a step is "
@@ -121,7 +121,7 @@ def _cached(op: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) ->
 
 
 def _estimated(op: Any, args: Any, kwargs: Any, nbytes: int) -> int:
-    """Return the workspace bytes of a call with ``nbytes`` of tensors, measured or extrapolated."""
+    """Return the workspace bytes, measured or extrapolated, of an operator call on ``nbytes`` bytes of tensors."""
     if nbytes > MOST_BYTES:
         batches = _batches(op, args, kwargs, nbytes)
         if batches is not None:
@@ -154,7 +154,7 @@ def _allocated(arguments: Any) -> int:
 def _batches(
     op: Any, args: Any, kwargs: Any, nbytes: int
 ) -> tuple[int, int, int, Callable[[int], Any]] | None:
-    """Return two smaller batch sizes, the call's own, and a function from batch size to arguments; or None."""
+    """Return two batch sizes smaller than the call's, the call's, and a function from size to arguments; or None."""
     # Later zips are not strict, because a call may leave out arguments with defaults.
     names = [a.name for a in torch_compat.schema(op).arguments]
     first: Any = args[0] if args else None
@@ -191,7 +191,7 @@ def _batches(
 
 
 def _with_samples(value: torch.Tensor, axis: int, n: int) -> torch.Tensor:
-    """Return a meta tensor like ``value``, with ``n`` samples along an axis."""
+    """Return a meta tensor like ``value``, but with ``n`` samples along the axis of the batch."""
     size, stride = map(list, map(_numbers, (value.shape, value.stride())))
     dense, at = [0] * len(size), 1
     size[axis] = n
@@ -202,13 +202,13 @@ def _with_samples(value: torch.Tensor, axis: int, n: int) -> torch.Tensor:
 
 
 def note_workspaces(graph: fx.Graph) -> None:
-    """Write the workspace bytes of operators into the metadata of their nodes, under `WORKSPACE`."""
+    """Write the workspace bytes of a graph's operators into the metadata of their nodes, under the key `WORKSPACE`."""
     defer_workspaces(graph, compiled=False)
     measure_deferred(graph)
 
 
 def measure_deferred(graph: fx.Graph) -> None:
-    """Measure the workspaces that `defer_workspaces` has left to their first reader, each kind of call once."""
+    """Measure, once for each kind of call, the workspaces for which `defer_workspaces` wrote a function only."""
     forms, measured = Forms(), dict[Any, Any]()
     for node in graph.nodes:
         if node.meta.get(WORKSPACE) is _workspace:
@@ -222,12 +222,12 @@ def measure_deferred(graph: fx.Graph) -> None:
 
 
 def defer_workspaces(graph: fx.Graph, *, compiled: bool) -> None:
-    """Write functions that measure workspaces into the metadata of nodes.
+    """Write, into the metadata of a graph's nodes, functions that measure the nodes' workspaces when called.
 
     Args:
         graph: the graph.
-        compiled: whether Inductor compiles the graph. The functions stand under `MEASURE` then, and else
-            under `WORKSPACE`.
+        compiled: whether Inductor compiles the graph. If True, the functions stand under the key
+            `MEASURE`, otherwise under `WORKSPACE`.
     """
     if not compiled:
         for node in _where(graph, _has_allocations):
@@ -241,7 +241,7 @@ def defer_workspaces(graph: fx.Graph, *, compiled: bool) -> None:
 
 
 def _where(graph: fx.Graph, holds: Callable[[fx.Node], bool]) -> list[fx.Node]:
-    """Return the nodes for whose operators a condition holds."""
+    """Return the nodes of a graph that call an operator for which a condition holds."""
     nodes = [n for n in graph.nodes if isinstance(n.target, torch_compat.OpOverload)]
     return [n for n, is_wanted in zip(nodes, by_target(nodes, holds), strict=True) if is_wanted]
 
@@ -254,7 +254,7 @@ def _has_allocations(node: fx.Node) -> bool:
 
 
 def _may_allocate(node: fx.Node) -> bool:
-    """Whether `may_allocate` holds for some dtype."""
+    """Whether a node's operator is known to have workspaces on a CPU for float32 or bfloat16 tensors."""
     return any(may_allocate(node.target, dtype) for dtype in (torch.float32, torch.bfloat16))
 
 
@@ -265,7 +265,7 @@ def _call(node: fx.Node) -> tuple[Any, Any, Any]:
 
 
 def _workspace(node: fx.Node) -> Any:
-    """Return the workspace of a node, as a number or a symbolic size; None if it needs no entry."""
+    """Return the workspace bytes of a node, as a number or a symbolic size; None if no entry in metadata is needed."""
     call, op = _call(node), cast(Any, node.target)
     tensors = tensors_of(call)
     if not _may_have_workspace(op, tensors):
@@ -280,7 +280,7 @@ def _workspace(node: fx.Node) -> Any:
 
 
 def _compiled(op: Any, call: tuple[Any, Any, Any], channels_last: bool) -> Any:
-    """Return the workspace of a call in compiled code, which may pass channels-last copies of 4-d tensors."""
+    """Return the workspace bytes of a call in compiled code, which may pass channels-last copies of 4-d tensors."""
     args, kwargs = pytree.tree_map(_channels_last, call[:2]) if channels_last else call[:2]
     return in_proportion(_cached(op, args, kwargs, tensors_of(call)), call)
 
@@ -343,7 +343,7 @@ def in_proportion(nbytes: int, values: Any) -> Any:
 
 
 def _described(value: Any) -> Any:
-    """Return a cache key for an argument: sizes, strides and dtype of a tensor, else its ``repr``."""
+    """Return a cache key for an argument: sizes, strides and dtype of a tensor; the ``repr`` of any other value."""
     if not isinstance(value, torch.Tensor):
         return repr(_number(value))
     return (*map(_numbers, (value.shape, value.stride())), value.dtype)
@@ -360,7 +360,7 @@ def _number(value: Any) -> Any:
 
 
 def _measured(op: Callable[..., Any], args: Any, kwargs: Any) -> int:
-    """Run a call on zeros in the layouts of its tensors; return its peak allocation beyond its results."""
+    """Return the workspace bytes of an operator call, measured in a run on zeros in the layouts of its tensors."""
     with undisturbed(torch.device("cpu")):
 
         def real(value: Any) -> Any:

@@ -16,12 +16,12 @@ from remat.passes.core.state import Positions as Positions
 
 @dataclass(frozen=True)
 class Distances(Analysis[tuple[int, ...]]):
-    """Distance of each node from backward.
+    """Distance of each node of the joint graph from backward, in edges of the graph.
 
-    The distance is the least number of edges, along the data flow, to a node that forward does not
-    require. The result has one distance per node of the joint graph, in graph order. The distance is
-    0 for nodes that forward does not require, and `remat.graph.roles.UNREACHABLE` for nodes without
-    a path to such a node.
+    The distance from backward is the least number of edges, along the data flow, to a node that forward
+    does not require. The result has one distance per node of the joint graph, in graph order. The
+    distance from backward is 0 for nodes that forward does not require, and
+    `remat.graph.roles.UNREACHABLE` for nodes without a path to such a node.
     """
 
     name: ClassVar[str] = "distances"

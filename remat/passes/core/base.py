@@ -19,7 +19,7 @@ from remat.passes.core.state import PassResult, State
 class Stage(enum.IntEnum):
     """Stage of a pipeline to which a pass belongs.
 
-    A pass may not follow a pass of a later stage. Passes of the stage `ANY` are exempt.
+    A pass may not run after a pass of a later stage, unless the stage of one of these passes is `ANY`.
 
     Attributes:
         ANY: the pass may run at any position.

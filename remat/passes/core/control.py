@@ -15,10 +15,10 @@ Runner = Callable[[tuple[Pass, ...], State], PassResult]
 
 
 def run_plainly(passes: tuple[Pass, ...], state: State) -> PassResult:
-    """Run passes in order, without instruments or checks.
+    """Run passes in order on a state, without the instruments and checks of a pipeline.
 
     Returns:
-        The state after the last pass; and whether any pass reported a change.
+        A result with the state after the last pass, and with whether any pass reported a change.
     """
     modified = False
     for p in passes:
@@ -73,7 +73,7 @@ class Fixpoint(Pass):
         return self.run_with(state, run_plainly)
 
     def run_with(self, state: State, runner: Runner) -> PassResult:
-        """Run the inner passes and return their combined result, with statistics on the rounds only.
+        """Run the inner passes in rounds, and return the combined result, with statistics about the rounds only.
 
         Args:
             state: the state to start from.

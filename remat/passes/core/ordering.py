@@ -10,7 +10,7 @@ from remat.passes.core.control import Fixpoint
 
 
 def flat(passes: Iterable[Pass]) -> Iterator[Pass]:
-    """Yield all passes in an order in which they can run, with inner passes instead of each `Fixpoint`."""
+    """Yield passes in a possible order of their runs, with the inner passes of a `Fixpoint` in its place."""
     # The inner passes of a `Fixpoint` are yielded twice if its ``limit`` allows several rounds. The last inner pass
     # of one round then runs before the first inner pass of the next round.
     for p in passes:
@@ -25,7 +25,7 @@ def flat(passes: Iterable[Pass]) -> Iterator[Pass]:
 
 
 def _each(passes: Iterable[Pass]) -> Iterator[Pass]:
-    """Yield each pass once, with the inner passes instead of each `Fixpoint`."""
+    """Yield each pass once, with the inner passes of a `Fixpoint` in its place."""
     for p in passes:
         if isinstance(p, Fixpoint):
             yield from _each(p.passes)
@@ -34,7 +34,7 @@ def _each(passes: Iterable[Pass]) -> Iterator[Pass]:
 
 
 def check_order(passes: tuple[Pass, ...]) -> None:
-    """Refuse a pipeline that partitions twice, or has a pass that undoes an earlier pass's work.
+    """Refuse a pipeline that partitions the joint graph twice, or in which a pass undoes the work of an earlier pass.
 
     Raises:
         ProblemError: a pass comes after a pass named in its ``not_after``, or after a pass of a
@@ -83,7 +83,7 @@ def check_partitioned(passes: tuple[Pass, ...]) -> None:
 
 
 def check_joint_pipeline(passes: tuple[Pass, ...]) -> None:
-    """Refuse to run a pipeline on a joint graph if all its passes work on forward and backward.
+    """Refuse to run a pipeline on a joint graph if all passes of the pipeline need forward and backward graphs.
 
     Raises:
         ProblemError: all passes belong to `Stage.SPLIT`, so the pipeline would do nothing.

@@ -22,13 +22,13 @@ from remat.passes.core.state import PassResult, State
 class Instrument:
     """Base class of instruments, whose methods a pipeline calls around every pass.
 
-    By default, the methods do nothing, and every pass runs. A subclass overrides the methods that
-    it needs. For a `Fixpoint`, ``before`` is called before the inner passes run, and ``after``
-    is called after they have run. The pipeline calls ``after`` and ``failed`` on the instruments in
+    The methods of this class do nothing, and let every pass run; a subclass overrides some of the
+    methods. For a `Fixpoint`, ``before`` is called before the inner passes run, and ``after`` is called
+    after the inner passes have run. The pipeline calls ``after`` and ``failed`` on the instruments in
     reverse order, so instruments nest like context managers.
 
-    The argument ``p`` is the pass. The argument ``path`` holds the names of the enclosing passes,
-    outermost first, followed by the name of the pass.
+    The argument ``p`` of a method is the pass that the pipeline runs. The argument ``path`` holds the
+    names of the passes that enclose ``p``, outermost first, and then the name of ``p``.
 
     Attributes:
         only_inner: if True, the pipeline calls the methods for the inner passes of a `Fixpoint`,
@@ -41,7 +41,7 @@ class Instrument:
         """Called once before a pipeline runs on ``state``."""
 
     def should_run(self, p: Pass, state: State, path: tuple[str, ...]) -> bool:
-        """Return whether the pass ``p`` runs. The pass is skipped if any instrument returns False."""
+        """Return whether the pass ``p`` is to run; the pipeline skips the pass if any instrument returns False."""
         return True
 
     def before(self, p: Pass, state: State, path: tuple[str, ...]) -> None:
@@ -53,12 +53,12 @@ class Instrument:
     def failed(self, p: Pass, state: State, path: tuple[str, ...], error: BaseException) -> None:
         """Called if the pass ``p``, the check of its result, or an instrument raised ``error``.
 
-        ``state`` is the state on which the pass was to run. An instrument whose own ``before`` raised
-        gets no call of ``failed``, nor does one whose ``after`` has returned.
+        ``state`` is the state on which the pass ``p`` was to run. The pipeline does not call ``failed``
+        on an instrument whose own ``before`` raised, or whose own ``after`` has returned.
         """
 
     def finish(self, result: PassResult | None) -> None:
-        """Called once after a pipeline has run. ``result`` is None if the pipeline failed."""
+        """Called once after a pipeline has run; ``result`` is the pipeline's result, or None if the pipeline failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Pipeline:
         return write_pipeline(self.passes)
 
     def flat(self) -> Iterator[Pass]:
-        """Yield all passes in an order in which they can run, with inner passes instead of each `Fixpoint`."""
+        """Yield passes in a possible order of their runs, with the inner passes of a `Fixpoint` in its place."""
         return flat(self.passes)
 
     def run(
@@ -93,7 +93,7 @@ class Pipeline:
         verify: bool = True,
         instruments: Sequence[Instrument] = (),
     ) -> PassResult:
-        """Run the passes in order.
+        """Run the passes of this pipeline in order on a joint graph, or on the final state of another pipeline.
 
         Args:
             joint: a joint graph, or the final state of another pipeline.
@@ -112,8 +112,8 @@ class Pipeline:
                 or left a graph with an invalid structure. The message names the pass and the passes
                 that ran before.
             RematError: a pass raised this error; a note on the error names the pass.
-            ProblemError: ``joint`` has another type; or ``joint`` is not partitioned, and all passes
-                work on the forward and backward graphs.
+            ProblemError: ``joint`` is no joint graph and no state; or ``joint`` is not partitioned, and
+                all passes work on the forward and backward graphs.
         """
         if not isinstance(joint, (JointGraph, State)):
             raise ProblemError(
@@ -137,7 +137,7 @@ class Pipeline:
 
 @dataclass(slots=True)
 class _Runner:
-    """One run of a pipeline."""
+    """One run of a pipeline, with the names of completed passes and the sums of the passes' statistics."""
 
     instruments: tuple[Instrument, ...]
     verify: bool
@@ -174,7 +174,7 @@ class _Runner:
         return PassResult(state=state, modified=modified)
 
     def _one(self, p: Pass, state: State, path: tuple[str, ...]) -> PassResult:
-        """Run one pass; check the result's type and, if ``verify`` is True, the changed graphs."""
+        """Run one pass, and check the type of its result and, if ``verify`` is True, the structure of graphs."""
         name = " > ".join(path)
         try:
             if isinstance(p, Fixpoint):
@@ -207,7 +207,7 @@ class _Runner:
 
 
 def first_fault(modules: Mapping[str, fx.GraphModule]) -> str | None:
-    """Describe the fault of the first graph with an invalid structure; return None if all are valid.
+    """Return a description of the fault in the first graph with an invalid structure; None if all graphs are valid.
 
     Args:
         modules: the graphs after a pass, by the name that the message uses.

@@ -1,14 +1,14 @@
 """Writer and reader of pipelines as text.
 
-The grammar is::
+The grammar of a pipeline's text is::
 
     pipeline := call {"," call}
     call     := name ["(" [argument {"," argument}] ")"]
     argument := option "=" value | call
 
-An unquoted value ends at the next comma, parenthesis or double quote. A value that contains such a
-character is written in double quotes, as in JSON. The declared type of the option's field decides
-how the value is parsed.
+An option's value without quotes ends at the next comma, parenthesis or double quote. A value that
+contains a comma, parenthesis or double quote is written in double quotes, as in JSON. The declared type
+of an option's field decides how the option's value is parsed.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def write_option(value: Any) -> str:
 
 
 def _named(value: Any) -> str:
-    """Return the text for a value that is an object, such as a solver or a cost model."""
+    """Return the text of an option's value that is an object, such as a solver or a cost model."""
     shown = str(value)
     name = getattr(value, "name", None)
     # A text such as ``roofline:h100`` begins with the name, and says more.
@@ -98,7 +98,7 @@ def read_pipeline(
             stays text.
 
     Raises:
-        ProblemError: the text cannot be parsed; the message points at the column.
+        ProblemError: the text cannot be parsed; the message points at the faulty column.
     """
     if not isinstance(text, str):
         raise ProblemError(f"a pipeline is text, got {type(text).__name__}: {text!r}")
@@ -113,7 +113,7 @@ def read_pipeline(
 
 
 class _Reader:
-    """Recursive-descent parser that creates passes from text."""
+    """Recursive-descent parser that creates passes from the text of a pipeline."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class _Reader:
         self._pass_types, self._readers, self._text = pass_types, readers, text
 
     def fault(self, column: int, message: str) -> ProblemError:
-        """Return an error that points at a column (counted from 0) and shows the text around the column."""
+        """Return an error that shows a pipeline's text around a column, counted from 0, and points at the column."""
         start, end = max(0, column - SHOWN), column + SHOWN
         before, after = "…" * (start > 0), "…" * (end < len(self._text))
         # A line break or another control character would shift the caret.
@@ -136,13 +136,13 @@ class _Reader:
         )
 
     def next(self) -> str:
-        """Skip whitespace; return the next character without consuming it, or "" at the end."""
+        """Skip whitespace, and return the text's next character without consuming it; "" at the end of the text."""
         while self.at < len(self._text) and self._text[self.at].isspace():
             self.at += 1
         return self._text[self.at : self.at + 1]
 
     def call(self) -> Any:
-        """Parse a pass with its arguments at the current position, and return the new pass."""
+        """Parse the pass and arguments that start at the current position of the text, and return the new pass."""
         self.next()
         column, name = self.at, self._match(_WORD)
         if not name:
@@ -169,7 +169,7 @@ class _Reader:
             raise self.fault(column, str(error)) from None
 
     def _arguments(self, name: str, kind: Any) -> dict[str, Any]:
-        """Parse the parenthesised arguments after the name of a pass, if there are any."""
+        """Parse the arguments in parentheses after a pass's name, if any, and return a dict from option to value."""
         types = dict(_option_types(kind))
         values: dict[str, Any] = {}
         if types.pop(NESTED, None) is not None:
@@ -221,7 +221,7 @@ class _Reader:
         return values
 
     def _read(self, types: Sequence[type], raw: str) -> Any:
-        """Parse the text of an option's value and return the value."""
+        """Return an option's value, parsed from its text by the reader of the first declared type that has a reader."""
         if raw == "none" and type(None) in types:
             return None
         for declared in types:
@@ -239,7 +239,7 @@ class _Reader:
         return match.group()
 
     def _value(self) -> str:
-        """Consume the value at the current position and return the value without quotes."""
+        """Consume the option's value at the current position of the text, and return the value without quotes."""
         if self.next() != '"':
             return self._match(_UNQUOTED).strip()
         try:
@@ -272,7 +272,7 @@ def _option_types(kind: Any) -> Mapping[str, list[type]]:
 
 
 def _plain(expected: str, read: Callable[[str], T]) -> Callable[[str], T]:
-    """Return a function that calls ``read``, and raises a clearer error for an invalid text."""
+    """Return a function that parses a text by ``read``, and raises an error that names what is ``expected``."""
 
     def read_or_say(text: str) -> T:
         try:

@@ -1,4 +1,4 @@
-"""How a decision was reached: its limits and its provenance; and switches for the heuristics of the minimum cut."""
+"""Limits on a decision, the provenance of a decision, and switches for the heuristics of the minimum cut."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class SavedLimits:
         least_bytes: fewest bytes that any decision can save; None if not computed.
         region_budget: budget ratio that the user's code sets for the graph, with
             ``torch.autograd.graph.region_activation_memory_budget``; None if the code sets none.
-        least_because: reasons why no decision saves less than ``least_bytes``. Only set if a budget
-            asks for less than ``least_bytes``; otherwise empty.
+        least_because: reasons why no decision saves less than ``least_bytes``; empty unless a budget
+            asks for less than ``least_bytes``.
     """
 
     capacity: int | None = None
@@ -28,7 +28,7 @@ class SavedLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Who found a decision, how, and what is proven about its cost.
+    """Which solver and search found a decision, and the proven lower bound on the costs of decisions.
 
     Attributes:
         solver: name of the solver that found the decision; ``min-cut`` if a minimum cut is the
@@ -57,9 +57,9 @@ class BanRules:
     """Switches for the heuristics that ban nodes from recomputation in the minimum cut.
 
     Attributes:
-        ban_used_far_apart: if a value has several users, ban the late users. A user is late under
-            two conditions: the user fuses with the value; and the user runs after the first
-            unfusible node on the paths that begin at the value's users.
+        ban_used_far_apart: if a value has several users, ban the late users. A user is late if the user
+            fuses with the value, and runs after the first unfusible node on the paths that begin at the
+            value's users.
         ban_long_fusible_chains: ban the node at which a chain of fusible nodes becomes longer than
             `remat.passes.decide.bans.LONG_CHAIN`.
         ban_materialized_backward: ban values that a backward node reads but cannot fuse with.
@@ -67,7 +67,8 @@ class BanRules:
             memory.
         ban_not_in_allowlist: ban every operator that is not known to be cheap. If False, ban only
             random and compute-intensive operators.
-        ban_reductions: ban operators whose result has less than a quarter of the bytes of the inputs.
+        ban_reductions: ban each operator whose result has less than a quarter of the bytes of the
+            operator's inputs.
     """
 
     ban_used_far_apart: bool = True

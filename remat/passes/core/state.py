@@ -1,11 +1,12 @@
 """State of a pipeline: a joint graph with its cached analyses.
 
-An analysis is a frozen dataclass whose fields are its parameters, so an instance serves as the
-cache key: ``state.get(Classification())``, ``state.get(GraphProblemOf(cost=Flops()))``. The class
-of the key fixes the type of the result.
+An analysis is a frozen dataclass whose fields are its parameters, so an instance serves as the cache
+key: ``state.get(Classification())``, ``state.get(GraphProblemOf(cost=Flops()))``. The class of such a
+key fixes the type of the analysis's result.
 
-`AnalysisCache` stores the results per joint graph. An edit of the graph drops the results, except those
-that the edit preserves. A pass cannot request an analysis while it edits the graph.
+`AnalysisCache` stores the results of the analyses of one joint graph. An edit of the joint graph drops
+the cached results, except those that the edit preserves. A pass cannot request an analysis while the
+pass edits the joint graph.
 """
 
 from __future__ import annotations
@@ -53,9 +54,10 @@ class Analysis(ABC, Generic[T_co]):
 
     @abstractmethod
     def compute(self, state: State) -> T_co:
-        """Return the result of the analysis for ``state``.
+        """Compute this analysis of the joint graph in ``state``, and return the result.
 
-        An implementation may request other analyses from ``state`` and must not change ``state``.
+        An implementation of `compute` may request other analyses from ``state``, and must not change
+        ``state``.
         """
 
 
@@ -65,8 +67,9 @@ class AnalysisCache:
 
     Attributes:
         owner: the graph and the options on which the cached results depend.
-        edits: number of finished edits of the graph, without those known to have changed nothing.
-        is_edited: whether an edit is in progress.
+        edits: number of finished edits of the joint graph, without edits that are known to have changed
+            nothing.
+        is_edited: whether an edit of the joint graph is in progress.
     """
 
     owner: tuple[Any, ...]
@@ -80,10 +83,10 @@ class AnalysisCache:
     _computing: list[set[Analysis[Any]]] = field(default_factory=list)
 
     def get(self, key: Analysis[T], state: State) -> T:
-        """Return the result of the analysis ``key`` for ``state``, computed on the first request.
+        """Return the result of the analysis ``key`` of a state's joint graph, computed on the first request.
 
         Raises:
-            ProblemError: the graph is being edited, so the result would soon be stale.
+            ProblemError: the joint graph is being edited, so the result would soon be stale.
         """
         if self.is_edited:
             raise ProblemError(
@@ -107,7 +110,7 @@ class AnalysisCache:
         return cast(T, self._results[key])
 
     def keep_only(self, preserves: Sequence[type[Analysis[Any]]]) -> None:
-        """Drop the cached results of all analyses except ``preserves``; called after an edit."""
+        """Drop, after an edit of the joint graph, the cached results of all analyses except ``preserves``."""
         # The result of a preserved analysis is dropped too if it was computed from a dropped result.
         preserved = {k: v for k, v in self._results.items() if isinstance(k, tuple(preserves))}
         while lost := [k for k in preserved if not self._dependencies[k] <= preserved.keys()]:
@@ -116,17 +119,17 @@ class AnalysisCache:
         self._results = preserved
 
     def results(self) -> tuple[tuple[Analysis[Any], Any], ...]:
-        """Return pairs of a cached analysis and its result, in the order of computation."""
+        """Return a pair of each cached analysis and its result, in the order of their computation."""
         return tuple(self._results.items())
 
 
 @contextmanager
 def watching(watch: Callable[[Analysis[Any], bool], None]) -> Iterator[None]:
-    """Call ``watch`` around every computation of an analysis inside the ``with`` block.
+    """Call ``watch`` before and after every computation of an analysis inside the ``with`` block.
 
     Args:
-        watch: function of two arguments. The first is the analysis. The second is True right before
-            the computation, and False right after.
+        watch: function of two arguments: the analysis, and a bool that is True right before the
+            analysis is computed and False right after.
     """
     token = _WATCHERS.set((*_WATCHERS.get(), watch))
     try:
@@ -139,9 +142,9 @@ def watching(watch: Callable[[Analysis[Any], bool], None]) -> Iterator[None]:
 class State:
     """A joint graph, its cached analyses, and the decision and graphs that passes have produced so far.
 
-    `get` returns the result of an analysis, computed on the first request. Passes change graphs
-    inside `edit`, which drops outdated results. A new state with another graph starts without
-    results.
+    `State.get` returns the result of an analysis, computed on the first request. Passes change a
+    state's graphs inside `State.edit`, which drops outdated results of analyses. A new state with
+    another joint graph starts without cached results.
 
     Attributes:
         joint: the joint graph.
@@ -200,15 +203,15 @@ class State:
 
     @contextmanager
     def edit(self, *, preserves: Sequence[type[Analysis[Any]]] = ()) -> Iterator[Edit]:
-        """Let a pass edit the joint graph in place or, after partitioning, forward and backward.
+        """Let a pass edit, in place, the joint graph or, after partitioning, the forward and backward graphs.
 
         The end of an edit of the joint graph drops the cached results of all analyses except
-        ``preserves``. No result is dropped if the block calls ``edit.result(...)`` with counts of changes that are
-        all 0, such as ``edit.result(removed=0)``, because then nothing changed.
+        ``preserves``. No cached result is dropped if the ``with`` block calls ``edit.result`` with
+        counts of changes that are all 0, such as ``edit.result(removed=0)``.
 
         Args:
-            preserves: analyses whose results stay valid after the edit. Such a result is dropped too
-                if it was computed from a dropped result.
+            preserves: analyses whose results stay valid after the edit. The result of a preserved
+                analysis is dropped nevertheless if it was computed from a dropped result.
 
         Raises:
             ProblemError: another edit of the same joint graph is in progress.
@@ -231,27 +234,24 @@ class State:
 
     @property
     def modules(self) -> dict[str, fx.GraphModule]:
-        """The graphs that passes edit, by name.
-
-        These are the joint graph or, after partitioning, the forward and the backward graph.
-        """
+        """The graphs that passes edit, by name: the joint graph or, if partitioned, forward and backward."""
         if self.forward is None or self.backward is None:
             return {"joint graph": self.joint.graph_module}
         return {"forward": self.forward, "backward": self.backward}
 
     @property
     def cached_analyses(self) -> tuple[str, ...]:
-        """Names of all cached analyses."""
+        """Names of all analyses of the joint graph whose results are cached."""
         return tuple(key.name for key, _ in self.cache.results())
 
     @property
     def index(self) -> GraphIndex:
-        """The joint graph in integers: position, inputs and users of each node."""
+        """Position, inputs and users of each node of the joint graph, as integers."""
         return self.get(Positions())
 
     @property
     def roles(self) -> Roles:
-        """Whether each node of the joint graph is required by forward or by backward."""
+        """Which nodes of the joint graph are required by forward, and which by backward."""
         return self.get(Classification())
 
     @property
@@ -260,7 +260,7 @@ class State:
         return self.get(Memory())
 
     def lowered(self, cost: CostModel | None = None) -> Lowered:
-        """Return the graph problem: in integers, which nodes may be saved or recomputed, and the costs.
+        """Return the joint graph's graph problem: as integers, which nodes may be saved or recomputed, at which cost.
 
         Args:
             cost: the cost model; None: every node costs 1.
@@ -270,7 +270,7 @@ class State:
 
 @dataclass(slots=True, eq=False)
 class Edit:
-    """An edit of a state's graphs in progress; see `State.edit`.
+    """An unfinished edit of the graphs of a state; see `State.edit`.
 
     Attributes:
         state: the state whose graphs change.
@@ -354,7 +354,7 @@ class PassResult:
 
 @dataclass(frozen=True)
 class Positions(Analysis[GraphIndex]):
-    """The joint graph in integers: position, inputs and users of each node."""
+    """Position, inputs and users of each node of the joint graph, as integers."""
 
     name: ClassVar[str] = "positions"
     summary: ClassVar[str] = "nodes, inputs and users as integers"
@@ -365,7 +365,7 @@ class Positions(Analysis[GraphIndex]):
 
 @dataclass(frozen=True)
 class Classification(Analysis[Roles]):
-    """Whether each node of the joint graph is required by forward or by backward."""
+    """Which nodes of the joint graph are required by forward, and which by backward."""
 
     name: ClassVar[str] = "classification"
     summary: ClassVar[str] = "forward, backward and unclaimed nodes"
@@ -393,7 +393,7 @@ class Memory(Analysis[Storages]):
 
 @dataclass(frozen=True)
 class Costs(Analysis[tuple[int, ...]]):
-    """Cost of running each node of the joint graph, in graph order, in the unit of ``cost``.
+    """Cost of running each node of the joint graph, in graph order, in the unit of the cost model ``cost``.
 
     A node that depends on a tangent, or may only run in backward, costs 0, because no plan runs
     such a node twice.

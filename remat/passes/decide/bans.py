@@ -1,7 +1,8 @@
 """Find the nodes that the minimum cut may not recompute.
 
-The heuristics are those of ``solve_min_cut`` in PyTorch's ``torch/_functorch/partitioners.py``.
-In this module, a position is the index of a node in the joint graph.
+The heuristics that ban nodes from recomputation are those of ``solve_min_cut`` in PyTorch's
+``torch/_functorch/partitioners.py``. In this module, a position is the index of a node in the joint
+graph.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Fusion:
     """Model of a fusing compiler such as Inductor: which nodes can be computed in one kernel.
 
     A call ``fusion(a, b)`` tells whether the node at position ``a`` and its user at position ``b``
-    fuse. Each attribute is a bytearray with one entry per position, 1 for True.
+    fuse. Each attribute of `Fusion` is a bytearray with one entry per position, 1 for True.
 
     Attributes:
         view: whether the node is a view.
@@ -85,7 +86,7 @@ class Fusion:
 
 
 def _looked_up(node: fx.Node) -> tuple[bool, ...]:
-    """Return the properties of an operator that `Fusion` needs."""
+    """Return whether a node is a view, computes a value, is cheap to recompute, and is compute-intensive."""
     taxonomy = ops.default_taxonomy()
     return (
         taxonomy.is_view(node),
@@ -96,7 +97,7 @@ def _looked_up(node: fx.Node) -> tuple[bool, ...]:
 
 
 def banned(state: State, rules: BanRules, fusion: Fusion) -> bytearray:
-    """Return a bytearray with 1 at each position that may not be recomputed under the rules.
+    """Return a bytearray with 1 at the position of each node that the ban rules keep from being recomputed.
 
     Views, aliases, nodes that forward does not require, and nodes tagged for recomputation are
     never banned. Other operators tagged MUST_SAVE, PREFER_SAVE or for offloading are banned under any
@@ -154,7 +155,7 @@ def _materialized_in_backward(state: State, fusion: Fusion) -> bytearray:
 
 
 def _used_far_apart(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
-    """Return fusible users that forward runs long after other users of the same value."""
+    """Return the positions of users that fuse with a value, but run in forward long after the value's other users."""
     index, roles = state.index, state.roles
     order = roles.forward_order
     late: list[int] = []
@@ -179,7 +180,7 @@ def _first_unfusible(
     start: list[int],
     last: int,
 ) -> int:
-    """Return the rank, in forward's order, of the first unfusible node on the paths from ``start``."""
+    """Return the rank, in forward's order, of the first node that does not fuse on the paths from ``start``."""
     # Rank, position, and whether the node fuses with the node before it on the path. The first node counts as fusible.
     heap = [(order[s], s, True) for s in start]
     heapq.heapify(heap)
@@ -225,10 +226,10 @@ def _long_chains(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
 def cut_weights(state: State, fusion: Fusion) -> tuple[int, ...]:
     """Return, for each node of the graph problem, the weight that the minimum cut pays for saving it.
 
-    The weight of a value is ``nbytes * 1.1 ** d``. Here, d is the number of edges from the node to
-    backward, limited to the range from 1 to 100. The weight is doubled for a value that fusion would
-    keep out of memory if the value were not saved. A copy of an input that the user may overwrite
-    has the doubled weight too. The weight of a generator state, and of a copy of an input that
+    The weight of a value is ``nbytes * 1.1 ** d``. In this formula, d is the number of edges from the
+    node to backward, limited to the range from 1 to 100. The weight is doubled for a value that fusion
+    would keep out of memory if the value were not saved. The weight of a copy of an input that the user
+    may overwrite is doubled, too. The weight of a generator state, and of a copy of an input that
     forward overwrites, is its bytes.
 
     Args:

@@ -66,7 +66,7 @@ class Budgeted(Pass):
 
     @paused_collection()
     def limits(self, state: State) -> SavedLimits:
-        """Return the limits on the saved bytes.
+        """Return the limits on the saved bytes, from the pass's budget and the budget that the user's code sets.
 
         Raises:
             PlanError: the graph has no tangents, or recompute tags conflict.
@@ -130,7 +130,7 @@ class Budgeted(Pass):
         )
 
     def solved(self, problem: GraphProblem) -> GraphSolution:
-        """Solve the problem with the pass's solver and time limit, and return the checked solution.
+        """Solve a graph problem with the pass's solver and time limit, and return the checked solution.
 
         Raises:
             BudgetError: no solution is within the problem's capacity.
@@ -140,7 +140,7 @@ class Budgeted(Pass):
         return run(self.required_solver(), problem, time_limit=limit, knapsack=self.knapsack)
 
     def _cuts(self, state: State, *, every: bool, full_bytes: bool) -> tuple[tuple[int, ...], ...]:
-        """Return the saved nodes of minimum cuts under increasingly loose ban rules, strictest first."""
+        """Return, for ban rules from the strictest to the loosest, the nodes that the minimum cut saves."""
         rules = state.cut_rules
         if full_bytes or not every:
             return (state.get(RuntimeOptimalCut(rules)),)
@@ -229,7 +229,7 @@ def refuse_peak_in_pass(budget: Budget, name: str) -> None:
 class RegionBudget(Analysis[float | None]):
     """The budget ratio that the user's code sets for the graph; None if the code sets none.
 
-    The code sets it with ``torch.autograd.graph.region_activation_memory_budget``.
+    The user's code sets the ratio with ``torch.autograd.graph.region_activation_memory_budget``.
     """
 
     name: ClassVar[str] = "region-budget"

@@ -12,8 +12,8 @@ from remat.passes.decide.budgeted import Budgeted
 class Knapsack(Budgeted):
     """Keep the saved bytes within a budget by a knapsack whose items are operators that cost time to recompute.
 
-    The solver picks the items that must not be recomputed. A minimum cut then finds the fewest
-    bytes to save so that no picked item is recomputed; see `remat.solvers.graph.completion`.
+    The solver picks the operators that must not be recomputed. A minimum cut then finds the fewest
+    bytes to save so that no picked operator is recomputed; see `remat.solvers.graph.completion`.
     """
 
     name: ClassVar[str] = "knapsack"

@@ -24,7 +24,7 @@ def least_causes(state: State, least: Sequence[int]) -> tuple[str, str]:
 
     Returns:
         The reasons as text, and the remedies as text, both for the end of a sentence. An example is
-        "values are tagged MUST_SAVE" and "loosen what is tagged MUST_SAVE". The second text is
+        "values are tagged MUST_SAVE" and "loosen what is tagged MUST_SAVE". The text of the remedies is
         empty if there is no remedy.
     """
     lowered = state.lowered()
@@ -88,7 +88,7 @@ def _roots(lowered: Lowered, saved: Sequence[int]) -> Iterator[int]:
 
 
 def _tagged(state: State) -> dict[int, str]:
-    """Return the tags of nodes that must be saved, by position in the joint graph."""
+    """Return a dict from the position of each node that a tag requires to be saved, to the tag."""
     marked = [(i, tag_of(node)) for i, node in enumerate(state.index.nodes) if must_save(node)]
     # The memory of a view is that of its owner, so the owner has the tag too.
     return {at: tag for i, tag in marked for at in (i, state.storages.owner[i])}

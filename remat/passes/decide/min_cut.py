@@ -21,7 +21,7 @@ from remat.solvers.graph.flow import InfeasibleCutError, Network
 
 @dataclass(frozen=True)
 class MinCut(BanRules, Pass):
-    """Decide which values to save by a minimum cut over bytes; the options are the ban rules."""
+    """Decide which values to save by a minimum cut over bytes; the options of the pass are the ban rules."""
 
     name: ClassVar[str] = "min-cut"
     stage: ClassVar[Stage] = Stage.DECIDE
@@ -78,7 +78,7 @@ class Weights(Analysis[tuple[int, ...]]):
 class RuntimeOptimalCut(Analysis[tuple[int, ...]]):
     """The nodes of the graph problem that the runtime-optimal cut saves.
 
-    This minimum cut recomputes only cheap operators: those that ``rules`` do not ban.
+    The runtime-optimal cut recomputes only cheap operators: those that ``rules`` do not ban.
 
     Attributes:
         rules: the ban rules.
@@ -123,7 +123,7 @@ def find_cut(state: State, fixed: list[bool], *, biased: bool) -> tuple[int, ...
 
 
 def explain_conflict(state: State, lowered: Lowered, error: InfeasibleCutError) -> str:
-    """Return a message that explains why no cut exists, with the user's source lines.
+    """Return a message that explains why a graph has no minimum cut, with the user's source lines.
 
     Args:
         state: the state with the joint graph.

@@ -1,7 +1,7 @@
 """Apply the user's policies for modules: tag nodes as selective checkpointing does.
 
-A policy saves, offloads or recomputes the values of a module, or limits the module's saved bytes.
-Later passes obey the tags.
+A policy saves, offloads or recomputes the values of a module, or limits the module's saved bytes. Later
+passes obey the tags that a policy sets on nodes.
 """
 
 from __future__ import annotations
@@ -68,14 +68,15 @@ def tag_policies(state: State, policies: Policies) -> None:
 
     A region is code under `remat.region`.
 
-    - Policy save or offload: an expensive operator of the module or region runs only once. Its
-      value is saved, or offloaded, if backward reads the value. Cheap operators are those that the
-      runtime-optimal cut recomputes. They may run again under save. They must run again under
-      offload, so that no value of the module is saved on the device.
+    - Policy save or offload: an expensive operator of the module or region runs only once. The
+      operator's value is saved, or offloaded, if backward reads the value. Cheap operators are those
+      that the runtime-optimal cut recomputes. Under policy save, cheap operators may run again. Under
+      policy offload, cheap operators must run again, so that no value of the module is saved on the
+      device.
     - Policy recompute: a value that forward reads only inside the module or region is not saved. A
-      value that forward also reads outside gets no tag. Operators that must run once get no tag
-      either: random operators that cannot be replayed, collectives, operators with effects, and
-      operators that are not declared pure (`remat.declare_pure`).
+      value that forward also reads outside the module or region gets no tag. Operators that must run
+      only once get no tag: random operators that cannot be replayed, collectives, operators with
+      effects, and operators that are not declared pure (`remat.declare_pure`).
 
     `tag_budgets` sets the tags for budgets of modules. Nodes outside of all modules and regions
     with a policy, such as sums of gradients, get no tag.
@@ -104,7 +105,7 @@ def _set_tags(state: State, tags: Mapping[int, tuple[Part, CheckpointPolicy]]) -
 def _tags(
     state: State, parts: Sequence[Part | None]
 ) -> Iterator[tuple[int, tuple[Part, CheckpointPolicy]]]:
-    """Yield the nodes to tag for policies other than budgets."""
+    """Yield, for policies other than budgets, the position of each node to tag, its module and its tag."""
     index, storages, roles = state.index, state.storages, state.roles
     lowered = state.lowered()
     problem = lowered.problem
@@ -138,7 +139,7 @@ def _tags(
 
 
 def _can_run(problem: GraphProblem) -> bytearray:
-    """Return a bytearray with 1 at each node of the problem that can run again."""
+    """Return a bytearray with 1 at each node of the graph problem that can run again."""
     again = bytearray(len(problem))
     for k, reads in enumerate(problem.inputs):
         again[k] = problem.recomputable[k] and all(problem.savable[j] or again[j] for j in reads)
@@ -154,9 +155,10 @@ def tag_budgets(
         state: a state on which `tag_policies` has run.
         policies: the option ``policies`` of `remat.plan`.
         deciding: the pass whose solver decides which values of a module are saved.
-        at_budget: whether only the decision at the budget of ``deciding`` must keep to the budgets
-            of modules. A module then gets tags only if that decision exceeds the module's budget.
-            If False, every later decision must keep to the budgets of modules, whatever its budget.
+        at_budget: whether only the decision at the budget of ``deciding`` must keep to the budgets of
+            modules. If True, values of a module are tagged only if that decision exceeds the module's
+            budget. If False, every later decision must keep to the budgets of modules, whatever its
+            budget.
 
     Raises:
         BudgetError: a module must save more bytes than its budget, or no decision is within the
@@ -225,7 +227,7 @@ def _left_out(
 
 
 def _budgets(state: State, policies: Policies) -> dict[Part, list[int]]:
-    """Return, for each module with a budget, the nodes of the graph problem that the budget limits."""
+    """Return a dict from each module with a budget to the nodes of the graph problem whose bytes the budget limits."""
     if all(p.treatment is not Treatment.BUDGET for p in policies.given):
         return {}
     parts = policies.parts(state.index.nodes)
@@ -244,7 +246,7 @@ def _budgets(state: State, policies: Policies) -> dict[Part, list[int]]:
 def check_budgets(state: State, policies: Policies) -> None:
     """Check that the state's decision saves no more bytes in each module than the module's budget.
 
-    Offloaded values do not count.
+    Offloaded values do not count as saved bytes of a module.
 
     Args:
         state: the state; without a decision, nothing is checked.
@@ -269,7 +271,7 @@ def check_budgets(state: State, policies: Policies) -> None:
 
 
 def _results(state: State, parts: Sequence[Part | None]) -> set[int]:
-    """Return the results of modules and regions with a policy: the values that forward reads outside."""
+    """Return the values of modules and regions with a policy that forward reads outside the module or region."""
     index, owner = state.index, state.storages.owner
     results: set[int] = set()
     for i, part in enumerate(parts):
@@ -289,7 +291,7 @@ def _is_inside(node: fx.Node, own: Part | None, part: Part) -> bool:
 
 
 def _refuse_contradiction(node: fx.Node, part: Part) -> None:
-    """Check that the user's own tag on a node agrees with a policy."""
+    """Refuse a tag of the user on a node if the tag contradicts the policy of the node's module or region."""
     tag = node.meta.get("recompute")
     if tag is None:
         return

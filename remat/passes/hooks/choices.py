@@ -2,7 +2,7 @@
 
 A small rounding error in a factor changes a product by little, but the same error can flip a
 comparison. Backward must therefore repeat a comparison of forward on exactly the same numbers.
-Saved-tensor hooks that lose precision must not pack these numbers.
+Saved-tensor hooks that lose precision must not pack numbers that backward compares.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _ASK_FOR_INFINITY = frozenset(["isinf", "isnan", "isfinite", "isposinf", "isnegi
 def chosen_by(graph: fx.Graph, *, signs: bool = True) -> set[fx.Node]:
     """Return the nodes on whose values a comparison, index or step function of the graph depends.
 
-    A node counts even if many operators lie between the node and the comparison.
+    A node is returned even if many operators lie between the node and the comparison.
 
     Args:
         graph: the graph.
@@ -132,7 +132,7 @@ def _comes_out_the_same(node: fx.Node) -> bool:
 
 
 def _floats(nodes: list[fx.Node]) -> list[fx.Node]:
-    """Return the nodes whose value is or contains a floating-point or complex tensor."""
+    """Return those of the given nodes whose value is or contains a floating-point or complex tensor."""
 
     def has_float(value: Any) -> bool:
         if isinstance(value, (tuple, list)):

@@ -1,8 +1,8 @@
 """Rewrite forward and backward so that saved tensors pass through traced hooks.
 
-The graphs keep AOTAutograd's calling convention. The packed tensors replace the saved tensor among
-forward's outputs and backward's inputs. The pack hook may also return symbolic sizes. Such sizes
-come after the sizes that forward already hands over to backward.
+The rewritten graphs keep AOTAutograd's calling convention. The packed tensors replace the saved tensor
+among forward's outputs and backward's inputs. Symbolic sizes that the pack hook returns come after the
+sizes that forward already hands over to backward.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from remat.passes.split.convention import own_descriptors, write_output
 
 
 class Inlining:
-    """One rewrite of a forward and a backward graph: call `add` for each saved tensor, then `finish`.
+    """Rewrite of two graphs that inserts traced hooks: call `add` for each saved tensor, then `finish` once.
 
-    The operators of the pack hook are placed right after the last use of the tensor's memory in
+    The operators of the pack hook are placed right after the last use of the saved tensor's memory in
     forward. The operators of the unpack hook are placed right before the first use of the tensor in
-    backward. Between these two places, only the packed tensors are alive.
+    backward. Between the last use in forward and the first use in backward, only the packed tensors are
+    alive.
 
     Args:
         forward: the forward module, changed in place.
@@ -66,7 +67,7 @@ class Inlining:
         return last
 
     def add(self, saved: fx.Node, traced: Traced) -> None:
-        """Make a saved tensor pass through traced hooks.
+        """Insert traced hooks for a saved tensor: pack into forward, and unpack into backward.
 
         Args:
             saved: the node of the tensor in forward.
@@ -84,7 +85,7 @@ class Inlining:
         self._old_memory.update(self._memory.keys(saved))
 
     def _inline_pack(self, saved: fx.Node, traced: Traced) -> list[fx.Node]:
-        """Insert the operators of the pack hook after the last use of the tensor's memory in forward."""
+        """Insert the operators of the pack hook after the last use of a saved tensor's memory in forward."""
         (key,) = self._memory.keys(saved)
         anchor = self._last_use[key]
         last = self._tail.get(anchor, anchor)
@@ -114,7 +115,7 @@ class Inlining:
         return packed
 
     def _name(self, results: Sequence[fx.Node], saved: fx.Node) -> list[fx.Node]:
-        """Rename the nodes of pack's results, so that neither graph has used the new names before."""
+        """Rename the nodes of the pack hook's results to names that neither graph has used, and return the nodes."""
         packed: list[fx.Node] = []
         for k, node in enumerate(results):
             symbol = _symbol(node)
@@ -134,7 +135,7 @@ class Inlining:
         return packed
 
     def _unused(self, name: str) -> str:
-        """Return ``name``, with a number appended if either graph uses the name."""
+        """Return ``name``, with a number appended if forward or backward already uses the name."""
         spaces = [torch_compat.used_names(m.graph) for m in (self._forward, self._backward)]
         candidate, count = name, 0
         while any(candidate in s for s in spaces):
@@ -169,7 +170,7 @@ class Inlining:
     def _inline_unpack(
         self, taken: fx.Node, given: Sequence[fx.Node], unpack: fx.GraphModule
     ) -> None:
-        """Insert unpack before the first use of a saved tensor, and make all users read unpack's result."""
+        """Insert the unpack hook before a saved tensor's first use in backward; all users then read the hook's result."""
         # `_rank` lacks the nodes of unpack functions that were inserted for earlier tensors.
         first = min((u for u in taken.users if u in self._rank), key=self._rank.__getitem__)
         users = set(taken.users)
@@ -238,7 +239,7 @@ def _inline(
 
 
 def _symbol(node: fx.Node) -> str | None:
-    """Return the text of a node's value if the value is a number or a symbolic size; else None."""
+    """Return the text of a node's value if the value is a number or a symbolic size; None for any other value."""
     value = node.meta.get("val")
     if isinstance(value, SYMBOLIC):
         return str(value.node.expr)

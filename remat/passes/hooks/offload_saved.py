@@ -1,4 +1,4 @@
-"""Pass that offloads the saved values that a decision names, and fetches them in backward."""
+"""Pass that copies the saved values that a decision names to the host, and fetches the copies in backward."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ OFFLOADING = SavedTensorHooks(
 
 @dataclass(frozen=True)
 class OffloadSaved(Pass):
-    """Offload the saved values that the decision names in ``offloads``.
+    """Copy the saved values in the decision's ``offloads`` to the host's memory, and back to the device in backward.
 
-    The copy to the host begins after the value's last use in forward. The value's device memory is
-    freed after the node that `Offload.freed_after` names. The copy from the host to the device
-    begins before the node that `Offload.fetched_before` names. If ``freed_after`` is empty, forward
-    waits for the copy as soon as the copy has begun. If ``fetched_before`` is empty, backward begins
-    the copy right before the value's first use.
+    The copy to the host begins after an offloaded value's last use in forward. The value's device
+    memory is freed after the node that `Offload.freed_after` names. The copy from the host to the
+    device begins before the node that `Offload.fetched_before` names. If ``freed_after`` is empty,
+    forward waits for the copy to the host as soon as the copy has begun. If ``fetched_before`` is
+    empty, backward begins the copy to the device right before the value's first use.
     """
 
     name: ClassVar[str] = "offload-saved"
@@ -97,7 +97,7 @@ def traced_offloads(
 def wait_for_copies(
     forward: fx.GraphModule, backward: fx.GraphModule, offloads: Iterable[Offload]
 ) -> None:
-    """Insert operators that wait for copies, and move the operators that begin copies from the host.
+    """Insert operators that wait for copies of offloaded values, and move operators that begin copies to the device.
 
     Args:
         forward: the forward module, which begins the copies to the host.

@@ -30,7 +30,8 @@ from remat.units import format_bytes
 class HookTraces(Analysis[Traces]):
     """FX graphs traced from a pair of hooks, one pair of graphs for each kind of tensor.
 
-    The graphs are cached with the joint graph, so all partitions of one joint graph share them.
+    The traced hooks are cached with the joint graph, so all partitions of one joint graph share the
+    traces.
     """
 
     name: ClassVar[str] = "hook-traces"
@@ -46,12 +47,12 @@ class HookTraces(Analysis[Traces]):
 class PackSaved(Pass):
     """Pack saved tensors in forward and unpack them in backward, by a pair of hooks such as "float8".
 
-    Pack is placed right after a tensor's last use in forward, and unpack right before the tensor's
-    first use in backward. The peak memory therefore falls with the saved bytes.
+    The pack hook runs right after a saved tensor's last use in forward, and the unpack hook right
+    before the tensor's first use in backward. The peak memory therefore falls with the saved bytes.
 
     A saved tensor is not packed if it shares its storage with another saved tensor, or covers only a
     part of its storage. States of random generators, and tensors that backward writes to, are not
-    packed either.
+    packed.
 
     Attributes:
         pair: the hooks, or the name of a ready-made pair.
@@ -126,12 +127,13 @@ class SavedTensors:
 
     Attributes:
         tensors: nodes of the saved tensors in forward.
-        hooks: the hooks.
+        hooks: the saved-tensor hooks to apply.
         alive: keys of the storages that the filter of the hooks excludes from packing.
         sharing: number of saved tensors on each storage, by the storage's key.
         written: keys of the storages that backward writes to.
         taken: placeholders of backward by name.
-        choosing: names of the nodes in backward that `chosen_by` returns.
+        choosing: names of the nodes on whose values a comparison, index or step function of backward
+            depends (`chosen_by`).
     """
 
     def __init__(
@@ -200,7 +202,7 @@ def _is_vector(node: fx.Node) -> bool:
 
 
 def _is_statistic(node: fx.Node) -> bool:
-    """Return whether a tensor is a smaller, secondary result of an operator with several results."""
+    """Return whether a tensor is one of several results of an operator, and smaller than the first result."""
     node = root_of(node)
     source = node.args[0] if node.args else None
     if not is_element(node) or not isinstance(source, fx.Node) or node.args[1] == 0:
@@ -239,7 +241,7 @@ LOSSY_RULES: tuple[_Rule, ...] = (
 
 
 def _warn(hooks: SavedTensorHooks, graph: str, chosen: list[Traced], left: Counter[str]) -> None:
-    """Warn if hooks run outside the compiled graph, or if pack declined every tensor that it got."""
+    """Warn if hooks run outside the compiled graph, or if the pack hook declined every saved tensor."""
     eager = list(dict.fromkeys(t.eager for t in chosen if t.eager))
     if eager:
         warn(

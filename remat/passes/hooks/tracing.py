@@ -32,7 +32,7 @@ from remat.torch_compat import pytree
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Traced:
-    """A pair of hooks as FX graphs, for tensors of one shape, layout, dtype and device.
+    """A pair of saved-tensor hooks as FX graphs, for tensors of one shape, layout, dtype and device.
 
     Attributes:
         pack: takes the saved tensor and returns the tensors and sizes to hand over to backward.
@@ -55,10 +55,10 @@ class Traced:
 
 @dataclass(slots=True, eq=False)
 class Traces:
-    """Cached traces of one pair of hooks: one for each shape, layout, dtype and device.
+    """Cached traces of one pair of hooks: one trace for each shape, layout, dtype and device of tensors.
 
     Attributes:
-        hooks: the pair.
+        hooks: the pair of saved-tensor hooks.
         lower: the lowering of the graph, such as ``"inductor"``. The lowering decides which
             operators a trace may have.
     """
@@ -91,7 +91,7 @@ class Traces:
 
 
 class UntraceableError(RematError):
-    """Raised if hooks cannot be part of a graph; the message says why."""
+    """Raised if saved-tensor hooks cannot be traced as part of a graph; the message says why."""
 
 
 def _eager(hooks: SavedTensorHooks) -> SavedTensorHooks:
@@ -238,7 +238,7 @@ class _TraceRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped
         self._noted: list[TensorWeakRef] = []
 
     def note(self, values: Any) -> None:
-        """Record the fake tensors among the leaves of ``values``."""
+        """Record weak references to the fake tensors among the leaves of ``values``."""
         leaves = pytree.tree_leaves(values)
         fakes = (v for v in leaves if isinstance(v, torch_compat.FakeTensor))
         self._noted.extend(map(TensorWeakRef, fakes))
@@ -258,7 +258,7 @@ class _TraceRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped
 
 
 def _refuse_kept(which: str, traced: fx.GraphModule, recorder: _TraceRecorder) -> None:
-    """Refuse a hook that keeps a reference to a tensor which exists only during the trace."""
+    """Raise an error if a hook has kept a reference to a fake tensor, which exists only during the trace."""
     constants = [getattr(traced, str(n.target)) for n in traced.graph.nodes if n.op == "get_attr"]
     constant_ids = {id(c) for c in constants}
     retained = [v for v in recorder.alive() if id(v) not in constant_ids]
@@ -289,7 +289,7 @@ def _tracing(mode: Any) -> Iterator[None]:
 
 
 def _laid_out_as(saved: torch.Tensor, returned: torch.Tensor) -> torch.Tensor:
-    """Return unpack's result in the saved tensor's memory layout; copy the result if its strides differ."""
+    """Return the unpack hook's result in the saved tensor's memory layout, as a copy if the strides differ."""
     # The stride of a dimension of size 1 has no meaning.
     long = [d for d in range(saved.dim()) if not statically_known_true(returned.shape[d] == 1)]
     if all(statically_known_true(returned.stride(d) == saved.stride(d)) for d in long):

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class OptBisect(Instrument):
     """Instrument that runs the first ``limit`` passes of a pipeline and skips the rest.
 
-    Every run of a pass counts as one, including runs inside a `Fixpoint`. The `Fixpoint` itself does
-    not count. A pass with ``optional=False`` always runs and does not count, because the pipeline
-    would be wrong without it.
+    Every run of a pass counts towards ``limit``, including runs inside a `Fixpoint`; the `Fixpoint`
+    itself does not. A pass with ``optional=False`` always runs and does not count, because the pipeline
+    would be wrong without the pass.
 
     Args:
         limit: number of counted passes to run; negative: run all.
@@ -33,7 +33,7 @@ class OptBisect(Instrument):
     Attributes:
         lines: one line per counted pass, such as ``BISECT: running pass (7) cse``.
         paths: for each counted pass, the names of the enclosing passes and of the pass.
-        count: number of counted passes so far, both run and skipped.
+        count: number of passes that have counted towards ``limit`` so far, both run and skipped.
     """
 
     only_inner: ClassVar[bool] = True
@@ -48,7 +48,7 @@ class OptBisect(Instrument):
 
     @property
     def count(self) -> int:
-        """Number of counted passes so far, both run and skipped."""
+        """Number of passes that have counted towards ``limit`` so far, both run and skipped."""
         return len(self.paths)
 
     def should_run(self, p: Pass, state: State, path: tuple[str, ...]) -> bool:
@@ -71,7 +71,7 @@ class BadPass:
 
     Attributes:
         number: number of the first bad run, counted from 1 as in `OptBisect`. If the pipeline stops
-            before this run, the result is good.
+            before this run, the pipeline's result is good.
         path: names of the passes that enclose the bad pass, and last the name of the pass.
         count: number of counted runs in the whole pipeline.
         pipeline_runs: number of times that the search ran the pipeline.
@@ -84,7 +84,7 @@ class BadPass:
 
     @property
     def name(self) -> str:
-        """Name of the bad pass."""
+        """Name of the pass after whose run the pipeline's result is bad."""
         return self.path[-1]
 
 
@@ -97,18 +97,19 @@ def bisect(
 ) -> BadPass | None:
     """Find the first run of a pass after which the result of a pipeline is bad, by binary search.
 
-    A run of the pipeline that raises counts as bad. The search assumes that a bad result stays bad
-    if further passes run.
+    A run of the pipeline that raises an exception counts as bad. The search assumes that a bad result
+    stays bad if further passes run.
 
     Args:
         manager: the pipeline.
         joint: the graph to run the pipeline on; the graph is not changed.
-        is_bad: returns True for a bad result.
+        is_bad: function that returns whether a result of the pipeline is bad.
         instruments: further instruments for every run of the pipeline, such as a `VerifyEach` that
             raises.
 
     Returns:
-        The first bad run; None if the result of the whole pipeline is good.
+        The first run of a pass after which the result is bad; None if the result of the whole pipeline
+        is good.
 
     Raises:
         ProblemError: the result is bad even if only passes with ``optional=False`` run.

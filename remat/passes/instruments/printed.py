@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def state_text(state: State) -> str:
-    """Return the joint graph as text or, after partitioning, the forward and backward graphs."""
+    """Return the text of a state's joint graph or, after partitioning, of the forward and backward graphs."""
     from remat.graph.text import print_graph, print_joint
 
     if state.forward is None:
@@ -28,20 +28,21 @@ def state_text(state: State) -> str:
 
 
 def to_stderr(text: str) -> None:
-    """Write one or more lines to standard error."""
+    """Write a text of one or more lines to standard error."""
     print(text, file=sys.stderr)
 
 
 class Printed(Instrument):
-    """Instrument that shows the graphs before or after each pass, or the change of each pass.
+    """Instrument that shows the graphs before or after each pass, or the change that each pass makes.
 
     Passes are numbered from 1 in the order in which they run, including passes that ``only`` leaves
     out. For a `Fixpoint`, the graphs before or after its inner passes are shown.
 
     Args:
         only: names of the passes at which the graphs are shown; None: all passes.
-        changed: whether a unified diff to the graphs before the pass replaces the graphs after it. A pass that
-            partitions the joint graph has no readable diff, so both new graphs are shown whole.
+        changed: whether to show, instead of the graphs after a pass, a unified diff from the graphs
+            before the pass. After a pass that partitions the joint graph, both new graphs are shown
+            whole, because a diff would not be readable.
         to: function that prints a text; or a folder, created if missing, for numbered files such as
             ``003-cse.after.txt``. By default, texts are printed to standard error.
         before: whether to show the graphs before each pass.

@@ -1,9 +1,10 @@
 """Reproducers: folders from which a failure of a pass, a plan or a solver can be repeated.
 
-A folder holds text only: the joint graph (operators and shapes, no weights, no data), the pipeline,
-versions and the traceback. If a solver failed, the folder also holds the problem instance. No
-environment variable is recorded. The instrument `Reproducer` writes a folder for each failed pass.
-`report` writes a folder for a compilation that failed unexpectedly.
+A reproducer's folder holds text only: the joint graph (operators and shapes, no weights, no data), the
+pipeline, versions and the traceback. If a solver failed, the folder also holds the problem that the
+solver failed on. A reproducer holds no environment variable. The instrument `Reproducer` writes a
+reproducer for each failed pass. `report` writes a reproducer for a compilation that failed
+unexpectedly.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Failure:
         path: names of the enclosing passes and of the failed pass; empty if no pass failed.
         error: the exception.
         instance: the problem that a solver failed on; None if no solver failed.
-        note: further facts about the graph, for the README of the folder.
+        note: further facts about the graph, for the README of the reproducer's folder.
     """
 
     graph: str
@@ -88,8 +89,8 @@ class Recorded:
         graph: path of the file with the joint graph.
         checks: ``"structure"`` or ``"numbers"``: the checks with which `VerifyEach` found the
             failure; empty if `VerifyEach` did not find it.
-        type: class name of the error.
-        message: message of the error.
+        type: class name of the recorded error.
+        message: message of the recorded error.
     """
 
     form: ClassVar[Form] = Form("reproducer", "remat_repro", 1)
@@ -112,11 +113,11 @@ class Recorded:
 def write_reproducer(folder: Path, failure: Failure) -> Path:
     """Write a failure to a folder ``remat-repro-<pass>-<digest>`` inside ``folder``, atomically.
 
-    The digest covers the graph, the pipeline, the options and the error. The same failure therefore
-    gets the same folder, which is written only once.
+    The digest in the folder's name covers the failure's graph, pipeline, options and error. The folder
+    of a failure that occurs again therefore exists already, and is not written again.
 
     Returns:
-        The path of the new or existing folder.
+        The path of the failure's folder, new or existing.
 
     Raises:
         OSError: the folder cannot be written.
@@ -160,7 +161,7 @@ def new_folder(target: Path) -> Iterator[Path]:
 def read_reproducer(folder: Path) -> Recorded:
     """Read a failure from a folder that `write_reproducer` wrote.
 
-    The result has the path of the graph's file, which `remat.graph.text` can read.
+    The returned `Recorded` has the path of the joint graph's file, which `remat.graph.text` can read.
 
     Raises:
         ProblemError: the folder holds no reproducer; the message says which file is missing or
@@ -184,10 +185,10 @@ def read_reproducer(folder: Path) -> Recorded:
 def leave_reproducer(
     folder: Path, error: BaseException, describe: Callable[[], Failure]
 ) -> Path | None:
-    """Write a reproducer, and append the path of its folder to an error's message.
+    """Write a reproducer of a failure, and append the path of the reproducer's folder to the error's message.
 
-    If no reproducer can be written, the reason is appended instead. An exception during writing
-    never replaces the error.
+    If no reproducer can be written, the reason is appended to the message instead of a path. An
+    exception while the reproducer is written never replaces ``error``.
 
     Args:
         folder: where to create the reproducer's folder.
@@ -209,9 +210,10 @@ def leave_reproducer(
 class Reproducer(Instrument):
     """Instrument that writes a reproducer if a pass fails; ``remat repro FOLDER`` repeats the failure.
 
-    The reproducer holds the graph as it was at the start of the run. The instrument therefore keeps
-    a copy of the graph during the run. The path of the reproducer's folder is appended to the
-    error's message. If no reproducer can be written, the reason is appended instead.
+    The reproducer holds the joint graph as it was before the pipeline's first pass, so the instrument
+    keeps a copy of that graph while the pipeline runs. The path of the reproducer's folder is appended
+    to the message of the pass's error. If no reproducer can be written, the reason is appended to the
+    message instead of a path.
 
     Args:
         folder: where to create reproducers' folders; created if missing.
@@ -305,7 +307,7 @@ def is_unexpected(error: BaseException) -> bool:
 
 
 def folder_for(given: object) -> Path | None:
-    """Return the folder for reproducers; None if no reproducers are to be written.
+    """Return the folder in which reproducers are created; None if no reproducers are to be written.
 
     Args:
         given: a path; None or True for the default; False to write no reproducers. The default is
@@ -338,17 +340,17 @@ def report(
     folder: Path | None,
     describe: Callable[[], tuple[str, Mapping[str, Any], str]],
 ) -> None:
-    """Write a reproducer if an error is unexpected, and append the folder's path to the message.
+    """Write a reproducer if an error of planning is unexpected, and append the reproducer's path to the message.
 
-    The reproducer holds the graph as the failure left it, because planning keeps no copy of the graph
-    from before.
+    The reproducer holds the joint graph as the failure left it, because planning keeps no earlier copy
+    of the graph.
 
     Args:
         error: the exception.
         joint: the graph that was being planned.
         folder: where to create the reproducer's folder; None: write no reproducer.
-        describe: returns the attributes ``pipeline`` and ``note`` of the `Failure`, and between them the
-            options by name.
+        describe: returns three values for the `Failure`: the text of the pipeline, the options of
+            `remat.plan` by name, and the note.
     """
     if folder is None or not is_unexpected(error):
         return
@@ -376,7 +378,7 @@ _NOTE = (
 
 
 def _path(error: Exception) -> tuple[str, ...]:
-    """Return the names of the enclosing passes and of the failed pass; empty if none is known."""
+    """Return the names of the passes around the failed pass, then its own name; empty if no failed pass is known."""
     if isinstance(error, PassError):
         return tuple(error.pass_name.split(" > "))
     if isinstance(error, SolverError):
@@ -386,7 +388,7 @@ def _path(error: Exception) -> tuple[str, ...]:
 
 
 def versions() -> dict[str, Any]:
-    """Return the versions of remat, PyTorch, Python and plugins, and the platform, by name."""
+    """Return a dict with the versions of remat, PyTorch, Python and the plugins, and with the platform."""
     import torch
 
     plugins: dict[str, str] = {}
@@ -403,7 +405,7 @@ def versions() -> dict[str, Any]:
 
 
 def files_of(failure: Failure, name: str) -> dict[str, str]:
-    """Return the contents of a reproducer's files, by file name.
+    """Return the files of a reproducer, as a dict from each file's name to the file's text.
 
     Args:
         failure: the failure to describe.
@@ -433,7 +435,7 @@ def files_of(failure: Failure, name: str) -> dict[str, str]:
 
 
 def _readme(failure: Failure, name: str) -> str:
-    """Return the text of the folder's README: the failure, and commands that repeat it."""
+    """Return the text of a reproducer's README: the failure, and commands that repeat the failure."""
     error = failure.error
     where = f"Pass '{' > '.join(failure.path)}'" if failure.path else "Planning"
     parts = [
@@ -466,7 +468,7 @@ def _readme(failure: Failure, name: str) -> str:
 
 
 def _digest(failure: Failure) -> str:
-    """Return a digest of eight hexadecimal digits, which is the same for the same failure."""
+    """Return a digest of a failure, with eight hexadecimal digits; equal failures have equal digests."""
     parts = (
         failure.graph,
         failure.pipeline,
@@ -478,6 +480,6 @@ def _digest(failure: Failure) -> str:
 
 
 def _plain(message: str) -> str:
-    """Return a message without the parts that differ from run to run."""
+    """Return an error's message without memory addresses and completed passes, which differ from run to run."""
     without = re.sub(r" \(passes completed before it: [^)]*\)", "", message)
     return re.sub(r"0x[0-9a-fA-F]+", "0x…", without)

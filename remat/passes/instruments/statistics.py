@@ -17,8 +17,8 @@ class Statistics(Instrument):
     """Instrument that adds up the counts in `PassResult.statistics` over all runs of each pass.
 
     Attributes:
-        counts: for each pass, the sums of its counts by name, such as ``removed``. The key is a
-            tuple: the names of the enclosing passes, then the name of the pass.
+        counts: for each pass, the sums of its counts by name, such as ``removed``. The key of a pass is
+            a tuple: the names of the enclosing passes, then the name of the pass.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Statistics(Instrument):
             self.counts.setdefault(path, Counter()).update(result.statistics)
 
     def __str__(self) -> str:
-        """Return a text table with one row per count that is not 0."""
+        """Return the sums of counts as a text table, with one row for each sum that is not 0."""
         rows = [
             (" > ".join(path), name, str(n))
             for path, counts in self.counts.items()

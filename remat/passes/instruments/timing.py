@@ -29,7 +29,7 @@ class Timed:
     Attributes:
         name: name of the pass; the name of an analysis is in parentheses.
         runs: number of finished runs, including failed ones.
-        total_s: seconds of all runs, including the nodes in ``inside``.
+        total_s: seconds of all runs of the pass or analysis, including the nodes in ``inside``.
         grown_bytes: growth of the process's resident memory in bytes, including the nodes in
             ``inside``.
         inside: nodes of the passes and analyses that ran during these runs, by name, in the order of
@@ -44,14 +44,14 @@ class Timed:
 
     @property
     def own_s(self) -> float:
-        """Seconds of all runs, without the nodes in ``inside``."""
+        """Seconds of all runs of the pass or analysis, without the time of the nodes in ``inside``."""
         return max(0.0, self.total_s - sum(s.total_s for s in self.inside.values()))
 
     def walk(self, depth: int = 0) -> Iterator[tuple[int, Timed]]:
-        """Yield this node and all nodes below it, parents before children.
+        """Yield this node of the timing tree and all nodes below this node, parents before children.
 
         Yields:
-            Pairs of depth and node.
+            Pairs of a node's depth in the tree and the node.
         """
         yield depth, self
         for span in self.inside.values():
@@ -61,10 +61,10 @@ class Timed:
 class Timing(Instrument):
     """Instrument that measures the time and the memory growth of each pass.
 
-    An analysis is computed when first requested, so it appears in parentheses inside the requesting
-    pass. One `Timing` adds up the measurements of all pipelines that it observes. Put the `Timing`
-    last in the list of instruments. The time of the other instruments then counts for the pipeline
-    and not for the passes.
+    An analysis is computed when first requested, so the analysis appears in parentheses inside the
+    requesting pass. One `Timing` adds up the measurements of all pipelines that the `Timing` observes.
+    If a `Timing` is last in the list of instruments, the time of the other instruments counts for the
+    pipeline and not for the passes.
 
     Attributes:
         root: root of the timing tree; the root stands for the whole pipeline.
@@ -93,10 +93,10 @@ class Timing(Instrument):
         self._end(0)
 
     def __str__(self) -> str:
-        """Return the tree as a text table.
+        """Return the timing tree as a text table.
 
-        The columns are: name; own seconds; total seconds; total seconds in percent of the whole;
-        growth of resident memory in MiB; and number of runs.
+        The columns of the table are: name; own seconds; total seconds; total seconds in percent of the
+        whole; growth of resident memory in MiB; and number of runs.
         """
         rows = [("", "own s", "total s", "share", "memory MiB", "runs")]
         for depth, span in self.root.walk():
@@ -114,7 +114,7 @@ class Timing(Instrument):
         return ruled(rows)
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """Return the nodes of the tree as JSON-compatible dicts, parents before children."""
+        """Return the nodes of the timing tree as JSON-compatible dicts, parents before children."""
         return [
             {
                 "name": span.name,
@@ -141,7 +141,7 @@ class Timing(Instrument):
         self._open.append((span, time.perf_counter(), resident_bytes()))
 
     def _end(self, depth: int) -> None:
-        """Close the open measurements at ``depth`` and deeper."""
+        """End the running measurements of passes and analyses that are at ``depth`` or deeper in the timing tree."""
         now, resident = time.perf_counter(), resident_bytes()
         # A failure may leave measurements open at deeper levels.
         while len(self._open) > depth:

@@ -35,15 +35,15 @@ class VerifyEach(Instrument):
 
     - A pass that returns ``modified=False`` has not changed a graph.
     - A pass changes the joint graph in place only inside ``state.edit()``.
-    - A preserved analysis gives the same result when it is recomputed.
-    - With ``numbers=True``, the changed graphs give bitwise the same results on random inputs as
-      the graph at the start. The results are outputs, gradients, final values of the inputs, and
-      the generator's state.
+    - An analysis that an edit preserves gives the same result when the analysis is computed again.
+    - With ``numbers=True``, the changed graphs give bitwise the same results on random inputs as the
+      joint graph before the first pass. The compared results are outputs, gradients, final values of
+      the inputs, and the state of the random generator.
 
-    With ``numbers=True``, two cases are special. After partitioning, a repeated run of a random operator
-    draws new numbers until a later pass makes the run replay the first draw. An operator that still
-    draws twice at the end of the pipeline is an error. After a pass with ``keeps_numbers=False``,
-    later passes are compared with the results of this pass.
+    After partitioning, a repeated run of a random operator draws new numbers until a later pass makes
+    the run replay the first draw; until then, results are not compared. With ``numbers=True``, a random
+    operator that still draws anew at the end of the pipeline is an error. After a pass with
+    ``keeps_numbers=False``, the results of later passes are compared with the results of this pass.
 
     Args:
         numbers: whether to run the graphs and compare results.
@@ -66,7 +66,7 @@ class VerifyEach(Instrument):
 
     @property
     def _checks(self) -> str:
-        """Name of the checks, as in reproducers and in the option ``--verify-each``."""
+        """Name of the checks that this instrument makes, as in reproducers and in the option ``--verify-each``."""
         return "numbers" if self._numbers else "structure"
 
     def start(self, pipeline: Pipeline, state: State) -> None:
@@ -109,7 +109,7 @@ class VerifyEach(Instrument):
             )
 
     def _other_numbers(self, trial: Trial, state: State, p: Pass, name: str) -> str | None:
-        """Run the graphs and return how the results differ from the reference results."""
+        """Run a state's graphs on random inputs, and return how results differ from the reference; None if equal."""
         drawn = _drawn_twice(state)
         self._draws_twice = () if drawn is None else (name, drawn)
         if drawn is not None:  # results would differ, because no pass has added the replays yet
@@ -129,7 +129,7 @@ class VerifyEach(Instrument):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Before:
-    """Snapshot of a state before a pass."""
+    """A state's graphs, analysis cache and number of edits, as they were before a pass ran."""
 
     graphs: tuple[tuple[fx.GraphModule, Stamp], ...]
     cache: AnalysisCache
@@ -137,12 +137,12 @@ class _Before:
 
     @classmethod
     def of(cls, state: State) -> _Before:
-        """Take a snapshot of a state."""
+        """Record a state's graphs, analysis cache and number of edits before a pass runs."""
         graphs = tuple((module, Stamp.of(module.graph)) for module in _modules(state))
         return cls(graphs=graphs, cache=state.cache, edits=state.cache.edits)
 
     def untold(self, result: PassResult) -> str | None:
-        """Return a message about a change that a pass did not report or made outside `State.edit`, or None."""
+        """Return a message about a graph's change that a pass did not report or made outside `State.edit`, or None."""
         state = result.state
         own = {id(module) for module in _modules(state)}
         for module, stamp in self.graphs:
@@ -162,7 +162,7 @@ class _Before:
         return None
 
     def stale(self, state: State) -> str | None:
-        """Return a message about the first preserved analysis that is stale in ``state``, or None."""
+        """Return a message about the first preserved analysis whose result is stale after a pass, or None."""
         # If the pass did not edit this graph, every cached result is still right.
         if state.cache is not self.cache or state.cache.edits == self.edits:
             return None
@@ -177,7 +177,7 @@ class _Before:
 
 
 def _modules(state: State) -> list[fx.GraphModule]:
-    """Return the graph modules of a state: the joint graph's, and those of a partitioned state."""
+    """Return the graph modules of a state: the joint graph and, after partitioning, forward and backward."""
     modules = (state.joint.graph_module, state.forward, state.backward)
     return [module for module in modules if module is not None]
 
@@ -208,7 +208,7 @@ def _run(trial: Trial, state: State) -> Mapping[str, Any]:
 
 
 def _drawn_twice(state: State) -> str | None:
-    """Return the name of a random operator that draws in forward and draws anew in a later run, or None."""
+    """Return the name of a random operator that draws in forward and draws anew in a later run; None without one."""
     if state.forward is None or state.backward is None:
         return None
     again = drawn_again(state.forward.graph, state.backward.graph)
@@ -216,7 +216,7 @@ def _drawn_twice(state: State) -> str | None:
 
 
 def _describe(error: Exception) -> str:
-    """Return an error as one line, with the node at which it occurred."""
+    """Return an error as one line of text, with the graph's node that ran when the error occurred."""
     # `fx.Interpreter` appends the node in a line that begins with "While executing".
     lines = map(str.strip, str(error).splitlines())
     at = next((line for line in lines if line.startswith("While executing")), "")

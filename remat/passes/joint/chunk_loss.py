@@ -27,16 +27,17 @@ _aten = torch.ops.aten
 class ChunkLoss(Pass):
     """Split the final linear layer and the loss of a language model into chunks of tokens.
 
-    The logits are often the largest values of a step. After the pass, the step computes the logits chunk by chunk,
-    and only the values of one chunk need to be alive together. Gradients of the hidden states are concatenated.
-    Gradients of the weight and the bias are summed over the chunks, so they may differ by rounding from the gradients
-    without the pass.
+    The logits are often the largest values of a step. After the pass, the step computes the logits
+    chunk by chunk, and only the values of one chunk need to be alive together. Gradients of the hidden
+    states are concatenated over the chunks. Gradients of the weight and the bias are summed over the
+    chunks, so they may differ by rounding from the gradients without the pass.
 
     Attributes:
         chunks: number of chunks. The last chunk may be shorter. 1: leave the step unchanged.
-        in_forward: whether forward may also compute the gradients of each chunk, before the gradient of the loss is
-            known. These gradients are multiplied by the gradient of the loss later. If False, or if this is not
-            possible, backward computes the gradients chunk by chunk, and a plan may recompute the logits of each chunk.
+        in_forward: whether forward may also compute the gradients of each chunk, before the gradient of
+            the loss is known. The gradients of each chunk are then multiplied by the gradient of the
+            loss once the latter is known. If False, or if forward cannot compute gradients, backward
+            computes the gradients chunk by chunk, and a plan may recompute the logits of each chunk.
     """
 
     chunks: int = 8
@@ -89,7 +90,7 @@ def read_chunk(text: str) -> ChunkLoss | None:
 
 
 def _split_nll(graph: fx.Graph) -> None:
-    """Replace each ``nll_loss_forward`` by calls that compute the loss of each token, and the sum or mean of these."""
+    """Replace each ``nll_loss_forward`` by calls that compute each token's loss, and the sum or mean of the losses."""
     for node in graph.find_nodes(op="call_function", target=_aten.nll_loss_forward.default):
         base, target, weight, reduction, ignored = node.args
         if weight is not None:

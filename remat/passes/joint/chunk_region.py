@@ -55,10 +55,10 @@ def _tangent_closure(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 
 
 def find_logits(graph: fx.Graph, least: int) -> fx.Node | None:
-    """Return the node of the logits.
+    """Return the node that computes the logits.
 
-    This is the matrix product in forward with the largest result among those on which no other product in forward
-    depends.
+    The node of the logits is the matrix product in forward with the largest result, among those on
+    which no other product in forward depends.
 
     Args:
         graph: the joint graph.
@@ -66,7 +66,7 @@ def find_logits(graph: fx.Graph, least: int) -> fx.Node | None:
             search in a graph.
 
     Raises:
-        PlanError: ``least`` is 0, and there is no such product.
+        PlanError: ``least`` is 0, and forward has no matrix product on which no other product depends.
     """
     late = _tangent_closure(graph.nodes)
     leads: set[fx.Node] = set()
@@ -91,7 +91,7 @@ def find_logits(graph: fx.Graph, least: int) -> fx.Node | None:
 
 
 class Region:
-    """The region: the calls of a joint graph that are to run chunk by chunk.
+    """The calls of a joint graph that `ChunkLoss` makes run chunk by chunk, each chunk on a slice of the tokens.
 
     The region has the matrix product that computes the logits, and the calls that read or compute values of about the
     logits' size. A call on smaller values, such as each token's loss, belongs to the region only if a call on large
@@ -100,7 +100,7 @@ class Region:
     Attributes:
         graph: the joint graph.
         nodes: all nodes of the joint graph, in order.
-        logits: the node of the product.
+        logits: the node of the matrix product that computes the logits.
         tokens: number of tokens.
         rules: for each call of the region, how the call runs on a slice (`Rule`); in graph order.
         late: backward's inputs, such as tangents, and all nodes that depend on these inputs.
@@ -200,7 +200,7 @@ class Region:
                 self._pull(n, own)
 
     def levels(self, *, tangents: int) -> dict[fx.Node, int]:
-        """Return the level of each node of the joint graph.
+        """Return the level of each node of the joint graph, as a dict from the node to the level.
 
         A node's level counts the loops over all chunks that must have ended before the node can run. For example, a
         node that reads the loss summed over all chunks has level 1. Calls of the region with the same level run in
@@ -233,7 +233,7 @@ class Region:
 
 
 def scalar_tangent(region: Region, carriers: Sequence[fx.Node]) -> fx.Node | None:
-    """Return the region's tangent if forward can compute the region's gradients for a tangent of 1; else None."""
+    """Return the tangent that the region reads if forward can compute gradients with 1 in place of it; else None."""
     # The conditions are:
     # - The region depends on exactly one of backward's inputs, a tangent, and the tangent is a scalar.
     # - All nodes between the tangent and the region, and all nodes of the region in backward, are linear in the

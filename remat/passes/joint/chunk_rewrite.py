@@ -56,7 +56,7 @@ class Split:
         self._chunk = -1
 
     def run(self) -> None:
-        """Replace the region in the joint graph, in place."""
+        """Replace, in place, each call of the region in the joint graph by one call per chunk of tokens."""
         region, groups = self.region, []
         replaced: dict[fx.Node, fx.Node] = {}
         at = {n: i for i, n in enumerate(region.nodes)}
@@ -100,7 +100,7 @@ class Split:
             self._copies[n] = self._call(n.target, *args, **kwargs)
 
     def _build(self, node: fx.Node, k: int) -> None:
-        """Insert the call that computes chunk ``k`` of ``node``."""
+        """Insert the call that computes the result of ``node`` for chunk ``k`` of the tokens."""
         self._meta, rule = node.meta, self.region.rules[node]
         start, stop = self._bounds[k]
         taken = {n: self._copies.get(n, n) for n in node.all_input_nodes}
@@ -151,7 +151,7 @@ class Split:
         return self._call(_aten.view.default, node, sizes)
 
     def _take(self, node: fx.Node, span: Span, sizes: Sequence[int], k: int) -> fx.Node:
-        """Return the slice of an argument for one chunk of tokens."""
+        """Return the slice of a call's argument that belongs to chunk ``k`` of the tokens."""
         if node in self._results:
             return self._results[node][k]
         node, lacks = self._copies.get(node, node), -min(0, span.start)
@@ -186,7 +186,7 @@ class Split:
         return node
 
     def _sort(self, groups: Sequence[Sequence[fx.Node]], at: Mapping[fx.Node, int]) -> None:
-        """Sort the graph so that the nodes of each group are adjacent; other nodes keep their order if possible."""
+        """Sort the graph so that the new nodes of each level are adjacent; other nodes keep their order if possible."""
         nodes = [n for n in self.graph.nodes if n.op != "output"]
         order: Any = nx.DiGraph()
         order.add_nodes_from(nodes)

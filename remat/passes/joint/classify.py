@@ -11,10 +11,10 @@ from remat.passes.core.state import PassResult, State
 
 @dataclass(frozen=True)
 class Classify(Pass):
-    """Classify the nodes as required by forward, required by backward, or unclaimed (by neither).
+    """Classify the joint graph's nodes as required by forward, required by backward, or unclaimed (by neither).
 
-    The pass changes no graph. The state caches the classification. `PassResult.detail` gives the
-    number of nodes in each of the three groups.
+    The pass changes no graph. The state caches the classification of the nodes. `PassResult.detail`
+    gives the number of nodes that are required by forward, required by backward, and unclaimed.
     """
 
     name: ClassVar[str] = "classify"

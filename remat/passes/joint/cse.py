@@ -123,7 +123,7 @@ def _has_effects(node: fx.Node) -> bool:
 
 
 def _is_unbacked(node: fx.Node) -> bool:
-    """Return whether a size in the node's value depends on data."""
+    """Return whether the value of a node has a size that depends on data."""
     return any(_is_symbolic(v) and bool(free_unbacked_symbols(v)) for v in _leaves(node))
 
 
@@ -142,7 +142,7 @@ _EXACT = frozenset((fx.Node, int, bool, str, type(None), torch.dtype, torch.devi
 
 
 def _key(node: fx.Node, mutations: int) -> Any:
-    """Return a key of a call; two calls may be merged only if their keys are equal."""
+    """Return a key of an operator call; two calls may be merged only if their keys are equal."""
     meta = node.meta
     kwargs = _describe(node.kwargs) if node.kwargs else None
     tags = meta.get("recompute"), meta.get("ac_graph_id")

@@ -15,8 +15,8 @@ from remat.passes.core.state import PassResult, State
 class DistanceFromBackward(Pass):
     """Compute the least number of edges from each forward node to a node that forward does not require.
 
-    The pass changes no graph. The state caches the distances until the graph changes. Later passes
-    get them by ``state.get(Distances())``.
+    The pass changes no graph. The state caches the distances until the graph changes. Later passes read
+    the distances by ``state.get(Distances())``.
     """
 
     name: ClassVar[str] = "dist-from-backward"

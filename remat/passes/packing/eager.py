@@ -1,9 +1,9 @@
 """Custom operators that call saved-tensor hooks which cannot be traced.
 
-``remat::pack_eagerly`` calls pack, stores the result in this process, and returns a ticket. The
-ticket is a tensor with one number, which forward hands to backward. ``remat::unpack_eagerly`` calls
-unpack with the stored result. The stored result is dropped when the ticket's memory is freed, just
-as autograd frees a saved tensor.
+``remat::pack_eagerly`` calls pack, stores the result in this process, and returns a ticket. The ticket
+is a tensor with one number, which forward hands to backward. ``remat::unpack_eagerly`` calls unpack
+with the stored result. The stored result of pack is dropped when the ticket's memory is freed, just as
+autograd frees a saved tensor.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def packed_count() -> int:
 
 
 def _called(hooks: SavedTensorHooks, which: str, given: Any) -> Any:
-    """Call a hook and return its result."""
+    """Call a pack or unpack hook, and return its result; raise a PlanError if the hook fails."""
     named = f"hooks '{hooks.name}': {which}"
     try:
         with naming(named, PlanError):

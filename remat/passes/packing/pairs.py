@@ -1,9 +1,9 @@
 """Saved-tensor hooks, and ready-made pairs of hooks.
 
-As for `torch.autograd.graph.saved_tensors_hooks`, ``pack`` turns a saved tensor into a value to
-keep until backward, and ``unpack`` turns the value into a tensor again. The ready-made pairs
-restore infinities and NaN exactly, and keep the largest finite numbers finite. Additive attention
-masks contain such numbers.
+As for `torch.autograd.graph.saved_tensors_hooks`, ``pack`` turns a saved tensor into a value to keep
+until backward, and ``unpack`` turns the value into a tensor again. The ready-made pairs restore
+infinities and NaN exactly, and keep the largest finite numbers finite. Additive attention masks contain
+infinities or the largest finite numbers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Unpack = Callable[[Packed], torch.Tensor]
 
 
 class HooksWarning(UserWarning):
-    """Issued if hooks run outside the compiled graph, or decline every saved tensor."""
+    """Issued if saved-tensor hooks run outside the compiled graph, or pack no saved tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,20 +45,20 @@ class SavedTensorHooks:
     Attributes:
         pack: turns a saved tensor into the value to keep. If pack returns the tensor itself, the
             tensor is saved as it is.
-        unpack: turns the kept value into a tensor of the same shape, dtype and device.
+        unpack: turns the kept value into a tensor of the saved tensor's shape, dtype and device.
         filter: which saved tensors to pack. ``"donated"``: only intermediate values, whose memory
             is freed once they are packed. ``"no_static"``: all tensors except parameters and static
             inputs. ``"all"``: all tensors. Packing a tensor that stays alive anyway adds memory.
         min_bytes: tensors with fewer bytes are not packed.
         lossy: whether unpack may return other numbers than pack received. A lossy pair packs only
-            floating-point activations that become smaller. It does not pack vectors, random
-            numbers, or statistics with one number per row (the logsumexp of attention, the
-            deviations of a normalisation). Nor does it pack values from which backward computes a
-            comparison, a step function or an index.
-        keeps_signs: whether unpack returns numbers with the same signs, and zeros for zeros.
-            Numbers of negligible magnitude may become 0. A lossy pair with ``keeps_signs=True`` also
-            packs values of which backward reads only the sign, as the backward of a ReLU does.
-        name: name in pipelines and messages.
+            floating-point activations that become smaller. A lossy pair does not pack vectors, random
+            numbers, or statistics with one number per row (the logsumexp of attention, the deviations
+            of a normalisation). A lossy pair does not pack values from which backward computes a
+            comparison, a step function or an index either.
+        keeps_signs: whether unpack returns numbers with the signs of the packed numbers, and zeros for
+            zeros. Numbers of negligible magnitude may become 0. A lossy pair with ``keeps_signs=True``
+            also packs values of which backward reads only the sign, as the backward of a ReLU does.
+        name: name of the hooks in pipelines and messages.
 
     Raises:
         ProblemError: an attribute has an invalid value.
@@ -93,14 +93,14 @@ class SavedTensorHooks:
 
     @classmethod
     def of(cls, value: object) -> SavedTensorHooks:
-        """Return the hooks that ``value`` stands for.
+        """Return the hooks that ``value`` gives as an object, by the name of a ready-made pair, or as two functions.
 
         Args:
             value: a `SavedTensorHooks`, which is returned as it is; the name of a ready-made pair;
                 or a tuple of two functions, pack and unpack.
 
         Raises:
-            ProblemError: ``value`` is none of these.
+            ProblemError: ``value`` gives no hooks in any of these three forms.
         """
         if isinstance(value, SavedTensorHooks):
             return value
@@ -117,10 +117,10 @@ class SavedTensorHooks:
     def cache_key(self) -> str | None:
         """Key that identifies the hooks in compile caches of all processes; None if no key can be formed.
 
-        The key is a digest. It covers the options of the hooks and, for a ready-made pair, its name.
-        For other hooks, it covers the attribute ``user_cache_hash`` of each function. For an
-        ``fx.GraphModule``, it covers the operators and each wrapped leaf function's
-        ``user_cache_hash``.
+        The cache key is a digest of the options of the hooks and, for a ready-made pair, the pair's
+        name. For other hooks, the digest covers the attribute ``user_cache_hash`` of each function. For
+        an ``fx.GraphModule``, the digest covers the operators, and the ``user_cache_hash`` of each
+        wrapped leaf function.
         """
         key = PAIRS.get(self.name)
         # A user's pair may have the name of a ready-made one.
@@ -149,7 +149,7 @@ _LOCK = threading.Lock()
 
 
 def register(hooks: SavedTensorHooks) -> str:
-    """Register hooks and return their key, for which `find` returns the hooks again."""
+    """Register hooks in this process, and return the key under which `find` finds the hooks."""
     # Compiled code that calls the hooks contains the returned key. If ``hooks.cache_key`` is not None, this cache key
     # is returned, which is the same in all processes. Otherwise, the returned key is valid in this process only.
     with _LOCK:
@@ -176,10 +176,10 @@ def find(key: str) -> SavedTensorHooks:
 def check_unpacked(
     name: str, value: object, size: Sequence[Any], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """Return the result of unpack if it fits the saved tensor.
+    """Return the result of an unpack hook if the result has the saved tensor's size, dtype and device.
 
     Raises:
-        PlanError: the result is not a tensor of this size, dtype and device.
+        PlanError: the result is no tensor, or has another size, dtype or device.
     """
     if not isinstance(value, torch.Tensor):
         raise PlanError(f"hooks '{name}': unpack returned {value!r}; expected a tensor")
@@ -285,7 +285,7 @@ def pack_float8(x: torch.Tensor) -> Packed:
 
 
 def unpack_float8(packed: Packed) -> torch.Tensor:
-    """Return the tensor that `pack_float8` packed, with its dtype, infinities and NaN."""
+    """Return the tensor that `pack_float8` packed, in its original dtype, with infinities and NaN."""
     values, scale = packed
     most = torch.finfo(scale.dtype).max
     code = values.view(torch.uint8)

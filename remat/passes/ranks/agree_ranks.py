@@ -24,9 +24,9 @@ WAIT_S = 30.0
 class AgreeRanks(Pass):
     """Adopt the decision of the first rank that decided on the same graph, usually rank 0.
 
-    The pass does nothing without a process group of at least two ranks. This rank keeps its own
-    decision if the other decision does not fit here. An example is a decision that saves more bytes
-    than this rank may save.
+    The pass does nothing without a process group of at least two ranks. A rank keeps its own decision
+    if the other rank's decision does not fit, for example because that decision saves more bytes than
+    the rank may save.
 
     Attributes:
         options: planning options as text; only ranks with equal text share a decision.
@@ -161,7 +161,7 @@ def _verdict(state: State, decision: Decision, ranks: Ranks) -> Verdict:
 
 
 def _how(state: State) -> tuple[SavedLimits, Provenance]:
-    """Return how this rank's decision was reached."""
+    """Return the limits on the saved bytes, and the provenance, of this rank's decision."""
     return state.limits or SavedLimits(), state.provenance or Provenance()
 
 

@@ -1,11 +1,11 @@
 """Agreement of a job's ranks on one decision per graph, through the store of their process group.
 
 A rank claims its decision: it stores the decision under a key made of the planning options and the
-graph's outline (call targets, results and edges). The first claim wins, and every rank with the same
-key gets the claimed decision. Two ranks therefore use different decisions for one graph only if the
-store fails, or if the claimed decision does not fit a rank. The other ranks wait a limited time for
-rank 0, so that rank 0 usually claims first. The protocol uses no collectives, so a rank that compiles
-more often, in another order or alone never hangs.
+graph's outline (call targets, results and edges). The first claim wins: every rank with the same key
+gets the decision that was stored first. Two ranks therefore use different decisions for one graph only
+if the store fails, or if the claimed decision does not fit a rank. All ranks except rank 0 wait a
+limited time, so that rank 0 usually stores its decision first. The protocol uses no collectives, so a
+rank that compiles more often, in another order or alone never hangs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _REPORTED: set[str] = set()
 
 
 class RankWarning(UserWarning):
-    """Issued if ranks plan differently, or cannot compare their plans."""
+    """Issued if the ranks of a job plan differently, or cannot compare their plans."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class Question:
 
     @property
     def key(self) -> str:
-        """Key in the store for the claim of the decision; ranks with equal keys share a decision."""
+        """Key under which the store holds the first decision for this question; ranks with equal keys share it."""
         text = json.dumps([self.outline.digest, self.options])
         return f"decision/{hashlib.sha256(text.encode()).hexdigest()}"
 
@@ -80,9 +80,10 @@ class Verdict:
         capacity: bytes that the decision was allowed to save on that rank; None without a limit.
         solver: name of the solver that decided on that rank.
         deterministic: False if a time limit ended the search on that rank.
-        forward_order: positions that forward runs, in order; empty if the passes choose the order.
-        backward_order: positions that backward runs, in order; empty if the passes choose the
-            order.
+        forward_order: positions of the nodes that forward runs, in order; empty if the passes choose
+            the order.
+        backward_order: positions of the nodes that backward runs, in order; empty if the passes choose
+            the order.
     """
 
     rank: int
@@ -98,7 +99,7 @@ class Verdict:
 
     @property
     def schedule(self) -> tuple[tuple[int, ...], ...]:
-        """Four tuples of positions: saved values, snapshots, forward's order, backward's order."""
+        """Four tuples of nodes' positions: saved values, snapshots, forward's order, backward's order."""
         return self.saved, self.snapshots, self.forward_order, self.backward_order
 
     def __str__(self) -> str:
@@ -127,9 +128,9 @@ class Ranks:
         self._last_decision: tuple[str, str] | None = None
 
     def settle(self, question: Question, own: Verdict, wait_s: float) -> Verdict:
-        """Return the decision to use: the first one that any rank claimed for ``question``.
+        """Return the decision to use for a graph: the decision of the first rank that stored one for ``question``.
 
-        If the store fails, the result is ``own``, and `lost` becomes True.
+        If the store fails, this rank's decision ``own`` is returned, and `Ranks.lost` becomes True.
         """
         place = self._next_place()
         self._last_decision = (place, question.key)
@@ -149,7 +150,7 @@ class Ranks:
             return own
 
     def largest(self, number: int, wait_s: float) -> int:
-        """Return the largest ``number`` among the ranks that use the decision of the last `settle`."""
+        """Return the largest ``number`` of all ranks that use the decision that the last `settle` returned here."""
         # All ranks get the same result: the first rank that ends its wait stores the largest number seen so far, and
         # this number stays. A rank that calls later gets the stored number even if its own is larger. If `settle` was
         # not called since the last `largest`, or the store fails, the result is ``number``.
@@ -171,7 +172,7 @@ class Ranks:
             return number
 
     def _await_numbers(self, place: str, key: str, wait_s: float) -> None:
-        """Wait until all ranks with the same decision have stored a number."""
+        """Wait until every rank that uses this rank's decision has stored its number for `largest`."""
         pending = {*range(torch.distributed.get_world_size())} - {self.rank}
         for _ in _polls(wait_s):
             for rank in sorted(pending):
@@ -193,7 +194,7 @@ class Ranks:
         )
 
     def _lose(self, error: Exception) -> None:
-        """Stop using the store after an error, and warn."""
+        """Stop using the store of the process group after the store has failed, and warn."""
         self.lost = True
         tell(
             "lost",
@@ -240,7 +241,7 @@ class Ranks:
             tell("alone", self._alone(question, wait_s, seen))
 
     def _alone(self, question: Question, wait_s: float, seen: bool) -> str:
-        """Return the warning for a rank that decides without rank 0."""
+        """Return the text of the warning that this rank decides without waiting longer for rank 0."""
         late = "decided on it" if seen else "compiled anything here"
         return (
             f"rank {self.rank} goes on with its own plan for '{question.graph}': rank 0 has not {late} "
@@ -249,7 +250,7 @@ class Ranks:
         )
 
     def _tell_difference(self, place: str, question: Question, first: dict[str, Any]) -> None:
-        """Warn that this rank and rank 0 have different graphs or options; store the text for rank 0."""
+        """Warn that this rank and rank 0 have different graphs or options; store the warning for rank 0 to issue."""
         theirs = Outline(**first["outline"])
         who = (f"rank {self.rank}", "rank 0")
         parts = first_difference(question.outline, theirs, who)
@@ -276,10 +277,10 @@ _OF_GROUP: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
 
 
 def other_ranks() -> Ranks | None:
-    """Return the ranks of the default process group.
+    """Return this process's access to the other ranks of the default process group.
 
     Returns:
-        The ranks; None without a process group, with a single rank, in a fake group, or after the
+        The access; None without a process group, with a single rank, in a fake group, or after the
         store has failed.
     """
     distributed = torch.distributed
@@ -327,7 +328,7 @@ def _unpacked(text: bytes) -> dict[str, Any]:
 
 
 def tell(kind: str, text: str) -> None:
-    """Log a message; warn too if it is the first message of its ``kind`` in this process."""
+    """Log a message; if it is the first message of its ``kind`` in this process, issue a warning too."""
     _LOG.info(text)
     with _LOCK:
         is_reported = kind in _REPORTED

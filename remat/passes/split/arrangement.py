@@ -21,12 +21,13 @@ from remat.passes.decide.min_cut import Fusibility
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
-    """Orders of the forward and the backward graph, as positions in the joint graph.
+    """Orders in which the forward and the backward graph run nodes, as positions in the joint graph.
 
     Attributes:
         forward: positions of the nodes that forward runs, in order, including views. A node whose
             position is repeated runs again.
-        backward: positions of the nodes that backward runs, in the same form.
+        backward: positions of the nodes that backward runs, in order, with views and repetitions as in
+            ``forward``.
         read: positions of the values that backward reads and forward hands over.
         snapshots: positions of the inputs of which backward reads a copy taken before forward.
     """
@@ -38,11 +39,11 @@ class Arrangement:
 
 
 def arrange(state: State, decision: Decision) -> Arrangement:
-    """Return the complete orders of forward and backward for a decision with node orders.
+    """Return the order of all nodes that forward and backward run, for a decision with node orders.
 
-    The decision's orders leave out views and elements of tuples. The result has each view or element
-    right before its first reader. If the node that a view or element reads runs again, later readers
-    get a new view or element.
+    A decision's node orders leave out views and elements of tuples. The returned orders have each view
+    or element right before its first reader. If the node that a view or element reads runs again, later
+    readers get a new view or element.
 
     Raises:
         PlanError: the decision names an unknown node, leaves out a required node, or runs a node
@@ -136,7 +137,7 @@ def position_of(index: GraphIndex, name: str, verb: str = "runs") -> int:
 
 
 def _run_at(index: GraphIndex, name: str) -> int:
-    """Return the position of the node called ``name``, which a decision's order names."""
+    """Return the joint graph's position of the operator ``name``, which a node order of the decision runs."""
     position = position_of(index, name)
     if index.nodes[position].op != "call_function":
         raise PlanError(
@@ -147,7 +148,7 @@ def _run_at(index: GraphIndex, name: str) -> int:
 
 
 class _GraphBuilder:
-    """Builder of the order of one graph, forward or backward."""
+    """Builder of the order in which one graph, forward or backward, runs nodes."""
 
     def __init__(
         self,
@@ -171,7 +172,7 @@ class _GraphBuilder:
         self.snapshots: set[int] = set()
 
     def run(self, order: Iterable[int]) -> None:
-        """Append nodes to ``order`` in the given order."""
+        """Append nodes to the graph's order of running, each node after the views that the node reads."""
         inputs = self._index.inputs
         for i in order:
             self.need(inputs[i], reader=i)
@@ -181,7 +182,7 @@ class _GraphBuilder:
             self._ran.add(i)
 
     def need(self, wanted: Iterable[int], reader: int = -1) -> None:
-        """Make values available in the graph: append views, and record values that forward hands over."""
+        """Make values available to a reader in the graph: append views, and record values that forward hands over."""
         nodes, inputs = self._index.nodes, self._index.inputs
         stack = list(wanted)[::-1]
         while stack:

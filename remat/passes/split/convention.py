@@ -40,5 +40,5 @@ def write_output(out: fx.Node, values: Sequence[Any], descs: Sequence[Any]) -> N
 
 
 def own_descriptors(out: fx.Node, num_fwd_outputs: int) -> list[Any]:
-    """Return the descriptor of each of forward's own outputs; None for an unknown descriptor."""
+    """Return AOTAutograd's descriptor of each of forward's own outputs; None for an unknown descriptor."""
     return list(out.meta.get("desc") or [None] * num_fwd_outputs)[:num_fwd_outputs]

@@ -125,7 +125,7 @@ class Extraction:
         )
 
     def _is_destination(self, i: int) -> bool:
-        """Return whether backward may take input ``i`` itself instead of a snapshot."""
+        """Return whether backward may take input ``i`` itself instead of a copy from before forward."""
         node = self._index.nodes[i]
         # Backward writes to the input, or reads the value that it has after forward's last write.
         return i in self._state.storages.rewritten or any(
@@ -134,7 +134,7 @@ class Extraction:
         )
 
     def _bind_symbols(self) -> None:
-        """Complete ``sizes``, so that backward gets a size for every symbol in its inputs' shapes."""
+        """Add sizes to ``sizes``, so that backward receives a size for every symbol in the shapes of its inputs."""
         bound: set[Any] = set()
         binding: list[fx.Node] = []
         derived: list[fx.Node] = []
@@ -164,7 +164,7 @@ class Extraction:
         self.sizes = list(dict.fromkeys([*binding, *derived]))
 
     def _placeholders(self, *roles: Role) -> list[fx.Node]:
-        """Return the placeholders of the joint graph that have one of the roles, in order."""
+        """Return the placeholders of the joint graph that have one of the given roles, in graph order."""
         return [self._index.nodes[i] for i, r in self._roles.placeholders.items() if r in roles]
 
     def modules(self) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -197,7 +197,7 @@ class Extraction:
         return forward_sorted(running, index, roles, self._state.storages)
 
     def _forward(self) -> tuple[fx.Graph, dict[int, Any]]:
-        """Build the forward graph."""
+        """Build the forward graph for the decision; also return the fake value of each copied input, by position."""
         index = self._index
         outputs, _, descs, _ = split_outputs(self._joint)
         running = self._runs.forward if self._ordered else self._reach_forward(outputs)
@@ -227,7 +227,7 @@ class Extraction:
         return graph, copies
 
     def _backward(self, copies: dict[int, Any]) -> fx.Graph:
-        """Build the backward graph."""
+        """Build the backward graph for the decision; ``copies`` holds the fake value of each copied input."""
         index = self._index
         _, outputs, _, descs = split_outputs(self._joint)
         graph = fx.Graph()
@@ -266,7 +266,7 @@ def _slices_randperm(node: fx.Node) -> bool:
 def _copy_runs(
     copier: Copier, nodes: list[fx.Node], snapshot: Mapping[fx.Node, fx.Node] | None = None
 ) -> None:
-    """Append copies of nodes to a graph, in the given order."""
+    """Append copies of nodes to a graph, in the given order; a node that occurs twice is copied twice."""
     if not snapshot and len({*nodes, *copier.copies}) == len(nodes) + len(copier.copies):
         copier.copy(nodes)
         return

@@ -30,11 +30,12 @@ from remat.passes.split.convention import own_descriptors, write_output
 class FunctionalizeRng(Pass):
     """Make every repeated run of a random operator replay the draw of its first run in forward.
 
-    In forward, ``run_and_save_rng_state`` runs the operator, and also returns the generator's state
-    from before the draw. Forward saves this state for backward. Later runs use ``run_with_rng_state``,
-    which draws from the saved state and leaves the generator unchanged. On devices with graph-safe
-    generators, two generators that advance in lockstep may replace the saved state; see
-    `_use_graphsafe`. A graph that is not partitioned repeats no operator and stays unchanged.
+    In forward, ``run_and_save_rng_state`` runs the random operator, and also returns the generator's
+    state from before the draw. Forward saves the generator's state for backward. Later runs of the
+    operator use ``run_with_rng_state``, which draws from the saved state and leaves the generator
+    unchanged. On devices with graph-safe generators, two generators that advance in lockstep may
+    replace the saved state; see `_use_graphsafe`. A graph that is not partitioned repeats no operator
+    and stays unchanged.
     """
 
     name: ClassVar[str] = "functionalize-rng"
@@ -65,8 +66,8 @@ class FunctionalizeRng(Pass):
 def drawn_again(forward: fx.Graph, backward: fx.Graph) -> list[tuple[fx.Node, list[fx.Node]]]:
     """Return the random operators that run more than once and draw anew in each run.
 
-    Operators whose first run is in backward are left out. Operators whose later runs already replay
-    the first draw are left out too.
+    Random operators whose first run is in backward, or whose later runs already replay the first draw,
+    are left out.
 
     Returns:
         Pairs of the first run in forward, which draws, and the list of all later runs.
@@ -122,7 +123,7 @@ def _replay(node: fx.Node, state: fx.Node) -> None:
 def _hand_over(
     forward: fx.Graph, backward: fx.Graph, own: int, drawn: list[tuple[fx.Node, list[fx.Node]]]
 ) -> None:
-    """Make later runs replay forward's draws, and hand the generator states from forward to backward."""
+    """Make later runs of random operators replay forward's draws, and hand generator states over to backward."""
     states: list[tuple[fx.Node, list[fx.Node]]] = []
     for saved, later in drawn:
         for node in later:
@@ -162,7 +163,7 @@ def _hand_over(
 
 
 def _share_generator(fwd: fx.Node, bwd: fx.Node, count: int) -> None:
-    """Make the two runs of a random operator draw from two generators, one new input of each graph."""
+    """Make the two runs of a random operator draw from two generators: a new input of forward, and one of backward."""
     device = random_device(fwd)
     for node, prefix in ((fwd, "fwd"), (bwd, "bwd")):
         graph = node.graph
@@ -177,7 +178,7 @@ def _share_generator(fwd: fx.Node, bwd: fx.Node, count: int) -> None:
 
 
 def _use_graphsafe(nodes: list[fx.Node]) -> bool:
-    """Return whether graph-safe generators replace saved states for ``nodes``."""
+    """Return whether graph-safe generators, instead of saved generator states, replay the draws of ``nodes``."""
     config, inductor = torch_compat.functorch_config, torch_compat.inductor_config
     devices = {d for d in map(random_device, nodes) if torch_compat.supports_graphsafe_rng(d)}
     return (

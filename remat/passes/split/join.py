@@ -13,9 +13,10 @@ from remat.passes.core.state import PassResult, State, partitioned_graphs
 
 @dataclass(frozen=True)
 class Join(Pass):
-    """Make one graph of forward and backward, if `remat.whole_graph` made the joint graph of one graph.
+    """Make one graph of forward and backward again, if `remat.whole_graph` made the joint graph from one graph.
 
-    The result takes the place of the joint graph; it has the inputs and outputs of the original graph.
+    The new graph replaces the joint graph in the state, and has the inputs and outputs of the original
+    graph.
     """
 
     name: ClassVar[str] = "join"

@@ -18,8 +18,8 @@ from remat.passes.split.extraction import Extraction
 class Partition(Pass):
     """Split the joint graph into a forward and a backward module by the state's decision.
 
-    Without a decision, `default_decision` is used: forward saves every value that backward reads, as
-    in eager PyTorch.
+    If the state has no decision, `default_decision` is used: forward saves every value that backward
+    reads, as in eager PyTorch.
     """
 
     name: ClassVar[str] = "partition"

@@ -17,7 +17,7 @@ class RaiseGetitems(Pass):
     """Move every ``getitem`` right after the operator that returns the tuple, to free unused elements early.
 
     The pass works on the joint graph, or on forward and backward after partitioning. remat's own
-    pipelines run the pass after partitioning and reordering, because both may move elements.
+    pipelines run the pass after partitioning and reordering, which may both move elements of tuples.
     """
 
     name: ClassVar[str] = "raise-getitems"
@@ -30,7 +30,7 @@ class RaiseGetitems(Pass):
 
 
 def raise_getitems(graph: fx.Graph) -> int:
-    """Move every ``getitem`` right after its tuple, in place; return the number of moved nodes."""
+    """Move every ``getitem`` of a graph right after its tuple, in place; return the number of moved nodes."""
     moved = 0
     behind: dict[fx.Node, fx.Node] = {}
     for node in graph.find_nodes(op="call_function", target=operator.getitem):

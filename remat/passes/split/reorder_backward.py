@@ -1,4 +1,4 @@
-"""Pass that orders backward like the autograd engine.
+"""Pass that orders the nodes of the backward graph as PyTorch's autograd engine would run them.
 
 The pass follows ``reordering_to_mimic_autograd_engine`` in PyTorch's
 ``torch/_functorch/partitioners.py``. One difference: PyTorch copies nodes into a new graph, and this
@@ -25,12 +25,13 @@ from remat.passes.core.state import PassResult, State
 
 @dataclass(frozen=True)
 class ReorderBackward(Pass):
-    """Move recomputed operators to right before their first use in backward, to shorten lifetimes.
+    """Move recomputed operators to right before their first use in backward, to shorten the values' lifetimes.
 
     From the first user of a tangent on, backward's operators keep their order. Among the nodes before
-    that user, nodes with effects come first. Every other node moves to right before the first operator
-    that needs the node's result. A node that reads memory stays before a later write to the same
-    memory. The pass does nothing if the decision has node orders.
+    the first user of a tangent, nodes with effects come first. Every other node before the first user
+    of a tangent moves to right before the first operator that needs the node's result. A node that
+    reads memory stays before a later write to the same memory. The pass does nothing if the decision
+    has node orders.
     """
 
     name: ClassVar[str] = "reorder-backward"
@@ -101,7 +102,7 @@ def reorder(graph: fx.Graph) -> int:
 
 
 def _ordered_by_memory(nodes: list[fx.Node], plain: Sequence[bool]) -> dict[fx.Node, list[fx.Node]]:
-    """Return the earlier nodes that each node must follow because of shared memory."""
+    """Return a dict from a node to the earlier nodes that it must follow because of writes to shared memory."""
     written = {n: written_by(n) for n, harmless in zip(nodes, plain, strict=True) if not harmless}
     if not any(written.values()):
         return {}

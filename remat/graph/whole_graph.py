@@ -1,8 +1,7 @@
 """Split a step that is one graph into forward and backward for planning, and join both again.
 
 PyTorch can trace a whole training step, or an inference, as one graph. `whole_graph` rewrites such a graph as a
-joint graph of forward and backward, which remat can plan. `joined` makes one graph of the forward and backward of a
-plan.
+joint graph, which remat can plan. `joined` makes one graph of the forward and backward of a plan.
 
 The *line* between forward and backward is the first node that AOTAutograd marks as part of backward. In a graph without
 marks, as from `make_fx`, the line is the node at which most bytes are alive. *Late* nodes form the joint graph's
@@ -34,8 +33,8 @@ from remat.torch_compat import pytree
 SIDE = "remat_side"
 #: Suffix of the node that stands for the write of an input, in the joint graph of a step that is one graph.
 _WRITTEN = "_written"
-#: Number of nodes of backward among which the loss's gradient is looked for. Few come before the gradient: constants, and
-#: nodes that depend on weights alone.
+#: Number of nodes of backward among which the loss's gradient is looked for. Few come before the gradient: constants,
+#: and nodes that depend on weights alone.
 _GRADIENT_CANDIDATES = 64
 #: Part of messages about what `torch.export` returns.
 _OF_EXPORT = "; of a torch.export.ExportedProgram, give ep.run_decompositions().graph_module"

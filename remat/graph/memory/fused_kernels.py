@@ -40,9 +40,9 @@ _HEAVY = ("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh")
 class Kernels:
     """Predicted kernels of a forward or backward graph, and the program points at which they run.
 
-    Each operator that cannot fuse ends a segment of the graph. The operators that fuse within a
-    segment form one kernel, which runs at the position of the kernel's last operator. A program point is
-    the index of a node's run among all runs of the step.
+    Each operator that cannot fuse, such as a matrix product, ends a segment of the graph. The operators
+    that fuse within a segment form one kernel, which runs at the position of the kernel's last operator.
+    A program point is the index of a node's run among all runs of the step.
 
     Args:
         nodes: the call nodes of the graph.

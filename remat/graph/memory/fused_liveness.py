@@ -42,12 +42,7 @@ def predict_peak(
 
 
 class FusedWalk(StepWalk):
-    """Simulation of a step's memory that models fused kernels, unlike its base class `StepWalk`.
-
-    Some operators, such as matrix products, never fuse. All pointwise operators and reductions
-    between two operators that never fuse form one kernel, which runs at the position of its last
-    operator.
-    """
+    """Simulation of a step's memory that models fused kernels, unlike its base class `StepWalk`."""
 
     def __init__(
         self,
@@ -62,7 +57,7 @@ class FusedWalk(StepWalk):
     def workspaces(self) -> Iterator[tuple[fx.Node, int, int, int]]:
         """Yield the predicted workspaces, as (node, bytes, first program point, last program point).
 
-        A workspace is memory that an operator allocates besides its result. Workspaces are of four kinds:
+        A workspace is memory besides an operator's result, of one of four kinds:
 
         - measured: memory that the operator allocates while it runs;
         - channels-last copies of the step's inputs that convolutions read;

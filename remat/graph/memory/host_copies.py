@@ -1,9 +1,9 @@
 """Asynchronous copies of tensors to the host's memory and back.
 
 Forward calls `offload`, and later `wait_copied`, after which the device memory can be freed.
-Backward calls `reload`, and `wait_copied` before the first read of the tensor. Each direction has a
-CUDA stream of its own. The host's memory is page-locked and comes from PyTorch's caching host allocator,
-which reuses the same buffers in every step. The streams follow
+Backward calls `reload`, and `wait_copied` before the first read of the tensor. The host's memory is
+page-locked and comes from PyTorch's caching host allocator, which reuses the same buffers in every
+step. The CUDA streams for copies follow
 ``torch/_functorch/_activation_offloading/offload_ops.py``, with two differences: no storage is
 resized to 0 bytes, so backward may run twice, and each direction uses a single stream.
 

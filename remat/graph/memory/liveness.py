@@ -277,11 +277,10 @@ class StepWalk:
     A storage is identified by a key: the `storage_key` of a fake value on the storage. A recomputed
     node has the fake value of its forward run. Therefore one key may stand for two storages, one
     that a node's forward run allocates and one that its recomputation allocates. A key names the
-    same storage in forward and in backward only if forward saves the storage. If a storage of
-    forward is alive in backward, the recomputed storage has a key of its own. The recomputed storage
-    needs its own key if one result of an operator is saved and another is recomputed, because the
-    second run computes both. If a node runs several times within forward or within backward, each
-    run's storages have keys of their own.
+    same storage in forward and in backward only if forward saves the storage. A recomputed storage
+    has a key of its own if the forward storage is still alive: a second run computes all results of
+    an operator, even saved ones. If a node runs several times within forward or within backward,
+    each run's storages have keys of their own.
 
     Attributes:
         program_points: names of the nodes that run, forward's first.

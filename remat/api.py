@@ -53,8 +53,8 @@ def solve(
         The checked `remat.Solution`; for a `remat.ScheduleProblem` a `remat.Schedule`.
 
     Raises:
-        BudgetError: no answer is within the capacity. For a schedule problem also: the solver found no
-            schedule within the capacity. The message says which of the two happened.
+        BudgetError: no answer is within the capacity or, for a schedule problem, the solver found none. The message
+            says which of the two happened.
         SolverError: the solver is unknown or unavailable, refuses the problem, raises, or answers
             wrongly.
         ProblemError: an argument has a wrong type or value.
@@ -135,8 +135,8 @@ def plan(
         A `Plan` for one joint graph; a `PlanSet` for a list of joint graphs.
 
     Raises:
-        BudgetError: the budget cannot be parsed, or is too small for any plan. In the second case,
-            the message names the least possible budget.
+        BudgetError: the budget cannot be parsed, or is too small for any plan. If the budget is too
+            small, the message names the least possible budget.
         PlanError: the step has nothing to differentiate, its checkpointing tags conflict, a value
             that must be offloaded cannot be offloaded, or the saved plan is for another graph.
         SolverError: the solver is unknown or unavailable, refuses the problem, raises, or answers
@@ -167,9 +167,10 @@ def rematerialize(
 ) -> fx.GraphModule:
     """Rewrite the graph of a whole training step, or of an inference, so that it holds a budget at least cost.
 
-    The graph may come from ``make_fx``, from ``torch.export``, or from a compiler whose step is one graph. It should
-    be functional: writes of inputs stand at its end. The line between what is kept and what is computed again is the
-    first node of backward, or, without a backward, the node at which most bytes are alive.
+    The graph may come from ``make_fx``, from ``torch.export``, or from a compiler whose step is one graph. The graph
+    should be functional: it writes to inputs only at its end. Values that were computed before the first node of
+    backward may be computed again after that node. In an inference, the node at which most bytes are alive stands for
+    the first node of backward.
 
     Args:
         gm: the graph, of ATen operators with fake values in ``meta["val"]``; it is not changed.
@@ -180,8 +181,8 @@ def rematerialize(
         options: as in `plan`.
 
     Returns:
-        A graph module with the inputs, outputs and results of ``gm``, bit for bit if it runs uncompiled. Its
-        ``meta["remat"]`` is the `Plan`. A node that runs again is called ``NAME_again``.
+        A graph module with the inputs, outputs and results of ``gm``, bit for bit if it runs uncompiled. The graph
+        module's ``meta["remat"]`` is the `Plan`. A node that runs again is called ``NAME_again``.
 
     Raises:
         ProblemError: ``gm`` is no graph of ATen operators with fake values, or an argument is invalid.
@@ -208,10 +209,11 @@ def graph_pass(
         options: as in `rematerialize`.
 
     Returns:
-        A function ``(gm, example_inputs=()) -> gm``. The example inputs are not used: fake values are in the graph.
+        A function ``(gm, example_inputs=()) -> gm``. The returned function ignores ``example_inputs``, because the
+        graph has fake values.
 
     Raises:
-        RematError: an argument is invalid. This function raises the error, not the first graph.
+        RematError: an argument is invalid. `graph_pass` raises the error, not the returned function.
     """
     from remat.planning.request import PlanRequest
 
@@ -240,7 +242,7 @@ def default_pipeline(
 ) -> Pipeline:
     """Return the pipeline of passes that `remat.plan` runs by default.
 
-    The pipeline can be printed, edited, and passed to `remat.plan` as ``pipeline``.
+    The returned pipeline can be printed, edited, and passed to `remat.plan` as ``pipeline``.
 
     Args:
         budget: as in `remat.plan`, but a budget on the peak is refused.
@@ -269,7 +271,7 @@ def frontier(
     on_progress: Callable[[str], None] | None = None,
     **options: Unpack[StepOptions],
 ) -> Frontier:
-    """Compute the Pareto frontier of plans: the least recompute cost for every number of bytes.
+    """Compute the Pareto frontier of plans: the least recompute cost for every number of saved bytes, or peak bytes.
 
     Args:
         joint: the captured step; it is not changed.
@@ -280,14 +282,13 @@ def frontier(
         by: the bytes that the frontier trades against cost. ``"saved"``, or its alias ``"bytes"``:
             saved bytes. ``"peak"``: bytes of the step's peak.
         on_progress: called with a line of text before each stage of the computation.
-        options: options of `remat.options.PlanOptions` for the values of the step, but
-            ``chunk`` is not ``"auto"``. ``offload`` goes with ``by="peak"`` only: a frontier without
-            offloading is computed first. Offloading is then tried at some of its peaks, and below
-            its lowest peak.
+        options: options of `remat.options.PlanOptions` for the values of the step, but ``chunk`` is not ``"auto"``.
+            ``offload`` needs ``by="peak"``. Offloading is tried at some peaks of the frontier without offloading, and
+            below the lowest of these peaks.
 
     Raises:
         PlanError: the step has nothing to differentiate, or its checkpointing tags conflict.
-        ProblemError: ``by`` is none of the names above, or ``offload`` is given without
+        ProblemError: ``by`` is not ``"saved"``, ``"bytes"`` or ``"peak"``, or ``offload`` is given without
             ``by="peak"``.
         SolverError: as in `plan`.
     """

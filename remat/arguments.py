@@ -16,11 +16,11 @@ _ENTRY = re.compile(r"^ {4}\**(\w+): .*(?:\n {8}.*)*", re.MULTILINE)
 
 
 class DefaultText(str):
-    """Text that is the default of an argument; it equals a text that the caller gives, but is another object."""
+    """Text of an argument's default, as a distinct object, which tells the default from an equal text of a caller."""
 
 
 class DefaultRatio(float):
-    """Ratio that is the default of an argument; it equals a ratio that the caller gives, but is another object."""
+    """Ratio of an argument's default, as a distinct object, which tells the default from an equal ratio of a caller."""
 
 
 #: Default budget, solver and cost model of `remat.plan`, and of functions with the same arguments.
@@ -31,7 +31,7 @@ COST = DefaultText("auto")
 
 @functools.cache
 def documented(by: Callable[..., Any]) -> dict[str, str]:
-    """Return the entries of a docstring's sections ``Args`` or ``Attributes``, by name of the argument or attribute."""
+    """Return a dict from each argument or attribute that a callable's docstring describes to the describing text."""
     return {m[1]: m[0] for m in _ENTRY.finditer(inspect.getdoc(by) or "")}
 
 
@@ -40,8 +40,8 @@ def passes_on(
 ) -> Callable[[F], F]:
     """Return a decorator for a function whose ``**options`` another callable declares and documents.
 
-    The decorated function has these options in its signature and its docstring. An unknown name raises a `TypeError`,
-    which suggests the nearest name.
+    The decorator adds the options to the function's signature and docstring. A call with an unknown option raises a
+    `TypeError`, which suggests the nearest name.
 
     Args:
         names: names of the options that the function takes.
@@ -80,7 +80,7 @@ def passes_on(
 
 
 def as_list(name: str, value: Any, item_types: tuple[type, ...]) -> list[Any]:
-    """Convert an argument to a list; an item of the given types, which text may be, becomes a list of one item.
+    """Convert an argument to a list; a single item of one of the types ``item_types`` becomes a list of one item.
 
     Raises:
         ProblemError: the argument ``name`` is neither an item nor an iterable, or is empty.

@@ -1,6 +1,6 @@
 """Errors and warnings of remat.
 
-All errors derive from `RematError`. Every message names the argument, its value, the expected
+All errors derive from `RematError`. Every error message names the argument, its value, the expected
 values, and a remedy. All warnings are given through `warn`.
 """
 
@@ -131,8 +131,9 @@ class PeakWarning(UserWarning):
 
     A plan under a budget on saved bytes may have a peak as high as the plan at budget 1, which may
     save as many bytes as the runtime-optimal partition. A plan made for a point of a frontier may
-    have a higher peak than this point states. A computed peak is incomplete if it leaves out memory
-    that operators allocate internally. Without the compiled kernel, plans within a peak are costlier.
+    have a higher peak than the frontier states. A computed peak is incomplete if it leaves out
+    memory that operators allocate internally. Plans under a budget on the peak cost more if the
+    solvers' compiled C++ module is missing.
     """
 
 
@@ -204,10 +205,10 @@ def warn(text: str, category: type[Warning]) -> None:
 
 @dataclass(slots=True)
 class LastWarning:
-    """The bytes that the last warning about a step named, so that a warning follows only for more.
+    """The bytes that the last warning about a step named; another warning follows only if the step takes more bytes.
 
     Attributes:
-        nbytes: the bytes; 0 before the first warning.
+        nbytes: the bytes that the last warning named; 0 before the first warning.
     """
 
     NEXT: ClassVar[str] = "Another warning follows only if it takes over 10% more"
@@ -216,7 +217,7 @@ class LastWarning:
 
     @property
     def quiet(self) -> int:
-        """The most bytes that need no further warning: a tenth more than ``nbytes``."""
+        """The most bytes of a step that cause no further warning: a tenth more than the last warning named."""
         return self.nbytes + self.nbytes // 10
 
 
@@ -230,7 +231,7 @@ def levels_to_user() -> int:
 
 @contextlib.contextmanager
 def record_warnings() -> Iterator[list[Warned]]:
-    """Record all warnings that `warn` gives in this thread, even if filters hide them.
+    """Record all warnings that `warn` gives in this thread, even those that Python's warning filters hide.
 
     Yields:
         A list to which `warn` appends text and class of each warning.
@@ -245,7 +246,7 @@ def record_warnings() -> Iterator[list[Warned]]:
 
 @contextlib.contextmanager
 def suppress_warnings() -> Iterator[None]:
-    """Make `warn` do nothing in this thread, for trial plans that may be discarded."""
+    """Make `warn` do nothing in this thread within the ``with`` block, where a plan is tried that may be discarded."""
     token = _SUPPRESSED.set(True)
     try:
         yield

@@ -26,7 +26,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     """Write bytes, or text as UTF-8, to a file atomically; write to a pipe or a standard stream directly.
 
     Raises:
-        OSError: the file cannot be written. The previous content is unchanged.
+        OSError: the file cannot be written. The file's previous content is unchanged.
     """
     data = content.encode() if isinstance(content, str) else content
     standard = _standard_stream(path)
@@ -78,12 +78,12 @@ def writing(
     kind: str = "",
     error: type[RematError] = ProblemError,
 ) -> Iterator[None]:
-    """Convert an OSError in the ``with`` block into an error with one line, of class ``error``.
+    """Convert an OSError in the ``with`` block into an error of class ``error``, whose message has one line.
 
     Args:
         path: the file that the block writes.
         hint: advice to append to the message.
-        kind: kind of content, such as ``"plan"``, put before the path.
+        kind: kind of content, such as ``"plan"``, which the message names before the path.
         error: class of the error to raise.
     """
     try:
@@ -99,7 +99,7 @@ def write_file(
     kind: str,
     error: type[RematError] = RematError,
 ) -> None:
-    """Write a file by `write_atomic`, with the errors of `writing`."""
+    """Write a file atomically, as `write_atomic` does; if that fails, raise an error as `writing` does."""
     with writing(path, kind=kind, error=error):
         write_atomic(Path(path), content)
 
@@ -153,7 +153,7 @@ def read_as(
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Kind and version of the JSON that a dataclass is saved as; the dataclass has it as class attribute ``form``.
+    """Kind and version of the JSON that a dataclass is saved as; the class attribute ``form`` of the dataclass.
 
     Attributes:
         kind: kind of the record, for messages, such as ``"plan"``.
@@ -167,7 +167,7 @@ class Form:
 
 
 def write_record(record: Any) -> str:
-    """Return a JSON text of the public fields of a dataclass that has a `Form`; see `read_record`."""
+    """Return the public fields of a dataclass that has a `Form`, as JSON text that `read_record` parses."""
     return json.dumps(_plain(record), indent=2) + "\n"
 
 
@@ -176,7 +176,7 @@ def read_record(
 ) -> T:
     """Parse the JSON of `write_record` strictly, and return an instance of the dataclass.
 
-    Each field must have its declared type, and unknown fields are refused. A field with a default may
+    Each field in the JSON must have its declared type, and unknown fields are refused. A field with a default may
     be missing, since older files lack newer fields.
 
     Args:
@@ -205,7 +205,7 @@ def save_record(record: Any, path: str | os.PathLike[str]) -> None:
     """Write the JSON of a dataclass with a ``form`` to a file atomically.
 
     Raises:
-        PlanError: the file cannot be written. The previous content is unchanged.
+        PlanError: the file cannot be written. The file's previous content is unchanged.
     """
     write_file(path, write_record(record), record.form.kind, PlanError)
 
@@ -217,30 +217,30 @@ class Record:
     form: ClassVar[Form]
 
     def to_json(self) -> str:
-        """Return the public fields as JSON text. It does not contain the graph modules of a plan."""
+        """Return the public fields of this object as JSON text, without the graph modules of a plan."""
         return write_record(self)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Parse the result of `to_json`.
+        """Parse JSON text that `to_json` returned, and return an instance of the class.
 
         Raises:
-            PlanError: the text is not such JSON, is cut off, has another version, or has wrong
-                fields.
+            PlanError: the text is not JSON of this class, is cut off, has another version, or has
+                wrong fields.
         """
         return read_record(cls, text, error=PlanError)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the result of `to_json` to a file atomically.
+        """Write the JSON text of this object, as `to_json` returns it, to a file atomically.
 
         Raises:
-            PlanError: the file cannot be written. The previous content is unchanged.
+            PlanError: the file cannot be written. The file's previous content is unchanged.
         """
         save_record(self, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a file that `save` wrote.
+        """Read an instance of the class from a JSON file that `save` wrote.
 
         Raises:
             PlanError: the file is missing, or its content is not of this class.
@@ -253,9 +253,9 @@ class Record:
 
 
 def check_figures(record: Any, names: Iterable[str], where: str = "", *, bits: int = 100) -> None:
-    """Raise a ProblemError if a named attribute is negative, NaN, or 2**bits or more, as in a file edited by hand.
+    """Raise a ProblemError if one of a record's named attributes is negative, NaN, or 2**bits or more.
 
-    The message has the text ``where`` before the attribute's name.
+    The error message has the text ``where`` before the attribute's name.
     """
     for name in names:
         value = getattr(record, name)
@@ -295,7 +295,7 @@ def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
 
 
 def _record(kind: Any, data: Any, outermost: Form, other_fields: Mapping[str, Any]) -> Any:
-    """Build a dataclass from a JSON object; raise a ValueError that names a field which does not match."""
+    """Build a dataclass from a JSON object; raise a ValueError that names the field if a field has the wrong type."""
     # Messages name the form `outermost`, of the outermost dataclass, if `kind` has no form. `other_fields` has the
     # values of the fields that are not in the JSON.
     form: Form | None = getattr(kind, "form", None)
@@ -324,7 +324,7 @@ def _record(kind: Any, data: Any, outermost: Form, other_fields: Mapping[str, An
 
 
 def _value(wanted: Any, value: Any, outermost: Form, where: str) -> Any:
-    """Convert a JSON value to a declared type; raise a ValueError that names the field ``where``."""
+    """Convert a JSON value to a declared type; if that fails, raise a ValueError that names the field ``where``."""
     # An int is accepted for a float; a bool is not accepted for an int.
     kinds = get_args(wanted)
     if is_dataclass(wanted):

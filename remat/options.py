@@ -1,7 +1,8 @@
 """The options of planning and of `remat.fit` as users give them: names, types, defaults and documentation.
 
-Each option is a field of `PlanOptions` or `Training`. Entry points such as `remat.plan` take options as keywords, which the typed
-dicts name. The commands have options of the same names. This file imports PyTorch for type checkers only.
+Each option is a field of `PlanOptions` or `Training`. Entry points such as `remat.plan` take options as keywords, which
+typed dicts in this file declare. remat's commands have options of the same names. This file imports PyTorch for type
+checkers only.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ LINK_GBPS = 450.0
 
 
 class JsonRecord(Protocol):
-    """A `remat.Plan` or a `remat.PlanSet`."""
+    """Type of a `remat.Plan` or a `remat.PlanSet`, as a protocol that needs no import of these classes."""
 
     def to_json(self) -> str:
-        """Return the record as JSON text."""
+        """Return the plan, or the set of plans, as JSON text."""
 
 
 SolverOption: TypeAlias = "str | Solver"
@@ -48,7 +49,7 @@ SavedPlan: TypeAlias = "JsonRecord | str | Path | None"
 
 
 class ValueOptions(TypedDict, total=False):
-    """Options that every entry point takes, for the values of the step."""
+    """Options for the values of a training step, which every entry point takes by keyword."""
 
     offload: OffloadOption
     host_memory: str | int | None
@@ -57,7 +58,7 @@ class ValueOptions(TypedDict, total=False):
 
 
 class TrainingOptions(TypedDict, total=False):
-    """The fields of `Training`."""
+    """Options that say how a model is trained, as keywords of `remat.fit`: the fields of `Training`."""
 
     memory: Required[str | int]
     margin: str | float
@@ -72,11 +73,11 @@ class TrainingOptions(TypedDict, total=False):
 
 
 class FitOptions(TrainingOptions, ValueOptions, total=False):
-    """Options of `remat.fit`."""
+    """Options that `remat.fit` takes by keyword, for planning and for training."""
 
 
 class StepOptions(ValueOptions, total=False):
-    """Options of `remat.frontier` and `remat.compare`."""
+    """Options of planning that `remat.frontier` and `remat.compare` take by keyword."""
 
     reread_inputs: bool
 
@@ -109,7 +110,7 @@ class PlanOptionsDict(KeywordOptions, total=False):
 class PlanOptions:
     """What a user may ask for when planning; each entry point takes some of these options as keywords.
 
-    The first sentence about an option is also the help of the command's option.
+    The first sentence about each option is also the help text of the command's option with that name.
 
     Attributes:
         budget: a limit on the peak of the step (``40GiB``, or ``peak:0.5``, where 0 is the least
@@ -187,7 +188,7 @@ class PlanOptions:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """Names of the options that the user gave: those whose values are other objects than the defaults."""
+        """Names of the options that the user gave: the options whose values are other objects than the defaults."""
         return tuple(f.name for f in fields(self) if getattr(self, f.name) is not f.default)
 
 
@@ -195,7 +196,7 @@ class PlanOptions:
 class Training:
     """How a model is trained, for `remat.fit`.
 
-    The first sentence about an option is also the help of the command's option.
+    The first sentence about each option is also the help text of the command's option with that name.
 
     Attributes:
         memory: memory that a step may take on the device of one rank, with its unit: ``80GiB``. In Python, also a

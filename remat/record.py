@@ -1,6 +1,6 @@
 """Record of one graph's plan: the decision, the figures, and in memory the modules of forward and backward.
 
-Figures are the bytes and costs of a plan. The public fields are the format of saved plans.
+Figures are the bytes and costs of a plan. The public fields of `PlanRecord` are the format of saved plans.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class PlanRecord(Record):
     if not TYPE_CHECKING:  # type checkers would take any attribute for one of a plan
 
         def __getattr__(self, name: str) -> Any:
-            """Compute the fields of `LATER` when one of them is read first."""
+            """Compute the fields that `LATER` lists when one of these fields is read for the first time."""
             if name not in LATER or self._later is None:
                 raise AttributeError(f"a plan has no attribute '{name}'", name=name, obj=self)
             with sizes_at(self._sizes):
@@ -216,7 +216,7 @@ class PlanRecord(Record):
             return computed[name]
 
     def _check_link(self) -> None:
-        """Raise a ProblemError if the link has no rate."""
+        """Raise a ProblemError if the rate of the plan's link to the host cannot be parsed."""
         with contextlib.suppress(ProblemError):
             if self.link.strip().lower() != "measured":  # parsing this text would time a device
                 Link.parse(self.link)
@@ -229,7 +229,7 @@ class PlanRecord(Record):
     def as_compiled(self, timeline: Timeline, saved_bytes: int) -> Self:
         """Return a copy of the plan with the peak, saved bytes and timeline of the compiled step.
 
-        The copy has the planned figures in ``planned_peak_bytes`` and ``planned_saved_bytes``.
+        The copy has the figures from before compilation in ``planned_peak_bytes`` and ``planned_saved_bytes``.
         """
         return replace(
             self,
@@ -242,17 +242,17 @@ class PlanRecord(Record):
 
     @property
     def planned_for(self) -> Mapping[str, int]:
-        """Sizes for which the figures were computed, by symbol, such as ``{"s0": 64}``; empty: the traced sizes."""
+        """Sizes for which the figures were computed, as a dict from symbols; empty if computed for the traced sizes."""
         return self._sizes
 
     @property
     def of_step(self) -> str:
-        """Sentence on the other graphs of the step; empty if none are known, and for a plan from a file."""
+        """Sentence on the step's other graphs; empty if no other graphs are known, and for a plan from a file."""
         return self._of_step
 
     @property
     def learns_sizes(self) -> bool:
-        """Whether some sizes depend on data and are known only when the step runs; False for a plan from a file."""
+        """Whether some sizes of the step depend on data, so that only a run tells; False for a plan from a file."""
         return self._learns
 
     @property
@@ -268,12 +268,12 @@ class PlanRecord(Record):
 
     @property
     def timeline(self) -> Timeline:
-        """Lifetimes of storages over the step: in the compiled code if the step was compiled, else simulated."""
+        """Lifetimes of storages over the step: of the compiled code if the step was compiled, else of its operators."""
         return self.simulated if self._timeline is None else self._timeline
 
     @property
     def is_compiled(self) -> bool:
-        """Whether `timeline` is that of compiled code; False for a plan from a file."""
+        """Whether the plan's `timeline` was simulated from compiled code; False for a plan from a file."""
         return self._timeline is not None
 
     @property
@@ -283,18 +283,18 @@ class PlanRecord(Record):
 
     @property
     def simulated(self) -> Timeline:
-        """Lifetimes of storages over the step, simulated operator by operator, without fusion."""
+        """Lifetimes of storages over the step under this plan, simulated operator by operator, without fusion."""
         with sizes_at(self._sizes):
             return timeline(self.forward, self.backward, own_outputs(self.forward))
 
     @property
     def forward(self) -> fx.GraphModule:
-        """The forward module; it returns the user's outputs, then the saved values."""
+        """The forward graph module of the plan, which returns the user's outputs, then the saved values."""
         return self._pair()[0]
 
     @property
     def backward(self) -> fx.GraphModule:
-        """The backward module; it takes saved values and tangents, and returns a gradient or None for each input."""
+        """The backward module: it takes saved values and tangents, and returns a gradient or None for each input."""
         return self._pair()[1]
 
     @property
@@ -310,22 +310,22 @@ class PlanRecord(Record):
 
     @property
     def node_costs(self) -> Mapping[str, int]:
-        """The cost of one run of each node of the joint graph, by name; empty if unknown."""
+        """The cost of one run of each node of the joint graph, as a dict from the node's name; empty if unknown."""
         return self._costs or {}
 
     @property
     def added_cost(self) -> int:
-        """Cost that the plan adds to the step: recompute cost plus exposed transfer time."""
+        """Cost that the plan adds to one run of each operator: recompute cost plus exposed transfer time."""
         return self.recompute_cost + self.exposed_time
 
     @property
     def gap(self) -> int:
-        """The added cost minus its bound: the most cost that another plan could avoid."""
+        """The cost that the plan adds to the step, minus its proven bound: the most that another plan could avoid."""
         return self.added_cost - self.recompute_bound
 
     @property
     def requested(self) -> Budget:
-        """The requested budget; for a plan from a file, parsed from its text."""
+        """The budget that the user requested for the plan; for a plan from a file, parsed from the text in the file."""
         return self._requested or Budget.parse(self.budget)
 
     @property
@@ -336,13 +336,13 @@ class PlanRecord(Record):
 
     @property
     def known_figures(self) -> Self:
-        """The copy `figures`, in which figures that nothing has read yet are 0 instead of computed."""
+        """A copy of the plan without its modules, like `figures`, but with 0 for figures not computed yet."""
         unread: dict[str, Any] = dict.fromkeys(() if self._later is None else LATER, 0)
         return replace(self, _later=None, **unread).figures
 
     @property
     def decision(self) -> Decision:
-        """The decision: saved values, node orders and offloads."""
+        """The decision that the plan applies: saved values, node orders and offloads."""
         return Decision(
             saved=self.saved,
             snapshots=self.snapshots,
@@ -353,7 +353,7 @@ class PlanRecord(Record):
 
     @property
     def values(self) -> tuple[object, ...]:
-        """The values that the plan saves, recomputes and offloads, to compare plans."""
+        """The values that the plan saves, recomputes and offloads, as one tuple, by which plans are compared."""
         return self.saved, self.recomputed, self.offloads
 
     @property
@@ -380,7 +380,7 @@ class PlanRecord(Record):
         )
 
     def _pair(self) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Return the forward and the backward module, built at the first call if the plan comes from a cache."""
+        """Return the plan's forward and backward module, built at the first call if the plan comes from a cache."""
         if self._modules is None and self._again is not None:
             rebuilt = self._again()
             for name in _OF_MODULES:

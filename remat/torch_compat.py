@@ -4,8 +4,8 @@ PyTorch moves and renames private names without notice. A new PyTorch version is
 changing this file. A name that a version lacks raises an error only when that name is used, so
 unknown versions run as far as they can.
 
-The imports under ``TYPE_CHECKING`` never run. They tell type checkers the names, and tell `look_up`
-where PyTorch defines each name. Small functions at the end of this file read or write private
+The imports under ``TYPE_CHECKING`` never run: type checkers read the names there, and `look_up`
+reads where PyTorch defines each name. Small functions at the end of this file read or write private
 attributes of PyTorch's objects.
 """
 
@@ -257,13 +257,13 @@ def is_before(release: str) -> bool:
 def holds_tangents() -> bool:
     """Return whether autograd holds the gradients of a compiled step's outputs until its backward ends.
 
-    From PyTorch 2.13 on, backward frees each of them after its last use.
+    From PyTorch 2.13 on, backward frees each of these gradients after its last use.
     """
     return is_before("2.13")
 
 
 def replace_compilers(inductor: type[Any], other: type[Any]) -> None:
-    """Replace the classes of which ``torch.compile`` makes a backend.
+    """Replace the two classes that ``torch.compile`` instantiates as the backend of a compilation.
 
     Args:
         inductor: the class for Inductor, a subclass of `CompileWithInductor`.
@@ -321,7 +321,7 @@ def function_of(definition: Any) -> Any:
 def autograd_function(node: Any) -> Any:
     """Return the ``autograd.Function`` class that created a node of autograd's graph.
 
-    The result is None if no such class created the node.
+    The result is None if no ``autograd.Function`` created the node.
     """
     return getattr(node, "_forward_cls", None)
 
@@ -410,7 +410,7 @@ def traced_code() -> CodeType | None:
 
 
 def forget_sizes(code: CodeType) -> None:
-    """Forget the sizes, strides and numbers that Dynamo has seen a code with; its next compilation is static."""
+    """Make Dynamo forget with which sizes, strides and numbers a code has run; the next compilation is static."""
     from remat.torch_compat import get_code_state
 
     place = code.co_filename, code.co_firstlineno, code.co_name

@@ -1,7 +1,7 @@
 """Substitutes for parts of newer PyTorch versions that older versions lack.
 
 `remat.torch_compat` names the versions that need each substitute, and uses them where a name is missing.
-Private names that only older versions have stand here.
+Private names of PyTorch that only older versions have are used in this file only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def default_cuda_generator(device: torch.device) -> Any:
 
 
 def size_within_bounds(size: Any, fallback: int | None = None) -> int:
-    """Return a number for a symbolic size, as ``optimization_hint`` of PyTorch 2.12 does; for PyTorch 2.11.
+    """Return a number for a symbolic size, in place of ``optimization_hint``, which PyTorch 2.11 lacks.
 
     Args:
         size: the size.
@@ -55,7 +55,8 @@ def size_within_bounds(size: Any, fallback: int | None = None) -> int:
 def selective_contexts(policy: Any, *, allow_cache_entry_mutation: bool, traced: bool) -> Any:
     """Return PyTorch's two context managers of a selectively checkpointed region.
 
-    Before PyTorch 2.13, recomputation asks the policy again. Eager code gets context managers as in 2.13.
+    Before PyTorch 2.13, recomputation asks the policy again. Eager code therefore gets context managers that behave as
+    in 2.13.
 
     Args:
         policy: the policy of the region.
@@ -82,7 +83,7 @@ def _region_mode() -> type[Any]:
     recomputed, used = object(), object()  # cache entries of results that are not saved
 
     class RegionMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        """Save or recompute each operator's result, as PyTorch 2.13 does."""
+        """Save or recompute each operator's result in a checkpointed region, as PyTorch 2.13 does."""
 
         def __init__(self, policy: Any, storage: Any, written: bool) -> None:
             super().__init__()  # type: ignore[no-untyped-call]
@@ -119,7 +120,7 @@ def _region_mode() -> type[Any]:
             return out
 
         def again(self, entries: Any, call: int, op: Any, args: Any, kwargs: Any) -> Any:
-            """Return the saved result of a call, or run the operator again."""
+            """Return an operator's result that forward saved; if forward did not save it, run the operator again."""
             if call not in entries:
                 raise RuntimeError(f"{op} encountered during backward, but not found in storage")
             entry = entries[call]
@@ -139,7 +140,7 @@ def _region_mode() -> type[Any]:
 def flop_formula(packet: Any) -> Callable[..., Any] | None:
     """Return PyTorch's formula for the floating-point operations of an operator; None if there is none.
 
-    PyTorch 2.13 added formulas of flex attention. Older versions get them from here.
+    PyTorch 2.13 added formulas for flex attention; this function has the same formulas for older versions.
     """
     from torch.utils import flop_counter
 

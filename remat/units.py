@@ -38,9 +38,9 @@ _FORMS = (
 class Peak:
     """A budget on the peak of the step. The peak is the most bytes alive at one time.
 
-    The peak includes weights. It is found by simulation; if Inductor compiles the step, the
-    compiled code is simulated. A ratio refers to the plan at budget 1, which may save as many bytes
-    as the runtime-optimal partition.
+    The peak includes weights. The peak is found by simulation, of the compiled code if Inductor
+    compiles the step. A ratio of the peak refers to the plan at budget 1, which may save as many
+    bytes as the runtime-optimal partition.
 
     Attributes:
         nbytes: limit on the peak in bytes; None if the budget is a ratio.
@@ -52,7 +52,7 @@ class Peak:
     share: float | None
 
     def __init__(self, value: float | int | str) -> None:
-        """Parse a budget on the peak.
+        """Parse a budget on the peak of the step, which is a ratio or bytes.
 
         Args:
             value: a number from 0 to 1 is a ratio. An int above 1, or text such as ``"40GiB"``, is
@@ -99,7 +99,7 @@ class Saved:
     nbytes: int
 
     def __init__(self, value: int | str) -> None:
-        """Parse a number of bytes.
+        """Parse the number of bytes that forward may save for backward.
 
         Args:
             value: an int, or text such as ``"8GiB"``.
@@ -127,7 +127,7 @@ class Saved:
         return f"Saved({self.nbytes})"
 
     def __str__(self) -> str:
-        """Return the bytes as short text, rounded down."""
+        """Return the budget's number of bytes as short text, rounded down."""
         return _rounded_down(self.nbytes)
 
 
@@ -135,7 +135,7 @@ class Saved:
 class Budget:
     """A budget on the peak of the step, or on the bytes that forward saves for backward.
 
-    Exactly one attribute is set; the others are None.
+    Exactly one attribute of the budget is set; the others are None.
 
     Attributes:
         share: limit on the saved bytes, as a ratio from 0 to 1 of the bytes that the
@@ -219,8 +219,8 @@ class Budget:
         """Return the number of bytes that the plan of one graph may save under this budget.
 
         If a ratio allows fewer than ``least`` bytes, the result is ``least``, because a ratio need
-        not be met exactly. A budget on the peak does not limit the saved bytes. The result is then
-        the larger of ``full_bytes`` and ``least``.
+        not be met exactly. Under a budget on the peak, which does not limit the saved bytes, the
+        result is the larger of ``full_bytes`` and ``least``.
 
         Args:
             full_bytes: bytes that the runtime-optimal partition saves.
@@ -290,7 +290,7 @@ _KINDS: dict[str, Callable[[str], Peak | Saved]] = {"peak": Peak, "saved": Saved
 
 
 def parse_bytes(text: str) -> int | None:
-    """Parse text such as ``"8GiB"`` or ``"8192"`` into bytes, rounded down; None if it is no number of bytes."""
+    """Parse text such as ``"8GiB"`` or ``"8192"`` into bytes, rounded down; None if the text is no number of bytes."""
     match = _NUMBER.fullmatch(text)
     if match is None:
         return None
@@ -325,7 +325,7 @@ def bytes_of_share(share: float, full_bytes: int) -> int:
 
 
 def format_bytes(n: float) -> str:
-    """Format bytes with up to four significant digits and a binary unit, such as ``1.5 GiB``."""
+    """Format a number of bytes with up to four significant digits and a binary unit, such as ``1.5 GiB``."""
     size = float(n)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
@@ -361,7 +361,7 @@ def format_apart(first: int, second: int) -> tuple[str, str]:
 
 
 def counted(n: int, noun: str) -> str:
-    """Return a number with a noun, which gets an "s" unless the number is 1."""
+    """Return a number followed by a noun, which ends in a plural "s" unless the number is 1."""
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 

@@ -1,7 +1,8 @@
 """Plan all combinations of models, cost models, budgets and solvers, and tabulate the results.
 
-`remat.compare` plans one step with several solvers, and `remat.sweep` plans several models. Each row of the table is
-one job, which plans one combination. Any executor can run a job.
+`remat.compare` plans one step with several solvers, and `remat.sweep` plans several models. One job plans one model
+with one cost model and one solver, at one budget or at all budgets on the peak. Any `concurrent.futures.Executor` can
+run a job.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ def compare(
     """Plan one joint graph with several solvers at several budgets.
 
     A solver that cannot run, refuses the problem, or answers wrongly gets a row with the reason, and the other solvers
-    continue. Each solver that is not part of remat runs in a process of its own, which alone ends if the solver
-    crashes. An unknown solver and an invalid budget raise an error before any planning.
+    continue. A solver that is not part of remat runs in a process of its own, so that a crash of the solver ends only
+    that process. An unknown solver and an invalid budget raise an error before any planning.
 
     Args:
         joint: the captured step; it is not changed.
@@ -69,9 +70,9 @@ def compare(
         executor: where to plan: any `concurrent.futures.Executor`, a number of processes, or None for this
             process. With an executor, give solvers and the cost model by name.
         on_row: called with each row as soon as its job has ended. The row's field ``best`` is not set yet.
-        options: options of `remat.options.PlanOptions` for the values of the step, for all solvers, but
-            ``chunk`` is not ``"auto"``. Beside ``offload``, the budgets must be budgets on the peak, unless values are
-            tagged for offloading.
+        options: options of `remat.options.PlanOptions` for the values of the step, for all solvers, but ``chunk`` is
+            not ``"auto"``. With ``offload``, all budgets must be budgets on the peak, unless values are tagged for
+            offloading.
 
     Returns:
         A table with one row for each budget and solver.
@@ -132,15 +133,16 @@ def sweep(
 ) -> Sweep:
     """Plan every model at every budget with every solver under every cost model.
 
-    A combination that fails gets a row with the reason.
+    If planning fails for one of these combinations, its row in the table has the reason.
 
-    Budgets on the peak are planned together, so that no larger one costs more. Rows of earlier calls stay as they are.
+    Budgets on the peak are planned together, so that a plan for a larger budget never costs more than one for a smaller
+    budget. Rows from earlier calls are not planned again.
 
-    With ``output``, each row is appended to a file in JSON Lines as soon as its job has ended: to ``output`` if it ends
-    in ``.jsonl``, else to a file beside it, and ``output`` is written at the end. Another call with the same output,
-    after a crash or with more budgets, reuses these rows. A file that another version of remat or PyTorch wrote is
-    refused. A captured step is identified by its graph, but a function only by its name. So give another output after
-    changing the function.
+    With ``output``, each row is appended to a file in JSON Lines as soon as its job has ended. This file is ``output``
+    if that name ends in ``.jsonl``; otherwise the file stands beside ``output``, which is written at the end. Another
+    call with the same ``output``, after a crash or with more budgets, reuses the rows in the file. A file that another
+    version of remat or PyTorch wrote is refused. A captured step is identified by its graph, but a function only by its
+    name: give another ``output`` after changing the function.
 
     Args:
         models: captured steps, or functions that return (model, args, kwargs), by name. With an executor,
@@ -215,7 +217,7 @@ def _plan_all(
     on_row: Callable[[ExperimentRow], None] | None,
     on_start: Callable[[Mapping[str, int]], None] | None = None,
 ) -> tuple[ExperimentRow, ...]:
-    """Plan all jobs but those of the journal's rows; return the rows by model, cost model, budget and solver."""
+    """Plan all jobs without rows in the journal; return all rows, ordered by model, cost model, budget and solver."""
     pending = []
     for job in jobs:
         missing = tuple(b for b in job.budgets if job.row(b).key not in journal.rows)
@@ -244,13 +246,13 @@ def _plan_all(
 
 
 def _budgets(budgets: AnyBudget | Sequence[AnyBudget]) -> list[str]:
-    """Check budgets, and return them as text that `Budget.parse` reads, each only once."""
+    """Check budgets, and return them as texts that `Budget.parse` reads, without duplicates."""
     given = as_list("budgets", budgets, (str, int, float, Fraction, Budget, Peak, Saved))
     return list(dict.fromkeys(str(Budget.parse(budget)) for budget in given))
 
 
 def _ladders(budgets: Iterable[str]) -> list[tuple[str, ...]]:
-    """Group budgets into those that one job plans: all budgets on the peak together, and each other one alone."""
+    """Group budgets by job: one job plans all budgets on the peak, and each other budget has a job of its own."""
     peaks, alone = [], []
     for budget in budgets:
         if Budget.parse(budget).on_peak:
@@ -261,14 +263,14 @@ def _ladders(budgets: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def _check_solvers(names: Iterable[str | Solver]) -> None:
-    """Raise a SolverError if no solver has one of the given names; solver instances are not checked."""
+    """Raise a SolverError if a given name is not the name of a solver; solver instances are not checked."""
     for name in names:
         if isinstance(name, str):
             registry().solver_class(name)
 
 
 def _of(model: Model, lower: str, time_limit: float | None) -> str:
-    """Return the text for the column ``of``. A resumed sweep reuses a row only if this text is equal."""
+    """Return the text that identifies a model's step; a resumed sweep reuses a row only if this text is equal."""
     if isinstance(model, JointGraph):
         identity = model.fingerprint[:16]
     else:
@@ -279,7 +281,7 @@ def _of(model: Model, lower: str, time_limit: float | None) -> str:
 
 
 def _source(name: str, model: Any, executor: AnyExecutor) -> JointGraph | str | Callable[[], Any]:
-    """Return a model as jobs hold it: a function, or a captured step, which is text if an executor gets the jobs."""
+    """Return a model as a job stores it: a function, or a captured step, which is text if an executor runs the job."""
     if isinstance(model, JointGraph):
         return model if executor is None else print_joint(model)
     if not callable(model) or isinstance(model, nn.Module):

@@ -1,4 +1,4 @@
-"""Journal of a sweep: write each row to disk as it completes, so that a sweep can resume after a crash."""
+"""Journal of a sweep: write each row to disk as soon as it is planned, so that a sweep can resume after a crash."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Journal:
     _file: IO[str] | None = None
 
     def add(self, row: ExperimentRow) -> None:
-        """Add a row, and append it to the file; do nothing if a row with the same key exists.
+        """Add a finished row of the sweep, and append it to the file; do nothing if a row with the same key exists.
 
         Raises:
             ProblemError: the file cannot be written.
@@ -47,13 +47,13 @@ class Journal:
 
 
 def journal_of(table: Path) -> Path:
-    """Return the file in JSON Lines that a sweep continues from: the table itself, or a file beside it."""
+    """Return the file in JSON Lines that a resumed sweep reads: the file of the table, or a file beside it."""
     return table if table.suffix == ".jsonl" else table.with_name(f"{table.name}.jsonl")
 
 
 @contextlib.contextmanager
 def opened(table: Path | None) -> Iterator[Journal]:
-    """Open the journal of a sweep's table, and lock it against other sweeps.
+    """Open the journal of a sweep's table, and lock the table against other sweeps.
 
     Args:
         table: path of the sweep's table; None: rows are not written to disk.

@@ -34,13 +34,14 @@ SUFFIXES = (".jsonl", ".json", ".csv")
 class ExperimentRow:
     """One row of a table: one model under one cost model, planned by one solver at one budget.
 
-    The fields are the columns of the table. If planning failed, the figures of the plan are None and
-    ``reason`` says why.
+    The fields are the columns of the table. If planning failed, the figures of the plan are None and ``reason`` says
+    why planning failed.
 
     Attributes:
         model: name of the model.
         of: text that identifies the planned step: the digest of a captured step, or the name of a function and the
-            lowering that it is captured for. The time limit follows, if there is one. Empty in a comparison.
+            lowering that it is captured for. A time limit, if there is one, is appended to the text. Empty in a
+            comparison.
         cost: the requested cost model.
         priced: the cost model that ``cost`` stands for on this step, because ``auto`` depends on the step. Empty if the
             step could not be captured or prepared.
@@ -93,12 +94,12 @@ class ExperimentRow:
 
     @property
     def label(self) -> str:
-        """The budget as text for display, with numbers that may be rounded."""
+        """The row's budget as text for display, with numbers that may be rounded."""
         return Budget.parse(self.budget).label
 
     @property
     def gap(self) -> float | None:
-        """Fraction of ``recompute_cost`` above the proven bound; None without a plan, or under a budget on the peak."""
+        """Fraction of ``recompute_cost`` above its proven bound; None without a plan, or under a budget on the peak."""
         # The text of every budget on the peak begins with "peak:".
         cost, bound = self.recompute_cost, self.recompute_bound
         if cost is None or bound is None or self.budget.startswith("peak:"):
@@ -107,7 +108,7 @@ class ExperimentRow:
 
     @property
     def cells(self) -> dict[str, str]:
-        """The formatted cells by heading; figures of a missing plan are dashes."""
+        """The row's formatted cells, as a dict from heading to text; figures of a missing plan are dashes."""
         unit, peak, step = self.unit or "", self.without_peak_bytes, self.without_step_cost
         cells = {
             "model": self.model,
@@ -211,8 +212,8 @@ class Comparison:
 class Sweep:
     """Table of a sweep: one row for each combination that `remat.sweep` planned.
 
-    Rows are in the requested order of models, then of cost models, budgets and solvers. Rows of earlier sweeps with
-    the same output file, if the table was read from this file, come last.
+    Rows are in the requested order of models, then of cost models, budgets and solvers. If the table was read from a
+    file, rows that earlier sweeps wrote to this file come last.
 
     Attributes:
         rows: the rows.
@@ -247,7 +248,7 @@ class Sweep:
 
     @classmethod
     def load(cls, path: str | Path) -> Sweep:
-        """Read a table in JSON Lines, also an unfinished one.
+        """Read a sweep's table from a file in JSON Lines, even if the sweep is unfinished.
 
         Raises:
             ProblemError: the file holds no table of this version.
@@ -255,7 +256,7 @@ class Sweep:
         return cls(rows=read_rows(Path(path))[1])
 
     def to_json(self) -> str:
-        """Return the table as JSON text."""
+        """Return the sweep's table as JSON text."""
         rows = [asdict(row) for row in self.rows]
         return json.dumps({"remat_sweep": VERSION, "rows": rows}, indent=2) + "\n"
 
@@ -266,7 +267,7 @@ class Sweep:
 
 
 def _as_text(rows: Iterable[ExperimentRow], head: Sequence[str], figures: Sequence[str]) -> str:
-    """Return rows as aligned text; a row without a plan has its reason instead of figures."""
+    """Return rows as aligned text; a row without a plan shows the reason instead of figures."""
     lines = [[*head, *figures]]
     for row in rows:
         cells = row.cells
@@ -292,7 +293,7 @@ def read_rows(path: Path) -> tuple[dict[str, Any], tuple[ExperimentRow, ...]]:
     """Return the versions and the rows of a table in JSON Lines; leave out a damaged last line.
 
     Raises:
-        ProblemError: another line is damaged, or the file holds no table of this version.
+        ProblemError: a line before the last is damaged, or the file holds no table of this version.
     """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -316,7 +317,7 @@ def read_rows(path: Path) -> tuple[dict[str, Any], tuple[ExperimentRow, ...]]:
 
 
 def _object(line: str) -> dict[str, Any] | None:
-    """Return the JSON object of a line; None if the line is damaged, or its end is missing."""
+    """Return the JSON object that a line of a table's file contains; None if the line is damaged or cut off."""
     try:
         data = json.loads(line) if line.endswith("\n") else None
     except (ValueError, RecursionError):

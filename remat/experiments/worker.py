@@ -27,12 +27,12 @@ _OF_PLAN = ("capacity", "saved_bytes", "recompute_bound", "peak_bytes", "solve_s
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Job:
-    """Plan one model under one cost model, by one solver, at one budget or within several peaks.
+    """Task to plan one model under one cost model, by one solver, at one budget or at several budgets on the peak.
 
     Attributes:
         table: random token of the call of `compare` or `sweep` that the job belongs to.
         model: name of the model.
-        of: text for the column ``of`` of the row.
+        of: text that identifies the planned step, for the column ``of`` of the job's rows.
         source: a captured step, its text, or a function that returns (model, args, kwargs).
         lower: the lowering for the model, if ``source`` is a function.
         solver: the solver, by name or as an instance.
@@ -51,11 +51,11 @@ class Job:
 
     @property
     def group(self) -> tuple[str, Any]:
-        """Model and cost model; the rows of a group stand together in a table."""
+        """The job's model and cost model; rows with the same pair of both stand together in a table."""
         return self.model, self.options["cost"]
 
     def row(self, budget: str, **figures: Any) -> ExperimentRow:
-        """Return the row of a budget with the figures of its plan, or with ``reason`` if there is no plan."""
+        """Return the job's table row for a budget, with figures of the plan, or with ``reason`` if there is no plan."""
         return ExperimentRow(
             model=self.model,
             of=self.of,
@@ -66,7 +66,7 @@ class Job:
         )
 
     def failed(self, reason: str) -> list[ExperimentRow]:
-        """Return the rows of a job without plans."""
+        """Return the table rows of a job whose planning failed, one row for each budget, all with the same reason."""
         return [self.row(budget, reason=reason) for budget in self.budgets]
 
 
@@ -78,9 +78,9 @@ class PreparedStep:
         self._requests: dict[str, PlanRequest] = {}
 
     def rows(self, job: Job) -> list[ExperimentRow]:
-        """Plan a job, and return a row for each budget.
+        """Plan a job at each of its budgets, and return one table row for each budget.
 
-        Budgets on the peak are a ladder: each larger one chooses among the candidates of the smaller ones, too.
+        At each budget on the peak, candidates that were found for smaller budgets may be chosen, too.
         """
         context, baseline = self.planner.context, self.planner.baseline
         priced = bool(context.step_cost and baseline.peak_bytes)
@@ -137,7 +137,7 @@ class PreparedStep:
         return rows
 
     def _request(self, solver: str | Solver) -> PlanRequest:
-        """Return the step's request with the given solver; each solver is created only once."""
+        """Return the options of planning the step with the given solver; each solver is created only once."""
         name = solver if isinstance(solver, str) else solver.name
         if name not in self._requests:
             self._requests[name] = self.planner.context.request.by(solver, isolation="foreign")
@@ -146,7 +146,7 @@ class PreparedStep:
 
 @dataclass(slots=True)
 class CapturedStep:
-    """A captured step of one table, with a dict from cost model to the step prepared under it."""
+    """A captured step of one table, with a dict from the name of a cost model to the step prepared under this model."""
 
     table: str
     model: str
@@ -169,7 +169,7 @@ def cache_step(step: CapturedStep | None) -> None:
 
 
 def answer(job: Job) -> list[ExperimentRow]:
-    """Plan a job, and return its rows. If planning fails, the row's ``reason`` is the error's message."""
+    """Plan a job, and return its table rows; if planning fails, ``reason`` in each row is the error's message."""
     try:
         return _prepared(job).rows(job)
     except (Exception, SystemExit) as error:  # an error of the user's code concerns this job only
@@ -178,7 +178,7 @@ def answer(job: Job) -> list[ExperimentRow]:
 
 
 def _prepared(job: Job) -> PreparedStep:
-    """Return the prepared step of a job, from this thread's cache if that has the step."""
+    """Return the prepared step of a job, from this thread's cache if the cache has this step."""
     step, cost = _NEWEST.step, str(job.options["cost"])
     if step is None or (step.table, step.model) != (job.table, job.model):
         cache_step(None)  # the cache stays empty if capturing fails

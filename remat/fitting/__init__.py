@@ -1,1 +1,1 @@
-"""Which batch and budget fit a device."""
+"""Find which batch sizes and budgets fit the memory of a device."""

@@ -1,4 +1,4 @@
-"""Find the batch sizes at which a whole training step fits a device's memory; for each, the budget and the speed."""
+"""Find the batch sizes at which a training step fits a device's memory, with the budget and the speed of each."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def fit(
     on_progress: Callable[[str], None] | None = None,
     **options: Unpack[FitOptions],
 ) -> Fit:
-    """Find the batch sizes at which a whole training step fits a device's memory; for each, the budget and the speed.
+    """Find the batch sizes at which a training step fits a device's memory, with the budget and the speed of each.
 
     A step is forward, backward, ``optimizer.step()`` and ``zero_grad()``, which frees the gradients. Outputs
     of forward live until the end of the step. The bytes of a step are:
@@ -79,7 +79,7 @@ def fit(
 
     The model may be on the meta device, because nothing is trained or measured. Memory outside of PyTorch's
     tensors is not counted: a CUDA context (some hundred MiB), and memory that the allocator cannot use.
-    Subtract the context from ``memory``, and give a ``margin`` for the allocator.
+    Subtract the CUDA context from ``memory``, and give a ``margin`` for the allocator.
 
     Args:
         model: a module; or a function, whose arguments that require a gradient count as the parameters.
@@ -96,8 +96,8 @@ def fit(
             process. With an executor, solver and cost model must be given by name.
         on_progress: called with a line of text before each stage.
         options: options of `remat.options.Training`; and those of `remat.options.PlanOptions` for the values of the
-            step. ``offload`` is for one rank only: saved values may then be offloaded if the step does not fit
-            otherwise. ``chunk="auto"`` takes the fastest number of chunks for each batch.
+            step. ``offload``, for one rank only, lets saved values be offloaded if the step does not fit otherwise.
+            ``chunk="auto"`` takes the fastest number of chunks for each batch.
 
     Returns:
         A table with one row for each planned batch: whether the step fits, the budget to set, peak and speed.
@@ -134,7 +134,7 @@ def fit_calls(
     executor: AnyExecutor = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> Fit:
-    """Fit batches as `fit` does, for a model that is built anew for each batch.
+    """Find the batch sizes that fit a device's memory, as `fit` does, for a model that is built anew for each batch.
 
     Args:
         calls: function that takes a batch size and returns the call of the model.
@@ -263,7 +263,7 @@ def _name_of(cost: CostModel) -> str:
 
 
 def rows_of(batches: Sequence[int], plan_batches: PlanBatches) -> dict[int, FitRow]:
-    """Plan listed batches; return their rows by batch size."""
+    """Plan the step at the listed batch sizes; return a dict from each batch size to its `FitRow`."""
     answers = dict(plan_batches(batches, ()))
     largest = max((b for b in batches if answers[b][0].fits), default=0)
     # A smaller batch than one that fits should fit, too. Unless that is proven wrong, it is planned again with the
@@ -275,10 +275,10 @@ def rows_of(batches: Sequence[int], plan_batches: PlanBatches) -> dict[int, FitR
 
 
 def rows_up_to_largest(plan_batches: PlanBatches, width: int) -> dict[int, FitRow]:
-    """Find the largest batch that fits by doubling, then bisection; return the rows of all planned batches.
+    """Find the largest batch that fits the memory, by doubling, then bisection; return the rows of all planned batches.
 
-    Doubled batches (1, 2, 4, …) are planned independently, ``width`` of them at a time. In the bisection, the decisions
-    of all earlier batches are tried, too.
+    Doubled batches (1, 2, 4, …) are planned independently, ``width`` of them at a time. In the bisection, each batch
+    size also tries the decisions of all batch sizes planned before.
     """
     answers: dict[int, Answer] = {}
     rows: dict[int, FitRow] = {}
@@ -311,7 +311,7 @@ class _Job:
     """One batch to plan, in this process or by a worker.
 
     Attributes:
-        rank: the rank, with the bytes on it that depend on neither batch nor plan.
+        rank: the rank, with the bytes on the rank that depend on neither batch nor plan.
         request: the options of planning; for a worker, as JSON values from `PlanRequest.to_options`.
         batch: the batch size.
         joint: the captured step; for a worker, as text.
@@ -328,7 +328,7 @@ class _Job:
 
 
 def _answer(job: _Job, report: Callable[[str], None] = lambda _: None) -> Answer:
-    """Plan one batch with each allowed number of chunks; return the best row, and the computed decisions."""
+    """Plan one batch size with each allowed number of loss chunks; return the best row, and all computed decisions."""
     rank, request, batch, joint = job.rank, job.request, job.batch, job.joint
     if not isinstance(request, PlanRequest):
         request = PlanRequest.of(**request)
@@ -359,7 +359,7 @@ def _answer(job: _Job, report: Callable[[str], None] = lambda _: None) -> Answer
 
 
 def _by_speed(answer: Answer) -> tuple[float, bool, int]:
-    """Return a sort key for the answers of one batch; the best answer has the least key."""
+    """Return a sort key for the rows planned for one batch size; the best row has the least key."""
     # Plans that fit come first, fastest first. Answers without one follow, lowest peak first: those without a proof
     # that no plan fits before those with a proof.
     row, _ = answer
@@ -370,7 +370,7 @@ def _by_speed(answer: Answer) -> tuple[float, bool, int]:
 
 
 def read_memory(memory: object) -> int:
-    """Return a memory size, text with a unit or a number of bytes, in bytes.
+    """Convert a memory size, which is text with a unit or a number of bytes, to bytes.
 
     Raises:
         BudgetError: the text has no unit or cannot be parsed, or the number is too small.
@@ -393,10 +393,10 @@ def read_memory(memory: object) -> int:
 
 
 def read_margin(margin: object) -> float:
-    """Return the part of the memory that a step must leave free, ``"5%"`` or 0.05, as a number.
+    """Return the part of the memory that a step must leave free, such as 0.05 for ``"5%"`` or 0.05.
 
     Raises:
-        ProblemError: the value has neither form, is negative, or is 100 % or more.
+        ProblemError: the margin is neither a percentage nor a number, is negative, or is 100 % or more.
     """
     text = margin.strip() if isinstance(margin, str) else ""
     try:
@@ -412,7 +412,7 @@ def read_margin(margin: object) -> float:
 
 
 def read_batches(batches: object) -> tuple[int, ...]:
-    """Return batch sizes sorted, each once; empty for ``"max"``.
+    """Check batch sizes, and return them sorted, without duplicates; empty for ``"max"``.
 
     Raises:
         ProblemError: a batch is not a whole number of 1 or more, or there are no batches.
@@ -434,7 +434,7 @@ def read_batches(batches: object) -> tuple[int, ...]:
 
 
 def read_args(args: Any, kwargs: Mapping[str, Any] | None) -> Callable[[int], Arguments]:
-    """Return a function that takes a batch size and returns the positional and keyword arguments of a call."""
+    """Return a function from a batch size to the positional and keyword arguments of a call of the model."""
     if not callable(args):
         return varied(*read_call(args, kwargs))
     if kwargs is not None:
@@ -459,9 +459,9 @@ def read_args(args: Any, kwargs: Mapping[str, Any] | None) -> Callable[[int], Ar
 
 
 def varied(args: Any, kwargs: Mapping[str, Any]) -> Callable[[int], Arguments]:
-    """Return a function that takes a batch size, and returns a copy of a call's arguments with this first dimension.
+    """Return a function from a batch size to a copy of a call's arguments, whose tensors have this first dimension.
 
-    Tensors of the copy are uninitialised.
+    The tensors in the copied arguments are uninitialised.
 
     Raises:
         ProblemError: the tensors have different first dimensions, or no tensor has a dimension.

@@ -23,14 +23,17 @@ class Sharding:
     inside another one. Parameters outside of all blocks are the root's. Parameters, gradients and the optimizer's
     state are sharded along the first dimension, rounded up. A *whole* tensor is one that is not sharded.
 
-    - While forward and backward run, the root's parameters are whole. So are the parameters of two blocks: the block
-      that runs, and the block that is gathered next. Both count as blocks of the largest size.
+    - While forward and backward run, the root's parameters are whole. The parameters of two blocks are whole, too: the
+      block that runs, and the block that is gathered next. Each of these two blocks counts as large as the largest
+      block.
     - During backward, the root's gradients are whole as soon as they are computed. The gradients of the largest
       block count twice: as computed, and as laid out for the reduction.
-    - At the end of backward, the root's gradients count twice for the same reason, and no block's gradients are whole.
+    - At the end of backward, the root's gradients count twice, as computed and as laid out for the reduction, and no
+      block's gradients are whole.
     - A gradient belongs to the root if no parameter of a block has its size.
-    - In each micro-batch, parameters of blocks are gathered twice (for forward and for backward), the root's
-      parameters once, and gradients are reduced once. Each time, a rank sends (N-1)/N of the whole tensors' bytes.
+    - In each micro-batch, parameters of blocks are gathered twice (for forward and for backward), the root's parameters
+      once, and gradients are reduced once. For each gathering and each reduction, a rank sends (N-1)/N of the whole
+      tensors' bytes.
 
     Attributes:
         ranks: number of ranks.
@@ -63,7 +66,7 @@ class Sharding:
     def of(
         cls, model: Any, parameters: list[torch.Tensor], trained: set[int], ranks: int, fsdp: bool
     ) -> Sharding:
-        """Compute the bytes of a model's parameters by the rules of `Sharding`.
+        """Compute the bytes of a model's parameters and gradients on one rank, by the rules of `Sharding`.
 
         Args:
             model: a module, in which blocks are looked for; or any other callable, which has no blocks.
@@ -109,7 +112,7 @@ class Sharding:
 
 
 def shard(parameter: torch.Tensor, shards: int) -> torch.Tensor:
-    """Return rank 0's shard of a parameter, the largest one, as a meta tensor; with a single shard, the parameter."""
+    """Return rank 0's shard of a parameter, the largest shard, as a meta tensor; the parameter itself for one shard."""
     if shards == 1:
         return parameter
     # A scalar has no dimension to shard, so it counts as one row.
@@ -118,7 +121,7 @@ def shard(parameter: torch.Tensor, shards: int) -> torch.Tensor:
 
 
 def _blocks(model: Any) -> list[list[torch.Tensor]]:
-    """Return the parameters of each block, as one list per block; see `Sharding` for blocks."""
+    """Return one list of parameters for each FSDP2 block of a model; `Sharding` defines what a block is."""
     if not isinstance(model, torch.nn.Module):
         return []
     if isinstance(model, torch.nn.ModuleList):
@@ -130,7 +133,7 @@ def _blocks(model: Any) -> list[list[torch.Tensor]]:
 def _bytes_of(
     tensors: Iterable[torch.Tensor], counts: Callable[[int], bool] = lambda _: True
 ) -> int:
-    """Return the summed bytes of the distinct storages of tensors whose keys count."""
+    """Return the summed bytes of the tensors' distinct storages, without those whose keys ``counts`` refuses."""
     tensors = list(tensors)  # the key of a storage is valid only as long as a tensor holds it
     sizes = {storage_key(t): storage_bytes(t) for t in tensors}
     return sum(b for k, b in sizes.items() if k is not None and counts(k))

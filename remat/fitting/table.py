@@ -17,16 +17,15 @@ class FitRow:
         fits: whether a plan was found whose step fits the memory.
         budget: the budget to pass to `torch.compile`: ``"1"``, ``"peak:52412345678B"`` or, with several
             ranks, a ratio such as ``"0.35"``. None if no plan fits.
-        peak_bytes: most bytes alive at once on one rank: parameters, inputs, activations, gradients, the
-            optimizer's state, buffers of collectives. If no plan fits: with ``proven``, a lower bound on the
-            peak of every plan; else the least peak that was found.
+        peak_bytes: most bytes alive at once on one rank: parameters, inputs, activations, gradients, the optimizer's
+            state, buffers of collectives. If no plan fits: with ``proven``, a lower bound on the peak of every plan;
+            else the least peak that was found.
         step_s: modelled seconds of one step; None if no plan fits.
         samples_per_s: samples of all ranks per second; None if no plan fits.
         recompute_s: modelled seconds of recomputation and exposed transfers in one step; None if no plan fits.
         reason: why no plan fits; empty if a plan fits.
-        proven: whether it is proven that no plan fits. False if a plan fits. False, too, if no fitting plan was found,
-            but one may exist.
-        chunks: number of chunks into which the loss is split; 1 if it is whole.
+        proven: whether it is proven that no plan fits. False if a plan fits, or if one may exist that was not found.
+        chunks: number of chunks into which the loss is split; 1 if the loss is not split.
     """
 
     batch: int
@@ -118,8 +117,8 @@ class Fit:
     def code(self) -> str:
         """Python code for the row `best`: the call of `torch.compile` with the row's budget, then the optimizer.
 
-        The optimizer is left out if the user gave it as a callable. With several micro-batches in a step, a function
-        that runs such a step follows. Empty if no batch fits.
+        The code leaves out the optimizer if the user gave it as a callable. With several micro-batches in a step, the
+        code ends with a function that runs such a step. The code is empty if no batch fits.
         """
         if self.best is None:
             return ""
@@ -154,7 +153,7 @@ class Fit:
         return f'model = torch.compile(model, backend="remat", options={{{", ".join(options)}}})'
 
     def to_json(self) -> str:
-        """Return the result as JSON text: all fields, ``largest_batch``, ``best_batch`` and ``code``."""
+        """Return the table as JSON text: all fields, ``largest_batch``, ``best_batch`` and ``code``."""
         names = ("largest_batch", "best_batch", "code")
         properties = {name: getattr(self, name) for name in names}
         return json.dumps(asdict(self) | properties, indent=2) + "\n"
@@ -208,7 +207,7 @@ _HEAD = ("batch", "peak", "step", "recomputing", "samples/s", "budget")
 
 
 def _cells(row: FitRow) -> tuple[str, ...]:
-    """Format a row as cells of the table, in the order of `_HEAD`."""
+    """Format a row of the table as cells, one for each heading in `_HEAD`."""
     peak = format_bytes(row.peak_bytes)
     if row.budget is None:
         verdict = "does not fit" if row.proven else "no plan found"

@@ -1,4 +1,4 @@
-"""Fit one training step into the memory of a rank: bytes on the rank, plan of the step, and modelled time.
+"""Fit one training step into a rank's memory: compute the bytes on the rank, a plan of the step, and the modelled time.
 
 A rank is a process with one device. A step is forward, backward and the optimizer's step.
 """
@@ -41,7 +41,7 @@ from remat.units import Budget, bytes_of_share, format_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """One rank (a process with one device), and the bytes on it that depend on neither batch nor plan.
+    """One rank (a process with one device), and the bytes on its device that depend on neither batch nor plan.
 
     Attributes:
         memory_bytes: bytes of the device's memory that the step may take.
@@ -137,8 +137,8 @@ class StepMemory:
     """Memory of forward and backward under one plan, at each program point.
 
     Attributes:
-        total: bytes alive, parameters and inputs included.
-        gradients: bytes of gradients, which ``total`` includes.
+        total: bytes alive at each program point, parameters and inputs included.
+        gradients: bytes of gradients at each program point, which ``total`` includes.
         root_gradients: bytes of the root's gradients, which ``gradients`` includes. FSDP2 divides a model into blocks
             and a root, see `Sharding`. A gradient counts as the root's if no parameter of a block has its size.
         boundary: number of program points of forward; those of backward follow.
@@ -166,8 +166,8 @@ class StepMemory:
         Args:
             measures: measures that split the graph.
             candidate: the candidate.
-            block_sizes: sizes in bytes of the parameters of FSDP2 blocks. A gradient of another size
-                counts as one of the root.
+            block_sizes: sizes in bytes of the parameters of FSDP2 blocks. A gradient of another size counts as a
+                gradient of the root.
         """
         split = measures.split_of(candidate)
         kind_of_walk = FusedWalk if split.joint.lower == "inductor" else StepWalk
@@ -193,7 +193,7 @@ class StepMemory:
 
     @property
     def peak(self) -> int:
-        """Most bytes alive at once over forward and backward."""
+        """Most bytes alive at one program point of forward or backward."""
         return max(self.total)
 
     def sharded_peak(self, shards: int, *, forward_bytes: int, backward_bytes: int) -> int:
@@ -202,7 +202,7 @@ class StepMemory:
         Args:
             shards: number of parts of each gradient.
             forward_bytes: bytes on the rank during forward, among them the graph's parameters and other inputs.
-            backward_bytes: the same during backward.
+            backward_bytes: bytes on the rank during backward, among them these parameters and inputs.
         """
         peak = 0
         curves = zip(self.total, self.gradients, self.root_gradients, strict=True)
@@ -232,11 +232,11 @@ class StepFit:
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
-        """The decisions whose memory was computed so far, which other batch sizes may try, too."""
+        """Decisions whose memory was computed for this batch size, so that other batch sizes may try them, too."""
         return tuple(self._memories)
 
     def row(self, batch: int, others: Sequence[Decision] = ()) -> FitRow:
-        """Return the step's row: figures of the cheapest plan found that fits, or the reason why none fits.
+        """Return the step's row of the table: figures of the cheapest fitting plan found, or the reason why none fits.
 
         Args:
             batch: batch size of the step.
@@ -288,7 +288,7 @@ class StepFit:
 
     @cached_property
     def _at_budget_one(self) -> Candidate:
-        """The candidate at budget 1."""
+        """The step's candidate at budget 1, which is the step without remat."""
         return self.planner.search.offloads.with_tagged(self.planner.search.decisions.at_budget_one)
 
     @property
@@ -311,7 +311,7 @@ class StepFit:
         return self._peak(at_budget_one) - self._memory(at_budget_one).peak
 
     def _memory(self, candidate: Candidate) -> StepMemory:
-        """Return the memory of the step under a candidate, computed once."""
+        """Return the memory of the step under a candidate; it is computed once for each decision."""
         memory = self._memories.get(candidate.decision)
         if memory is None:
             sizes = self.rank.sharding.block_sizes
@@ -339,11 +339,11 @@ class StepFit:
         return max(running, always + s.gradient_bytes + s.final_bytes + memory.output_bytes)
 
     def _fits(self, candidate: Candidate) -> bool:
-        """Whether forward and backward under a candidate fit the rank's memory."""
+        """Whether the bytes of forward and backward under a candidate plan fit the rank's memory."""
         return self._peak(candidate) <= self.rank.memory_bytes
 
     def _within_peak(self, others: Sequence[Decision]) -> tuple[Candidate, Budget] | None:
-        """Return the cheapest candidate found whose peak fits, with the budget to set for it; None if none fits."""
+        """Return the cheapest candidate found whose peak fits the rank, and a budget for it; None if none fits."""
         # Decisions of other batches are tried only if no search near the rank's memory succeeds. Searches at other peaks
         # follow only if none of these decisions fits.
         limits = Limits(peak_bytes=self.rank.memory_bytes, measure=self._peak)
@@ -363,7 +363,7 @@ class StepFit:
         return best, Budget(peak_bytes=bound)
 
     def _aimed(self) -> Iterator[Candidate]:
-        """Yield candidates with peaks on the rank that approach its memory."""
+        """Yield candidates whose peaks on the rank approach the bytes of the rank's memory."""
         # A search limits the simulated peak. For similar plans, this peak differs from the peak on the rank by similar
         # bytes.
         planner, memory_bytes = self.planner, self.rank.memory_bytes
@@ -383,7 +383,7 @@ class StepFit:
         return aim(decide, self._peak, memory_bytes, start=start, rounds=DEFAULT.fitting.searches)
 
     def _searched(self) -> Iterator[Candidate]:
-        """Yield candidates that do not depend on the rank's memory, so that other batches can try their decisions."""
+        """Yield candidates found without regard to the rank's memory, whose decisions other batch sizes can try."""
         search = self.planner.search
         with_tagged, at_budget_one = search.offloads.with_tagged, search.decisions.at_budget_one
         # A new search does not start from decisions that `_aimed` found, which depend on the memory.
@@ -397,7 +397,7 @@ class StepFit:
                 yield with_tagged(candidate)
 
     def _adapted(self, others: Iterable[Decision]) -> Iterator[Candidate]:
-        """Yield the decisions of other batch sizes that are valid for this step, with this step's bytes and costs."""
+        """Yield candidates from other batch sizes' decisions that are valid here, with this step's bytes and costs."""
         context = self.planner.context
         state, lowered = context.state, context.lowered
         costs = state.get(Costs(context.request.cost))
@@ -419,7 +419,7 @@ class StepFit:
             yield candidate
 
     def _within_ratio(self) -> tuple[Candidate, Budget] | None:
-        """Return the candidate at the highest fitting ratio of saved bytes, and the ratio; None if none fits."""
+        """Return the candidate at the highest fitting ratio of saved bytes, with that budget; None if no ratio fits."""
 
         def fits(ratio: float) -> bool:
             return self._fits(self._at_ratio(ratio))
@@ -434,13 +434,13 @@ class StepFit:
         return self._at_ratio(low), Budget(share=low)
 
     def _at_ratio(self, ratio: float) -> Candidate:
-        """Return the candidate at a ratio of the bytes that the runtime-optimal partition saves."""
+        """Return the candidate under a budget that is a ratio of the bytes that the runtime-optimal partition saves."""
         context, search = self.planner.context, self.planner.search
         nbytes = max(context.least_bytes, bytes_of_share(ratio, context.full_bytes))
         return search.offloads.with_tagged(search.decisions.at(nbytes))
 
     def _step_s(self, candidate: Candidate) -> float:
-        """Return the modelled seconds of a step: the longer of computing and sending, plus the optimizer's step."""
+        """Return the modelled seconds of a step: the longer of computing and sending, plus the optimizer's seconds."""
         context, rank = self.planner.context, self.rank
         costs = step_costs_of(context.state, context.request.cost, required=True)
         # Costs are in ps.
@@ -474,7 +474,7 @@ def parameters_of(model: Any, arguments: Any) -> list[torch.Tensor]:
 
 
 def other_bytes(model: Any, arguments: Any, parameters: Sequence[torch.Tensor]) -> int:
-    """Return the bytes of buffers, and of inputs that are not parameters."""
+    """Return the bytes of a model's buffers, and of its inputs that are not parameters."""
     leaves = [t for t in pytree.tree_leaves(arguments) if isinstance(t, torch.Tensor)]
     if isinstance(model, torch.nn.Module):
         leaves += model.buffers()

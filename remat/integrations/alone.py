@@ -16,9 +16,10 @@ from remat.planning.plan import Plan
 
 
 def joint_of_whole(arrived: Arrived, gm: fx.GraphModule, name: str) -> JointGraph | None:
-    """Return the graph as a joint graph, if it is planned.
+    """Return a graph without a separate backward as a joint graph; None if the graph needs no plan.
 
-    A step with backward is planned, and so is an inference above its peak in bytes or with a saved plan.
+    A graph that computes gradients gets a plan. An inference gets a plan if it exceeds a budget on the peak in bytes,
+    or if there is a saved plan for it.
 
     Args:
         arrived: the stage of the compilation.
@@ -40,10 +41,10 @@ def joint_of_whole(arrived: Arrived, gm: fx.GraphModule, name: str) -> JointGrap
 def plan_whole(
     arrived: Arrived, joint: JointGraph, inputs: Sequence[Any], plan_graph: PlanGraph
 ) -> tuple[Planned | None, fx.GraphModule]:
-    """Plan a step that is one graph; return the plan, and the graph that computes the same within the budget.
+    """Plan a step that is one graph; return the plan, and a graph that computes the same results within the budget.
 
-    An inference that cannot hold a peak in bytes runs with the least peak that was found, with a warning, unless the
-    option ``strict`` is given.
+    An inference that cannot meet a budget on the peak in bytes runs with the least peak that was found, with a warning,
+    unless the option ``strict`` is given.
 
     Args:
         arrived: the stage of the compilation.

@@ -1,7 +1,7 @@
 """The Dynamo backend ``"remat"`` and `remat.backend`.
 
-A backend partitions each graph of Dynamo into forward and backward under a budget. Then it compiles
-the forward and backward graphs with Inductor, or runs them uncompiled.
+A backend partitions each graph of Dynamo into forward and backward under a budget. The backend
+compiles both graphs with Inductor, or runs them uncompiled.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class Backend:
     def has(self, options: Mapping[str, Any], mode: str | None) -> bool:
         """Return whether this backend was created with these options.
 
-        Options are compared by value, because a user may change the dict after the backend was
-        created.
+        Options are compared by value, because a user may change the dict of options after the
+        backend was created.
         """
         given, given_mode = self._given
         return (
@@ -143,7 +143,7 @@ class Backend:
     def _compile(
         self, gm: fx.GraphModule, example_inputs: Sequence[Any]
     ) -> tuple[Run, Planned | None]:
-        """Plan and compile one graph; return it with its stage, None if nothing was planned."""
+        """Plan and compile one graph; return the compiled function, and its plan's stage or None if unplanned."""
         partition, lower = self._partition, self._partition.lower
         progress = CompileProgress(name_of(gm))
         arrived = Arrived.of(partition, gm, example_inputs, progress.stage)
@@ -185,7 +185,7 @@ class Backend:
 
 
 def _checkpoints_of_step(arrived: Arrived, gm: fx.GraphModule) -> dict[str, bool]:
-    """Return settings of AOTAutograd that leave the checkpoint tags of a step that is one graph to its plan."""
+    """Return settings with which AOTAutograd leaves the checkpoint tags of a step that is one graph to remat's plan."""
     # PyTorch's own pass refuses random operators in a checkpointed region, and fixes which values are recomputed.
     name = "remat_using_tags_for_fwd_loss_bwd_graph"
     is_planned = arrived.runs_backward and not calls_regions(gm)
@@ -193,7 +193,7 @@ def _checkpoints_of_step(arrived: Arrived, gm: fx.GraphModule) -> dict[str, bool
 
 
 def _traced_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
-    """Return the inputs with their symbolic sizes; Dynamo gives a backend jagged tensors without them."""
+    """Return a graph's inputs with symbolic sizes, which jagged tensors lack when Dynamo gives them to a backend."""
     places = gm.graph.find_nodes(op="placeholder")
     return [
         node.meta.get("example_value", value)
@@ -269,8 +269,7 @@ def backend(
             Inductor, as in `torch.compile`.
 
     Raises:
-        RematError: an option is invalid. This function raises the error, not the first
-            compilation.
+        RematError: an option is invalid. `backend` raises the error, not the first compilation.
     """
     planned = {"budget": budget, "solver": solver, "cost": cost, "time_limit": time_limit}
     return Backend(planned | {"lower": lower} | options, mode)
@@ -297,7 +296,7 @@ def _for_dynamo(error: RematError) -> Exception:
 
 
 def _check_inductor(options: Mapping[str, Any]) -> None:
-    """Check the options that do not belong to remat."""
+    """Check that Inductor has the options that remat does not know, and that their values are valid."""
     if not options:
         return
     theirs = torch_compat.list_options()
@@ -317,7 +316,7 @@ def _check_inductor(options: Mapping[str, Any]) -> None:
 
 
 def _compile_eager(arrived: Arrived, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
-    """Partition a graph, and return a function that runs its forward and backward graph uncompiled."""
+    """Partition a graph from Dynamo, and return a function that runs its forward and backward graph uncompiled."""
     planned: list[Planned] = []
     plan = partial(plan_graph, in_place=True)
 
@@ -345,7 +344,7 @@ def _compile_eager(arrived: Arrived, gm: fx.GraphModule, example_inputs: Sequenc
 
 
 def _warn_of_traced_backward(arrived: Arrived, gm: fx.GraphModule) -> None:
-    """Warn that a graph that runs backward itself has no plan, because it calls nested regions."""
+    """Warn that a graph that computes gradients itself has no plan, because it calls nested compile regions."""
     name, graphs = torch_compat.traced_frame()[0], arrived.options.graphs
     key = f"{name} {code_of('')}"
     if key in graphs.unplanned:
@@ -362,8 +361,8 @@ def _warn_of_traced_backward(arrived: Arrived, gm: fx.GraphModule) -> None:
 def boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
     """Return a function that runs a graph uncompiled and frees each argument after its last use.
 
-    The function takes one list of arguments and empties the list. With ordinary arguments, the
-    caller would keep every saved activation alive until backward ends.
+    The returned function takes one list of arguments and empties the list. With ordinary arguments,
+    the caller would keep every saved activation alive until backward ends.
     """
     graph = copy_module(module).graph
     graph.set_codegen(torch_compat.BoxedCodeGen())
@@ -379,7 +378,7 @@ def boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
 def _inductor_options(
     partition: Partitioner, options: Mapping[str, Any], mode: str | None
 ) -> dict[str, Any]:
-    """Return the Inductor settings of a step: those of remat, of ``mode``, and of the user."""
+    """Return the settings with which Inductor compiles a step: those of remat, of ``mode``, and of the user."""
     names = torch_compat.list_options()
     patches: dict[str, Any] = {_KEPT_MEMORY: False} if _KEPT_MEMORY in names else {}
     modes = torch_compat.list_mode_options()

@@ -44,7 +44,7 @@ def compile_within_budget(
 ) -> Compiled:
     """Compile a step with Inductor, and replan until the compiled step meets its budget.
 
-    The number of replans is limited. If no compiled step meets the budget, a peak in bytes raises
+    Only a limited number of replans is tried. If no compiled step meets the budget, a peak in bytes raises
     an error, and a budget on saved bytes causes a warning. If the budget is a ratio of the peak, the
     returned step is the one with the least compiled peak.
 
@@ -87,7 +87,7 @@ def compile_within_budget(
 
 
 def plans_again(planned: Planned, budget: CompiledBudget) -> tuple[bool, str]:
-    """Return whether to replan a step because the compiled step exceeds its budget, and `Planned.over`.
+    """Return whether to replan a compiled step that exceeds its budget, and the text for `Planned.over`.
 
     Args:
         planned: the graph, with the figures of the compiled step.
@@ -146,7 +146,7 @@ def compile_once(
 
 
 def restore(arrived: Arrived, gm: fx.GraphModule, record: CachedPlan) -> Planned:
-    """Restore the plan of a cached step and repeat the warnings of its planning, without planning.
+    """Restore the plan of a cached step, and repeat the warnings of its planning, without planning again.
 
     Args:
         arrived: the step.
@@ -206,11 +206,11 @@ class Attempt(torch_compat.CustomPartitionerFn):
         )
 
     def __reduce__(self) -> Any:
-        """Pickle the partitioner that holds the step's options, instead of this object.
+        """Pickle the partitioner that has the step's options, instead of this `Attempt`.
 
         Inductor and AOTAutograd copy and pickle their settings, of which this object is one. A copy
-        must not keep the step alive. `uuid`, the cache key, covers everything else that affects the
-        compilation.
+        of this object must not keep the step alive. `uuid`, the cache key, covers everything else
+        that affects the compilation.
         """
         return self.arrived.options.__reduce_ex__(2)
 
@@ -219,7 +219,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
     ) -> Compiled:
         """Plan and compile the step with Inductor.
 
-        The plan of the result has the figures of the compiled code, if these are known. There is no plan if the
+        The plan of the result has the figures of the compiled code, if these are known. The result has no plan if the
         whole step came from AOTAutograd's cache.
         """
         unloaded: list[GeneratedCode] = []
@@ -254,7 +254,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Partition a joint graph into forward and backward graph; Inductor calls this method.
 
-        If the whole compiled step may be cached, the method also sets ``record``.
+        If the whole compiled step may be cached, the method also sets the attribute ``record``.
 
         Args:
             gm: the joint graph; it is changed.
@@ -278,7 +278,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
         return modules
 
     def _rounds_as_eager(self, joint: JointGraph) -> bool:
-        """Return whether Inductor rounds each 16-bit result of a graph, because the graph branches on one."""
+        """Return whether Inductor must round each 16-bit result of a graph, because the graph branches on one."""
         if not self.arrived.options.exact_branches or not has_16_bits(joint.graph):
             return False
         # The joint graph alone decides, never the plan, so that forward is the same at every budget.
@@ -325,7 +325,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
         return compiled
 
     def _planned_alone(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
-        """Return a graph without a backward of its own that holds the budget; see `remat.integrations.alone`."""
+        """Plan a graph that has no separate backward graph; return a graph with the same results in the budget."""
         joint = joint_of_whole(self.arrived, gm, name_of(gm)) if self.has_two_graphs else None
         if joint is None:
             return gm

@@ -21,18 +21,18 @@ def plans() -> tuple[Plan, ...]:
 
     A plan has its forward and backward modules as long as its compiled step, or another reference
     to the plan, exists. Afterwards only the plan's figures remain. Of a plan by `remat.partitioner`, figures that
-    planning did not need, such as the peak under a ratio, are then 0, which stands for unknown.
+    planning did not need, such as the peak under a ratio, are 0 in the remaining figures, which stands for unknown.
     """
     with _LOCK:
         return tuple(plan() or figures for plan, figures in _PLANS)
 
 
 def add(plan: Plan, figures: Plan) -> None:
-    """Append a plan to the list.
+    """Append a plan to the list that `remat.plans` returns.
 
     Args:
         plan: the plan.
-        figures: what the list keeps once the plan no longer exists.
+        figures: copy of the plan without its modules, which the list keeps once the plan no longer exists.
     """
     with _LOCK:
         _PLANS.append((weakref.ref(plan), figures))

@@ -42,11 +42,11 @@ class CompileProgress:
         self._shown = False
 
     def stage(self, text: str) -> None:
-        """Set the stage that is shown from now on."""
+        """Set the stage of the compilation that the terminal shows from now on."""
         self._stage = text
 
     def finish(self, plan: Plan) -> None:
-        """Stop showing progress; if any was shown, print one line with the plan's figures."""
+        """Stop showing the progress of the compilation; if any was shown, print one line with the plan's figures."""
         self._stop()
         if self._shown:
             self._write(f"remat: {closing_line(plan)}; details: remat.plans()[-1].explain()\n")
@@ -60,7 +60,7 @@ class CompileProgress:
         self._stop()
 
     def _show(self) -> None:
-        """Write the stage and the elapsed seconds every second; runs in a thread."""
+        """Write the compilation's stage and elapsed seconds every second; a thread runs this method."""
         wait = SILENT_S
         while not self._done.wait(wait):
             self._shown, wait = True, 1.0

@@ -27,17 +27,17 @@ _UNSHRUNK = (
 
 
 class CompiledBudget:
-    """The compilations of one step that exceeded its budget, and the pool of candidates for the next one.
+    """Measurements from the compilations of one step that exceeded its budget, which the step's next plan uses.
 
     Args:
         largest: function from this rank's excess over the budget, in bytes, to the largest excess
             of all ranks that run this plan. If the largest excess is above 0, all these ranks
             replan.
-        together: whether other ranks may replan too. All ranks then replan equally often.
+        together: whether other ranks may replan too, so that all ranks must replan equally often.
 
     Attributes:
-        rounds: the compilations within the budget. A second round follows before a peak in bytes is
-            refused; its plans are for the least peak.
+        rounds: measurements of the compilations planned for the budget and, before a peak in bytes
+            is refused, of those planned for the least peak.
         over: bytes by which the last compiled step exceeds its budget, on the rank that exceeds the
             budget most.
     """
@@ -51,16 +51,16 @@ class CompiledBudget:
 
     @property
     def times(self) -> int:
-        """How often the step was planned again."""
+        """Number of times that the step was planned again because its compiled code exceeded the budget."""
         return sum(each.times for each in self.rounds)
 
     @property
     def key(self) -> str:
-        """The measurements that affect the next plan, as text for cache keys."""
+        """The measurements of earlier compilations that affect the next plan of the step, as text for cache keys."""
         return str([(each.excess, each.limit, [*each.peaks.values()]) for each in self.rounds])
 
     def plan(self, joint: JointGraph, request: PlanRequest, *, agree: AgreeRanks | None) -> Plan:
-        """Plan a graph that Inductor will compile.
+        """Plan a graph that Inductor will compile, using measurements of earlier compilations.
 
         Args:
             joint: the joint graph; it is changed.
@@ -161,7 +161,7 @@ class CompiledBudget:
         return True
 
     def _is_last(self, budget: Budget, *, can_hold: bool) -> bool:
-        """Return whether no replan is left for a step that exceeds its budget."""
+        """Return whether a step that exceeds its budget was replanned as often as is allowed."""
         current, effort = self.rounds[-1], DEFAULT.compiling
         if budget.peak_bytes is None and (can_hold or not budget.on_peak):
             return current.is_last(budget)
@@ -184,7 +184,7 @@ class CompiledBudget:
     def _tell(
         self, plan: Plan, request: PlanRequest, taken: int, limit: int, *, elsewhere: bool
     ) -> None:
-        """Raise an error or warn because a compiled step exceeds its budget."""
+        """Raise an error for a budget on the peak in bytes, or warn, because a compiled step exceeds its budget."""
         budget, where = request.budget, " on another rank" if elsewhere else ""
         compiled = {d: peak for each in self.rounds for d, peak in each.peaks.items()}
         taken = min(compiled.values(), default=taken)
@@ -245,11 +245,11 @@ def warn_of_saved(plan: Plan) -> None:
 
 
 def compiled_bytes(plan: Plan, request: PlanRequest) -> tuple[int, int]:
-    """Return the compiled step's bytes, and the bytes that its budget allows.
+    """Return the bytes of a compiled step that its budget limits, and how many of these bytes the budget allows.
 
-    Under a budget on the peak, both numbers are bytes of the peak; otherwise they are saved bytes. A
+    Under a budget on the peak, both returned numbers are bytes of the peak; otherwise both are saved bytes. A
     budget that is a ratio of the peak allows slightly more bytes than the ratio stands for; see
-    `Compiling.nearly`. Both numbers are 0 if the compiled bytes are unknown or not limited.
+    `Compiling.nearly`. Both returned numbers are 0 if the compiled bytes are unknown or not limited.
     """
     budget = request.budget
     if not plan.planned_peak_bytes or not request.decides:
@@ -262,6 +262,6 @@ def compiled_bytes(plan: Plan, request: PlanRequest) -> tuple[int, int]:
 
 
 def _by_peak(request: PlanRequest) -> bool:
-    """Return whether plans are chosen by an estimate of their compiled peak."""
+    """Return whether candidate plans are compared by an estimate of their peak in compiled code."""
     # With saved-tensor hooks, the sizes of packed values are unknown before the step runs.
     return request.decides and request.budget.on_peak and request.hooks is None

@@ -1,9 +1,8 @@
 """Simulate the memory of a compiled step by running Inductor's code on fake tensors.
 
-Inductor generates Python code that allocates buffers and calls kernels. This code shows every
-fusion, in-place write, layout change and early free. This module runs the code on fake tensors, with
-kernels that do nothing. Every storage is tracked from the statement that allocates it to the
-statement that drops its last reference.
+Inductor generates Python code that allocates buffers and calls kernels. The generated code shows every fusion, in-place
+write, layout change and early free. This module runs the generated code on fake tensors, with kernels that do nothing.
+Every storage is tracked from the statement that allocates it to the statement that drops its last reference.
 """
 
 from __future__ import annotations
@@ -83,8 +82,8 @@ def compiled_timeline(
     Args:
         forward: the forward graph, whose outputs are those for the user, then the saved values.
         backward: the backward graph, whose inputs are the saved values and the tangents; None if the step is one graph.
-        symbolic: whether to express bytes as functions of symbolic sizes. The simulation then takes
-            longer.
+        symbolic: whether to express bytes as functions of symbolic sizes, which makes the
+            simulation slower.
 
     Raises:
         Exception: the generated code is of an unknown kind, or needs the value of a tensor.
@@ -144,10 +143,10 @@ def write_timeline(timeline: Timeline) -> str:
 
 
 def read_timeline(text: str) -> Timeline:
-    """Parse the JSON of `write_timeline`.
+    """Parse a timeline from JSON text that `write_timeline` returned.
 
     Raises:
-        ValueError: the text is not such JSON.
+        ValueError: the text is not JSON of a timeline.
     """
     program_points, boundary, rows = json.loads(text)
     lifetimes = (
@@ -173,7 +172,7 @@ def _text_of(size: Any) -> str:
 
 
 class _Sizes:
-    """Translate between the symbolic sizes of a traced step and those of its generated code."""
+    """Translate between the symbolic sizes of a traced step and the symbolic sizes in its generated code."""
 
     def __init__(self, fakes: Fakes) -> None:
         self.fakes = fakes
@@ -182,7 +181,7 @@ class _Sizes:
 
     @classmethod
     def of(cls, forward: CompiledGraph, backward: CompiledGraph | None) -> _Sizes:
-        """Create the translation for the symbols in the inputs of both graphs."""
+        """Create the translation of sizes, for the symbols in the inputs of the forward and the backward graph."""
         graphs = filter(None, (forward, backward))
         sizes = [n for graph in graphs for _, v in graph.given for n in _numbers(v)]
         backed = [n for n in sizes if expression_of(n) is not None and n.node.has_hint()]
@@ -198,7 +197,7 @@ class _Sizes:
         return cls(Fakes([replace(s, hint=at.get(s.name, s.hint)) for s in described]))
 
     def learn(self, values: Sequence[Any], outputs: Sequence[Any], nbytes: Sequence[Any]) -> None:
-        """Match symbols of the step with sizes of the generated code, using forward's outputs."""
+        """Match symbols of the step with sizes in the generated code, by forward's traced and simulated outputs."""
         for value, output in zip(values, outputs, strict=True):
             for size, generated in zip(_numbers(value), _numbers(output), strict=False):
                 expression = expression_of(size)
@@ -209,14 +208,14 @@ class _Sizes:
         self._learned = {s for e in sizes for s in e.free_symbols} - {*self.fakes.symbols.values()}
 
     def at(self, size: Any) -> Any:
-        """Translate a size of the step into the symbols of the generated code."""
+        """Translate a size of the traced step into the symbols of the generated code."""
         expression = expression_of(size)
         if expression is None:
             return size
         return self.fakes.size(size_of(expression.xreplace(self._generated)))
 
     def of_step(self, size: Any) -> Any:
-        """Translate a size of the generated code into symbols of the step; None for a plain number."""
+        """Translate a size in the generated code into symbols of the traced step; None for a plain number."""
         expression = expression_of(size)
         if expression is None:
             return None
@@ -232,14 +231,14 @@ class _Sizes:
 
 
 def _numbers(value: Any) -> tuple[Any, ...]:
-    """Return sizes and strides of a tensor in one tuple; any other value as a tuple of one."""
+    """Return sizes and strides of a tensor in one tuple, or any other value as a tuple of one item."""
     return (
         tuple(value.size()) + tuple(value.stride()) if isinstance(value, torch.Tensor) else (value,)
     )
 
 
 class _Simulation(StorageWatch):  # type: ignore[no-untyped-call]
-    """Run the generated code of both graphs, and record when each storage is allocated and freed."""
+    """Run the generated code of forward and backward, and record when each storage is allocated and freed."""
 
     def __init__(self, sizes: _Sizes | None = None) -> None:
         super().__init__()
@@ -249,7 +248,7 @@ class _Simulation(StorageWatch):  # type: ignore[no-untyped-call]
         self._lives: list[Lifetime] = []
 
     def given(self, name: str, like: Any, kind: StorageKind) -> Any:
-        """Allocate an input of a graph with the size, stride, dtype and device of ``like``."""
+        """Allocate a simulated input of a graph, with the size, stride, dtype and device of ``like``."""
         number = hint if self._sizes is None else self._sizes.at
         if not isinstance(like, torch.Tensor):
             return number(like) if isinstance(like, torch.SymInt) else like
@@ -267,7 +266,7 @@ class _Simulation(StorageWatch):  # type: ignore[no-untyped-call]
 
     @property
     def nbytes(self) -> list[Any]:
-        """Bytes of each storage so far, as numbers or symbolic sizes."""
+        """Bytes of each storage that the simulation has allocated so far, as numbers or symbolic sizes."""
         return [x.size for x in self._lives]
 
     def begin_backward(self) -> None:
@@ -278,7 +277,7 @@ class _Simulation(StorageWatch):  # type: ignore[no-untyped-call]
         self._boundary = len(self._program_points)
 
     def mark(self, values: Sequence[Any], kind: StorageKind, names: Sequence[str] = ()) -> None:
-        """Set the kind of the storages of some tensors and, for saved values, their names."""
+        """Set the kind of the storages of the given tensors and, if these are saved values, their names."""
         for value, name in zip_longest(values, names, fillvalue=""):
             if isinstance(value, torch.Tensor):
                 at = self._alive.get(torch_compat.storage_id(value.untyped_storage()))
@@ -287,7 +286,7 @@ class _Simulation(StorageWatch):  # type: ignore[no-untyped-call]
                     self._lives[at] = replace(self._lives[at], kind=kind, saved_as=name)
 
     def timeline(self) -> Timeline:
-        """Return the recorded lifetimes of all storages."""
+        """Return the lifetimes of all storages that the simulation recorded."""
         if len(self._program_points) == self._boundary:
             self._program_points.append("")
         end = len(self._program_points) - 1
@@ -313,7 +312,7 @@ class _Simulation(StorageWatch):  # type: ignore[no-untyped-call]
         return len(self._lives) - 1
 
     def _append(self, node: str, nbytes: Any, last: int) -> None:
-        """Append a lifetime that begins now."""
+        """Record the lifetime of a storage that is allocated at the current program point."""
         life = Lifetime(
             node=node,
             nbytes=hint(nbytes),
@@ -368,7 +367,7 @@ def _runs_kernels(statement: ast.stmt) -> bool:
 
 
 def _without_kernels(statement: ast.stmt) -> ast.stmt | None:
-    """Rewrite a statement of the generated module so that no kernel is compiled or loaded."""
+    """Rewrite a statement of the code that Inductor generated, so that no kernel is compiled or loaded."""
     if isinstance(statement, ast.If):  # ``if __name__ == "__main__"``
         return None
     if isinstance(statement, ast.FunctionDef) and statement.name in _BESIDE:
@@ -406,17 +405,17 @@ class _Ticking(ast.NodeTransformer):
         return [statement, tick]
 
     def visit_If(self, node: ast.If) -> Any:
-        """Remove checks of tensor values, because fake tensors have no values."""
+        """Remove checks of tensor values from the generated code, because fake tensors have no values."""
         return None if all(isinstance(s, ast.Raise) for s in node.body) else node
 
     def visit_With(self, node: ast.With) -> Any:
-        """Replace a device guard by its body, so that no device is needed."""
+        """Replace a ``with`` block that selects a device by the block's body, so that no device is needed."""
         self.generic_visit(node)
         return node.body
 
 
 class _Kernel:
-    """Stand-in for a kernel; it does nothing."""
+    """Stand-in for a compiled kernel in the simulation; running it does nothing."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         return None

@@ -26,7 +26,7 @@ class GraphMemory:
         name: name of the graph, for messages.
         forward_bytes: most bytes alive at one time in forward.
         backward_bytes: most bytes alive at one time in backward, without forward's outputs.
-        retained_bytes: the same if the autograd graph is retained, so that backward frees no saved value.
+        retained_bytes: ``backward_bytes`` if the autograd graph is retained, so that backward frees no saved value.
         held_bytes: bytes of the values saved for backward that are neither inputs nor outputs.
         read: positions of the inputs that backward reads.
         reread_outputs: positions of the outputs that backward reads.
@@ -57,7 +57,7 @@ class GraphMemory:
 
     @classmethod
     def of(cls, plan: Plan, gm: fx.GraphModule, inputs: Sequence[Any]) -> GraphMemory:
-        """Build the record of a graph that was compiled with a plan."""
+        """Build the `GraphMemory` of a graph that was compiled with a plan."""
         own = (
             *(p for _, p in gm.named_parameters(remove_duplicate=False)),
             *(b for _, b in gm.named_buffers(remove_duplicate=False)),
@@ -86,9 +86,9 @@ class GraphMemory:
         )
 
     def scaled(self, arguments: Sequence[Any], node: Any) -> float:
-        """Return the ratio of a run's bytes, at the sizes of this run, to the planned bytes; at least 1.
+        """Return the factor by which a run, because of its sizes, takes more bytes than planned; at least 1.
 
-        Both byte counts are those of the graph's peak without parameters and buffers.
+        The compared bytes are those of the graph's peak without parameters and buffers.
         """
         if self.bytes_at is None or self.sizes is None:
             return 1.0
@@ -105,7 +105,7 @@ class GraphMemory:
 
 
 def _highest(plan: Plan) -> tuple[int, int, int]:
-    """Return the most bytes alive at one time in forward, in backward, and in backward with a retained graph."""
+    """Return the most bytes alive at once in forward, in backward, and in backward with a retained autograd graph."""
     try:
         # Inputs are counted by `StepTally`, and so are forward's outputs in backward.
         timeline: Timeline = plan.timeline
@@ -121,7 +121,7 @@ def _highest(plan: Plan) -> tuple[int, int, int]:
 
 
 def storage_of(value: torch.Tensor) -> tuple[int, int]:
-    """Return id and bytes of a tensor's storage; (0, 0) if it has no storage of its own."""
+    """Return id and bytes of a tensor's storage; (0, 0) if the tensor has no storage of its own."""
     try:
         storage = value.untyped_storage()
         return torch_compat.storage_id(storage), hint(storage.nbytes())

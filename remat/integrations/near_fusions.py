@@ -26,18 +26,18 @@ from remat.torch_compat import (
 class KeptWaits(CustomSchedulerPass):
     """Pass of Inductor's scheduler that makes readers of an in-place write wait for that write.
 
-    A pass of the user's own runs first.
+    A scheduler pass that the user gave Inductor runs before this pass.
     """
 
     def __init__(self, first: CustomSchedulerPass | None = None) -> None:
         self._first = first
 
     def uuid(self) -> Any:
-        """Return a key that identifies the pass, and the user's own, in Inductor's caches."""
+        """Return a key that identifies this pass, and the scheduler pass of the user, in Inductor's caches."""
         return "remat.kept-waits", None if self._first is None else self._first.uuid()
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
-        """Add the dependencies to the nodes of a schedule, before fusion."""
+        """Make each node of a schedule that reads an in-place write depend on the write, before fusion."""
         nodes = nodes if self._first is None else self._first(nodes)
         for node in nodes:
             # Groups of a ``_foreach`` operator have no such attribute, and their loops are not rebuilt.
@@ -63,7 +63,7 @@ class PlannedOrder(CustomSchedulerPass):
         return "remat.planned-order"
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
-        """Return the nodes of a schedule in the order of their first positions, each after its inputs."""
+        """Return the nodes of a schedule in their planned order, each after the nodes that it depends on."""
         makers = {name: k for k, node in enumerate(nodes) for name in node.get_buffer_names()}
         waits = [{makers[d.name] for d in n.unmet_dependencies if d.name in makers} for n in nodes]
         drawn = sorted((n.min_order, k) for k, n in enumerate(nodes) if _draws(n))
@@ -91,9 +91,9 @@ class PlannedOrder(CustomSchedulerPass):
 class NearFusions(InductorChoices):
     """Inductor's fusion rules without fusions that would keep values alive longer in backward.
 
-    A fused kernel runs after all operators that its parts depend on, so the earlier part may have to
-    wait. An extern operator is one for which Inductor generates no kernel, such as a matrix product.
-    Positions are those in the schedule before the fusion.
+    A fused kernel runs after all operators that its parts depend on, so the earlier part of the kernel may have to
+    wait. An extern operator is one for which Inductor generates no kernel, such as a matrix product. The position of a
+    kernel is that in the schedule before any fusion.
     """
 
     def __init__(self) -> None:
@@ -142,14 +142,14 @@ class NearFusions(InductorChoices):
         return until <= before + NEAR_SUMS
 
     def _places(self, scheduler: Any, node1: Any, node2: Any) -> tuple[int, int]:
-        """Return where the earlier kernel stands, and the last extern operator that the other one depends on."""
+        """Return positions of the earlier kernel and of the last extern operator that the later kernel depends on."""
         self._look_at(scheduler)
         first, other = sorted((node1, node2), key=lambda n: n.min_order)
         waits = max((self._waits.get(n.get_name(), -1) for n in other.get_nodes()), default=-1)
         return int(first.max_order), waits
 
     def _crosses(self, scheduler: Any, node1: Any, node2: Any) -> bool:
-        """Return whether two kernels compute different chunks of a loss, or belong to different sides of one graph."""
+        """Return whether two kernels compute different chunks of a loss, or different sides of a one-graph step."""
         # The logits of both chunks would be alive together. In a step that is one graph, a node that runs again reads
         # what its first run reads, so both runs would become one kernel, whose result lives on to backward.
         self._look_at(scheduler)
@@ -161,7 +161,7 @@ class NearFusions(InductorChoices):
         )
 
     def _look_at(self, scheduler: Any) -> None:
-        """Compute the attributes that the fusion rules use, if the schedule is a new one."""
+        """Compute what the fusion rules need to know about a schedule, unless this is already computed."""
         # Computed once for each schedule, because Inductor asks about many pairs of kernels.
         if self._scheduler is scheduler:
             return
@@ -179,7 +179,7 @@ def _is_read_before(node: Any, place: int) -> bool:
 
 
 def _draws(node: Any) -> bool:
-    """Return whether a node of a schedule is an operator that draws random numbers, or might."""
+    """Return whether a node of a schedule is an operator that draws, or may draw, random numbers."""
     if not isinstance(node, ExternKernelSchedulerNode) or node.node is None:
         return False
     return any(map(ops.draws_in_order, node.node.get_origins()))
@@ -192,7 +192,7 @@ def _chunks(node: Any) -> set[int]:
 
 
 def _side(node: Any) -> set[int]:
-    """Return the side of a step in one graph that a node of a schedule belongs to; empty if unknown."""
+    """Return to which side of a one-graph step, forward or backward, a node of a schedule belongs; empty if unknown."""
     origins = node.node.get_origins() if getattr(node, "node", None) is not None else ()
     return {max(sides)} if (sides := [o.meta[SIDE] for o in origins if SIDE in o.meta]) else set()
 
@@ -204,7 +204,7 @@ def _placed(scheduler: Any) -> list[Any]:
 
 
 def _waits(scheduler: Any) -> dict[str, int]:
-    """Return the last extern operator that each node of a schedule depends on."""
+    """Return a dict from each node of a schedule to the position of the last extern operator it depends on."""
     places: dict[str, int] = {}
     for node in _placed(scheduler):
         last = -1

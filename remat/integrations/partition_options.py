@@ -67,7 +67,7 @@ class CompiledGraphs:
 
 
 class PartitionOptions:
-    """Options of a partitioner or a backend, and the record of the graphs that it has partitioned.
+    """Options of a partitioner or a backend, and the record of the graphs that were partitioned under these options.
 
     Attributes:
         request: the parsed options of planning.
@@ -95,7 +95,7 @@ class PartitionOptions:
         check: str | None = None,
         **options: Unpack[PlanOptionsDict],
     ) -> None:
-        """Parse and check the options.
+        """Parse and check the options of a partitioner or a backend.
 
         Args:
             lower: the lowering of the graphs, ``"inductor"`` or ``"eager"``.
@@ -153,7 +153,7 @@ class PartitionOptions:
     def in_bytes(self) -> bool:
         """Whether the requested budget, or the budget of a saved plan, is in bytes.
 
-        With dynamic shapes, such a budget must be met at every size.
+        With dynamic shapes, a budget in bytes must be met at every size.
         """
         plan = self.request.plan
         plans = plan.plans if isinstance(plan, PlanSet) else (plan,)
@@ -205,7 +205,7 @@ class PartitionOptions:
     def cacheable(self) -> bool:
         """Whether the cache key identifies a compilation across processes.
 
-        A saved-tensor hook without a ``cache_key`` prevents this.
+        The result is False if a saved-tensor hook has no ``cache_key``.
         """
         return all(h.cache_key is not None for h in self._all_hooks())
 
@@ -233,7 +233,7 @@ class PartitionOptions:
         return f"remat-{__version__}-{digest.hexdigest()}"
 
     def described(self) -> dict[str, Any]:
-        """Return all attributes that affect the decision, by name, as JSON values.
+        """Return all attributes that affect the decision, as a dict from the attribute's name to a JSON value.
 
         Attributes that do not affect the decision are excluded by name, so that a new option is
         included by default.
@@ -250,8 +250,8 @@ class PartitionOptions:
     def keeps_steps(self) -> bool:
         """Whether a whole compiled step may come from a cache with its plan, without planning.
 
-        False if a pipeline, a hook without a cache key, or code from outside remat takes part in
-        the decision. False also if ranks must agree on the decision.
+        The result is False if a pipeline, a hook without a cache key, or code from outside remat
+        takes part in the decision, or if ranks must agree on the decision.
         """
         if not self.cacheable or not self.graphs.from_caches:
             return False

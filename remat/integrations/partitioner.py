@@ -82,7 +82,7 @@ def partitioner(
 ) -> Partitioner:
     """Build a partitioner for AOTAutograd or Inductor.
 
-    The partitioner is passed as ``aot_autograd(partition_fn=…)``, or to Inductor as its option
+    The returned partitioner is passed as ``aot_autograd(partition_fn=…)``, or to Inductor as its option
     ``custom_partitioner_fn``.
 
     Args:
@@ -94,14 +94,13 @@ def partitioner(
             and ``check``.
 
     Raises:
-        RematError: an option is invalid. This function raises the error, not the first
-            compilation.
+        RematError: an option is invalid. `partitioner` raises the error, not the first compilation.
     """
     return Partitioner(budget=budget, solver=solver, cost=cost, time_limit=time_limit, **options)
 
 
 def _plan_standalone(joint: JointGraph, request: PlanRequest, *, agree: Pass | None) -> Plan:
-    """Plan in place for a user's own AOTAutograd call, without the backend's checks at run time."""
+    """Plan a joint graph in place for a user's own AOTAutograd call, without the backend's checks at run time."""
     # Autograd does not detect writes to some outputs, such as views. Backward must not read such an output after
     # the user has written to it. A saved plan is applied unchanged.
     places = unversioned_outputs(joint) if request.plan is None else ()
@@ -126,7 +125,7 @@ def _plan_standalone(joint: JointGraph, request: PlanRequest, *, agree: Pass | N
 def _by_pipeline(
     joint: JointGraph, request: PlanRequest, agree: Pass | None, places: tuple[int, ...]
 ) -> Plan:
-    """Plan with a pipeline, and make the step return copies of outputs that backward reads."""
+    """Plan a joint graph with a pipeline, and make the step return copies of the outputs that backward reads."""
     # Only a trial run of the whole pipeline shows which outputs backward reads.
     trial = plan_graph(joint, request)
     copied = tuple(k for k in places if k in trial.reread_outputs)

@@ -2,7 +2,8 @@
 
 AOTAutograd's cache returns a compiled step without calling the partitioner. This module stores the
 step's plan in a file whose name derives from the cache keys of the forward and backward graph. The
-file also has the warnings of planning, and the operators whose change makes the plan outdated.
+plan's file also has the warnings of planning, and the operators whose change makes the plan
+outdated.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class CachedPlan:
     timeline: str = ""
 
     def read(self, request: PlanRequest, graph: str) -> Plan:
-        """Return the plan of this record, and repeat the warnings of its planning.
+        """Return the plan that this cached record describes, and repeat the warnings that its planning gave.
 
         The plan's modules are built on first access.
 
@@ -92,7 +93,7 @@ def _made_again(plan: Plan, joint: str, hooks: Any, reread_inputs: bool) -> Plan
 
 
 def repeated(warned: Sequence[Warned]) -> tuple[tuple[str, str], ...]:
-    """Return those warnings that a later process repeats when it restores a plan.
+    """Return those warnings of planning that a later process repeats when it restores the plan from a cache.
 
     Other warnings, such as those about budgets and measured costs, concern this process only.
 
@@ -104,7 +105,7 @@ def repeated(warned: Sequence[Warned]) -> tuple[tuple[str, str], ...]:
 
 
 def record_of(joint: JointGraph) -> CachedPlan | None:
-    """Return the record of a joint graph without a plan; None if the graph cannot be rebuilt from its text.
+    """Return a record to cache the plan of a joint graph, without the plan; None if text cannot represent the graph.
 
     The text of a graph omits the values of large constants, so a graph with such a constant has no record.
     """
@@ -119,7 +120,7 @@ def record_of(joint: JointGraph) -> CachedPlan | None:
 
 
 def keep(keys: Sequence[str], record: CachedPlan) -> None:
-    """Write a plan's record to a cache file, which the keys of both compiled graphs identify.
+    """Write a plan's record to a cache file, which the keys of the compiled forward and backward graph identify.
 
     A failed write is ignored, since its only effect is a cache miss in a later process.
 
@@ -136,7 +137,7 @@ def keep(keys: Sequence[str], record: CachedPlan) -> None:
 
 
 def find(keys: Sequence[str]) -> CachedPlan | None:
-    """Return the record that `keep` wrote for a step; None if it is missing, damaged or outdated.
+    """Return the plan's record that `keep` wrote for a step; None if the record is missing, damaged or outdated.
 
     A record is outdated if an operator of the step now has another schema, tags, effect or
     declaration, such as one by `remat.declare_pure`.
@@ -202,8 +203,8 @@ def graph_keys(compiled: Any) -> tuple[str, ...]:
 def traces_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
     """Return a digest of those details of a Dynamo graph that AOTAutograd's cache key omits.
 
-    Plans use these details: source lines, module names, user annotations, and the values of
-    symbolic sizes.
+    The digest covers source lines, module names, user annotations, and the values of symbolic
+    sizes, because plans use them.
     """
     digest = hashlib.sha256()
     for module in gm.modules():

@@ -1,8 +1,9 @@
 """Compare recomputed values with forward's at run time, for debugging: the option ``check="recomputed"``.
 
-Forward also saves each value that backward computes again, and backward compares the two. The step
-therefore keeps what budget 1 keeps, or more. Under Inductor, the compared values are written to
-memory, so that kernels may fuse, and round, otherwise than without the check.
+Forward also saves each value that backward computes again, and backward compares the saved value
+with the recomputed one. A checked step therefore saves at least what it saves at budget 1. Under
+Inductor, the compared values are written to memory, so that kernels may fuse, and round, otherwise
+than without the check.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def report_again(gradient: torch.Tensor, seen: list[torch.Tensor], names: str) -
     Args:
         gradient: a gradient that backward returns, so that no compiler removes the comparisons.
         seen: results of `compare_again`.
-        names: what `compare_again` compared, one value a line.
+        names: text that describes the compared values, one value in each line.
     """
     differences = [
         (float(off), description) for off, description in zip(seen, names.split("\n"), strict=True)
@@ -94,9 +95,9 @@ def _(gradient: torch.Tensor, seen: list[torch.Tensor], names: str) -> torch.Ten
 
 
 def add_checks(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int) -> None:
-    """Make backward compare each value that it recomputes with forward's, in place.
+    """Change both graphs in place, so that backward compares each recomputed value with forward's.
 
-    Values without a memory of their own, such as views, are left out.
+    Backward does not compare values without memory of their own, such as views.
     """
     values = outputs_of(forward.graph)
     own, saved = values[:num_fwd_outputs], values[num_fwd_outputs:]
@@ -144,7 +145,7 @@ def add_checks(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_output
 
 
 def _call(graph: fx.Graph, target: Any, arguments: tuple[Any, ...]) -> fx.Node:
-    """Add a call of an operator, with its fake value."""
+    """Add a node that calls an operator to a graph, with the fake value of the result."""
     node = graph.call_function(target, arguments)
     fakes = fx.node.map_arg(arguments, lambda n: n.meta["val"])
     mode: Any = fake_mode_of(fakes)

@@ -12,7 +12,7 @@ from remat import torch_compat
 
 
 class ForThread:
-    """Replace a PyTorch method for the calls of single threads."""
+    """Replace a PyTorch method, but only for the calls that chosen threads make."""
 
     def __init__(self, owner: Any, name: str) -> None:
         self._owner, self._name = owner, name
@@ -21,7 +21,7 @@ class ForThread:
 
     @contextlib.contextmanager
     def instead(self, replacement: Callable[..., Any]) -> Iterator[None]:
-        """Make this thread call ``replacement`` in place of the method within the block."""
+        """Make this thread call ``replacement`` in place of the method within the ``with`` block."""
         with self._lock:
             if not self._inside:
                 self._theirs = vars(self._owner)[self._name]
@@ -52,7 +52,7 @@ for_thread = functools.cache(ForThread)
 class GeneratedCode:
     """Stand-in for the Python module that Inductor generated for a graph.
 
-    The module compiles its kernels when it is loaded. This object loads the module when `load` is
+    The generated module compiles its kernels when it is loaded. This object loads the module when `load` is
     first called, or when an attribute of the module is first used.
 
     Attributes:
@@ -77,7 +77,7 @@ class GeneratedCode:
 
 @contextlib.contextmanager
 def deferred_kernels(unloaded: list[GeneratedCode]) -> Iterator[None]:
-    """Make Inductor generate code without compiling its kernels; append each code to ``unloaded``."""
+    """Make Inductor generate code without compiling its kernels; append the code of each graph to ``unloaded``."""
     # The generated code alone shows the memory of a step. If the step exceeds its budget, it is planned again, and
     # the kernels of this code are never needed. On a CPU, compiling kernels takes most of the compilation time: the
     # first step of an MLP of four blocks, planned twice, took 51 to 57 s instead of 72 s.

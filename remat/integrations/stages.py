@@ -1,4 +1,4 @@
-"""The stages of a compilation: a graph has arrived, is planned, and is compiled."""
+"""The three stages of compiling a graph: the graph has arrived from Dynamo, is planned, and is compiled."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Arrived:
         tally: the object that counts the bytes of all graphs of the step; None unless the budget is
             a peak in bytes.
         other_graphs_runs: number of runs of the step's other graphs, from `StepTally.runs`.
-        other_graphs_bytes: bytes that these graphs have alive. Planning subtracts these bytes from a
+        other_graphs_bytes: bytes that the step's other graphs have alive. Planning subtracts these bytes from a
             budget that is a peak in bytes.
         ends_frame: whether the user's function ends with this graph; False at a graph break.
         is_part: whether the step is known to have other graphs.
@@ -93,7 +93,7 @@ class Arrived:
         inputs: Sequence[Any],
         stage: Callable[[str], None],
     ) -> Self:
-        """Return the stage of a graph from Dynamo, before it is compiled by a backend.
+        """Return the first stage of a compilation, for a graph from Dynamo that a backend will compile.
 
         Args:
             options: the options of the backend.
@@ -123,7 +123,7 @@ class Arrived:
         )
 
     def runs_again(self, kind: str) -> bool:
-        """Return whether code was compiled before this compilation.
+        """Return whether the code with a given identity was compiled before this compilation.
 
         Args:
             kind: identity of the code and its parameters; see `code_of`.
@@ -133,9 +133,9 @@ class Arrived:
     def runs_anyway(self, kind: str) -> bool:
         """Return whether a graph runs even if its budget in bytes cannot be met.
 
-        True for a recompilation, where an error would end a training that has begun. Also True if
-        other graphs of the step have memory alive. Always False with the option ``strict``, if the
-        budget is a ratio, and with a saved plan or the user's own pipeline.
+        The result is True for a recompilation, where an error would end a training that has begun,
+        or if other graphs of the step have memory alive. The result is always False with the option
+        ``strict``, if the budget is a ratio, and with a saved plan or the user's own pipeline.
 
         Args:
             kind: identity of the graph's code and parameters; see `code_of`.
@@ -146,7 +146,7 @@ class Arrived:
         return may_exceed and (self.runs_again(kind) or self.other_graphs_bytes > 0)
 
     def of_step(self, request: PlanRequest) -> PlanRequest:
-        """Return options for this graph of the step: the budget is what the other graphs leave."""
+        """Return the options to plan this graph: its budget is what the step's other graphs leave of the peak."""
         if request.decides:
             request = replace(request, of_several=self.is_part)
         if self.other_graphs_bytes:
@@ -157,7 +157,7 @@ class Arrived:
     def partition(
         self, joint: JointGraph, joint_inputs: Sequence[object], plan_graph: PlanGraph
     ) -> tuple[Planned | None, Modules]:
-        """Plan a graph in place.
+        """Plan a joint graph in place, and split it into a forward and a backward graph.
 
         Args:
             joint: the joint graph; it is changed.
@@ -166,8 +166,8 @@ class Arrived:
             plan_graph: the function that plans.
 
         Returns:
-            The planned graph, and its forward and backward graphs. The first is None for a nested
-            region, and if nothing in the graph is differentiable.
+            The planned graph, and its forward and backward graphs. The planned graph is None for a
+            nested region, and if nothing in the graph is differentiable.
         """
         if is_region(joint.graph_module, joint_inputs):
             return None, split_region(
@@ -219,7 +219,7 @@ class Arrived:
             return plan_graph(joint, request, agree=agree)
 
     def _request_for(self, joint: JointGraph) -> PlanRequest:
-        """Return the options for a joint graph: its saved plan if it has one, and its part of the budget."""
+        """Return the options to plan a joint graph, with its saved plan if there is one, and its part of the budget."""
         request, partitioned = self.options.request, self.options.graphs.partitioned
         if request.plan is not None:
             fingerprint = joint.fingerprint
@@ -250,7 +250,7 @@ class Arrived:
             )
 
     def _warn_of_uncounted(self, joint: JointGraph) -> None:
-        """Warn if a budget on the peak in bytes does not cover workspaces of operators on a CPU."""
+        """Warn if peaks under a budget in bytes leave out the memory that CPU operators allocate internally."""
         request, lower = self.options.request, self.options.lower
         if not request.decides or lower != "eager" or request.budget.peak_bytes is None:
             return
@@ -272,7 +272,7 @@ def _runs_backward(gm: fx.GraphModule) -> bool:
 
 
 def _split_unplanned(joint: JointGraph) -> Modules:
-    """Return forward and backward of a graph in which nothing is differentiable."""
+    """Return the forward and the backward graph of a joint graph in which nothing is differentiable."""
     state = split(prepare(joint, in_place=True))
     forward, backward = modules_of(state)
     verify(Split(joint=state.joint, forward=forward, backward=backward))
@@ -280,7 +280,7 @@ def _split_unplanned(joint: JointGraph) -> Modules:
 
 
 def _described(request: PlanRequest) -> tuple[str, dict[str, Any], str]:
-    """Return the pipeline and the options of a planning, for a reproducer."""
+    """Return the pipeline, the options and a note on how a graph was planned, for a reproducer of an error."""
     is_saved = request.plan is not None
     note = "It was split by a saved plan, whose decision is not in here." if is_saved else ""
     # Under a budget on the peak, planning compares many plans, which no single pipeline repeats.
@@ -290,10 +290,10 @@ def _described(request: PlanRequest) -> tuple[str, dict[str, Any], str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Planned:
-    """A graph with its plan; `of` records that the graph was planned.
+    """The stage of a compilation in which the graph has a plan; `of` records that the graph was planned.
 
     Attributes:
-        arrived: the stage before.
+        arrived: the stage of the graph before planning.
         plan: the plan, whose modules live as long as this object. Once the step is compiled, it has
             the figures of the compiled code, if these are known.
         request: the options that the graph was planned under.
@@ -321,7 +321,7 @@ class Planned:
         over: str = "",
         joint: JointGraph | None = None,
     ) -> Self:
-        """Return the stage of a graph with a new plan or a plan from a cache; log and count the plan."""
+        """Return the stage of a graph with a new plan or a plan from a cache; log the plan, and record the graph."""
         if arrived.is_part and not plan.of_step:
             plan = replace(plan, _of_step=_other_graphs(arrived))
         planned = cls(
@@ -341,7 +341,7 @@ class Planned:
 
     @property
     def identity(self) -> str:
-        """The graph's key in the record of all graphs; see `CompiledGraphs.planned`."""
+        """The planned graph's identity, by which `CompiledGraphs.planned` records it."""
         return self.kind or self.plan.fingerprint
 
     @property
@@ -350,7 +350,7 @@ class Planned:
         return self.request.plan if isinstance(self.request.plan, Plan) else None
 
     def _count(self) -> None:
-        """Record the graph as planned. Warn if several graphs each get the whole budget in bytes."""
+        """Record the graph as planned, and warn if several graphs each get the whole budget in bytes."""
         options = self.arrived.options
         planned, budget = options.graphs.planned, options.request.budget
         counted = self.identity in planned or self.arrived.is_alone
@@ -366,7 +366,7 @@ class Planned:
             )
 
     def modules(self, joint: JointGraph) -> Modules:
-        """Return the forward and the backward graph to compile, with the checks of the option ``check``."""
+        """Return the planned forward and backward graph to compile, with the checks of the option ``check``."""
         # AOTAutograd may take the backward module apart later, so it gets a copy of the plan's module.
         forward, backward = self.plan.forward, copy_module(self.plan.backward)
         if self.arrived.options.check is None:
@@ -391,7 +391,7 @@ class Planned:
         return forward, backward
 
     def finish(self, inputs: Sequence[Any]) -> Look | None:
-        """Check the bytes of the plan, and add the plan to `remat.plans`.
+        """Check that the plan's bytes meet the budget, and add the plan to the list `remat.plans`.
 
         Returns:
             A callback that checks the sizes of each run; None if no check is needed, or if the runs
@@ -445,7 +445,7 @@ class Planned:
         """Check that the values offloaded by all graphs of the step fit in ``host_memory`` together.
 
         Raises:
-            BudgetError: these values take more than ``host_memory``.
+            BudgetError: the offloaded values take more than ``host_memory``.
         """
         options = self.arrived.options
         most, held = options.request.host_memory, options.graphs.host_bytes
@@ -458,7 +458,7 @@ class Planned:
             )
 
     def in_turn(self, compile_again: Callable[[], Run], run: Run) -> Run:
-        """Return a function that runs a graph with the plan that each run of a step takes.
+        """Return a function that runs the graph, in each of its runs in a step, with the plan for that run.
 
         Args:
             compile_again: compiles the graph with its next plan.
@@ -474,9 +474,9 @@ class Planned:
     def count_runs(
         self, gm: fx.GraphModule, inputs: Sequence[Any], backend: object
     ) -> CountRun | None:
-        """Return the callback that counts runs of the compiled graph, for `step_wrapper.wrap_step`.
+        """Return the callback that adds each run of the graph to the step's tally, for `step_wrapper.wrap_step`.
 
-        The result is None if the budget is not a peak in bytes.
+        The callback is None if the budget is not a peak in bytes.
         """
         tally = self.arrived.tally
         if tally is None:
@@ -505,9 +505,9 @@ class Compiled:
     """A compiled graph, the last stage of a compilation.
 
     Attributes:
-        planned: the stage before, with the figures of the compiled code; None if the graph has no plan.
+        planned: the stage of the planned graph, with the figures of the compiled code; None if the graph has no plan.
         run: the compiled graph.
-        unloaded: its generated code whose kernels are not compiled yet.
+        unloaded: the graph's generated code whose kernels are not compiled yet.
     """
 
     planned: Planned | None
@@ -515,7 +515,7 @@ class Compiled:
     unloaded: Sequence[GeneratedCode] = ()
 
     def load(self, patches: dict[str, Any]) -> None:
-        """Compile the kernels of the generated code."""
+        """Compile the kernels of the graph's generated code, under the given Inductor settings."""
         with torch_compat.inductor_config.patch(patches):
             for code in self.unloaded:
                 code.load()

@@ -104,7 +104,7 @@ def guard_sizes(
 
 
 class _SizeCheck:
-    """Callback that checks the sizes of each run of a step."""
+    """Callback that warns if a step exceeds its budget in bytes at the sizes of a run."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class _SizeCheck:
         self._held: Mapping[str, int] = dict.fromkeys(sizes.planned, -1)
 
     def __call__(self, arguments: Sequence[Any], node: Any) -> None:
-        """Check the sizes of a finished run."""
+        """Warn if the step exceeds its budget in bytes at the sizes of a finished run."""
         seen = self._sizes.read(arguments, node)
         if all(number <= self._held[name] for name, number in seen.items()):
             return
@@ -145,7 +145,7 @@ class _SizeCheck:
             self._warn(taken, seen)
 
     def _warn(self, taken: int, seen: Mapping[str, int]) -> None:
-        """Warn that the step exceeds its budget, and suggest a smaller one if the plan was within the budget."""
+        """Warn that the step exceeds its budget, and suggest a smaller budget if the plan was within the budget."""
         more, most = format_apart(taken, self._limit)
         remedy, peak = "Raise the budget", self._budget.on_peak
         if self._bytes_at.taken <= self._limit:
@@ -160,7 +160,7 @@ class _SizeCheck:
         )
 
     def shown(self, numbers: Mapping[str, int] | None = None) -> str:
-        """Return a text that lists each size that no guard bounds, with a value."""
+        """Return a text that lists each size that no guard bounds, with its value in ``numbers`` or in the plan."""
         planned = self._sizes.planned
         values = {n: planned[n].number for n in self._shown} if numbers is None else numbers
         return ", ".join(f"{planned[n].source or n} = {values[n]}" for n in self._shown)

@@ -1,7 +1,7 @@
 """Symbolic sizes of a step, and its bytes as a function of these sizes.
 
-With dynamic shapes, a plan meets a budget in bytes only up to some sizes. The step's bytes are known
-as expressions of its symbolic sizes.
+With dynamic shapes, a plan meets a budget in bytes only up to some sizes. The bytes of a step are expressions of the
+step's symbolic sizes.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Size:
     marked: bool = False
 
     def read(self, inputs: Sequence[Any]) -> Any:
-        """Return this size of a step's inputs; the planned size if no input has it."""
+        """Return the value of this size in a run with the given inputs; the planned value if no input has this size."""
         if self.place is None:
             return self.number
         at, part, dimension = self.place
@@ -106,25 +106,25 @@ def sizes_of(example_inputs: Sequence[Any]) -> dict[str, Size]:
 
 
 def _parts(value: Any) -> list[Any]:
-    """Return a value, followed by the plain tensors in it; only these have all sizes of a jagged tensor."""
+    """Return a value, followed by the plain tensors in it, which alone have all sizes of a jagged tensor."""
     return [value, *plain_parts(value)] if isinstance(value, torch.Tensor) else [value]
 
 
 def _range_of(env: Any, symbol: Any) -> dict[str, Any]:
-    """Return the least and the largest possible value of a symbol."""
+    """Return the least and the largest possible value of a symbolic size, as keyword arguments of `Size`."""
     range_ = env.var_to_range.get(symbol)
     least, most = (_finite(getattr(range_, name, None)) for name in ("lower", "upper"))
     return {"least": max(0, least or 0), "most": most}
 
 
 def _finite(bound: Any) -> int | None:
-    """Return a bound of a range as an int; None if infinite or at least `LARGEST` in magnitude."""
+    """Return a bound of a range as an int; None if the bound is infinite or at least `LARGEST` in magnitude."""
     number = int(bound) if isinstance(bound, (int, sympy.Integer)) else None
     return None if number is None or abs(number) >= LARGEST else number
 
 
 def _marks(env: Any) -> dict[Any, tuple[bool, bool]]:
-    """Return the symbols whose range the user declared, or that the user marked as dynamic."""
+    """Return a dict from symbol to two bools: whether the user declared its range, and marked it as dynamic."""
     marks: dict[Any, tuple[bool, bool]] = {}
     for tracked in getattr(env, "tracked_fakes", None) or ():
         constraints = getattr(tracked.symbolic_context, "constraint_sizes", None) or ()
@@ -144,8 +144,8 @@ def largest_declared(example_inputs: Sequence[Any]) -> dict[str, Size]:
 
     If the user declared the range of a size, planning uses the largest value of the range, because
     no guard may narrow the range. If the user marked a size as dynamic, and it was traced at its
-    least value, planning uses the least value plus 1. Otherwise a guard might allow the least value
-    only, which would make the size constant.
+    least value, planning uses the least value plus 1. A plan for the least value could need a guard
+    that allows only this value, and the size would become constant.
 
     Returns:
         A dict from the symbol's name to the `Size`, whose attribute ``number`` is the size to plan
@@ -170,7 +170,7 @@ def at_declared_sizes(example_inputs: Sequence[Any], *, in_bytes: bool) -> Itera
         in_bytes: whether a budget in bytes applies; if not, sizes stay as traced.
 
     Raises:
-        BudgetError: the block raised this error. The sizes are added to its message.
+        BudgetError: the block raised this error, to whose message the sizes are added.
     """
     largest = largest_declared(example_inputs) if in_bytes else {}
     try:
@@ -186,7 +186,7 @@ def at_declared_sizes(example_inputs: Sequence[Any], *, in_bytes: bool) -> Itera
 
 
 class SizedBytes:
-    """Function that returns an upper bound of a step's bytes over given ranges of its sizes.
+    """Function that returns an upper bound on a step's bytes, for all values of its dynamic sizes within ranges.
 
     The bytes are those that the step's budget limits: the bytes of the peak, or the saved bytes.
 
@@ -219,7 +219,7 @@ class SizedBytes:
         self._more = max(1.0, self.taken / simulated) if simulated else 1.0
 
     def __call__(self, ranges: Mapping[str, tuple[int, int | None]]) -> int:
-        """Return an upper bound of the bytes over ranges of sizes.
+        """Return an upper bound on the bytes that a step takes, for all values of its dynamic sizes within ranges.
 
         Args:
             ranges: dict from a symbol's name to its least and largest value; None for no largest
@@ -231,7 +231,7 @@ class SizedBytes:
         return int(self._sum(bounds) * self._more)
 
     def _sum(self, bounds: Mapping[Any, int | None]) -> int:
-        """Return the largest number of bytes that are alive at one program point."""
+        """Return the most bytes alive at one program point, if symbolic sizes take the values in ``bounds``."""
         spans = (
             (bounds.get(size) or 0 if size in bounds else nbytes, first, last)
             for nbytes, size, first, last in self._spans
@@ -240,7 +240,7 @@ class SizedBytes:
 
 
 def _upper(size: Any, ranges: Mapping[str, tuple[int, int | None]]) -> int | None:
-    """Return an upper bound of an expression over ranges of its symbols; None if unbounded."""
+    """Return an upper bound on an expression whose symbols are within ranges; None if there is no bound."""
     symbols = {s: ranges.get(s.name, (0, None)) for s in size.free_symbols}
     if _grows(size) and all(most is not None for _, most in symbols.values()):
         return int(size.xreplace({s: sympy.Integer(most) for s, (_, most) in symbols.items()}))
@@ -254,7 +254,7 @@ def _upper(size: Any, ranges: Mapping[str, tuple[int, int | None]]) -> int | Non
 
 
 def _multiplied(size: Any) -> Any:
-    """Return the expanded form of an expression if it passes `_grows`; otherwise the given expression."""
+    """Return an expression in expanded form if that is a polynomial without negative terms; otherwise unchanged."""
     # The bound of a growing expression is its value at the largest sizes, which is exact and fast.
     expanded = sympy.expand(size)
     return expanded if _grows(expanded) else size
@@ -314,18 +314,18 @@ class RunSizes:
 
     @classmethod
     def of(cls, plan: Plan, example_inputs: Sequence[Any], symbols: set[str]) -> RunSizes:
-        """Build the reader of the sizes with the given symbols."""
+        """Build a reader of the values that given symbolic sizes have in each run of a step."""
         inputs = {n: s for n, s in sizes_of(example_inputs).items() if n in symbols}
         return cls(plan, [*inputs.values(), *_learned_sizes(plan, symbols - inputs.keys())])
 
     @property
     def are_automatic(self) -> bool:
-        """Whether the sizes are dynamic only because Dynamo, which is compiling, has seen others before."""
+        """Whether the step's sizes are dynamic only because Dynamo has compiled the step for other sizes before."""
         is_requested = not torch_compat.dynamo_config.assume_static_by_default
         return not is_requested and all(s.place and not s.marked for s in self.planned.values())
 
     def read(self, arguments: Sequence[Any], node: Any) -> dict[str, int]:
-        """Return the sizes of a finished run; a size that cannot be read has its planned value."""
+        """Return the sizes of a finished run, by symbol; a size that cannot be read has its planned value."""
         seen = {name: int(size.read(arguments)) for name, size in self.planned.items()}
         numbers = torch_compat.saved_numbers(node)
         if len(numbers) == len(self._saved_numbers):

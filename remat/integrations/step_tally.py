@@ -1,10 +1,9 @@
-"""Count the bytes that all graphs of one step have alive, under a budget on the peak in bytes.
+"""Add up the bytes that all graphs of one step have alive, under a budget on the peak in bytes.
 
-A plan has the memory of a single graph. How often a graph runs in a step, and which other memory is
-then alive, is known only at run time: several forwards may run before the first backward. The count
-includes inputs of all graphs that ran in the step, values saved for backward, live outputs,
-gradients of parameters, and allocations of the running graph. The count includes neither memory of
-operators between the graphs nor memory of saved-tensor hooks.
+A plan states the memory of a single graph. How often a graph runs in a step, and which other memory is then alive, is
+known only at run time: several forwards may run before the first backward. The tally includes inputs of all graphs that
+ran in the step, values saved for backward, live outputs, gradients of parameters, and allocations of the running graph.
+The tally includes neither memory of operators between the graphs nor memory of saved-tensor hooks.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from remat.units import format_bytes
 
 
 class _Parameters:
-    """The parameters and buffers that a graph reads in one run; the next step has the same ones."""
+    """Bytes of the parameters and buffers that a graph reads in one run, and of the parameters' gradients."""
 
     __slots__ = ("fleeting_bytes", "gradients", "refs", "sizes")
 
@@ -39,7 +38,7 @@ class _Parameters:
 
     @property
     def freed(self) -> bool:
-        """Whether the memory of a parameter that still exists is freed, as FSDP does after each use."""
+        """Whether a parameter that still exists has no memory, because FSDP frees parameters after each use."""
         values = [value for ref in self.refs if (value := ref()) is not None]
         return any(not value.untyped_storage().nbytes() for value in values)
 
@@ -55,7 +54,7 @@ class _Parameters:
 
 
 class _Run:
-    """One run of a forward graph, and the bytes that it keeps until its backward begins."""
+    """One run of a forward graph, with the bytes that this run keeps until its backward begins."""
 
     __slots__ = (
         "__weakref__",
@@ -81,7 +80,7 @@ class _Run:
         self.keys: list[int] | None = None
 
     def begin_backward(self, _: Any) -> None:
-        """Count the memory of this run's backward; autograd calls this method just before backward."""
+        """Add the memory of this run's backward to the tally; autograd calls this method just before backward."""
         self.tally.backward(self)
 
     # Autograd's graph owns the run: if it is dropped without a backward, the saved bytes are free again.
@@ -90,7 +89,7 @@ class _Run:
 
 
 class StepTally:
-    """Count the memory of all graphs of a step, and warn if the step exceeds its budget.
+    """Tally of the memory of all graphs of a step, which warns if the step exceeds its budget.
 
     A new step begins when a forward graph runs while no earlier run waits for its backward.
 
@@ -121,7 +120,7 @@ class StepTally:
         self._begin()
 
     def _begin(self) -> None:
-        """Begin a step: forget the gradients, the runs and the peak of the last step."""
+        """Begin a step: remove the gradients, the runs and the peak of the last step from the tally."""
         self._alive()
         self._bytes -= sum(self._gradients.values())
         self._gradients = {}
@@ -133,7 +132,7 @@ class StepTally:
 
     @property
     def runs(self) -> int:
-        """Number of runs whose backward is pending, plus compiled graphs that have not run yet."""
+        """Number of forward runs whose backward is pending, plus compiled graphs that have not run yet."""
         return self._waiting + len(self._compiled)
 
     def other_graphs_bytes(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> int:
@@ -151,10 +150,7 @@ class StepTally:
             return self._bytes - shared + self._alive(own) + sum(self._compiled.values())
 
     def add(self, graph: GraphMemory, inputs: Sequence[Any]) -> None:
-        """Count the bytes that a new compiled graph is expected to keep for backward.
-
-        At the graph's first run, the bytes that it really keeps replace them.
-        """
+        """Add the bytes that a new graph is expected to keep for backward to the tally, until its first run."""
         places = {*graph.parameters, *graph.read}.intersection(range(len(inputs)))
         given = [inputs[k] for k in places if isinstance(inputs[k], torch.Tensor)]
         sizes = dict(map(storage_of, (*graph.own, *given)))
@@ -163,7 +159,7 @@ class StepTally:
             self._compiled[graph] = graph.held_bytes + new
 
     def in_turn(self, graph: Key, compiled: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
-        """Return a function that runs a graph with the plan that this run of the step takes."""
+        """Return a function that runs a graph with the code, in ``compiled``, of the plan for this run in the step."""
 
         def run(*arguments: Any) -> Any:
             with self._lock:
@@ -175,7 +171,7 @@ class StepTally:
     def forward(
         self, graph: GraphMemory, arguments: Sequence[Any], outputs: Sequence[Any], node: Any
     ) -> None:
-        """Add the memory of one run of a forward graph to the count, until the run's backward begins.
+        """Add the memory of one run of a forward graph to the tally, until the run's backward begins.
 
         Args:
             graph: memory of the graph.
@@ -224,7 +220,7 @@ class StepTally:
         node.register_prehook(run.begin_backward)
 
     def _parameters_of(self, graph: GraphMemory, arguments: Sequence[Any]) -> _Parameters:
-        """Return the parameters of a run. At the first run with them, add their bytes to the count."""
+        """Return the parameters of a graph's run; at the first run with these parameters, tally their bytes."""
         given = [arguments[k] for k in graph.parameters]
         key = (id(graph), *map(id, given))
         self._ran.add(key)
@@ -235,13 +231,13 @@ class StepTally:
         return parameters
 
     def _count(self, key: tuple[int, ...], parameters: _Parameters) -> None:
-        """Add the bytes of a group of parameters to the count; `_forget` removes them."""
+        """Add the bytes of a group of parameters to the tally; `_forget` removes these bytes."""
         self._parameters[key] = parameters
         for storage, nbytes in parameters.sizes.items():
             self._hold(storage, nbytes)
 
     def _forget(self, key: tuple[int, ...]) -> None:
-        """Remove the bytes of a group of parameters, and of their gradients, from the count."""
+        """Remove the bytes of a group of parameters, and of these parameters' gradients, from the tally."""
         parameters = self._parameters.pop(key)
         for storage in parameters.sizes:
             self._drop(storage)
@@ -253,8 +249,8 @@ class StepTally:
     def backward(self, run: _Run) -> None:
         """Record the predicted peak of a run's backward, right before backward begins.
 
-        Then subtract the bytes that the run saved, because backward frees them. If the autograd graph is retained,
-        nothing is subtracted.
+        The bytes that the run saved are subtracted from the tally, because backward frees them, unless the autograd
+        graph is retained.
         """
         with self._lock:
             if run.keys is None:  # a further backward of the same run
@@ -291,7 +287,7 @@ class StepTally:
             self._warned_bytes[graph] = self._peak
 
     def release(self, run: _Run) -> None:
-        """Remove the saved bytes of a run from the count: its backward has begun or will never run."""
+        """Remove the saved bytes of a run, whose backward has begun or will never run, from the tally."""
         with self._lock:
             keys, run.keys = run.keys, None
             if keys is None:
@@ -303,7 +299,7 @@ class StepTally:
                 self._drop(key)
 
     def _hold(self, key: int, nbytes: int, keys: list[int] | None = None) -> None:
-        """Increment the reference count of a storage; the first reference adds its bytes to the sum."""
+        """Increment the reference count of a storage; the first reference adds the storage's bytes to the tally."""
         if keys is not None:
             keys.append(key)
         entry = self._values.get(key)
@@ -314,7 +310,7 @@ class StepTally:
             entry[1] += 1
 
     def _drop(self, key: int) -> None:
-        """Decrement the reference count of a storage; at 0, subtract its bytes from the sum."""
+        """Decrement the reference count of a storage; at 0, subtract the storage's bytes from the tally."""
         entry = self._values[key]
         entry[1] -= 1
         if not entry[1]:
@@ -322,7 +318,7 @@ class StepTally:
             del self._values[key]
 
     def _alive(self, own: set[int] | None = None) -> int:
-        """Return the bytes of live outputs of graphs, without storages that ``_values`` counts."""
+        """Return the bytes of graph outputs that are still alive, without storages that are in ``_values``."""
         total = 0
         for key, (value, nbytes) in list(self._outputs.items()):
             if value() is None:
@@ -332,7 +328,7 @@ class StepTally:
         return total
 
     def _note(self, running: int, run: _Run, held: int, others: int) -> None:
-        """Record the bytes alive while a graph runs, and warn if they exceed the budget."""
+        """Record the bytes that the step has alive while a graph runs, and warn if these exceed the budget."""
         taken = self._bytes + self._alive() + running
         if taken > self.limit:
             # The count may include parameters that this step does not use, or that FSDP has freed.
@@ -348,7 +344,7 @@ class StepTally:
                 self._warn(run, at_end=False)
 
     def _forget_others(self) -> None:
-        """Stop counting parameters that no graph reads in this step; count freed parameters as shards."""
+        """Remove parameters that no graph reads in this step from the tally; replace freed parameters by shards."""
         freed = {key[0] for key, parameters in self._parameters.items() if parameters.freed}
         for key, parameters in list(self._parameters.items()):
             if key not in self._ran:

@@ -1,9 +1,10 @@
 """Plan the graphs of a step together, once a step has shown which graphs it runs.
 
-Blocks that are compiled one by one, and graphs between graph breaks, are planned one after the other. The first graph is
-compiled before it is known that others follow. After a step, all its graphs and their runs are known. If the step
+Blocks that are compiled one by one, and graphs between graph breaks, are planned one after the other. When the first
+graph is compiled, nothing tells that others follow. After a step, all its graphs and their runs are known. If the step
 exceeds its budget, its graphs are planned together, and their code is compiled again at its next call. The runs of one
-graph, such as equal blocks, may get different plans. The graph is then compiled once for each of these plans.
+graph, such as equal blocks, may get different plans. A graph with several plans is compiled once for each of these
+plans.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Member:
     Attributes:
         joint: the joint graph; None if the compiled graph came from a cache, or has dynamic sizes.
         fingerprint: fingerprint of the joint graph.
-        code: the code that Dynamo compiled. Equal blocks that share their code share a few plans.
+        code: the code that Dynamo compiled. Equal blocks of a model that share their code share a few plans.
         decision: the decision that the graph was compiled with.
         options: the options that the graph was compiled with.
         backend: the backend that has these options.
@@ -59,9 +60,9 @@ class Member:
 
 
 class StepTogether:
-    """The graphs of one step, and their runs.
+    """Record of the graphs that ran in one step, and of their runs, to plan these graphs together.
 
-    A graph is known by any object that lives as long as its compiled code.
+    A graph is identified by any object that lives as long as the graph's compiled code.
     """
 
     def __init__(self) -> None:
@@ -76,19 +77,19 @@ class StepTogether:
         self._dropped_backends: dict[int, object] = {}
 
     def add(self, graph: Hashable, member: Member) -> None:
-        """Add a graph that was just compiled."""
+        """Register a graph that was just compiled, so that its runs are recorded."""
         self._members[graph] = member
         self._dropped_backends.pop(id(member.backend), None)
         self._runs = self._runs or StepRuns()
 
     def begin(self) -> None:
-        """Begin a step."""
+        """Begin to record a step: forget the runs of the last step."""
         self._recorded = []
         self._ran.clear()
         self._runs = None if self._runs is None else StepRuns()
 
     def ran(self, graph: Hashable, arguments: Sequence[Any], outputs: Iterable[Any]) -> None:
-        """Record a run of a graph."""
+        """Record that a graph of the step ran, with the arguments and outputs of this run."""
         member = self._members.get(graph)
         if member is None:
             return
@@ -100,11 +101,11 @@ class StepTogether:
         self._recorded.append(member)
 
     def kinds(self, graph: Key) -> int:
-        """Return how many plans the runs of a graph take."""
+        """Return the number of distinct plans that the runs of a graph take in a step."""
         return 1 + max(self._kinds.get(graph, (0,)))
 
     def kind(self, graph: Key, *, begins: bool) -> int:
-        """Return which of the graph's plans its next run takes.
+        """Return the index, among the plans of a graph, of the plan that the graph's next run takes.
 
         Args:
             graph: the graph.
@@ -115,7 +116,7 @@ class StepTogether:
         return kinds[0 if begins else self._ran[graph] % len(kinds)]
 
     def can_plan(self, graphs: Iterable[Hashable]) -> bool:
-        """Return whether the graphs of a step can be planned together: all are known, with equal options."""
+        """Return whether the graphs of a step can be planned together: all are registered, with equal options."""
         registered = [self._members.get(graph) for graph in graphs]
         members = [m for m in registered if m is not None]
         if not members or len(members) < len(registered):
@@ -127,22 +128,22 @@ class StepTogether:
         )
 
     def end(self) -> None:
-        """Stop recording, until a further graph is compiled."""
+        """Stop recording the runs of graphs, until another graph is compiled."""
         self._runs = None
 
     def plan(
         self, graphs: Iterable[Hashable], runs: int, peak_bytes: int, *, sharded: bool = False
     ) -> bool:
-        """Plan the graphs of a step together; their code is compiled again, under these plans, when it is called next.
+        """Plan the graphs of a step together, and drop the graphs' compiled code, so that the next call compiles anew.
 
         Args:
             graphs: the graphs that ran.
             runs: number of their runs.
-            peak_bytes: bytes that the step took.
-            sharded: whether these bytes have shards instead of whole parameters, as under FSDP.
+            peak_bytes: peak of the step in bytes.
+            sharded: whether ``peak_bytes`` includes shards instead of whole parameters, as under FSDP.
 
         Returns:
-            Whether the graphs have plans now.
+            Whether the graphs will be compiled again.
         """
         graphs = [*graphs]
         if runs < 2 or not self.can_plan(graphs):
@@ -190,7 +191,7 @@ class StepTogether:
         return True
 
     def _by_kind(self, planned: PlanSet, ran: Sequence[tuple[Key, int]]) -> PlanSet:
-        """Return each distinct plan of each graph once, and remember which runs take which."""
+        """Return the distinct plans of each graph, and remember which of them each run of a graph takes."""
         kinds: dict[Key, dict[Decision, list[int]]] = {}
         for key, part in ran:
             kinds.setdefault(key, {}).setdefault(planned[part].decision, []).append(part)
@@ -213,14 +214,14 @@ class StepTogether:
 
 
 def _must_agree(member: Member) -> bool:
-    """Return whether ranks with different plans for a graph could hang: they may recompute its collectives."""
+    """Return whether ranks with different plans for a graph could hang, as plans may recompute collectives."""
     if not member.options.with_others:
         return False
     return member.joint is None or any(map(is_collective, member.joint.graph.nodes))
 
 
 def _user_request(member: Member) -> PlanRequest:
-    """Return the options that the user gave, without the plans that were made since."""
+    """Return the options of planning that the user gave for a graph, without the plans that were made since."""
     request = member.options.request
     if not member.options.graphs.replanned:
         return request
@@ -235,7 +236,7 @@ def _planned(
     *,
     sharded: bool,
 ) -> tuple[PlanSet, str, list[int]]:
-    """Plan the graphs of a step together, with few plans for the runs of each graph."""
+    """Plan the graphs of a step together, with only a few distinct plans for the runs of each graph."""
     keys, effort = [m.key for m in ran], DEFAULT.several
     # Consecutive runs of a graph are planned as one; up to `parts`, each run is planned by itself.
     runs, nth = Counter(keys), [keys[:k].count(key) for k, key in enumerate(keys)]
@@ -263,7 +264,7 @@ def _planned(
 
 
 def _group(levels: Iterable[int], level: int, most: int) -> int:
-    """Divide numbers into groups at their widest gaps; return the group of one of them."""
+    """Divide the numbers ``levels`` into groups at their widest gaps; return the index of the group of ``level``."""
     distinct = sorted({*levels})
     gaps = sorted(pairwise(distinct), key=lambda gap: gap[0] - gap[1])
     return sum(above <= level for _, above in gaps[: most - 1])
@@ -277,7 +278,7 @@ def _planned_parts(
     *,
     sharded: bool,
 ) -> tuple[PlanSet, str]:
-    """Plan graphs of a step together, with one plan for each."""
+    """Plan graphs of a step together, one plan each; return the plans, and a text if they exceed the budget."""
     from remat.planning.set_planner import set_planner
 
     planner, limit = set_planner(joints, request), request.budget.peak_bytes or 0
@@ -299,7 +300,7 @@ def _planned_parts(
 
 
 def _with_others(plans: PlanSet, before: PlanSet | None) -> PlanSet:
-    """Return the plans of a step, and those of graphs of other steps that were planned before."""
+    """Return the plans of a step, with the plans made before for graphs that only other steps run."""
     if before is None:
         return plans
     own = {plan.fingerprint for plan in plans}

@@ -34,7 +34,7 @@ def wrap_step(
 
     If the user writes to an output after forward, and backward reads that output, backward raises a
     `RereadError`. Writes through NumPy or ``.data`` do not change a tensor's version, so such
-    writes are not detected. The callbacks ``count`` and ``look`` are called after each run.
+    writes are not detected. The callbacks ``count`` and ``look`` are called after each run of the step.
 
     Args:
         compiled: the compiled step, which returns a flat list of values.
@@ -79,7 +79,7 @@ def wrap_step(
 def _watch(
     node: Any, outputs: Sequence[Any], places: Sequence[int], name: str, advice: str
 ) -> None:
-    """Record the versions of the outputs that backward reads, and compare them before backward."""
+    """Record the version counters of the outputs that backward reads, and check them just before backward."""
     marks = []
     for k in places:
         value = outputs[k]

@@ -60,7 +60,7 @@ def name_of(gm: fx.GraphModule) -> str:
     """Return a name for a graph: the class of the user's module, and Dynamo's number of the graph.
 
     The word ``graph`` replaces the class if no single module contains all modules of the graph.
-    The number is left out if Dynamo is not compiling.
+    Dynamo's number of the graph is left out if Dynamo is not compiling.
     """
     where = torch_compat.CompileContext.current_compile_id()
     stacks = (node.meta.get("nn_module_stack") for node in gm.graph.nodes)

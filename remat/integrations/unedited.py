@@ -1,7 +1,7 @@
 """Plan each graph that an unedited script compiles with Inductor, for the command ``remat run``.
 
-The command starts the script in an environment in which PyTorch calls `install` at the end of ``import torch``. Python
-processes that the script starts inherit the environment.
+The command ``remat run`` starts the script in an environment in which PyTorch calls `install` at the end of ``import
+torch``. Python processes that the script starts inherit the environment.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Compilations:
         calls: number of calls of ``torch.compile`` with Inductor.
         graphs: number of graphs that Dynamo sent to Inductor, and hence to remat.
         compiled: number of these graphs that were compiled; an error refused the others.
-        others: number of graphs by name of another backend.
+        others: dict from the name of another backend to the number of graphs that Dynamo sent to it.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Compilations:
     others: Counter[str] = field(default_factory=Counter)
 
     def report(self) -> list[str]:
-        """Return lines about the plans, or about why there are none; each is a sentence without a full stop."""
+        """Return lines about this process's plans, or about why there are none; each line lacks its full stop."""
         others = [f"'{name}' ({counted(n, 'graph')})" for name, n in sorted(self.others.items())]
         if not self.graphs:
             head = "no graph was compiled through remat in this process; processes that it starts report theirs"
@@ -70,7 +70,7 @@ class Compilations:
         return lines
 
     def _why(self, others: Sequence[str]) -> str:
-        """Return why no graph was compiled through remat, and what to do."""
+        """Return the reason why no graph was compiled through remat, and advice, as text."""
         if self.others.keys() == {"remat"}:
             return f"the script names backend='remat' itself ({', '.join(others)}), whose own budget counts"
         if others:
@@ -97,7 +97,7 @@ COMPILATIONS = Compilations()
 class PlannedInductor(torch_compat.CompileWithInductor):
     """Backend that ``torch.compile`` creates for Inductor: remat plans each graph, then Inductor compiles it.
 
-    PyTorch's class checks ``mode`` and ``options``, and merges them into the settings ``config``.
+    The base class, which is PyTorch's, checks ``mode`` and ``options``, and merges them into the settings ``config``.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -131,9 +131,9 @@ class CountedBackend(torch_compat.CompileWithBackend):
 
 
 def install() -> None:
-    """Make ``torch.compile`` plan what it compiles with Inductor; at exit, print what was planned.
+    """Make ``torch.compile`` plan each graph that it compiles with Inductor; at exit, print what was planned.
 
-    Nothing happens in a process that was started without the settings.
+    `install` does nothing in a process whose environment lacks the settings of ``remat run``.
     """
     if SETTINGS not in os.environ:
         return

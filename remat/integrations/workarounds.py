@@ -2,8 +2,8 @@
 
 Most workarounds are context managers. `compile_graph` applies those that the installed PyTorch
 needs while Inductor compiles a graph. ``tests/upstream`` has a reproducer of each fault in plain
-PyTorch. A reproducer's test fails once PyTorch no longer has the fault. That version of PyTorch is
-then entered in `FIXED_IN` by hand.
+PyTorch. A reproducer's test fails once PyTorch no longer has the fault. The first version of
+PyTorch without the fault is then entered in `FIXED_IN` by hand.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: A
 
 @contextlib.contextmanager
 def planned_layouts_of_draws(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Make each operator that repeats a random draw get its inputs in the traced memory layout."""
+    """Make each operator that repeats a random draw receive its inputs in the memory layout that was traced."""
     # Such an operator draws again from a saved generator state (``torch/_prims/rng_prims.py``). If an input has
     # another layout than in the first draw, the same random numbers go to other elements. Inductor keeps the layout
     # of inputs of PyTorch's own random operators, but not of operators that repeat a draw.
@@ -108,7 +108,7 @@ def traced_layouts_of_strided(graph: fx.Graph, is_backward: bool) -> Iterator[No
 
 
 def _read_as_traced(node: fx.Node, read: fx.Node) -> None:
-    """Make a node read the value of ``read`` in the memory layout of the traced value."""
+    """Make a node read its input ``read`` in the memory layout that this input had when it was traced."""
     with node.graph.inserting_before(node):
         laid_out = node.graph.call_function(
             torch_compat.force_stride_order, (read, [hint(s) for s in read.meta["val"].stride()])
@@ -357,7 +357,7 @@ WORKAROUNDS: tuple[Callable[[fx.Graph, bool], AbstractContextManager[None]], ...
 
 
 def allow_keeping_the_graph(node: Any, *, by_inductor: bool) -> None:
-    """Make backward overwrite copies of saved values if the autograd graph is retained."""
+    """Make backward overwrite copies of saved values, not the values themselves, if the autograd graph is retained."""
     # Inductor's backward overwrites some saved values. Without remat, PyTorch compiles backward when backward first
     # runs, and allows overwriting only if that run does not retain the autograd graph. With remat, backward is
     # compiled before forward first runs, before it is known whether the autograd graph will be retained.

@@ -49,7 +49,7 @@ def check_joint(joint: object) -> None:
 
 
 def fingerprint_of(joint: JointGraph) -> str:
-    """Return the digest by which saved plans are matched to graphs; raise a ProblemError for another object."""
+    """Return the digest by which saved plans are matched to a graph; raise a ProblemError if it is no `JointGraph`."""
     check_joint(joint)
     return joint.fingerprint
 
@@ -62,7 +62,7 @@ class Baseline:
         peak_bytes: simulated peak of the step; 0 if unknown.
         estimated_bytes: estimated peak of the step once Inductor has compiled it; 0 if unknown.
         recompute_cost: recompute cost of the step, in the unit of the cost model.
-        curve: memory over the step; None if unknown.
+        curve: bytes alive over the step; None if unknown.
     """
 
     peak_bytes: int = 0
@@ -72,14 +72,14 @@ class Baseline:
 
 
 class GraphContext:
-    """A prepared graph with the options of planning; nothing changes it.
+    """A prepared graph with the options of planning; searches read the context and never change it.
 
     Args:
         state: a state from `remat.planning.pipelines.prepare`; it is not changed.
         request: the options, among them solver and cost model.
         fingerprint: digest of the joint graph as it was captured.
         on_progress: called with a line of text before each stage of planning.
-        host_bytes: bytes that values of this graph may take in the host's memory; None: those of the request.
+        host_bytes: bytes that values of this graph may take in the host's memory; None: the limit of the request.
     """
 
     def __init__(
@@ -119,8 +119,8 @@ class GraphContext:
             in_place: whether to change ``joint`` itself instead of a copy.
             on_progress: called with a line of text before each decision.
             at_budget: as in `remat.planning.pipelines.prepare`; False is used under a budget on the peak.
-            on_demand: whether the first reader of an operator's workspace measures it; False is used under a budget on
-                the peak, which reads them often.
+            on_demand: whether an operator's workspace is measured only when it is first read; False is used under a
+                budget on the peak, because searches for the peak read all workspaces.
         """
         fingerprint, request = fingerprint or fingerprint_of(joint), request.with_graph_cost(joint)
         if request.policies and not request.has_matched:
@@ -141,7 +141,7 @@ class GraphContext:
         return cls(state, request, fingerprint=fingerprint, on_progress=on_progress)
 
     def with_host(self, host_bytes: int) -> GraphContext:
-        """Return the graph with another limit on its values in the host's memory."""
+        """Return a copy of the context with another limit on the bytes of values in the host's memory."""
         return GraphContext(
             self.state,
             self.request,
@@ -189,7 +189,7 @@ class GraphContext:
 
     @property
     def limits(self) -> SavedLimits:
-        """The limits of a decision that may save any number of bytes."""
+        """Limits that allow a decision to save any number of bytes."""
         return SavedLimits(full_bytes=self.full_bytes, least_bytes=self.least_bytes)
 
     @cached_property
@@ -206,7 +206,7 @@ class GraphContext:
         return Budget(share=own).capacity(full_bytes=self.full_bytes, least=self.least_bytes)
 
     def may_save(self, candidate: Candidate) -> bool:
-        """Return whether a candidate saves at most `most_saved` bytes."""
+        """Return whether a candidate saves at most the bytes that the user's code allows."""
         return self.most_saved is None or candidate.saved_bytes <= self.most_saved
 
     @property
@@ -242,7 +242,7 @@ class GraphContext:
         return sum(self.step_costs)
 
     def capacities(self, most: int | None = None) -> list[int]:
-        """Return the limits on saved bytes at which a frontier is decided, up to ``most``, lowest first."""
+        """Return the limits on saved bytes, up to ``most``, at which a frontier has its decisions, lowest first."""
         # Evenly spaced limits, and the saved bytes of vertices of the hull.
         vertices = [v.saved_bytes for v in self.hull.vertices]
         least, full_bytes = vertices[0], max(vertices[-1], self.full_bytes)

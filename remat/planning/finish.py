@@ -50,20 +50,21 @@ def finish(
     search: str = "",
     copied_outputs: tuple[int, ...] = (),
 ) -> Plan:
-    """Build a plan from a split graph: compute the figures, and verify the two modules. Every plan is built here.
+    """Build a plan from a split graph: compute the figures, and verify the two modules. It builds every plan.
 
     Args:
         state: the graph, split into forward and backward modules by its decision.
         cost: the cost model.
         budget: the requested budget.
         fingerprint: digest of the joint graph as it was captured.
-        baseline: the step without remat; None: unknown, or ``later`` knows it.
-        later: computes the `LATER` figures when one of them is read; None: they are computed here.
-        link: the link to the host, if values may be offloaded; else empty.
+        baseline: figures of the step without remat; None: unknown, or computed by ``later``.
+        later: function that computes the figures in `LATER` when one is first read; None: `finish` computes these
+            figures.
+        link: the link to the host if values may be offloaded, or empty text.
         host_bytes: bytes that offloaded values may take in the host's memory; None: no limit.
         exposed_time: time that the step waits for copies to and from the host, in the unit of the cost model.
         peak_limit: the peak in bytes that a ratio of the peak stands for; 0 under any other budget.
-        search: under a budget on the peak, why the decision was chosen.
+        search: under a budget on the peak, text that states why the decision was chosen.
         copied_outputs: positions of the outputs that the step returns as copies.
 
     Raises:
@@ -186,7 +187,7 @@ def finish(
 def later_figures(
     state: State, peak_bytes: int, baseline: Baseline, costs: Sequence[int]
 ) -> dict[str, Any]:
-    """Return the `LATER` figures of a plan by field, from the simulated peak and the cost of each node's run."""
+    """Return the figures of a plan that `LATER` lists, by field, from the simulated peak and the cost of each run."""
     return {
         "peak_bytes": peak_bytes,
         "step_cost": sum(costs),
@@ -199,7 +200,7 @@ def later_figures(
 
 
 def saved_in(state: State) -> dict[int, int]:
-    """Return the bytes of each storage that forward saves for backward, by key of the storage."""
+    """Return the bytes of each storage that forward saves for backward, as a dict from the storage's key to bytes."""
     return saved_storages(
         modules_of(state)[0],
         state.joint.num_fwd_outputs,

@@ -45,16 +45,17 @@ class Frontier:
     """Pareto-optimal plans of one joint graph over all budgets, by bytes and cost.
 
     Attributes:
-        by: which bytes count: ``"saved"`` for the bytes that a plan saves, ``"peak"`` for the peak of the step.
+        by: which bytes are compared with the cost: ``"saved"``: those that a plan saves, ``"peak"``: the peak of the
+            step.
         graph: name of the joint graph.
         solver: name of the solver. In a frontier by peak, the solver ``auto`` decides only at budget 1 and around
             the least peak. The other points come from minimum cuts, and from searches that start at these cuts.
         cost: the cost model.
         unit: unit of all costs.
-        points: points with increasing bytes and decreasing cost.
-        bound: vertices (bytes, cost) of a line below which no plan lies, fewest bytes first. Bytes are saved bytes or
-            peaks, as ``by`` says.
-        full_bytes: bytes that the runtime-optimal partition saves. Budget 0.5 allows half of these bytes.
+        points: the plans of the frontier as points with increasing bytes and decreasing cost.
+        bound: vertices (bytes, cost) of a line below which no plan lies, fewest bytes first. The attribute ``by``
+            decides whether bytes are saved bytes or peaks.
+        full_bytes: bytes that the runtime-optimal partition saves. Budget 0.5 allows half of ``full_bytes``.
         least_bytes: the least bytes that any plan saves.
         link: the link over which values may be offloaded, as text; empty if none may.
     """
@@ -84,7 +85,7 @@ class Frontier:
 
         Args:
             planner: the planner of the graph.
-            by: ``"saved"`` (or its alias ``"bytes"``) or ``"peak"``, as for the attribute.
+            by: ``"saved"`` (or its alias ``"bytes"``) or ``"peak"``, as for the attribute ``by``.
 
         Raises:
             ProblemError: the request has the option ``offload``, and ``by`` is not ``"peak"``.
@@ -147,7 +148,7 @@ class Frontier:
         return self.points[knee(points, by)]
 
     def plan(self, point: FrontierPoint) -> Plan:
-        """Build the plan of a point.
+        """Build the plan for which a point of the frontier stands.
 
         The plan's budget is the point's saved bytes or, on a frontier by peak, the point's peak. On a frontier by peak,
         a `PeakWarning` is given if the plan's simulated peak is above the point's peak. The peak of a point on a large
@@ -284,7 +285,7 @@ class Frontier:
         return write_page(lambda: self._page(plan, title, on_progress), path)
 
     def _page(self, plan: Plan, title: str, on_progress: Callable[[str], None] | None) -> Page:
-        """Return the page of `explore`, whose slider shows each decision once; arguments as there."""
+        """Return the page that `explore` writes, whose slider shows each decision once; arguments as in `explore`."""
         # The slider and the text of a frontier have the same stops.
         points, knee, plans = self.thinned(MOST_SHOWN), plan, list[Plan]()
         with warnings.catch_warnings():

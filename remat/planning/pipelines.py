@@ -72,8 +72,8 @@ class PassManager(Pipeline):
         Args:
             text: for example ``"fixpoint(dce,cse),min-cut(ban-reductions=false),partition"``.
             passes: the passes that the text may name, by name; None: all registered passes.
-            readers: functions that parse the text of an option, by the option's type. They are needed only for
-                types other than numbers, booleans, text, solvers, cost models and budgets.
+            readers: functions that parse the text of an option, by the option's type. Such functions are needed only
+                for types other than numbers, booleans, text, solvers, cost models and budgets.
 
         Raises:
             ProblemError: the text cannot be parsed, or the order of the passes is invalid. If a single place in the
@@ -118,11 +118,11 @@ def prepare(
         joint: the captured step.
         in_place: whether to change ``joint`` itself instead of a copy.
         count_outputs: as in `remat.plan`.
-        hooks: functions that pack and unpack saved tensors. All plans that are made from the state use them.
+        hooks: functions that pack and unpack saved tensors. All plans that are made from the state use these hooks.
         reread_inputs: as in `remat.plan`.
         policies: as in `remat.plan`. None: ignore policies, and the regions that the user's code marks.
-        deciding: the pass that decides which values a module saves if a policy gives the module a budget of its
-            own. None: ignore such budgets, as for a saved plan.
+        deciding: the pass that decides which values a module saves if a policy gives the module a budget of its own.
+            None: ignore budgets of modules, as for a saved plan.
         at_budget: False: the budgets that policies give to modules must hold for every decision that is made from the
             state. True: only for the decision at the budget of ``deciding``.
         chunk: the pass that splits the loss into chunks; None: leave the loss whole.
@@ -177,7 +177,7 @@ def initial_state(
 
 
 def with_copies(state: State, places: Collection[int]) -> State:
-    """Make a prepared graph, in place, return copies of the user's outputs at ``places``; return the state."""
+    """Change a prepared graph, in place, to return copies of the user's outputs at ``places``; return its state."""
     with state.edit():
         copy_outputs(state.joint, places)
     return state
@@ -207,17 +207,17 @@ def modules_of(state: State) -> tuple[fx.GraphModule, fx.GraphModule]:
 
 
 def for_walk(state: State) -> tuple[fx.GraphModule, fx.GraphModule, int, Memories]:
-    """Return the arguments of a walk over the step of a state that `split` returned, such as `StepWalk`."""
+    """Return the arguments for `StepWalk`, which simulates memory, from a state that `split` returned."""
     return *modules_of(state), state.joint.num_fwd_outputs, state.joint.memories
 
 
 def count_workspaces(state: State, cost: CostModel, *, later: bool = False) -> None:
-    """Record the workspaces of operators on a CPU, so that peaks count them; none if the cost model is for a GPU.
+    """Record operators' workspaces on a CPU, so that peaks include them; do nothing if the cost model is for a GPU.
 
     Args:
         state: the prepared graph.
         cost: the cost model.
-        later: whether the first reader of a node's bytes measures them.
+        later: whether a node's workspace is measured only when its bytes are first read.
     """
     # Simulated peaks of an eager graph count workspaces. Inductor's operators run on other layouts, so only estimated
     # peaks count those of its graphs.
@@ -248,7 +248,7 @@ def step_costs_of(state: State, cost: CostModel, *, required: bool = False) -> S
 
 
 def with_agreement(pipeline: Pipeline, agree: Pass) -> Pipeline:
-    """Return a pipeline with the pass ``agree`` before each partition pass, unless it has a pass of this type."""
+    """Return a pipeline with the pass ``agree`` before each partition pass, unless the pipeline has such a pass."""
 
     def inserted(passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
         extended: list[Pass] = []

@@ -1,7 +1,8 @@
 """Apply a saved plan to its graph: refuse offloads that the graph cannot do, and a step above the plan's budget.
 
-The figures of an applied plan, its bytes and costs, are computed on the graph. Those in the file are not compared with
-them: workspaces and measured costs depend on the machine, and figures of symbolic sizes on the sizes that were traced.
+The figures of an applied plan, its bytes and costs, are computed on the graph. The figures in the plan's file are not
+compared with the computed ones, because workspaces and measured costs depend on the machine, and figures of symbolic
+sizes on the sizes that were traced.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def read_plan(plan: SavedPlan) -> Plan | PlanSet:
     """Return a plan, or the plans of all graphs of a step, from an object, JSON text or the path of a JSON file.
 
     Raises:
-        PlanError: the value is none of these, the file cannot be read, or the text is no JSON of plans.
+        PlanError: the value has another type, the file cannot be read, or the text is no JSON of plans.
     """
     if isinstance(plan, (Plan, PlanSet)):
         return plan
@@ -70,7 +70,7 @@ def plan_for(
     nth: int = 0,
     others: bool = False,
 ) -> Plan | None:
-    """Return the saved plan that was made for a graph; None if there is none, and the caller should plan the graph.
+    """Return the saved plan that was made for a graph; None if there is none, and planning the graph is allowed.
 
     Args:
         joint: the graph.

@@ -23,8 +23,8 @@ class PlanSet(Record, Sequence[Plan]):
         plans: one for each graph, in the order in which the graphs run.
         passed_bytes: bytes of the activations that one graph passes to a later graph, and that at least one of these
             graphs saves for backward; each activation counts once.
-        capacity: the most bytes that the budget allows all graphs together to save. A budget on the peak does not
-            limit these bytes; the attribute is then a number that is at least the saved bytes.
+        capacity: the most bytes that the budget allows all graphs together to save. Under a budget on the peak, which
+            does not limit saved bytes, ``capacity`` is at least the saved bytes.
         peak_bytes: most bytes alive at once while the forwards of all graphs run, first to last, and then
             their backwards, last to first; parameters and inputs included. 0 if unknown.
         budget: the requested budget; empty if unknown.

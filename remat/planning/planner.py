@@ -1,7 +1,7 @@
 """Planning: from a joint graph and a request to a decision, and from a decision to a plan.
 
-`docs/architecture.md` lists the files that a budget passes through. After the split into two modules, `finish` scores
-and verifies every plan, however it was decided.
+`docs/architecture.md` lists the source files that take part in planning. Once a graph is split into a forward and a
+backward module, `finish` computes the plan's figures and verifies both modules.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def plan_graph(
     agree: Pass | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> Plan:
-    """Plan one joint graph: apply the request's saved plan for the graph, run the user's pipeline, or decide.
+    """Plan one joint graph: apply the request's saved plan for the graph, run the user's pipeline, or search for one.
 
     Args:
         joint: the captured step.
@@ -193,11 +193,11 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
 def warn_of_peak(plan: Plan, figures: BeforeAfter | None = None) -> None:
     """Warn if a plan under a budget on saved bytes hardly lowers the peak of the step.
 
-    `remat.report.before_after.BeforeAfter.is_lower` defines the condition.
+    `remat.report.before_after.BeforeAfter.is_lower` defines when a plan lowers the peak enough.
 
     Args:
         plan: a finished plan.
-        figures: its comparison with the step without remat; None: `PlanRecord.before_after`.
+        figures: the plan's comparison with the step without remat; None: `PlanRecord.before_after` of the plan.
     """
     if plan.requested.on_peak or plan.capacity >= plan.full_bytes:
         return
@@ -219,7 +219,7 @@ def warn_of_peak(plan: Plan, figures: BeforeAfter | None = None) -> None:
 
 @cache
 def warn_without_kernel() -> None:
-    """Warn once per process if plans within a peak are searched without the compiled kernel."""
+    """Warn once per process if the solvers' compiled C++ kernel, which finds better plans within a peak, is missing."""
     if reason := missing():
         warn(
             f"solver 'native' cannot run: {reason}. Without it, plans within a peak may recompute several times as "
@@ -235,7 +235,7 @@ class Planner:
         search: the search for candidates of the graph.
         ends: peaks in bytes that the ratios 0 and 1 of the request's budget stand for. None: the least peak found, and
             the peak of the plan for budget 1.
-        baseline: the step without remat; None: planned here.
+        baseline: figures of the step without remat; None: computed when first read.
     """
 
     def __init__(
@@ -250,10 +250,10 @@ class Planner:
 
     @classmethod
     def of(cls, joint: JointGraph, request: PlanRequest, **options: Any) -> Self:
-        """Prepare a joint graph; with ``chunk="auto"``, choose into how many chunks the loss of the step is split.
+        """Return the planner of a joint graph; with ``chunk="auto"``, choose into how many chunks the loss is split.
 
-        A step whose loss cannot be split is planned without chunks, with a warning. ``options`` are those of
-        `GraphContext.of`.
+        A step whose loss cannot be split is planned without chunks, with a warning. ``options`` are keyword arguments
+        of `GraphContext.of`.
 
         Raises:
             PlanError: the loss cannot be split into the given number of chunks.
@@ -281,7 +281,7 @@ class Planner:
 
     @classmethod
     def _cheapest_of(cls, planners: Sequence[Self]) -> Self:
-        """Return the planner of the cheapest step within the budget; if there is none, of the step with the least peak."""
+        """Return the planner, of several for one step, with the cheapest plan within the budget or the least peak."""
         budget = planners[0].context.request.budget
         limit = planners[0].limit_of(budget)
         best, least = min(planners, key=lambda p: p.search.least_found), math.inf
@@ -299,7 +299,7 @@ class Planner:
         return best
 
     def estimated(self, before: CompiledSearch | None = None) -> CompiledSearch:
-        """Return the search by estimated peak, with the candidates of an earlier trace if the graphs are equal."""
+        """Return a search for candidates by estimated peak, with those of ``before`` if both graphs are equal."""
         # If the number of chunks was chosen, ratio 1 stands for the step without chunks.
         most = 0 if self._ends is None else self.baseline.estimated_bytes
         return CompiledSearch(self.search, most, before)
@@ -310,7 +310,7 @@ class Planner:
         return self.search.peak_of(budget, ends)
 
     def decide(self, budget: Budget) -> Candidate:
-        """Return the decision under a budget, and under that which the user's code may set for the graph.
+        """Return the decision within a budget, and within the budget that the user's code may set for the graph.
 
         Raises:
             BudgetError: no decision is within the budget.
@@ -335,7 +335,7 @@ class Planner:
         return with_tagged(self._saving(budget))
 
     def _saving(self, budget: Budget) -> Candidate:
-        """Return the decision under a budget on saved bytes, before tagged values are offloaded; see `decide`."""
+        """Return the decision under a budget on saved bytes, before values that the user tags are offloaded."""
         context, decisions = self.context, self.search.decisions
         limits = replace(context.request.deciding(), budget=budget).limits(context.state)
         if limits.capacity != context.full_bytes:
@@ -344,7 +344,7 @@ class Planner:
 
     @cached_property
     def baseline(self) -> Baseline:
-        """Figures of the step without remat, hooks, policies and chunks; 0 if no plan is found for budget 1."""
+        """Figures of the step without remat, hooks, policies and chunks; all are 0 if no plan is found for budget 1."""
         if self._baseline is not None:
             return self._baseline
         context, search = self.context, self.search
@@ -369,7 +369,7 @@ class Planner:
         )
 
     def reread_outputs(self, decided: Candidate) -> tuple[int, ...]:
-        """Return the positions, among the outputs that the user gets, of those that backward reads under a decision."""
+        """Return the positions of those outputs of the user's model whose memory backward reads under a decision."""
         state = self.context.state
         saved = (state.index.nodes[state.index.by_name[name]] for name in decided.decision.saved)
         return reread_outputs(state.joint, saved)
@@ -377,7 +377,7 @@ class Planner:
     def plan(
         self, decided: Candidate, agree: Pass | None = None, copied_outputs: tuple[int, ...] = ()
     ) -> Plan:
-        """Build the plan of a decision under the request's budget, as `finish` does; warn as `warn_of_peak` does."""
+        """Build the plan of a decision under the request's budget; warn if the plan hardly lowers the step's peak."""
         budget = self.context.request.budget
         plan = self.finish(decided, budget, agree, copied_outputs=copied_outputs)
         if budget.on_peak or plan.capacity >= plan.full_bytes:
@@ -398,7 +398,7 @@ class Planner:
         measure: str = "simulated",
         copied_outputs: tuple[int, ...] = (),
     ) -> Plan:
-        """Build the plan of a decision; under a budget on saved bytes, the plan computes its `LATER` figures on demand.
+        """Build the plan of a decision; under a budget on saved bytes, the figures in `LATER` are computed when read.
 
         Args:
             decided: the decision.
@@ -444,7 +444,7 @@ class Planner:
         )
 
     def _described(self, decided: Candidate, limit: int, measure: str) -> str:
-        """Say which candidates were found, and why one was chosen."""
+        """Return text that states how many candidates each proposer found, and why one candidate was chosen."""
         counts, peaks = self.search.decisions.proposed, self.search.measures
         each = ", ".join(f"{count} {proposer}" for proposer, count in counts.most_common())
         rounds_run = self.search.rounds_run
@@ -461,7 +461,7 @@ class Planner:
 
 
 def _by_bounds(search: Search, plan: Plan) -> tuple[BeforeAfter | None, bool]:
-    """Compare a plan with the step without remat by bounds on both peaks; also return whether the bounds are exact."""
+    """Return a plan's comparison with the step without remat by bounds on both peaks, and whether these are exact."""
     context = search.context
     if not context.is_eager or context.request.hooks is not None or context.state.plain:
         return None, False
@@ -488,7 +488,7 @@ def _by_bounds(search: Search, plan: Plan) -> tuple[BeforeAfter | None, bool]:
 
 @paused_collection()
 def _figures(planner: Planner, state: State, decided: Candidate) -> dict[str, Any]:
-    """Compute the `LATER` figures of a plan."""
+    """Return those figures of a plan that are computed when they are first read, as a dict by field; see `LATER`."""
     measures, context = planner.search.measures, planner.context
     measure_deferred(context.state.joint.graph)
     alone = context.request.hooks is None and state.decision == decided.decision

@@ -43,13 +43,13 @@ Situation = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """Options of planning; `of` parses and checks them. `PlanOptions` documents those that are left out here.
+    """Parsed options of planning; `PlanOptions` documents those that are left out here.
 
     Attributes:
         plan: saved plans to apply to the graphs that they were made for; None: the solver decides.
         plans_others: whether a graph for which ``plan`` holds no plan is planned under ``budget``, instead of refused.
         of_several: whether the graph to plan is known to be one of several graphs of its step.
-        pipeline: the user's pipeline, which replaces the default passes. Its passes carry their own budget,
+        pipeline: the user's pipeline, which replaces the default passes. The pipeline's passes carry their own budget,
             solver, cost model and time limit.
         count_outputs: whether forward's outputs count as saved bytes.
         chunk: the pass that splits the loss into chunks of tokens. ``"auto"``: planning chooses the number of chunks,
@@ -76,21 +76,21 @@ class PlanRequest:
 
     @property
     def link(self) -> Link:
-        """The link over which values are offloaded: ``offload`` if given, else the default link."""
+        """The link over which values are offloaded: the option ``offload`` if it is given, or else the default link."""
         return self.offload or DEFAULT_LINK
 
     @property
     def decides(self) -> bool:
-        """Whether planning decides under ``budget``; False if there is a saved plan or the user's own pipeline."""
+        """Whether planning makes a decision under ``budget``; False if a saved plan or the user's pipeline is given."""
         return self.plan is None and self.pipeline is None
 
     @classmethod
     def of(cls, **options: Unpack[PlanOptionsDict]) -> PlanRequest:
-        """Parse and check options as users give them; `PlanOptions` documents them.
+        """Parse and check the options of planning that a user gives; `PlanOptions` documents these options.
 
         Raises:
             RematError: an option is invalid, or two options conflict. The error's attribute ``option`` is the name of
-                the invalid option, or of one of the two.
+                the invalid option, or of one of the two that conflict.
         """
         plan_options = PlanOptions(**options)
         named = plan_options.given
@@ -120,17 +120,17 @@ class PlanRequest:
     def without_budget(cls, **options: Unpack[PlanOptionsDict]) -> PlanRequest:
         """Parse options as `of` does, for a caller that plans under several budgets of its own.
 
-        The budget of the request is only a placeholder. With ``offload`` or ``chunk="auto"``, which need a budget on
-        the peak, the placeholder is the peak ratio 1.
+        The budget of the resulting request is only a placeholder. With ``offload`` or ``chunk="auto"``, which need a
+        budget on the peak, the placeholder is the peak ratio 1.
         """
         if options.get("offload") is not None or options.get("chunk") == "auto":
             options["budget"] = Peak(1.0)
         return cls.of(**options)
 
     def to_options(self) -> dict[str, Any]:
-        """Return the options by name as JSON values, which `of` parses.
+        """Return the options as a dict from name to JSON value, which `PlanRequest.of` parses.
 
-        The result is empty if the request has a saved plan or a pipeline.
+        The dict is empty if the request has a saved plan or a pipeline.
         """
         if not self.decides:
             return {}
@@ -153,15 +153,15 @@ class PlanRequest:
 
     @property
     def example(self) -> Pipeline:
-        """A valid pipeline of default passes, with the options of this request where a pipeline can have them."""
+        """A valid pipeline of default passes, with those options of this request that a pipeline can have."""
         alone = self.budget.on_peak or self.plan is not None
         return (PlanRequest.of() if alone else replace(self, pipeline=None)).as_pipeline()
 
     def check(self, situation: Situation, subject: str = "") -> None:
-        """Raise an error if options conflict in a situation, by the table `CONFLICTS`.
+        """Raise an error if the table `CONFLICTS` refuses options of the request in a situation.
 
         Args:
-            situation: the situation.
+            situation: name of the situation, as in `CONFLICTS`.
             subject: subject of the message: the caller, such as ``"compare"``, or the names of given options. Empty if
                 the messages for the situation need none.
 
@@ -179,9 +179,10 @@ class PlanRequest:
         return self.chunk.chunks if isinstance(self.chunk, ChunkLoss) else 1
 
     def each_chunk(self) -> list[PlanRequest]:
-        """Return one request for each number of chunks to try.
+        """Return one request for each number of chunks into which to try splitting the loss.
 
-        With ``chunk="auto"``, these are the numbers of `Effort.chunks`, fewest first. Else the result is this request alone.
+        With ``chunk="auto"``, `Effort.chunks` lists the numbers, fewest first. With any other ``chunk``, the result is
+        this request.
         """
         if self.chunk != "auto":
             return [self]
@@ -197,7 +198,7 @@ class PlanRequest:
             return replace(self, solver=registry().solver(solver, isolation=isolation))
 
     def with_graph_cost(self, joint: JointGraph) -> PlanRequest:
-        """Return a copy of the request with the cost model that the requested one, such as ``auto``, selects."""
+        """Return a copy of the request with the cost model that its own, such as ``auto``, selects for a graph."""
         return replace(self, cost=self.cost.for_graph(joint))
 
     def for_graph(self, joint: JointGraph, fingerprint: str, nth: int = 0) -> PlanRequest:
@@ -206,8 +207,8 @@ class PlanRequest:
         Args:
             joint: the graph.
             fingerprint: digest of the graph.
-            nth: number of graphs with the same fingerprint that were planned before. It selects one of several plans,
-                see `plan_for`.
+            nth: number of graphs with the same fingerprint that were planned before. This number selects one of several
+                plans, see `plan_for`.
 
         Raises:
             PlanError: no saved plan was made for the graph, and ``plans_others`` is False.
@@ -237,7 +238,7 @@ class PlanRequest:
         )
 
     def deciding(self) -> Budgeted:
-        """Build the pass that decides: `SolveGraph` if the solver solves graph problems, else `Knapsack`."""
+        """Build the pass that decides what to save: `SolveGraph` if the solver solves graph problems, or `Knapsack`."""
         # A solver of knapsacks chooses among the expensive values; minimum cuts complete its choice.
         kind = SolveGraph if "graph" in self.solver.solves else Knapsack
         return kind(
@@ -248,10 +249,11 @@ class PlanRequest:
         )
 
     def as_pipeline(self) -> Pipeline:
-        """Return the pipeline for this request: the user's own if given, else the default passes.
+        """Return the pipeline for this request: the user's own if it is given, or the default passes otherwise.
 
         Raises:
-            ProblemError: the budget is on the peak. Planning then compares many plans, but a pipeline makes one.
+            ProblemError: the budget is on the peak. Planning under such a budget compares many plans, but a pipeline
+                makes one.
         """
         if self.pipeline is not None:
             return self.pipeline
@@ -266,12 +268,12 @@ class PlanRequest:
 
 
 class Conflict(NamedTuple):
-    """A row of `CONFLICTS`.
+    """A row of the table `CONFLICTS`: an option that a request must not have in a situation.
 
     Attributes:
         option: name of the option to change.
         situation: the situation in which the conflict matters.
-        holds: whether a request has the conflict.
+        holds: function that returns whether a request has the conflict.
         message: message of the error, a template with the fields ``request``, the request, and ``subject``.
     """
 

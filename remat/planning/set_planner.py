@@ -38,12 +38,12 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
     Args:
         joints: the graphs in the order in which they run, as ``remat.capture(…, fullgraph=False)`` returns
             them.
-        request: the options. The budget holds for all graphs together: saved bytes, a ratio of the bytes that their
-            runtime-optimal partitions save together, or the peak of the whole step.
-            The user's code may set a budget of its own for a graph, as a ratio. Under a budget on saved bytes,
-            such a graph is decided by its own budget alone. If the requested budget is in bytes, the bytes that these
-            graphs save are subtracted from it. If it is a ratio, it refers to the other graphs only. Under a budget on
-            the peak, the graph's own budget applies in addition.
+        request: the options. The budget applies to all graphs together: to their saved bytes, as a number or as a ratio
+            of what the runtime-optimal partitions of all graphs save, or to the peak of the whole step. The user's code
+            may set a budget of its own for a graph, as a ratio. Under a requested budget on saved bytes, a graph with
+            its own budget is decided by its own budget alone. The bytes that such graphs save are subtracted from a
+            requested budget in bytes. A requested ratio refers only to graphs without their own budget. Under a
+            requested budget on the peak, a graph's own budget applies in addition.
 
     Returns:
         The plans of all graphs, with figures for the whole step.
@@ -76,7 +76,7 @@ def set_planner(joints: Sequence[JointGraph], request: PlanRequest) -> SetPlanne
 
 
 class SetPlanner:
-    """Planner of all graphs of a step, which are given in the order in which they run, under one budget."""
+    """Planner of all graphs of a step under one budget; the graphs are given in the order in which they run."""
 
     def __init__(self, joints: Sequence[JointGraph], request: PlanRequest) -> None:
         self._request, self._passed = request, _Passed(joints)
@@ -152,7 +152,7 @@ class SetPlanner:
         return self._graphs.peak(decided)
 
     def within_peak(self, budget: Budget | None = None) -> PlanSet:
-        """Plan all graphs under a budget on the peak of the step: the given one, or that of the request."""
+        """Plan all graphs of a step under a budget on its peak: ``budget``, or the request's budget if that is None."""
         budget = budget or self._request.budget
         label, count = budget.label, len(self._planners)
         if self._request.hooks is not None:
@@ -166,7 +166,7 @@ class SetPlanner:
         return self._finished(best, max(saved, self._full_bytes), budget)
 
     def _parts_of_host(self, searches: Sequence[Search], host_memory: int) -> list[int]:
-        """Divide the host's memory among the graphs; return the bytes of each."""
+        """Divide the host's memory among the graphs of a step; return the bytes that each graph may use."""
         # The host's memory holds the values of all runs when forward ends, so bytes count once for each run. What remains
         # after the values that must be offloaded is divided by the bytes that each graph saves at budget 1.
         runs, must = self._runs, []
@@ -181,7 +181,7 @@ class SetPlanner:
         return [m + rest * n // total for m, n in zip(must, full_bytes, strict=True)]
 
     def _finished(self, decided: Sequence[Candidate], capacity: int, budget: Budget) -> PlanSet:
-        """Build the plans of the decisions, and compute the figures of the whole step."""
+        """Build the plan of each graph from its decision, and compute the figures of the whole step."""
         planners, request, passed = self._planners, self._request, self._passed
         decided = [p.search.offloads.with_tagged(d) for p, d in zip(planners, decided, strict=True)]
         offloaded_bytes = sum(r * d.host_bytes for r, d in zip(self._runs, decided, strict=True))
@@ -259,7 +259,7 @@ def _refuse_strange_order(joints: Sequence[JointGraph]) -> None:
 
 
 def _why_least(searches: Sequence[Search]) -> tuple[str, str]:
-    """Return two texts for an error: why the graphs together cannot save fewer bytes, and what would change that."""
+    """Return two texts for an error: why the graphs together cannot save fewer bytes, and what would let them."""
     texts = [
         least_causes(s.context.state, s.context.state.get(LeastDecision()))
         for s in searches
@@ -270,7 +270,7 @@ def _why_least(searches: Sequence[Search]) -> tuple[str, str]:
 
 
 def _shares(searches: Sequence[Search], runs: Sequence[int], room: int) -> list[int] | None:
-    """Distribute ``room`` bytes over graphs at the least total cost; None if the fewest saved bytes exceed them."""
+    """Distribute ``room`` saved bytes over graphs at the least total cost; None if all graphs need more bytes."""
 
     def extend(k: int, saved: int, cost: int, decided: Candidate) -> tuple[int, int] | None:
         saved += runs[k] * decided.saved_bytes
@@ -310,7 +310,7 @@ class _Passed:
         return sum(self._bytes.values())
 
     def saved_bytes(self, decided: Sequence[Candidate]) -> int:
-        """Return the bytes of the passed activations that their producer or a receiver saves, each counted once."""
+        """Return the bytes of the passed activations that the producing or a receiving graph saves, each once."""
         saved = [set(d.decision.saved) for d in decided]
         return sum(
             nbytes

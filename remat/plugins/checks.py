@@ -56,7 +56,7 @@ def check_options(offered: Any) -> str | None:
 
 
 def check_pass(offered: Any) -> str | None:
-    """Return why ``offered`` is not a usable pass class; None if it is."""
+    """Return why ``offered`` is not a usable pass class; None if it is usable."""
     from remat.passes.core.base import Pass, Stage
 
     fault = check_class(offered, Pass) or check_options(offered)
@@ -76,21 +76,21 @@ def check_pass(offered: Any) -> str | None:
 
 
 def check_analysis(offered: object) -> str | None:
-    """Return why ``offered`` is not a usable analysis class; None if it is."""
+    """Return why ``offered`` is not a usable analysis class; None if it is usable."""
     from remat.passes.core.state import Analysis
 
     return check_class(offered, Analysis) or check_options(offered)
 
 
 def check_cost_model(offered: object) -> str | None:
-    """Return why ``offered`` is not a usable cost model class; None if it is."""
+    """Return why ``offered`` is not a usable cost model class; None if it is usable."""
     from remat.graph.costs import CostModel
 
     return check_class(offered, CostModel)
 
 
 def check_operators(offered: object) -> str | None:
-    """Return why ``offered`` is not a usable `OpTaxonomy`; None if it is."""
+    """Return why ``offered`` is not a usable `OpTaxonomy`; None if it is usable."""
     from remat.graph.ops import OpTaxonomy
 
     if not isinstance(offered, OpTaxonomy):
@@ -109,7 +109,7 @@ def check_operators(offered: object) -> str | None:
 
 
 def check_solver(offered: object) -> str | None:
-    """Return why ``offered`` is not a usable solver class; None if it is."""
+    """Return why ``offered`` is not a usable solver class; None if it is usable."""
     fault = check_class(offered, Solver)
     if fault is not None:
         return fault
@@ -161,7 +161,7 @@ def _check_methods(solver: type[Solver]) -> str | None:
 
 
 def _accepts(function: Any, *args: object, **kwargs: object) -> bool:
-    """Return whether the signature of ``function`` accepts the arguments."""
+    """Return whether the signature of ``function`` accepts the given positional and keyword arguments."""
     try:
         inspect.signature(function).bind(*args, **kwargs)
     except TypeError:

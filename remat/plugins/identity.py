@@ -1,4 +1,4 @@
-"""Describe code, versions and options, for the cache keys of plans and solvers."""
+"""Describe code, versions and options, for keys under which plans and results of solvers are cached."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def described(value: Any) -> Any:
     """Return a JSON-compatible description of a value; equal descriptions mean equal values.
 
     The state of a function, or of an instance of a class from outside remat, is not read. The
-    description of such an object contains the object's ``id`` and is valid in this process only;
-    see `is_known_elsewhere`.
+    description of a function or such an instance contains the object's ``id`` and is valid in this
+    process only; see `is_known_elsewhere`.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -84,7 +84,8 @@ def surroundings() -> dict[str, Any]:
     """Describe everything that a plan depends on besides its graph and options, such as code and versions.
 
     Every module of remat that stores users' declarations about operators has a function
-    ``declared()``. The entry ``declared`` has the results of these functions.
+    ``declared()``. The entry ``declared`` of the result has what all functions ``declared()``
+    return.
 
     Returns:
         A JSON-compatible dict with the keys ``code``, ``libraries``, ``solvers``, ``classes``,

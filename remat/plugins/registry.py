@@ -1,4 +1,4 @@
-"""Registry of plugins and of the solvers, passes and other objects that they return from hooks.
+"""Registry of plugins, and of the solvers, passes and other objects that plugins return from hooks.
 
 A plugin that fails or returns an unusable object is refused, and the other plugins keep working.
 """
@@ -35,7 +35,7 @@ _ISOLATION = (None, "process", "foreign")
 
 
 class PluginWarning(RuntimeWarning):
-    """Issued if a plugin is refused, or an object that a plugin returns; other plugins keep working."""
+    """Warning that remat refuses a plugin, or an object that a plugin returns; other plugins keep working."""
 
 
 class Registry:
@@ -43,8 +43,8 @@ class Registry:
 
     Objects of one kind are collected from the plugins when this kind is first requested, so that
     solvers can be used without importing torch. A plugin that fails is refused, and so is an
-    unusable object that a plugin returns. A `PluginWarning` gives the reason once, and `problems`
-    stores the reason.
+    unusable object that a plugin returns. A `PluginWarning` gives the reason for a refusal once,
+    and `Registry.problems` stores the reason.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Registry:
     def solvers(self) -> Mapping[str, type[Solver]]:
         """Solver classes by name, including solvers that cannot run on this machine.
 
-        remat's own classes come first. The classes of plugins follow, sorted by name.
+        remat's own solver classes come first. The solver classes of plugins follow, sorted by name.
         """
         return self._kind("remat_solvers")
 
@@ -82,8 +82,8 @@ class Registry:
     def learn_operators(self) -> None:
         """Add the operators that plugins declare to the operator taxonomy that planning uses.
 
-        The taxonomy states, for instance, which operators may be recomputed. A second call has no
-        effect. Unregistering a plugin removes its operators.
+        The taxonomy states, for instance, which operators may be recomputed. Calling this method
+        again has no effect. Unregistering a plugin removes the plugin's operators.
         """
         if _OPERATORS in self._collected:
             return
@@ -161,7 +161,7 @@ class Registry:
         return kind.__module__.partition(".")[0] != _OURS
 
     def _ready(self, name: str) -> Solver:
-        """Return a new instance of a solver that is available here; raise `SolverError` if there is none."""
+        """Return a new instance of the named solver; raise `SolverError` if it cannot run on this machine."""
         kind = self.solver_class(name)
         reason = unavailable(kind)
         if reason is not None:
@@ -197,7 +197,7 @@ class Registry:
         return kind
 
     def cost_model(self, cost: str | CostModel) -> CostModel:
-        """Create the cost model of a registered name, with an argument if one is given.
+        """Create a cost model from its registered name, which an argument may follow.
 
         Args:
             cost: a registered name, optionally with an argument as in ``"roofline:h100"``; or a
@@ -283,7 +283,7 @@ class Registry:
             self.unregister(name)
 
     def _discover(self) -> None:
-        """Register the plugins of all entry points, in sorted order, and warn about refused plugins."""
+        """Register the plugins that installed packages declare as entry points, sorted; warn about refused plugins."""
         entries = importlib.metadata.entry_points(group=hooks.PROJECT)
         # Sorted, because the first of two plugins with equal names wins, and the order of installation
         # is arbitrary.
@@ -303,7 +303,7 @@ class Registry:
         self._warn()
 
     def _kind(self, hook: str) -> Mapping[str, Any]:
-        """Return the usable classes that plugins return from a hook, as a mapping by name."""
+        """Return the usable classes that plugins return from a hook, as a dict from name to class."""
         if hook not in self._collected:
             ours: dict[str, Any] = {}
             others: dict[str, Any] = {}
@@ -324,13 +324,13 @@ class Registry:
         return self._collected[hook]
 
     def _keep(self, hook: str, classes: Mapping[str, Any], problems: list[PluginError]) -> None:
-        """Store the classes found for one hook and the refusals, and warn about new refusals."""
+        """Store the classes that one hook returned and the errors of refused ones, and warn about new errors."""
         self._collected[hook] = MappingProxyType(classes)
         self._offer_problems[hook] = problems
         self._warn()
 
     def _offers(self, hook: str, problems: list[PluginError]) -> Iterator[tuple[str, Any]]:
-        """Yield the objects that plugins return from a hook, with the plugins' names; remat's own come first."""
+        """Yield each object that a plugin returns from a hook, with the plugin's name; remat's own objects first."""
         # Call the implementations one by one, because pluggy's own call ends at the first exception.
         calls = getattr(self._manager.hook, hook).get_hookimpls()
         for call in sorted(calls, key=lambda c: (c.plugin_name != _OURS, c.plugin_name)):
@@ -385,7 +385,7 @@ def unknown(noun: str, name: str, registered: Iterable[str]) -> str:
 
 
 def _extend_taxonomy(offer: OpTaxonomy) -> Callable[[], None]:
-    """Add the operators of a plugin's taxonomy to the planner's; return a function that removes them again."""
+    """Add the operators of a plugin's taxonomy to the planner's; return a function that removes these operators."""
     from remat.graph.ops import default_taxonomy, packet
 
     added: list[tuple[set[Any], set[Any]]] = []

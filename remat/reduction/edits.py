@@ -1,8 +1,9 @@
 """Edits that make a joint graph smaller or simpler.
 
-An edit changes a graph in place and keeps AOTAutograd's convention for joint graphs. Inputs are primals,
-then tangents. Outputs are forward's outputs, then a gradient or None for every primal. No value changes
-its shape, so gradients still match their primals.
+An edit changes a graph in place and keeps AOTAutograd's convention for joint graphs. The inputs of
+a joint graph are primals, then tangents. The outputs of a joint graph are forward's outputs, then a
+gradient or None for every primal. No edit changes a value's shape, so gradients still match their
+primals.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Item = int | str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphEdit:
-    """One kind of edit.
+    """One kind of edit that makes a joint graph smaller or simpler.
 
     Attributes:
         name: description of the edit.
@@ -90,7 +91,7 @@ def _behind_tangents(joint: JointGraph) -> set[fx.Node]:
 
 
 def _outputs(joint: JointGraph) -> list[tuple[Any, Any]]:
-    """Return a pair (value, AOTAutograd's descriptor) for each output; without descriptors, None replaces them."""
+    """Return a pair (value, AOTAutograd's descriptor) for each output; None if the graph has no descriptors."""
     forward, backward, forward_descs, backward_descs = split_outputs(joint)
     return list(zip([*forward, *backward], [*forward_descs, *backward_descs], strict=True))
 
@@ -175,7 +176,7 @@ def _results(joint: JointGraph) -> list[Item]:
 
 
 def _add_input(joint: JointGraph, like: fx.Node, *, tangent: bool, gradient: Any = None) -> fx.Node:
-    """Add a tangent, or a primal with the given gradient, that is like a node's value; return the input."""
+    """Add an input like a node's value: a tangent, or a primal with the given gradient; return the input."""
     graph = joint.graph
     before = list(graph.find_nodes(op="placeholder")) if tangent else primals_of(joint)
     first = next(iter(graph.nodes))
@@ -188,13 +189,13 @@ def _add_input(joint: JointGraph, like: fx.Node, *, tangent: bool, gradient: Any
 
 
 def _insert_output(joint: JointGraph, at: int, value: Any) -> None:
-    """Insert ``value``, without a descriptor, as output ``at``."""
+    """Insert ``value``, without a descriptor, at position ``at`` of the outputs of a joint graph."""
     outputs = _outputs(joint)
     _set_outputs(joint, [*outputs[:at], (value, None), *outputs[at:]])
 
 
 def _make_inputs(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
-    """Replace results of calls by new inputs: by tangents for results of backward, else by primals."""
+    """Replace results of calls by new inputs: tangents for results of backward, primals for other results."""
     cut, backward = _nodes(joint, items), _behind_tangents(joint)
     removed = set(cut)
     for node in cut:
@@ -250,7 +251,7 @@ def _new_fake(value: torch.Tensor) -> torch.Tensor:
 
 
 def _kind_of(value: Any) -> Any:
-    """Return the properties in which two tensors must agree to replace each other; None if not a tensor."""
+    """Return the properties in which two tensors must agree to replace each other; None if a value is no tensor."""
     return form_of(value) if isinstance(value, torch.Tensor) else None
 
 
@@ -263,7 +264,7 @@ def _bypass_to(node: fx.Node) -> fx.Node | None:
 
 
 def _replacements(joint: JointGraph) -> dict[fx.Node, fx.Node]:
-    """Return a dict from an input to the first input of the same role, shape and type, if that is another."""
+    """Return a dict from each input to the first input of the same role, shape and type, without first inputs."""
     first: dict[Any, fx.Node] = {}
     replacements: dict[fx.Node, fx.Node] = {}
     for node in joint.graph.find_nodes(op="placeholder"):

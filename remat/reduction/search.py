@@ -50,15 +50,15 @@ def reduce(
 ) -> Reduced:
     """Remove and simplify nodes of a joint graph while the graph still fails a test.
 
-    The search ends when no single edit gives a smaller graph that still fails. Every graph that the test
-    gets is a valid joint graph, and was written as text and read back. Every such graph can also be split
-    into forward and backward, unless ``joint`` cannot. The order of candidate graphs is the same in every
-    run, and no graph is tested twice.
+    The search ends when no single edit gives a smaller graph that still fails the test. Every graph
+    that is tested is a valid joint graph, and was written as text and read back. Every graph that
+    is tested can be split into forward and backward, unless ``joint`` itself cannot. The order of
+    candidate graphs is the same in every run, and no graph is tested twice.
 
     Args:
         joint: the graph; it is not changed.
-        test: returns True if a graph still fails. Exceptions of the test are not caught. A test for an
-            exception must catch it, and return whether it was the expected one.
+        test: returns True if a graph still fails. Exceptions of the test are not caught. A test for
+            an exception must catch the exception, and return whether it is the expected one.
         progress: called with a line of text before each candidate graph.
 
     Returns:
@@ -92,7 +92,7 @@ def reduce(
 
 
 class _Search:
-    """One search for the smallest graph that fails a test: ``best``, whose text is ``text``."""
+    """One search for the smallest graph that fails a test; ``best`` is the smallest so far, ``text`` its text."""
 
     def __init__(self, joint: JointGraph, test: Test, progress: Callable[[str], None]) -> None:
         self._test = test
@@ -113,7 +113,7 @@ class _Search:
                 changed |= self._apply(edit)
 
     def _apply(self, edit: GraphEdit) -> bool:
-        """Try one edit on all items, then on ever smaller groups; return whether a result was kept."""
+        """Try one edit on all its items, then on ever smaller groups; return whether an edited graph was kept."""
         changed = False
         # Large groups first: one test may then accept the edit of many items.
         size = len(edit.items(self.best))
@@ -128,7 +128,7 @@ class _Search:
         return changed
 
     def _accept(self, edit: GraphEdit, items: list[Item]) -> bool:
-        """Edit some items; keep the result, and return True, if it is valid, smaller and still fails."""
+        """Apply an edit to some items; keep the graph, and return True, if it is valid, smaller and still fails."""
         nodes = len(self.best.graph.nodes)
         self._progress(f"{edit.name}: {nodes} nodes, {self.tests} tests")
         try:

@@ -37,7 +37,7 @@ class Case:
 
     @property
     def optimum(self) -> int:
-        """Greatest value for a knapsack, least cost for other kinds: the certificate, or else by enumeration."""
+        """Greatest value of a knapsack, or least cost of other problems, from the certificate or by enumeration."""
         best = optimum(self.problem) if self.certificate is None else self.certificate
         assert best is not None
         return best

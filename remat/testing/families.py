@@ -111,7 +111,8 @@ def family(name: str, *, items: int, span: int, share: int, seed: int) -> Knapsa
         items: number of items.
         span: weights are drawn from 1 to this number. For ``inverse-strongly-correlated``, values
             are drawn from this range, and weights are computed from the values. Spanner families
-            draw their two base items with ``span``. The family ``similar-weights`` ignores it.
+            draw their two base items with ``span``. The family ``similar-weights`` ignores
+            ``span``.
         share: the capacity, in parts of 101 of the total weight. For example, 50 means 50/101.
         seed: seed of the random integers.
     """

@@ -1,6 +1,6 @@
 """Check laws on many random problems; a law is a property that must hold for every problem.
 
-Hypothesis draws the problems if it is installed; otherwise they are drawn from fixed seeds.
+Hypothesis, if it is installed, draws the problems; otherwise, problems are drawn from fixed seeds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _SPANS = (3, 20, 10**4, 10**9, 2**50)
 
 
 def holds(law: Callable[[Draw], None], *, draws: int) -> None:
-    """Check a law, a function that draws a problem and asserts a property, on as many problems as ``draws``.
+    """Check a law, a function that draws a problem and asserts a property, on ``draws`` random problems.
 
     The problems are the same in every run. Hypothesis, if it is installed, tries corner cases and
     reduces a failing problem to a small one.

@@ -2,7 +2,7 @@
 
 A solver test is a test that uses the ``solver`` fixture of this plugin. pytest loads this file in
 every run if remat is installed. The plugin therefore imports as little as possible until a solver
-is needed, and ignores fixtures named ``solver`` of other projects.
+is needed, and ignores other projects' fixtures named ``solver``.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _known_failures(config: pytest.Config) -> Mapping[str, str]:
-    """Return the reason why each listed test fails, by test name."""
+    """Return a dict from the name of each test that is known to fail to the reason."""
     folder, listed = config.invocation_params.dir, config.getoption("remat_known_failures")
     if listed:
         return _read_known_failures(folder / listed)
@@ -113,7 +113,7 @@ def _read_known_failures(path: Path) -> Mapping[str, str]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make pytest run every solver test once per solver that ``--solver`` names.
 
-    Without ``--solver``, pytest runs these tests on every registered solver that can run here.
+    Without ``--solver``, pytest runs solver tests on every registered solver that can run here.
     """
     if FIXTURE not in metafunc.fixturenames or not _is_ours(metafunc):
         return
@@ -242,11 +242,11 @@ def _solver(request: pytest.FixtureRequest) -> Solver:
 def solve_case(
     solver: Solver, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
 ) -> Callable[[Case], Checked | None]:
-    """Function that solves a `Case` with the solver, and adds the result to the comparison table.
+    """Function that solves a `Case` with the solver under test, and adds the result to the comparison table.
 
     The function returns the verified solution, or None if the solver finds no schedule within the
-    capacity. Finding none is allowed. If the solver refuses a knapsack, the test is skipped with
-    the solver's reason.
+    capacity. A solver may find no schedule. If the solver refuses a knapsack, the test is skipped
+    with the solver's reason.
     """
 
     def solve(case: Case) -> Checked | None:

@@ -21,7 +21,7 @@ from remat.testing.oracle import decisions
 
 
 def refusal(solver: Solver, problem: Problem[Any]) -> str | None:
-    """Return why a solver refuses a knapsack, the one kind that it may refuse; None if it accepts the problem."""
+    """Return why a solver refuses a knapsack, the only kind of problem it may refuse; None if it accepts."""
     return solver.refuses(problem) if isinstance(problem, KnapsackProblem) else None
 
 
@@ -148,5 +148,5 @@ ROOMY = (
 
 
 def _own_peak(step: ScheduleProblem) -> int:
-    """Return the peak memory in bytes if each node runs once, in the problem's order."""
+    """Return the peak of a schedule problem in bytes if each node runs once, in the problem's order."""
     return evaluate_schedule(step, step.order).peak_bytes

@@ -39,7 +39,7 @@ class Solved:
 
     @property
     def score(self) -> int:
-        """Value, or negated cost; a greater score is better."""
+        """Value of the solver's answer, or its negated cost; a greater score is better."""
         return -self.value if self.least else self.value
 
     def as_property(self) -> str:

@@ -32,7 +32,7 @@ class SolverUnderTest:
     reason: str | None
 
     def solves(self, kind: object) -> bool:
-        """Return whether the solver solves a kind of problem; True if ``kind`` names none, or if the class is unknown."""
+        """Return whether the solver solves ``kind``; True if that is no kind of problem, or if the class is unknown."""
         kinds = [problem.kind for problem in KINDS]
         return self.kind is None or kind in self.kind.solves or kind not in kinds
 

@@ -41,13 +41,13 @@ def each(samples: Sequence[Sample]) -> pytest.MarkDecorator:
 
 
 def reached(problem: Problem[Any], solution: AnySolution) -> int:
-    """Return the value of an answer, or its negated cost, so that a larger number is better."""
+    """Return the value of a solver's answer, or the answer's negated cost, so that a larger number is better."""
     figure: int = getattr(solution, problem.objective)
     return figure if problem.maximises else -figure
 
 
 def claimed(problem: Problem[Any], solution: AnySolution) -> int:
-    """Return the bound on the optimum that the solver claims, proven or not; negated for costs."""
+    """Return the bound on the optimum that a solver claims, proven or not; negated if the objective is a cost."""
     bound = solution.bound if solution.claimed_bound is None else solution.claimed_bound
     return bound if problem.maximises else -bound
 
@@ -82,8 +82,9 @@ def assert_honest(
 def assert_agree(solver: Solver, one: Solution, other: Solution, factor: int, label: str) -> None:
     """Assert that the answers to two related knapsacks do not contradict each other.
 
-    The caller ensures that the second optimum is at least ``factor`` times the first one. So the second
-    bound, and for an exact solver the second value, must be at least ``factor * one.value``.
+    The caller ensures that the second knapsack's optimum is at least ``factor`` times the first
+    one's. The bound of the answer ``other`` must therefore be at least ``factor * one.value``, and
+    so must its value if the solver is exact.
     """
     bound = other.bound if other.claimed_bound is None else other.claimed_bound
     assert factor * one.value <= bound, (
@@ -105,7 +106,7 @@ def taken(solver: Solver, sample: Sample) -> list[Problem[Any]]:
 def assert_alike(one: AnySolution | None, other: AnySolution | None) -> None:
     """Assert that two answers to one problem are the same, if both are deterministic.
 
-    None stands for a search that found no schedule.
+    An answer of None stands for a search that found no schedule.
     """
     if one is None or other is None:  # no schedule was found
         assert one is other
@@ -114,7 +115,7 @@ def assert_alike(one: AnySolution | None, other: AnySolution | None) -> None:
 
 
 def choice(solution: AnySolution) -> Sequence[int]:
-    """Return the indices of the saved items or nodes, or the sequence of a schedule."""
+    """Return what a solution chooses: the indices of the saved items or nodes, or the sequence of a schedule."""
     return solution.sequence if isinstance(solution, Schedule) else solution.saved
 
 
@@ -142,7 +143,7 @@ def test_takes_problems_at_all(solver: Solver) -> None:
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 def test_case(solver: Solver, case: Case, solve_case: Callable[[Case], AnySolution | None]) -> None:
-    """The solver's answer fits the capacity, and its claims are true.
+    """The solver's answer to a case fits the capacity, and the solver's claims about the answer are true.
 
     On a knapsack, an exact solver proves its answer optimal.
     """
@@ -204,7 +205,8 @@ def test_any_problem(solver: Solver) -> None:
 def test_numbers_up_to_its_limit(solver: Solver) -> None:
     """The solver solves a knapsack whose weights and values each add up to its ``integer_limit``.
 
-    If ``integer_limit`` is None, the sums are 2**63 - 1, and the solver may refuse the knapsack.
+    If ``integer_limit`` is None, weights and values each add up to 2**63 - 1, and the solver may
+    refuse the knapsack.
     """
     limit = INT64_MAX if solver.integer_limit is None else solver.integer_limit
     unit = limit // 25  # 25 units and the remainder make both sums equal to the limit
@@ -263,7 +265,8 @@ def test_units_do_not_matter(solver: Solver, name: str) -> None:
 def test_more_room_is_never_worse(solver: Solver) -> None:
     """The solver's answers at a smaller and a larger capacity do not contradict each other.
 
-    The value at the smaller capacity is at most the bound claimed at the larger capacity.
+    The value of the answer at the smaller capacity is at most the bound claimed at the larger
+    capacity.
     """
 
     def law(draw: Draw) -> None:
@@ -280,9 +283,9 @@ def test_more_room_is_never_worse(solver: Solver) -> None:
 @pytest.mark.parametrize("time_limit", [0.001, 0.2])
 @each(PLAIN)
 def test_takes_a_time_limit(solver: Solver, sample: Sample, time_limit: float) -> None:
-    """With a time limit, the solver may stop early, but its answer fits and its bound is true.
+    """With a time limit, the solver may stop early, but its answer fits the capacity, and its bound is true.
 
-    A bound is true if no answer found with or without the limit exceeds it.
+    A bound is true if no answer found with or without the time limit exceeds the bound.
     """
     for problem in taken(solver, sample):
         limited, unlimited = solved(solver, problem, time_limit=time_limit), solved(solver, problem)

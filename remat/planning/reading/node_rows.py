@@ -70,7 +70,7 @@ def kept_storages(plan: PlanRecord) -> list[KeptStorage]:
 
 
 def _owner(node: fx.Node) -> fx.Node:
-    """Return the node that a view is a view of, since forward may hand over a view of a saved value."""
+    """Return the call whose value a node is a view of, or the node itself; forward may return views of saved values."""
     while isinstance(base := aliased_argument(node), fx.Node) and base.op == "call_function":
         node = base
     return node

@@ -55,7 +55,7 @@ def rows_of(plan: PlanRecord) -> list[tuple[str, str]]:
 
 
 def _saved(plan: PlanRecord) -> str:
-    """Format the bytes that a plan saves, and for comparison three other numbers of saved bytes."""
+    """Format the bytes that a plan saves, with three other numbers of saved bytes to compare them with."""
     share = f" ({plan.saved_bytes / plan.full_bytes:.0%} of" if plan.full_bytes else " (of"
     if plan.saved_bytes > plan.full_bytes:
         share = " (more than the"
@@ -143,7 +143,7 @@ def _region(plan: PlanRecord) -> str:
 
 
 def _raised(plan: PlanRecord) -> str:
-    """Explain that no plan saves as few bytes as the ratio stands for; empty if one does."""
+    """Return text that no plan saves as few bytes as the budget's ratio stands for; empty if a plan does."""
     share = Budget.parse(plan.region_budget) if plan.region_budget else plan.requested
     full_bytes, least = max(plan.full_bytes, plan.least_bytes), plan.least_bytes
     is_raised = plan.least_because and share.share is not None and plan.capacity == least
@@ -220,7 +220,7 @@ def offload_lines(plan: PlanRecord, graph: fx.Graph | None) -> list[str]:
 
 
 def learned_text(nodes: Iterable[fx.Node]) -> str:
-    """Return the text, for a refused budget, on the numbers that stand for data-dependent sizes; may be empty.
+    """Return text for a budget error on the numbers assumed for data-dependent sizes; empty if there are no such sizes.
 
     Args:
         nodes: the nodes of a graph. The first node with a size gives the line of the user's code.

@@ -42,7 +42,7 @@ _NAMES = (
 
 
 def explained(plan: PlanRecord) -> str:
-    """Return a plan as text: see `Plan.explain`."""
+    """Return a plan as text with its figures, saved activations and recomputed operators; see `Plan.explain`."""
     graph = None
     with contextlib.suppress(RematError):  # the figures can be shown without modules, too
         graph = plan.forward.graph

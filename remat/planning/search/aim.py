@@ -20,13 +20,13 @@ def aim(
 ) -> Iterator[T]:
     """Yield candidates whose measured peak approaches a wanted peak.
 
-    The limits at which candidates are asked for, and the peaks that are measured, differ by similar bytes for similar
-    candidates. So each limit is moved by the room that the last candidate leaves.
+    The limits at which candidates are asked for, and the measured peaks of the candidates, differ by similar bytes for
+    similar candidates. Each limit is therefore moved by the bytes that the last candidate leaves below the wanted peak.
 
     Args:
-        ask: finds a candidate whose ``peak_bytes`` are within a limit; None ends the search.
-        measure: the peak that counts, in bytes.
-        wanted: the peak to stay within by ``measure``, in bytes.
+        ask: function that finds a candidate whose ``peak_bytes`` are within a limit; a result of None ends the search.
+        measure: function that returns the peak of a candidate in bytes.
+        wanted: the limit on the peak by ``measure``, in bytes.
         start: the first limit.
         rounds: maximum number of candidates.
         last: a candidate that is known already.

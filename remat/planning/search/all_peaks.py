@@ -18,9 +18,9 @@ def frontier_by_peak(search: Search) -> tuple[list[Candidate], tuple[tuple[int, 
     """Return the Pareto-optimal candidates by (peak, cost), and a proven lower bound on the cost at each peak.
 
     Peaks are simulated. If a large graph has many candidates, peaks are computed from the candidates' schedules
-    instead, which may differ by the bytes of a few scalars. For a step of up to ``Effort.small`` operators, the lowest
-    peak is at most the least peak that `Search.least_peak` finds. If values may be offloaded, offloading is tried at some
-    of the peaks and below the lowest of them.
+    instead, and may differ from simulated peaks by the bytes of a few scalars. For a step of up to ``Effort.small``
+    operators, the lowest peak is at most the least peak that `Search.least_peak` finds. If values may be offloaded,
+    offloading is tried at some of the peaks and below the lowest peak.
 
     Returns:
         The candidates, lowest peak first; and the bound, as vertices (peak bytes, cost) of a line below which no
@@ -73,7 +73,7 @@ def _simulated(search: Search, candidate: Candidate) -> Candidate:
 def _down_to_least(
     search: Search, candidates: Sequence[Candidate], *, ordered: bool
 ) -> list[Candidate]:
-    """Return candidates from the least peak up to the lowest peak of a frontier."""
+    """Return candidates with peaks from the least peak found up to the lowest peak of a frontier."""
     lowest = _simulated(search, search.within_peak(search.least_found, offload=False))
     least, points = lowest.peak_bytes, list[Candidate]()
     first = next((f for f in candidates if not f.ordered), None)
@@ -91,7 +91,7 @@ def _down_to_least(
 def _above(
     search: Search, line: tuple[tuple[int, int], ...], candidates: list[Candidate]
 ) -> list[Candidate]:
-    """Record the lower bound in each candidate's provenance; return the Pareto-optimal ones, lowest peak first."""
+    """Record the lower bound on cost in each candidate; return the Pareto-optimal candidates, lowest peak first."""
     pool = CandidatePool[Candidate]()
     for before in candidates:  # a bound holds for the decision with its tagged values offloaded
         d = search.offloads.with_tagged(before)
@@ -104,7 +104,7 @@ def _above(
 def _cheaper_with_offloads(
     search: Search, candidates: Sequence[Candidate], least_possible: int
 ) -> list[Candidate]:
-    """Return candidates with offloads that improve a frontier: some are cheaper, some have lower peaks."""
+    """Return candidates with offloads that improve a frontier, because they are cheaper or have lower peaks."""
     thin = candidates[:: max(1, len(candidates) // search.effort.all_peaks.offloaded)]
     wanted: list[tuple[int, Candidate | None]] = [(d.peak_bytes, d) for d in thin]
     lowest = candidates[0].peak_bytes

@@ -1,10 +1,10 @@
 """Proven lower bounds on the cost of every schedule of a step within a peak.
 
-Take one operator of backward. While it runs, each value that a later run reads is alive, or is recomputed afterwards.
-The other bytes that are alive are known: weights, outputs, tangents, and the gradients so far. The remaining bytes of
-the peak are the capacity of a graph problem: which values to save, if only the later runs read values. A schedule costs
-at least as much as the optimum of this problem, for every node order, and however often forward's operators run. The
-bound assumes that operators that only backward runs, such as those that depend on a tangent, run once.
+While an operator of backward runs, each value that a later run reads is alive, or is recomputed afterwards. The other
+bytes alive at that time are known: weights, outputs, tangents, and the gradients so far. The remaining bytes of the
+peak are the capacity of a graph problem, which asks what to save if only the later runs read values. A schedule costs
+at least as much as the optimum of this graph problem, for every node order, and however often forward's operators run.
+The bound assumes that operators that only backward runs, such as those that depend on a tangent, run once.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PeakBounds:
                 depend on a tangent. For each node, one bound is computed from the bytes alive while the node runs.
 
         Returns:
-            The highest of these bounds; 0 if ``program_points`` is empty.
+            The highest of the bounds for each program point; 0 if ``program_points`` is empty.
         """
         bounds = [0]
         for program_point in dict.fromkeys(program_points):
@@ -74,7 +74,7 @@ class PeakBounds:
         return max(bounds)
 
     def _hull(self, program_point: int) -> tuple[Hull, int]:
-        """Return the hull of the graph problem in which only runs after ``program_point`` read values, and the bytes alive then."""
+        """Return the hull of the problem of what to save for runs after ``program_point``, and the bytes alive there."""
         state, problem, sizes = self._state, self._problem, self._sizes
         index, late, lowered = state.index, state.roles.tangent_closure, state.lowered()
         before = self._reach(program_point, index.inputs)
@@ -135,8 +135,8 @@ def line_of_bounds(
 ) -> tuple[tuple[int, int], ...]:
     """Return a lower bound on the cost at each peak, as a line that falls in steps.
 
-    No schedule of the step lies below the line. A bound that is proven for one peak also holds for all lower peaks.
-    So the line is constant between the peaks at which bounds are computed.
+    No schedule of the step lies below the line. A bound that is proven for one peak also holds for all lower peaks. The
+    line is therefore constant between the peaks at which bounds are computed.
 
     Args:
         schedules: the decisions of the graph, by the peaks of their schedules.
@@ -177,8 +177,8 @@ def bound_with_offloads(
         context: the prepared graph.
         bounds: bounds without offloads.
         peak_bytes: limit on the peak, in bytes.
-        program_points: positions in the joint graph of nodes that backward runs under every decision. The bound
-            without offloads is computed from the bytes alive while each of them runs.
+        program_points: positions in the joint graph of nodes that backward runs under every decision. The bound without
+            offloads is computed from the bytes alive while each of these nodes runs.
     """
     at_points, forward = tuple(program_points), context.forward_time
 

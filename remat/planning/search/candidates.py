@@ -53,7 +53,7 @@ class Candidate:
 
     @classmethod
     def of(cls, lowered: Lowered, decision: Decision, cost: int, **more: Any) -> Self:
-        """Build a candidate from a `Decision`, which may have node orders or offloads; ``more``: further attributes."""
+        """Build a candidate from a `Decision`, with or without node orders and offloads; ``more``: other attributes."""
         saved, size = lowered.saved_of(decision), lowered.problem.size
         return cls(
             lowered=lowered,
@@ -71,12 +71,12 @@ class Candidate:
         return self.ordered or self.lowered.decision(self.saved)
 
     def with_provenance(self, **changes: Any) -> Self:
-        """Return a copy of the candidate with changes of its provenance."""
+        """Return a copy of the candidate with some fields of its provenance replaced."""
         return replace(self, provenance=replace(self.provenance, **changes))
 
     @property
     def key(self) -> Decision | tuple[int, ...]:
-        """Key that differs between different decisions on the same graph."""
+        """Key that is different for different decisions on the same graph."""
         return self.ordered or self.saved
 
     @property

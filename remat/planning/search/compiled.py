@@ -1,8 +1,8 @@
-"""The choice of a candidate to compile, from the estimated peaks of all and the compiled peaks of some.
+"""Choose a candidate to compile, from the estimated peaks of all candidates and the compiled peaks of some.
 
 A candidate has up to three peaks. The *simulated* peak is that of the unfused graphs. The *estimated* peak is computed
-from the same graphs for the fused code (`remat.graph.memory.fused_liveness`). The *compiled* peak is that of the code that
-Inductor made; it replaces the estimate once the candidate was compiled.
+from the unfused graphs for the fused code (`remat.graph.memory.fused_liveness`). The *compiled* peak is that of the
+code that Inductor made; it replaces the estimated peak once a candidate was compiled.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class CompiledRound:
     """Compilations of one step under one budget, each of which exceeded the budget.
 
     Attributes:
-        peaks: compiled peak in bytes of each decision: what is saved, and in which order nodes run.
+        peaks: compiled peak in bytes of each decision that was compiled.
         limit: bytes that the budget allowed the last compiled step.
         excess: margin in bytes by which the next plan must be below the budget; see `remat.integrations.compiled_budget`.
         times: how often the step was planned again.
-        search: the search that found the last plan; it has the pool of candidates. None if no plan was searched.
+        search: the search that found the last plan, with its pool of candidates. None if no plan was searched.
     """
 
     peaks: dict[Decision, int] = field(default_factory=dict)
@@ -45,23 +45,23 @@ class CompiledRound:
     search: CompiledSearch | None = None
 
     def is_last(self, budget: Budget) -> bool:
-        """Return whether the round under this budget ends with the next compilation."""
+        """Return whether the next compilation under a budget is the last one that is allowed."""
         effort = DEFAULT.compiling
         return self.times >= (effort.replans if budget.peak_share is None else effort.of_ratio)
 
 
 class CompiledSearch:
-    """Candidates of one graph under a budget on the peak of fused code, some of which were compiled.
+    """Search for candidates of one graph under a budget on the peak of fused code, some of which were compiled.
 
     Args:
-        search: the search for candidates; its pool holds all of them.
-        most: least number of bytes that ratio 1 stands for: the estimated peak of the step without chunks.
-        before: the search on an earlier trace of the step; each compilation traces it anew. If graphs and options are
-            equal, the candidates of that search are kept.
+        search: the search for candidates; its pool contains all candidates.
+        most: least number of bytes that the peak ratio 1 stands for: the estimated peak of the step without chunks.
+        before: the search on an earlier trace of the step, because each compilation traces the step anew. If the graphs
+            and options of both traces are equal, the candidates of the earlier search are kept.
 
     Attributes:
         search: the search for candidates.
-        limit: the peak in bytes that a ratio stands for; None until it is computed.
+        limit: the peak in bytes that the budget's ratio stands for; None until this peak is computed.
     """
 
     def __init__(self, search: Search, most: int = 0, before: CompiledSearch | None = None) -> None:
@@ -78,19 +78,19 @@ class CompiledSearch:
         return sum(Sizes(joint.memories).of_all(primals_of(joint)).values())
 
     def search_within(self, budget: Budget, past: CompiledRound | None = None) -> Candidate:
-        """Search for decisions, and choose the cheapest one whose peak is within a budget.
+        """Search for decisions, and return the cheapest one whose peak is within a budget.
 
-        The peak of a decision is its compiled peak if it was compiled, else its estimated peak. An estimate may be
-        wrong, so the caller compiles the decision, and calls again with the compiled peak in ``past``. See
-        `_best` for the rules of the choice.
+        The peak of a decision is its compiled peak if the decision was compiled, or its estimated peak otherwise. Since
+        an estimate may be wrong, the caller compiles the decision, and calls this method again with the compiled peak
+        in ``past``. `_best` defines which candidate is chosen.
 
         Args:
             budget: a budget on the peak, in bytes or as a ratio.
             past: the compilations so far; None: nothing was compiled yet.
 
         Returns:
-            The candidate, without a lower bound on its cost. Under a ratio, `limit` is then the peak in bytes that the
-            ratio stands for.
+            The chosen candidate, without a lower bound on its cost. If the budget is a ratio, the attribute `limit` is
+            set to the peak in bytes that the ratio stands for.
 
         Raises:
             BudgetError: the budget is in bytes, and parameters and inputs alone exceed it.
@@ -148,7 +148,7 @@ class CompiledSearch:
             )
 
     def _best(self, budget: Budget, past: CompiledRound, limit: int, margin: int) -> Candidate:
-        """Choose the candidate to compile next, or to stay with."""
+        """Return the candidate to compile next, or a compiled candidate to keep."""
         peaks, last = past.peaks, past.is_last(budget)
         pool, at_budget_one, estimated = (
             self.search.pool,
@@ -216,12 +216,12 @@ class CompiledSearch:
 
     @property
     def _vertices(self) -> list[int]:
-        """Saved bytes of about `Effort.vertices` vertices of the hull that the user's code allows."""
+        """Saved bytes of those vertices of the hull, about `Effort.vertices`, that the user's code allows."""
         most = self._context.most_saved
         return [n for n, _ in self._context.cuts(DEFAULT.vertices) if most is None or n <= most]
 
     def _explore(self) -> tuple[int, int]:
-        """Search at all peaks up to that of budget 1; return the estimated peaks that the ratios 0 and 1 stand for."""
+        """Search for candidates at all peaks up to budget 1; return the estimated peaks for the ratios 0 and 1."""
         search = self.search
         at = self.try_saved(without_gaps(self._vertices))
         # The least peak may lie between two limits.
@@ -249,7 +249,7 @@ class CompiledSearch:
                 return
 
     def try_saved(self, capacities: Sequence[int]) -> dict[int, int]:
-        """Add the decision at each limit on saved bytes to the pool; return their estimated peaks by limit."""
+        """Add the decision at each limit on saved bytes to the pool; return a dict from limit to estimated peak."""
         candidates = {nbytes: self.search.decisions.at(nbytes) for nbytes in capacities}
         self.search.add(*candidates.values())
         with_tagged = self.search.offloads.with_tagged
@@ -270,11 +270,11 @@ class CompiledSearch:
                     break
 
     def _limits(self, wanted: int, peaks: Mapping[Decision, int] | None = None) -> Limits:
-        """Return the limits of a candidate whose estimated peak is at most ``wanted``, without those in ``peaks``."""
+        """Return limits that allow estimated peaks of at most ``wanted``, and no decision that ``peaks`` contains."""
         return replace(self.search.limits(wanted, self._estimated), without=peaks or ())
 
     def _aim(self, wanted: int, peaks: Mapping[Decision, int]) -> bool:
-        """Search just within an estimated peak; return whether a decision that was not compiled is within it."""
+        """Search for candidates within an estimated peak; return whether one within this peak was not compiled."""
         search, limits = self.search, self._limits(wanted, peaks)
         search.add(search.decisions.allowed_at_budget_one)
         if wanted < self.input_bytes:  # nor has any estimate
@@ -306,7 +306,7 @@ class CompiledSearch:
 
 
 def without_gaps(vertices: Sequence[int]) -> list[int]:
-    """Return the given limits on saved bytes and, in large intervals between them, evenly spaced ones."""
+    """Return the given limits on saved bytes and, in large intervals between them, evenly spaced further limits."""
     limits, most = set(vertices), max(1, max(vertices) // DEFAULT.compiling.gap)
     for a, b in pairwise(sorted(vertices)):
         parts = -(-(b - a) // most)
@@ -315,7 +315,7 @@ def without_gaps(vertices: Sequence[int]) -> list[int]:
 
 
 def beside_least(at: Mapping[int, int]) -> list[int]:
-    """Return the midpoints between the limit whose decision has the least estimated peak and its neighbours."""
+    """Return the midpoints between the limit on saved bytes with the least estimated peak and its two neighbours."""
     limits = sorted(at)
     k = min(range(len(limits)), key=lambda i: at[limits[i]])
     return [(a + b) // 2 for a, b in pairwise(limits[max(0, k - 1) : k + 2])]

@@ -1,4 +1,4 @@
-"""How much work planning may take: one record of numbers, with the benchmark that set each."""
+"""Numbers that limit how much work planning may take, with the benchmark that set each number."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """How a search closes in on a peak by one measure.
+    """Numbers that control how a search approaches a limit on the peak by one measure.
 
     Attributes:
-        prices: searches in the node order of the passes.
-        orders: searches in other node orders, from a candidate near the limit.
-        from_least: the same from the candidate with the least peak.
+        prices: number of searches in the node order of the passes.
+        orders: number of searches in other node orders, from a candidate near the limit.
+        from_least: number of searches in other node orders, from the candidate with the least peak.
         share: edits of each search in other node orders, as a ratio of the usual number. Several short searches find
-            cheaper candidates than a long one, because each starts from the best so far.
-        idle: searches in other node orders in a row that find nothing cheaper, before they end.
-        above: such a search starts from a candidate of at most this multiple of the wanted peak.
-        lowered: after each miss, the limit of such a search falls by this ratio of the wanted peak.
+            cheaper candidates than a long search, because each starts from the best candidate so far.
+        idle: searches in other node orders end after this many searches in a row that find nothing cheaper.
+        above: a search in other node orders starts from a candidate of at most this multiple of the wanted peak.
+        lowered: after a search in other node orders that finds nothing within the limit, its limit falls by this ratio
+            of the wanted peak.
         negligible: other node orders are searched unless a candidate costs at most this ratio of the step's cost.
-        lowest: searches for the least peak, each from the result of the one before.
-        lower: edits for each run of the schedule in one round of such a search. Of the simulated peak, more edits do not
-            lead to lower ones, over eight nets; of the estimated peak of a ResNet, they do.
+        lowest: number of searches for the least peak, each from the result of the search before.
+        lower: edits for each run of the schedule in one round of a search for the least peak. More edits lower the
+            estimated peak of a ResNet, but not the simulated peaks of eight nets.
     """
 
     prices: int = 1
@@ -53,9 +54,9 @@ class Edits:
     Attributes:
         per_run: usual number of edits for each run of the schedule.
         most: most edits of one search.
-        many: runs above which a search gets fewer edits, because each takes longer.
+        many: number of runs in a schedule above which a search tries fewer edits, because each edit takes longer.
         lower: most rounds of a search for the least peak.
-        lower_most: most edits of such a round.
+        lower_most: most edits in one round of a search for the least peak.
     """
 
     per_run: int = 3_000
@@ -65,31 +66,32 @@ class Edits:
     lower_most: int = 330_000
 
     def usual(self, runs: int, share: float) -> float:
-        """Return a ratio of the usual number of edits of a schedule with so many runs."""
+        """Return the number of edits of a schedule with so many runs that is ``share`` times the usual number."""
         return share * min(self.most, self.per_run * runs)
 
     def least(self, runs: int, per_run: int) -> int:
-        """Return the edits that one round of a search for the least peak tries."""
+        """Return how many edits of a schedule one round of a search for the least peak tries."""
         return min(self.lower_most, per_run * runs)
 
     def allowed(self, edits: float, runs: int) -> int:
-        """Return how many of the edits a search tries on a schedule with so many runs."""
+        """Return how many of ``edits`` edits a search tries on a schedule with so many runs."""
         return int(edits * min(1.0, self.many / max(1, runs)) ** 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllPeaks:
-    """How a frontier by peak is searched (benchmark ``frontier``).
+    """Numbers that limit the search for a frontier by peak (benchmark ``frontier``).
 
     Attributes:
-        starts: about how many vertices of the hull it starts from.
-        simulated: most nodes of all its plans together, up to which each plan is simulated.
-        to_least: parts of the range from the least peak to the lowest one found, between which node orders are searched.
+        starts: about how many vertices of the hull the search starts from.
+        simulated: number of nodes of all plans on the frontier together, up to which each plan is simulated.
+        to_least: parts of the range from the least peak to the lowest one found; node orders are searched between the
+            parts.
         ordered: about how many points node orders are searched from.
         offloaded: about how many peaks offloading is tried at.
-        below: parts of the range from the least possible peak, between which offloading is tried.
-        peaks: peaks for which prices are adjusted.
-        cuts: most cuts for each of them.
+        below: parts of the range from the least possible peak; offloading is tried between the parts.
+        peaks: number of peaks for which prices of memory are adjusted.
+        cuts: most minimum cuts for each of these ``peaks``.
         parts: parts of the range of peaks at which mixtures and additions aim.
         least: evaluations of additions on a graph of any size.
     """
@@ -108,18 +110,21 @@ class AllPeaks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offloading:
-    """How values to offload are searched (benchmark ``offloading``).
+    """Numbers that limit the search for values to offload (benchmark ``offloading``).
 
     Attributes:
         small: a value is left out if its bytes times this number are fewer than the bytes of all values.
-        rounds: most rounds; after a round that fails, the next aims at a peak that is lower by the excess.
+        rounds: most rounds of the search; after a round that exceeds the peak, the next aims at a peak lower by the
+            excess.
         starts: about how many vertices of the hull a search starts from.
         share: edits of a search over node orders, as a ratio of the usual number, if a decision without offloads is known.
-        above: searches start from decisions above the peak by these ratios of the bytes that the link sends in forward.
-        reordered: decisions for which node orders are searched.
-        placed: combinations of a round that may be rejected after the split.
-        aimed: searches near an estimated peak.
-        steps: the first of them is below the least simulated peak by at most this part of it.
+        above: searches start from decisions that exceed the peak by these ratios of the bytes that the link sends in
+            forward.
+        reordered: number of decisions for which node orders are searched.
+        placed: how many combinations of offloads in a round may be rejected after the graph was split.
+        aimed: number of searches near an estimated peak.
+        steps: the first search near an estimated peak aims below the least simulated peak by at most this part of that
+            peak.
     """
 
     small: int = 5_000
@@ -135,16 +140,16 @@ class Offloading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Several:
-    """How several graphs of one step are searched.
+    """Numbers that limit the search for decisions of several graphs of one step.
 
     Attributes:
         rounds: most rounds of a loop towards a peak of the step.
-        low: decisions tried for the graph in which the step peaks.
-        searched: graphs whose decisions are searched further, those of highest cost.
+        low: number of decisions tried for the graph in which the step has its peak.
+        searched: number of graphs, those of highest cost, for which cheaper decisions are searched.
         shared: most rounds that distribute saved bytes over the graphs.
-        combinations: about how many combinations are kept after each graph; further ones are nearly equal.
+        combinations: about how many combinations of decisions are kept after each graph; further ones are nearly equal.
         parts: most parts of the runs of one graph that are first planned apart.
-        kinds: most plans of one graph for its runs, because each of them is compiled.
+        kinds: maximum number of different plans for the runs of one graph, because each plan is compiled.
     """
 
     parts: int = 16
@@ -158,18 +163,18 @@ class Several:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiling:
-    """How a candidate to compile is chosen (benchmark ``compiled-peaks``).
+    """Numbers that control which candidate is compiled (benchmark ``compiled-peaks``).
 
     Attributes:
-        gap: neighbouring limits on saved bytes differ by at most this part of the largest one.
-        halvings: how often the two intervals beside the best limit are halved.
+        gap: neighbouring limits on saved bytes differ by at most this part of the largest limit.
+        halvings: how often the two intervals beside the best limit on saved bytes are halved.
         far: compiled peaks are far above a limit if they exceed it by more than this part of it.
-        margin: an estimated peak counts as within a budget if it is below it by this part of it.
-        perhaps: budget 1 is compiled first if its estimated peak is at most this multiple of the budget.
+        margin: an estimated peak counts as within a budget if the peak is below the budget by this part of the budget.
+        perhaps: the plan for budget 1 is compiled first if its estimated peak is at most this multiple of the budget.
         replans: how often a step is planned again because the compiled step exceeds its budget.
-        of_ratio: the same for a ratio of the peak, which is met only approximately.
+        of_ratio: how often a step is planned again under a ratio of the peak, which is met only approximately.
         nearly: a ratio of the peak is met if the compiled peak is above the ratio's bytes by at most this part of them.
-        warned: if it is above them by more than this part, the user is warned.
+        warned: the user is warned if the compiled peak is above a ratio's bytes by more than this part of these bytes.
     """
 
     gap: int = 16
@@ -185,15 +190,15 @@ class Compiling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitEffort:
-    """How a step is fitted into a rank's memory (benchmark ``fit``).
+    """Numbers that limit the search for plans that fit a step into a rank's memory (benchmark ``fit``).
 
     Attributes:
-        searches: most searches that aim at the memory.
-        ratios: ratios of saved bytes to try if several ranks train, highest first.
+        searches: most searches that aim at the bytes of a rank's memory.
+        ratios: budgets as ratios of saved bytes to try if several ranks train, highest first.
         few_ratios: ratios whose decisions are candidates for every memory.
         nodes: nodes of a graph, divided by which the parts of the range of peaks are counted for other batch sizes.
-        parts: the fewest and the most of these parts.
-        part: the search for the largest batch ends if two batch sizes differ by at most this part.
+        parts: the fewest and the most parts into which the range of peaks is divided for other batch sizes.
+        part: the search for the largest batch ends if two batch sizes differ by at most this part of the batch.
         width: batch sizes that an executor without a number of processes tries at once.
     """
 
@@ -213,12 +218,12 @@ class FitEffort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aiming:
-    """When `remat.planning.search.aim` ends (benchmark ``compiled-peaks``).
+    """Numbers that decide when the search in `remat.planning.search.aim` ends (benchmark ``compiled-peaks``).
 
     Attributes:
         lowered: a limit that is too high falls by at least this part of the wanted peak.
-        close: two limits, one too low and one too high, are close if they differ by this part of it.
-        near: a peak is near enough if it is below the wanted one by this ratio of it.
+        close: two limits, one too low and one too high, are close if they differ by this part of the wanted peak.
+        near: a peak is near enough if it is below the wanted peak by at most this ratio of the wanted peak.
     """
 
     lowered: int = 1_000
@@ -228,36 +233,40 @@ class Aiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """Numbers that limit the work of a search. The benchmark ``peak-plans`` set all of them, unless noted.
+    """Numbers that limit the work of a search; the benchmark ``peak-plans`` set those without another benchmark.
 
     Attributes:
         work: evaluations of decisions in a search by prices, times the nodes of the graph.
-        least: evaluations that such a search may make on a graph of any size.
+        least: evaluations that a search by prices may make on a graph of any size.
         cuts: most minimum cuts of a search by prices: without checkpoints, and with checkpoints.
         segments: most segments into which checkpoints divide forward.
         draws: random changes that a repair tries for each value that may be saved.
-        misses: values that filling tries in a row in vain, if the schedule problem is that of fused code.
-        large: nodes of a graph above which node orders are searched instead of filling.
+        misses: values in a row that filling tries to save in vain before it ends, if the schedule problem is that of
+            fused code.
+        large: number of nodes in a graph above which node orders are searched instead of saving further values one by
+            one.
         few: runs of a step up to which node orders are searched all along a frontier (benchmark ``frontier``).
         small: runs of a step up to which a frontier includes the least peak (benchmark ``frontier``).
-        slack: if the peak of the cheapest candidate is below this ratio of the limit, the solver is asked, too.
-        closing: limits on saved bytes that are tried to find the largest one whose decision is within a peak.
+        slack: if the peak of the cheapest candidate is below this ratio of the limit, the solver proposes decisions as
+            well.
+        closing: number of limits on saved bytes that are tried to find the largest one whose decision is within a peak.
         vertices: about how many vertices of the hull a search starts from.
         steps: equal intervals of saved bytes at whose ends a frontier by saved bytes is decided.
         stretches: parts of backward from each of which one node gives a lower bound.
         bounds: intervals between the peaks at which a line of lower bounds is computed.
-        split: nodes of all split graphs that stay cached.
-        edits: edits of schedules.
-        all_peaks: a frontier by peak.
-        offloading: values to offload.
-        several: several graphs of one step.
-        compiling: candidates to compile.
-        fitting: a step in a rank's memory.
-        aiming: the loop that aims at a peak.
+        split: most nodes of all split graphs together that stay cached.
+        edits: numbers for edits of schedules.
+        all_peaks: numbers for a frontier by peak.
+        offloading: numbers for values to offload.
+        several: numbers for several graphs of one step.
+        compiling: numbers for the choice of candidates to compile.
+        fitting: numbers for fitting a step into a rank's memory.
+        aiming: numbers for the loop that aims at a peak.
         chunks: numbers of chunks of the loss that ``chunk="auto"`` compares.
-        lower_surely: a plan's compiled peak is not estimated if the simulated one times this is below that of budget 1.
+        lower_surely: a plan's compiled peak is not estimated if its simulated peak times this number is below budget
+            1's.
         lower: a search that finds nothing within a limit is repeated at these ratios of the limit, or at the first one
-            alone if the graph has more than ``small`` nodes. A lower limit leads the search past other decisions.
+            alone if the graph has more than ``small`` nodes. At a lower limit, a search evaluates other decisions.
     """
 
     work: int = 800_000

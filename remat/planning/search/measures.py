@@ -1,4 +1,4 @@
-"""Measures of candidates: each is computed once, on demand."""
+"""Peaks of candidates by each measure, which are computed once, when they are first read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def curve_of(state: State) -> MemoryCurve:
 
 
 class Measures:
-    """Peaks of the candidates of one graph, and the graphs that the candidates split it into.
+    """Peaks of the candidates of one graph, and the modules into which each candidate splits the graph.
 
     Args:
         state: the prepared graph.
@@ -48,14 +48,14 @@ class Measures:
         return self._curves[key]
 
     def estimated(self, candidate: Candidate) -> int:
-        """Return the estimated peak of a candidate's step, once Inductor has fused it, in bytes."""
+        """Return the estimated peak of a candidate's step after Inductor's fusion, in bytes."""
         key = candidate.decision
         if key not in self._estimated:
             self._estimated[key] = predict_peak(*for_walk(self.split_of(candidate)))
         return self._estimated[key]
 
     def split_of(self, candidate: Candidate) -> State:
-        """Return the graph split by a candidate into forward and backward; the last few results stay cached."""
+        """Return the graph split by a candidate into forward and backward modules; the last few results stay cached."""
         state = self._splits.pop(candidate.decision, None)
         if state is None:
             with suppress_warnings():  # the candidate may never become a plan
@@ -78,6 +78,6 @@ class Measures:
         return state
 
     def adopt(self, other: Measures) -> None:
-        """Copy the peaks of an equal graph."""
+        """Copy the peaks that were computed for candidates of another, equal graph."""
         self._curves |= other._curves
         self._estimated |= other._estimated

@@ -1,8 +1,9 @@
-"""Schedule problems by a measure: their peaks are the measured ones plus a constant, for schedules near a candidate.
+"""Schedule problems in which peaks of schedules near a candidate are the measured peaks plus a constant.
 
-Searches compute the simulated peak of each schedule. At each node, the unfused graphs hold more bytes than the fused
-code, and the difference is similar for similar plans. So a search near one candidate takes the differences of this
-candidate: its schedule problem makes each node's run take more bytes, so that its peaks are estimates plus a constant.
+Searches compute the simulated peak of each schedule. At each node, the unfused graphs have more bytes alive than the
+fused code, and the difference is similar for similar plans. A search near one candidate therefore uses the differences
+of this candidate: the schedule problem adds bytes to each node's run, so that peaks are the estimated peaks plus a
+constant.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from remat.planning.search.schedules import Schedules
 
 @dataclass(frozen=True, slots=True)
 class Near:
-    """The searches of one schedule problem.
+    """The searches on one schedule problem: by prices of memory, and over node orders.
 
     Attributes:
-        prices: the search by prices, in the node order of the passes.
+        prices: the search by prices of memory, in the node order of the passes.
         orders: the search over node orders.
         offset: the bytes by which a peak in the schedule problem exceeds the measured peak.
     """
@@ -36,7 +37,7 @@ class Near:
 
     @classmethod
     def of(cls, schedules: Schedules, effort: Effort, offset: int = 0) -> Near:
-        """Return the searches of a schedule problem."""
+        """Return the searches on the schedule problem of ``schedules``."""
         return cls(PriceSearch(schedules, effort), Orders(schedules), offset)
 
 
@@ -44,12 +45,13 @@ def near_fused(state: State, schedules: Schedules, effort: Effort) -> Near:
     """Return searches by the estimated peaks of fused code, for schedules near one candidate.
 
     Args:
-        state: the graph split by the candidate, whose differences between unfused graphs and fused code count.
+        state: the graph split by the candidate, from which the differences between unfused graphs and fused code are
+            taken.
         schedules: the decisions of the graph, with its schedule problem.
         effort: limits on the work of one search.
 
     Returns:
-        The searches; the offset is the largest of these differences.
+        The searches, with the largest difference between unfused graphs and fused code as their offset.
     """
     fused, unfused = FusedWalk(*for_walk(state)), StepWalk(*for_walk(state))
     # Both walks have the same program points, so bytes are compared one by one.

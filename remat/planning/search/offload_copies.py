@@ -1,4 +1,4 @@
-"""Place the copies of offloaded values in forward and backward, and compute the exposed transfer time."""
+"""Schedule the copies of offloaded values in forward and backward, and compute the exposed transfer time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Copies:
     Args:
         state: the split step. The forward graph offloads each value after the value's last use, and the backward graph
             fetches each value before its first use.
-        offloads: the offloaded values. Each may name the places of its copies: the operator after which the
+        offloads: the offloaded values. Each offload may name the places of its copies: the operator after which the
             device's memory is freed, and the operator before which the value is fetched.
         link: the link to the host.
         times: run times of the graph's operators.
@@ -59,7 +59,7 @@ class Copies:
         ]
 
     def placed(self, peak_bytes: int) -> tuple[tuple[Offload, ...], int, int]:
-        """Choose places for the copies within a peak, so that operators wait for copies as little as possible.
+        """Choose when to copy offloaded values within a peak, so that operators wait for copies as little as possible.
 
         Args:
             peak_bytes: limit on the peak of the device's memory, in bytes.
@@ -92,7 +92,7 @@ class Copies:
         return tuple(named), places.exposed_time, max(0, max(places.bytes_alive) - peak_bytes)
 
     def exposed_time(self) -> int:
-        """Return the time in ps for which operators wait for copies, with the copies at the places in the offloads.
+        """Return the time in ps for which operators wait for copies, at the places that the offloads name.
 
         Raises:
             PlanError: a value is freed before its last use in forward, or fetched after its first use in backward.
@@ -127,7 +127,7 @@ class Copies:
 
     @cached_property
     def _times(self) -> Sequence[int]:
-        """Time of each run of forward and backward, in order; 0 for copies, which run at the same time as operators."""
+        """Time of each run of forward and backward, in order; 0 for offloading copies, which overlap with operators."""
         return [
             0 if node.target in _COPIES else self._of_operators.of_node(node)
             for node in self._nodes

@@ -54,8 +54,8 @@ class Times:
     def of_node(self, node: fx.Node) -> int:
         """Return the time of one run of a node of a forward or backward module.
 
-        If the node runs a node of the joint graph, this is the time in ``of_name``. Else passes have added the node.
-        The time is then 0 if the node is a view, takes an element out of a tuple, or does not return a tensor.
+        If the node runs a node of the joint graph, the time is that in ``of_name``. For a node that passes have added,
+        the time is 0 if the node is a view, takes an element out of a tuple, or does not return a tensor.
         """
         listed = self.of_name.get(run_of(node))
         if listed is not None:
@@ -69,8 +69,9 @@ class Times:
 def why_kept(state: State, lowered: Lowered, i: int) -> str:
     """Return the reason why a value must not be offloaded, as text; empty if the value may be offloaded.
 
-    Only a value that is savable and never written to may be offloaded. It must be a strided tensor of static shape that
-    fills its storage. The storage must not be that of an input or output of forward, which stays on the device.
+    Only a value that is savable and never written to may be offloaded. The value must be a strided tensor of static
+    shape that fills its storage. The value's storage must not be that of an input or output of forward, which stays on
+    the device.
 
     Args:
         state: the prepared graph, as `remat.planning.pipelines.prepare` returns it.
@@ -101,14 +102,13 @@ def why_kept(state: State, lowered: Lowered, i: int) -> str:
 class Tagged:
     """A value that a checkpoint policy, or a policy by module, tags for offloading to the host's memory.
 
-    A tag on a view applies to the node that made the storage of the view. If that node is tagged for
-    recomputation, the tag applies to the view itself.
+    A tag on a view applies to the node that made the storage of the view. If the node that made the storage is tagged
+    for recomputation, a tag on the view applies to the view itself.
 
     Attributes:
         value: the value to offload, without the places of its copies.
         node: the tagged node, which may be a view of the value.
-        must: whether the tag is MUST_CPU_OFFLOAD. If True and the value is saved but cannot be offloaded, planning
-            fails.
+        must: whether the tag is MUST_CPU_OFFLOAD, so that planning fails if the value is saved but cannot be offloaded.
         why: reason why the value must stay on the device; empty if the value can be offloaded.
     """
 
@@ -146,7 +146,7 @@ def tagged_values(state: State, lowered: Lowered) -> list[Tagged]:
 
 
 def check_host_memory(limit: int | None, nbytes: int, whose: str) -> None:
-    """Raise a BudgetError if the values of ``whose`` graphs that must be offloaded exceed the host's memory."""
+    """Raise a BudgetError if the ``nbytes`` bytes that graphs must offload exceed ``limit``, the host's memory."""
     if limit is not None and nbytes > limit:
         raise BudgetError(
             f"host_memory is {format_bytes(limit)} ({limit} bytes), and the values of {whose} that must be offloaded "
@@ -158,7 +158,7 @@ def check_tagged(state: State, lowered: Lowered) -> None:
     """Check that the state's decision offloads every saved value with the tag MUST_CPU_OFFLOAD.
 
     Raises:
-        PlanError: such a value stays on the device. The message names the value and the reason.
+        PlanError: a saved value with this tag stays on the device. The message names the value and the reason.
     """
     assert state.decision is not None
     offloaded, saved = {value.name for value in state.decision.offloads}, set(state.decision.saved)

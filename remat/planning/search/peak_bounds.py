@@ -1,10 +1,10 @@
-"""Bounds on the simulated peak of a decision, without splitting the graph.
+"""Bounds on the simulated peak of a decision, computed without splitting the graph.
 
-`remat.graph.memory.liveness` simulates forward and backward node by node. The bounds here follow the same lifetimes, but nodes
-share program points. Each position in the joint graph has two program points in forward, and two in backward. In forward, the node at
-the position runs at the first, and what runs right after it for backward alone at the second. In backward, what is
-computed again for the node runs at the first, and the node at the second. Both bounds are equal unless the peak is at a
-program point that several nodes share.
+`remat.graph.memory.liveness` simulates forward and backward node by node. The bounds in this module follow the same
+lifetimes, but several nodes may share a program point. Each position in the joint graph has two program points in
+forward, and two in backward. At the first point in forward runs the node at the position; at the second, nodes that run
+right after the node for backward alone. At the first point in backward run recomputations for the node; at the second,
+the node itself. The lower and the upper bound are equal unless the peak is at a program point that several nodes share.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _Step:
         self._end = 4 * len(self._index)
 
     def _reached(self, roots: Iterable[int], there: Iterable[int]) -> list[int]:
-        """Return the positions of the nodes that compute ``roots`` from the nodes ``there``."""
+        """Return the positions of the nodes that compute ``roots`` from the values of the nodes ``there``."""
         seen, stack, reached = bytearray(len(self._index)), [*roots], list[int]()
         for i in there:
             seen[i] = 1
@@ -83,7 +83,7 @@ class _Step:
         return sorted(reached)
 
     def bounds(self) -> tuple[int, int] | None:
-        """Return a lower and an upper bound on the peak; None if the order of the nodes is unknown."""
+        """Return a lower and an upper bound on the simulated peak; None if the order of the nodes is unknown."""
         index, roles = self._index, self._placeholders.items()
         tuples = [*self._tuples(self._forward), *self._tuples(self._backward)]
         users = (index.nodes[u].target for i, _ in tuples for u in index.users[i])
@@ -102,7 +102,7 @@ class _Step:
         return tuple(resident + max(sums_of(each, self._end + 1)) for each in (low, high))  # type: ignore[return-value, arg-type]
 
     def _tuples(self, runs: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Yield each operator with several results, and the bytes of its unread results."""
+        """Yield the position of each operator that returns several results, and the bytes of its unread results."""
         index, there = self._index, frozenset(runs)
         for i in runs:
             value = index.values[i]
@@ -114,7 +114,7 @@ class _Step:
         return self._owner[i] == i and self._index.nodes[i].op == "call_function"
 
     def _of_forward(self, inputs: set[int]) -> Iterator[Span]:
-        """Yield the storages that forward allocates; ``inputs`` are the owners of the storages of inputs."""
+        """Yield size and lifetime of each storage that forward allocates, without the storages of ``inputs``."""
         owner, program_point = self._owner, self._program_points
         last = [0] * len(self._index)
         for i in self._forward:
@@ -145,7 +145,7 @@ class _Step:
                 )
 
     def _of_backward(self, inputs: set[int]) -> Iterator[Span]:
-        """Yield the storages that backward allocates, and those of the tangents; argument as in `_of_forward`."""
+        """Yield size and lifetime of the storages of tangents, and of storages that backward allocates."""
         owner, size, n = self._owner, self._size, len(self._index)
         earliest, latest = self._points_of_backward
         least, most = self._last_in_backward
@@ -160,7 +160,7 @@ class _Step:
             yield size[o], 2 * n, ends[0], 2 * n, ends[1]
 
     def _inside(self) -> Iterator[Span]:
-        """Yield the workspaces and the unread results of operators."""
+        """Yield bytes and lifetime of the workspaces and the unread results of operators."""
         earliest, latest = self._points_of_backward
         for runs, first, last, is_main in (
             (self._forward, self._program_points, self._program_points, self._required),
@@ -175,7 +175,7 @@ class _Step:
 
     @cached_property
     def _program_points(self) -> list[int]:
-        """The program point of each node of forward; see `remat.graph.problems.forward_order`."""
+        """The program point at which each node of forward runs; see `remat.graph.problems.forward_order`."""
         index, program_point = self._index, [*range(0, 2 * len(self._index), 2)]
         for i in self._forward:
             reads = index.inputs[i]
@@ -194,7 +194,7 @@ class _Step:
 
     @cached_property
     def _points_of_backward(self) -> tuple[list[int], list[int]]:
-        """The earliest and the latest program point of each node of backward."""
+        """The earliest and the latest program point at which each node of backward may run."""
         index, n = self._index, len(self._index)
         earliest, latest = [self._end] * n, [self._end] * n
         for i in reversed(self._backward):
@@ -214,7 +214,7 @@ class _Step:
 
     @cached_property
     def _last_in_backward(self) -> tuple[list[int], list[int]]:
-        """The last program point in backward of each storage, by owner: at the earliest, and at the latest."""
+        """For each storage, by owner, the earliest and the latest program point at which backward may last use it."""
         n, owner = len(self._index), self._owner
         earliest, latest = self._points_of_backward
         least, most = [0] * n, [0] * n

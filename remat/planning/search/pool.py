@@ -16,7 +16,7 @@ class Scored(Protocol):
     Attributes:
         cost: recompute cost plus exposed transfer time.
         saved_bytes: bytes of the saved values.
-        peak_bytes: peak that the search counted, in bytes; 0 if unknown.
+        peak_bytes: peak by the measure of the search, in bytes; 0 if unknown.
         key: equal for equal decisions that the search can make again.
         decision: the decision in full.
         offloads_more: whether a search chose values to offload, in addition to tagged ones.
@@ -44,21 +44,21 @@ Rank = Callable[[Any], Any]
 
 
 def scheduled_peak(candidate: Scored) -> int:
-    """Return the peak of a candidate's schedule, the cheapest measure."""
+    """Return the peak of a candidate's schedule, which is the fastest measure of a peak."""
     return candidate.peak_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits on a candidate.
+    """Limits that a search sets on the peak, the saved bytes and the cost of a candidate.
 
     Attributes:
         peak_bytes: limit on the peak by ``measure``, in bytes.
         saved_bytes: limit on the saved bytes; None: no limit.
         cost: limit on the cost.
-        measure: tells the peak of a candidate.
+        measure: function that returns the peak of a candidate.
         offload: whether a search may have chosen values to offload, in addition to tagged ones.
-        without: decisions that are not asked for, such as those that were compiled.
+        without: decisions to leave out, such as those that were compiled.
     """
 
     peak_bytes: float = math.inf
@@ -75,7 +75,7 @@ class Limits:
         return math.inf if self.saved_bytes is None else self.saved_bytes
 
     def excess(self, candidate: Scored) -> float:
-        """Return the bytes by which a candidate exceeds peak and saved bytes, summed; 0 if it is within both."""
+        """Return the bytes by which a candidate exceeds the limits on peak and on saved bytes, summed, or 0."""
         over = max(0, self.measure(candidate) - self.peak_bytes)
         return (
             over
@@ -100,12 +100,12 @@ class Limits:
 
 
 def cost_of(candidate: Scored) -> int:
-    """Return the cost of a candidate, a sort key by which the first of equally cheap ones is the best."""
+    """Return the cost of a candidate as a sort key, by which the first of equally cheap candidates is best."""
     return candidate.cost
 
 
 def by_cost(candidate: Scored) -> tuple[int, int, int]:
-    """Return the sort key (cost, peak of the schedule, saved bytes)."""
+    """Return a candidate's sort key (cost, peak of the schedule, saved bytes)."""
     return candidate.cost, candidate.peak_bytes, candidate.saved_bytes
 
 
@@ -113,7 +113,7 @@ class CandidatePool(Generic[T]):
     """Candidates of one graph, or of all graphs of a step.
 
     Args:
-        found: the first candidates.
+        candidates: the candidates with which the pool begins.
     """
 
     def __init__(self, candidates: Iterable[T] = ()) -> None:
@@ -127,12 +127,12 @@ class CandidatePool(Generic[T]):
         return len(self._candidates)
 
     def add(self, *candidates: T) -> None:
-        """Add candidates; a decision that the pool has stays as it is."""
+        """Add candidates to the pool, unless the pool has a candidate of the same decision."""
         for candidate in candidates:
             self._candidates.setdefault(candidate.key, candidate)
 
     def cached(self, saved: tuple[int, ...]) -> T | None:
-        """Return the candidate in the passes' order that saves these nodes of the graph problem; None if unknown."""
+        """Return the pool's candidate, in the passes' node order, that saves ``saved``; None if there is none."""
         return self._candidates.get(saved)
 
     def within(self, limits: Limits) -> list[T]:
@@ -150,7 +150,7 @@ class CandidatePool(Generic[T]):
         return next(filter(limits.allow, sorted(self, key=rank)), None)
 
     def best(self, rank: Rank) -> T:
-        """Return the candidate of least ``rank``; the pool must have one."""
+        """Return the candidate of least ``rank``; the pool must not be empty."""
         return min(self, key=rank)
 
     def pareto(self, measure: Measure = scheduled_peak) -> list[T]:

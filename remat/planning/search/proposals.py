@@ -1,8 +1,9 @@
 """The proposers of candidates, in the order in which a search asks them.
 
-A proposer is asked at a limit on a peak. The simulated peak is that of the schedule problem, so one search within the limit
-suffices. Estimated peaks differ from those of the schedule problem, by similar bytes for similar candidates. So a proposer
-searches several times, and each limit is corrected by the differences that the measure shows.
+A search asks each proposer for candidates within a limit on the peak. The simulated peak is that of the schedule
+problem, so one search of the proposer within the limit suffices. Estimated peaks differ from those of the schedule
+problem, by similar bytes for similar candidates. For estimated peaks, a proposer therefore searches several times, and
+corrects each limit by the differences that the measure shows.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def at_budget_one(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
 
 
 def by_named_solver(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
-    """Propose decisions of the solver that the user named, at limits on saved bytes and as a schedule."""
+    """Propose decisions of the solver that the user named, at limits on saved bytes, and its schedule."""
     context = search.context
     if not context.is_alone:
         return
@@ -100,7 +101,7 @@ def _ordered_from(search: Search, limits: Limits) -> Iterator[tuple[Candidate, i
 
 
 def _annealed(search: Search, limits: Limits, start: Candidate, searches: int) -> Candidates:
-    """Yield schedules that are cheaper than those found, within limits."""
+    """Yield the candidates of several searches over node orders, which start from ``start`` and aim at limits."""
     context, rounds, wanted = search.context, search.rounds(limits.measure), int(limits.peak_bytes)
     near, own = search.near(limits.measure, start), CandidatePool([start])
     exact = search.is_exact(limits.measure)
@@ -156,7 +157,7 @@ def from_least_peak(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
 
 
 def _closing_in(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
-    """Yield candidates within limits, by prices and by node orders."""
+    """Yield candidates within limits that searches by prices and over node orders find."""
     yield from by_prices(search, limits, seeds)
     yield from by_node_orders(search, limits, seeds)
 
@@ -174,7 +175,7 @@ def at_ratio_zero(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
 
 
 def at_more_saved_bytes(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
-    """Propose decisions of the solver, if the cheapest candidate is far below the limit, as on some large graphs."""
+    """Propose decisions of the solver if the peak of the cheapest candidate is far below the limit on the peak."""
     if not _is_searched(search, limits, seeds):
         return
     best, peak_bytes = search.recomputing(limits), int(limits.peak_bytes)
@@ -186,14 +187,14 @@ def at_more_saved_bytes(search: Search, limits: Limits, seeds: Seeds) -> Candida
 
 
 def _is_searched(search: Search, limits: Limits, seeds: Seeds) -> bool:
-    """Return whether remat searches a whole graph by peaks that no hook changes, without seeds to go on from."""
+    """Return whether remat itself searches by the simulated peak, with no hooks on saved tensors and no seeds."""
     context = search.context
     own = context.is_alone or context.request.hooks or seeds
     return not own and search.is_exact(limits.measure)
 
 
 def with_offloads(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
-    """Propose a candidate that offloads values to the host and is cheaper than all others, or the only one."""
+    """Propose a candidate that offloads values to the host and is cheaper than all others within the limits."""
     if not (limits.offload and search.context.may_offload and search.is_exact(limits.measure)):
         return
     # Offloading cannot go below this bound.

@@ -1,4 +1,4 @@
-"""Schedules of the decisions of one graph, in the node order of the passes, and the bytes alive over them."""
+"""Schedules of one graph's decisions in the node order of the passes, and the bytes alive over each schedule."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ SAVED = -1
 
 
 class Schedules:
-    """Decisions of one prepared graph by the peaks of their schedules.
+    """Decisions of one prepared graph, each with its schedule and the schedule's peak.
 
     Args:
         context: the prepared graph.
-        step: the schedule problem; None: that of the graph. Peaks are those of this problem's schedules.
+        step: the schedule problem by which peaks are computed; None: the graph's own schedule problem.
 
     Attributes:
         context: the prepared graph.
         problem: the graph problem.
         seen: the candidates that `candidate` returned.
-        is_given: whether the caller gave the schedule problem, whose peaks are then no simulated ones.
+        is_given: whether the caller gave the schedule problem, in which peaks are not the simulated peaks.
     """
 
     def __init__(self, context: GraphContext, step: LoweredSchedule | None = None) -> None:
@@ -45,7 +45,7 @@ class Schedules:
 
     @cached_property
     def lowered_schedule(self) -> LoweredSchedule:
-        """The schedule problem, and the map from its nodes to the joint graph."""
+        """The schedule problem, and the map from its nodes to those of the joint graph."""
         state = self._state
         return self._given or lower_schedule(state.joint, state.index, state.roles, self._lowered)
 
@@ -178,9 +178,9 @@ class Schedules:
         return candidate
 
     def highest(self, candidate: Candidate) -> tuple[int, ...]:
-        """Divide backward into at most `Effort.stretches` parts; return the position with most bytes alive of each.
+        """Divide backward into at most `Effort.stretches` parts; return the position of most bytes alive in each part.
 
-        The bytes alive of the candidate must be known, as the method `candidate` computes them.
+        The candidate must come from the method `candidate`, which computes the bytes alive.
         """
         late = self._state.roles.tangent_closure
         runs = [m for m in candidate.alive if 0 <= m < len(late) and late[m]]
@@ -202,8 +202,8 @@ class Schedules:
         Returns:
             Three lists of positions in the joint graph, with one entry per node of the graph problem. First, where the
             value is computed; for a value that forward does not need itself, this is the start of backward. Second and
-            third, the first and the last use in backward. If backward never uses the value, its first use is the length
-            of the graph, and its last use is -1.
+            third, the first and the last use in backward. For a value that backward never uses, the first use is the
+            length of the graph, and the last use is -1.
         """
         if checkpoints in self._uses:
             return self._uses[checkpoints]

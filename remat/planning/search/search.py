@@ -1,7 +1,8 @@
 """The search for candidates of one graph within a peak, simulated or estimated.
 
-Every search goes the same way. Each proposer is asked for candidates within limits; the candidates join one pool; a
-measure says what their peaks are; the pool chooses. `remat.planning.search.proposals` lists the proposers.
+In every search, each proposer is asked for candidates within limits, and one pool collects the candidates. A measure
+computes the peak of each candidate, and the pool chooses the best candidate within the limits.
+`remat.planning.search.proposals` lists the proposers.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ _UNSHRUNK = (
 
 
 class Proposer(Protocol):
-    """Function that yields candidates within limits; the pool of the search gets each as soon as it is yielded.
+    """Function that yields candidates within limits; each is added to the pool of the search when it is yielded.
 
     Args:
         search: the search, with its context, its measures and its pool.
-        limits: the limits. A candidate may exceed them: the pool chooses.
-        seeds: candidates to start from, in addition to the proposer's own.
+        limits: the limits. Proposed candidates may exceed these limits, because the pool chooses among candidates.
+        seeds: candidates to start from, in addition to those that the proposer itself starts from.
     """
 
     def __call__(
@@ -62,7 +63,7 @@ class Search:
         measures: peaks of the candidates.
         decisions: decisions of the solver at limits on saved bytes.
         pool: all candidates that were found.
-        rounds_run: how often prices and node orders were searched.
+        rounds_run: numbers of searches by prices of memory, and of searches over node orders.
     """
 
     def __init__(
@@ -76,12 +77,12 @@ class Search:
 
     @cached_property
     def schedules(self) -> Schedules:
-        """The decisions by the peaks of their schedules."""
+        """Decisions of the graph, with the schedule that each leads to and the schedule's peak."""
         return Schedules(self.context)
 
     @cached_property
     def simulated(self) -> Near:
-        """The searches of the graph's own schedule problem, whose peaks are simulated peaks."""
+        """Searches on the graph's own schedule problem, in which the peak of a schedule is the simulated peak."""
         return Near.of(self.schedules, self.effort)
 
     @cached_property
@@ -91,7 +92,7 @@ class Search:
 
     @cached_property
     def bounds(self) -> PeakBounds:
-        """Lower bounds on the cost of decisions without offloads, within any peak."""
+        """Lower bounds on the cost of decisions without offloads, for any limit on the peak."""
         return PeakBounds(self.context.state, self.context.lowered.problem)
 
     @cached_property
@@ -101,7 +102,7 @@ class Search:
         return Offloads(self.context, self.measures, self.decisions, near.prices, near.orders)
 
     def adopt(self, other: Search) -> bool:
-        """Copy decisions and measures of a search on another trace; return False if graphs or options differ."""
+        """Copy decisions and peaks from a search on another trace; return False if the graphs or options differ."""
         if not self.context.like(other.context):
             return False
         self.decisions.adopt(other.decisions)
@@ -111,12 +112,12 @@ class Search:
         return True
 
     def add(self, *candidates: Candidate) -> None:
-        """Add candidates that the user's code allows to the pool, with their tagged values offloaded."""
+        """Add those candidates to the pool that the user's code allows, after offloading their tagged values."""
         allowed = filter(self.context.may_save, candidates)
         self.pool.add(*map(self.offloads.with_tagged, allowed))
 
     def limits(self, peak_bytes: int, measure: Measure | None = None) -> Limits:
-        """Return the limits of a candidate whose peak is within ``peak_bytes``, by the simulated peak or a given measure."""
+        """Return limits that allow candidates with a peak of at most ``peak_bytes``, simulated or by ``measure``."""
         return Limits(
             peak_bytes=peak_bytes,
             saved_bytes=self.context.most_saved,
@@ -150,7 +151,7 @@ class Search:
         return self._bounded(best, peak_bytes)
 
     def choose_again(self, candidates: Mapping[int, Candidate]) -> dict[int, Candidate]:
-        """Choose again for each limit on the simulated peak, among the candidates that were found within any limit."""
+        """For each limit on the simulated peak, choose again among the candidates that were found within any limit."""
         # So no larger limit costs more than a smaller one, and no smaller one has the higher peak.
         pool = CandidatePool([*candidates.values(), *self.pool])
         chosen = {}
@@ -161,14 +162,14 @@ class Search:
         return chosen
 
     def _by_cost(self, candidate: Candidate) -> tuple[int, int, int]:
-        """Return the sort key (cost, simulated peak, saved bytes)."""
+        """Return a candidate's sort key (cost, simulated peak, saved bytes)."""
         return candidate.cost, self.measures.simulated(candidate), candidate.saved_bytes
 
     def propose(self, limits: Limits, *seeds: Candidate) -> None:
         """Ask each proposer for candidates within limits, and add all candidates to the pool.
 
         Args:
-            limits: the limits, with the measure.
+            limits: the limits, with the measure of the peak.
             seeds: candidates to start from, in addition to those that each proposer starts from.
         """
         self.add(*seeds)
@@ -177,22 +178,22 @@ class Search:
                 self.add(candidate)
 
     def searched(self, limits: Limits, *seeds: Candidate) -> Candidate | None:
-        """Search within limits by the simulated peak, without offloads; return the cheapest candidate or None."""
+        """Search for candidates within limits, without offloads; return the cheapest one, or None if none is within."""
         self.propose(replace(limits, offload=False), *seeds)
         best = self.recomputing(limits)
         return None if best is None else self._bounded(best, int(limits.peak_bytes))
 
     # ---- for proposers ---------------------------------------------------------------------------
     def rounds(self, measure: Measure) -> Rounds:
-        """Return how a search closes in on a peak by a measure."""
+        """Return the numbers that control how a search approaches a limit on the peak by a measure."""
         return SIMULATED if self.is_exact(measure) else ESTIMATED
 
     def is_exact(self, measure: Measure) -> bool:
-        """Return whether peaks by a measure are those of the graph's own schedule problem."""
+        """Return whether a measure gives the same peaks as the graph's own schedule problem, which are simulated."""
         return measure == self.measures.simulated
 
     def recomputing(self, limits: Limits) -> Candidate | None:
-        """Return the cheapest candidate within limits that offloads at most tagged values; None if there is none."""
+        """Return the cheapest candidate within limits that offloads no untagged values; None if there is none."""
         return self.pool.cheapest(replace(limits, offload=False), cost_of)
 
     def is_solved(self, limits: Limits) -> bool:
@@ -205,22 +206,22 @@ class Search:
 
     @property
     def known_least(self) -> int | None:
-        """The least peak found, in bytes, if it was searched already."""
+        """The least peak found, in bytes; None if no search for the least peak was made yet."""
         # A cached property is in the dict of the instance once it was computed.
         return self.least_found if "least_found" in vars(self) else None
 
     def near(self, measure: Measure, candidate: Candidate | None) -> Near:
-        """Return searches near a candidate, whose peaks are measured peaks plus a constant."""
+        """Return searches on a schedule problem whose peaks, near a candidate, are measured peaks plus a constant."""
         if candidate is None or self.is_exact(measure):
             return self.simulated
         return near_fused(self.measures.split_of(candidate), self.schedules, self.effort)
 
     def nearest(self, limits: Limits) -> Candidate:
-        """Return the candidate of the pool whose measured peak is nearest to a limit."""
+        """Return the candidate of the pool whose peak is nearest to the limit on the peak."""
         return self.pool.best(lambda d: abs(limits.measure(d) - limits.peak_bytes))
 
     def _none_within(self, budget: str, possible: int, *, infeasible: bool = False) -> BudgetError:
-        """Return the error for a limit on the peak within which no plan was found."""
+        """Return the error that no plan was found within a limit on the peak."""
         context, least = self.context, self.least_found
         alive = f"{possible} bytes ({format_bytes(possible)})"
         if infeasible:
@@ -245,7 +246,7 @@ class Search:
     def peak_of(self, budget: Budget, ends: tuple[int, int] | None = None) -> int:
         """Convert a budget on the peak to bytes; ``ends`` are the peaks that the ratios 0 and 1 stand for.
 
-        Without ``ends``, these are the least peak found, and the peak of the plan for budget 1.
+        Without ``ends``, ratio 0 stands for the least peak found, and ratio 1 for the peak of the plan for budget 1.
         """
         if budget.peak_bytes is not None:
             return budget.peak_bytes
@@ -255,7 +256,7 @@ class Search:
 
     @cached_property
     def least_found(self) -> int:
-        """The least peak found, in bytes: of `least_peak`, the decision at budget 1, and the cheapest decision."""
+        """The least simulated peak of three candidates: `least_peak`, that for budget 1, and the cheapest one."""
         decisions = self.decisions
         ends = self.least_peak, decisions.allowed_cheapest, decisions.allowed_at_budget_one
         return min(map(self.measures.simulated, ends))
@@ -264,8 +265,8 @@ class Search:
     def least_peak(self) -> Candidate:
         """The candidate with the least peak that was found.
 
-        With the solver ``auto``, remat searches for this candidate. If the user named another solver, this is its
-        decision with the least peak, of those at several limits on saved bytes.
+        With the solver ``auto``, remat searches for the candidate with the least peak. If the user named another
+        solver, the candidate is that solver's decision with the least peak, of those at several limits on saved bytes.
         """
         context, decisions = self.context, self.decisions
         pool = CandidatePool([decisions.allowed_at_budget_one])
@@ -294,11 +295,12 @@ class Search:
         Args:
             near: the searches of the schedule problem.
             seeds: decisions to start from, each as its saved nodes of the graph problem; at least one.
-            rounds: says how many edits a search over node orders tries.
+            rounds: numbers that determine how many edits a search over node orders tries.
 
         Returns:
-            One or two candidates. First, the best one in the node order of the passes. Second, if one was found, the
-            best one with node orders of its own, which may save more bytes than the user's code allows.
+            One or two candidates. The first is the best one in the node order of the passes. The second, if one was
+            found, is the best candidate with node orders of its own, which may save more bytes than the user's code
+            allows.
         """
         # No schedule has a peak of 0 bytes, so under this limit the search returns the lowest peaks that it reaches.
         limits = Limits(peak_bytes=0, saved_bytes=self.context.most_saved)
@@ -308,7 +310,7 @@ class Search:
         return [best] if lower is None else [best, lower]
 
     def _bounded(self, candidate: Candidate, peak_bytes: int) -> Candidate:
-        """Return a candidate with a bound below which no decision within ``peak_bytes`` costs, with offloads if allowed."""
+        """Record a lower bound on the cost of every decision within ``peak_bytes`` in a candidate; return its copy."""
         if candidate.decision == self.decisions.allowed_cheapest.decision:
             return candidate
         # The bound that `candidate` has may hold for a limit on saved bytes, so it does not hold for a peak.

@@ -1,7 +1,7 @@
 """Plan several graphs of one step, such as a model with graph breaks, within one peak of the whole step.
 
-While one graph runs, the values that other graphs have saved are alive, too. So the peak of the step depends on the
-decisions of all graphs together: one decision per graph, each of which says which values the graph saves.
+While one graph runs, the values that other graphs have saved are also alive. The peak of the step therefore depends on
+the decisions of all graphs together: one decision per graph, which states the values that the graph saves.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ class Together:
 
     Attributes:
         each: the candidates, in the order in which the graphs run forward.
-        cost: the cost that they add to all runs of their graphs.
-        saved_bytes: bytes that all runs save together, without what graphs pass to one another.
+        cost: the cost that the candidates add to all runs of their graphs.
+        saved_bytes: bytes that all runs of all graphs save together, without activations that graphs pass to one
+            another.
         peak_bytes: 0, because only the split graphs tell the peak of the step.
     """
 
@@ -46,7 +47,7 @@ class Together:
 
     @property
     def key(self) -> tuple[Decision, ...]:
-        """The decisions of all graphs."""
+        """The decisions of all graphs of the step, which identify the candidate."""
         return tuple(d.decision for d in self.each)
 
     decision = key
@@ -64,7 +65,7 @@ class SeveralGraphs:
     graph, with the saved bytes and a score of all graphs together.
 
     Args:
-        searches: one for each graph, in the order in which the graphs run forward.
+        searches: one search for each graph, in the order in which the graphs run forward.
     """
 
     def __init__(self, searches: Sequence[Search]) -> None:
@@ -134,7 +135,7 @@ class SeveralGraphs:
         )
 
     def _split(self, k: int, decided: Candidate) -> PartitionedGraph:
-        """Return the graph at index ``k``, split by a decision into forward and backward; equal graphs share both."""
+        """Return the graph at index ``k``, split by a decision into two modules, which equal graphs share."""
         search = self._searches[k]
         key = self._same[k], decided.decision
         if key not in self._modules:
@@ -145,7 +146,7 @@ class SeveralGraphs:
 
     @cached_property
     def _same(self) -> list[Same]:
-        """For each graph, the key of equal graphs."""
+        """For each graph of the step, a key that equal graphs share."""
         return [*map(_identity, self._searches)]
 
     @cached_property
@@ -165,7 +166,7 @@ class SeveralGraphs:
 
     @cached_property
     def _others(self) -> list[int]:
-        """For each graph, the bytes of other graphs, such as parameters, that are alive at the peak while this graph runs."""
+        """For each graph, the bytes of other graphs, such as parameters, that are alive at the graph's own peak."""
         # Other decisions than those at budget 1 hardly change these bytes.
         at_budget_one = [s.decisions.allowed_at_budget_one for s in self._searches]
         saved, others = 0, []
@@ -178,7 +179,7 @@ class SeveralGraphs:
         return others
 
     def _combinations(self, score: Callable[[int, int, int], int | None]) -> list[Combination]:
-        """Return the Pareto-optimal combinations by (saved bytes, score); ``score`` extends a score, or refuses, by one decision."""
+        """Return the Pareto-optimal combinations by (saved bytes, score); ``score`` adds a decision to a score."""
 
         def extend(k: int, saved: int, so_far: int, decided: Candidate) -> tuple[int, int] | None:
             runs, nbytes = self.runs[k], decided.saved_bytes
@@ -191,7 +192,7 @@ class SeveralGraphs:
 
     @cached_property
     def _least(self) -> Combination:
-        """The combination with the least estimated peak of the step and, if several have it, the fewest saved bytes."""
+        """The combination of decisions with the least estimated peak of the step, then with the fewest saved bytes."""
         return self._combinations(lambda so_far, peak, _: max(so_far, peak))[-1]
 
     @cached_property
@@ -228,7 +229,7 @@ class SeveralGraphs:
         return aim(ask, limits.measure, peak, start=peak, rounds=DEFAULT.several.rounds)
 
     def _with_offloads(self, chosen: list[Candidate], peak_bytes: int) -> list[Candidate]:
-        """Offload values in each graph if that makes the graph's decision cheaper, and the step stays within the peak."""
+        """Offload values in each graph if that lowers the cost of its decision and keeps the step within the peak."""
         for k in sorted(range(len(chosen)), key=lambda k: (-chosen[k].cost, k)):
             search, room = self._searches[k], peak_bytes - self.highest(chosen)[k]
             # The first attempt lets this graph's peak rise by the room that is left. That may raise the peak while

@@ -15,11 +15,11 @@ from remat.planning.search.schedules import SAVED, Schedules
 def checkpointed(
     cuts: Cuts, limits: Limits, sets: Sequence[frozenset[int]]
 ) -> list[tuple[frozenset[int], Candidate]]:
-    """Return up to two of the sets of checkpoints to search with.
+    """Return up to two of the given sets of checkpoints, with which a search within the limits is to start.
 
-    Each set comes with a candidate that saves the checkpoints and little else. The last set is the one with the
-    fewest segments whose candidate is within the limits; if there is none, the set whose candidate exceeds the
-    limits least. Before it comes the set with the next fewer segments, if any, which restricts cuts less.
+    Each set comes with a candidate that saves the checkpoints and little else. The last set returned has the fewest
+    segments of those whose candidate is within the limits; if there is none, it is the set whose candidate exceeds the
+    limits least. The set before, if any, has the next fewer segments, and restricts cuts less.
     """
     # At this price, saving a value of 1 KiB costs as much as recomputing everything.
     prices = {SAVED: sum(cuts.problem.cost) / 1024}
@@ -36,7 +36,8 @@ def checkpoint_sets(schedules: Schedules, most: int) -> list[frozenset[int]]:
     """Return sets of checkpoints, as nodes of the graph problem: one set for 2, 4, 8, … segments of forward.
 
     Segments compute about equal bytes. In each segment, the position is found at which the fewest bytes are alive:
-    bytes of values that forward computes before this position and reads after it. These values are checkpoints.
+    bytes of values that forward computes before this position and reads after it. The values alive at this position are
+    checkpoints.
     """
     problem, context = schedules.problem, schedules.context
     state, lowered = context.state, context.lowered

@@ -1,4 +1,4 @@
-"""Minimum cuts under prices of memory."""
+"""Minimum cuts of a graph problem under prices for the bytes alive at each program point."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Prices = dict[int, float]
 class Cuts:
     """Minimum cuts of a graph problem under prices (Lagrange multipliers) of memory.
 
-    The cut assumes that a value is recomputed where backward first needs anything computed from it. If no value between
-    this value and the loss is saved, that is the start of backward, so recomputing seems to free no memory.
-    *Checkpoints* are values that every cut saves. A value is then recomputed where backward first needs anything of its
-    segment.
+    A cut assumes that a value is recomputed where backward first needs anything computed from this value. If no value
+    between a value and the loss is saved, this place is the start of backward, so recomputing seems to free no memory.
+    *Checkpoints* are values that every cut saves. With checkpoints, a value is recomputed where backward first needs
+    anything of the value's segment.
 
     Args:
         schedules: the decisions of the graph, by the peaks of their schedules.
@@ -35,7 +35,7 @@ class Cuts:
         return Network(self.problem)
 
     def at(self, prices: Prices, checkpoints: frozenset[int] = frozenset()) -> Candidate:
-        """Return the minimum cut under prices, which saves ``checkpoints`` at any price.
+        """Return the decision of the minimum cut under prices, which saves ``checkpoints`` at any price.
 
         A cut minimises recompute cost plus, over all program points, price times bytes alive.
         """
@@ -61,7 +61,7 @@ class Cuts:
         """Return prices (Lagrange multipliers) after a subgradient step of Polyak's length.
 
         Args:
-            prices: the prices.
+            prices: the present prices.
             candidate: the best decision at these prices.
             limits: the limits.
             most: estimate of the optimal cost: the cost of the best decision found within the limits, or a higher

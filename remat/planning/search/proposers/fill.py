@@ -1,4 +1,4 @@
-"""Propose decisions near a candidate: save more values, exchange them, or repair what exceeds the limits."""
+"""Propose decisions near a candidate: save more values, exchange saved values, or repair an excess of the limits."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def filled(
 ) -> Candidate:
     """Lower the cost of a candidate within the limits; return the resulting candidate.
 
-    First, further values are saved, highest cost per byte first. Then saved values are exchanged for values
-    that cost more to recompute. Both steps are repeated until the cost no longer falls. If node orders can be
-    searched, the result is that of the first step, because such a search lowers the cost further. If the caller gave
-    the schedule problem, the first step ends after ``effort.misses`` values in a row that lower no cost.
+    First, further values are saved, highest cost per byte first. Second, saved values are exchanged for values that
+    cost more to recompute. Both steps are repeated until the cost no longer falls. If node orders can be searched, only
+    the first step runs, because a search over node orders lowers the cost further. If the caller gave the schedule
+    problem, the first step ends after ``effort.misses`` values in a row that lower no cost.
     """
     problem = schedules.problem
 
@@ -73,9 +73,9 @@ def repaired(
 ) -> Candidate:
     """Save or drop one or two random values at a time until a candidate is within the limits; return the result.
 
-    A change that increases the excess is undone. The search also ends after ``effort.draws`` changes per value, or when
-    the evaluations are used up, so the result may exceed the limits. The random numbers have a fixed seed, so the
-    result is deterministic.
+    A change that increases the bytes above the limits is undone. The search also ends after ``effort.draws`` changes
+    per value, or when the evaluations are used up, so the result may exceed the limits. The random numbers have a fixed
+    seed, so the result is deterministic.
     """
     # A fixed seed: equal graphs have equal plans on every rank.
     problem, draw = schedules.problem, random.Random(0)

@@ -27,7 +27,7 @@ class Starts:
         self._context, self._decisions, self._schedules = context, decisions, schedules
 
     def search_within(self, peak_bytes: int) -> list[tuple[int, ...]]:
-        """Return the decisions from which each search within a peak starts, each as its saved nodes."""
+        """Return the decisions from which each search within a peak starts, each as the tuple of its saved nodes."""
         decisions, context = self._decisions, self._context
         decided = (
             decisions.allowed_cheapest,
@@ -38,14 +38,14 @@ class Starts:
         return [*(d.saved for d in decided), *self._closing_in(peak_bytes), *cuts]
 
     def between(self, peak_bytes: int) -> tuple[int, int]:
-        """Return the limits on saved bytes of the last vertex within a peak, and of the vertex after it."""
+        """Return the saved bytes of the last vertex of the hull within a peak, and those of the vertex after it."""
         # The least bytes of any plan stand for a missing vertex before, and those of budget 1 for one after.
         below, above = _around(self._ends(), peak_bytes)
         low = below[0] if below else self._context.least_bytes
         return low, above[0] if above and above[0] > low else self._context.full_bytes
 
     def _ends(self) -> list[tuple[int, int]]:
-        """Return about `Effort.vertices` vertices of the hull, each as its saved bytes and its schedule's peak in bytes."""
+        """Return about `Effort.vertices` vertices of the hull, each as a pair of saved bytes and peak in bytes."""
         cuts = self._context.cuts(DEFAULT.vertices)
         return [(nbytes, self._schedules.candidate(saved).peak_bytes) for nbytes, saved in cuts]
 
@@ -87,6 +87,6 @@ class Starts:
 def _around(
     ends: list[tuple[int, int]], peak_bytes: int
 ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
-    """Return the last pair whose peak is within ``peak_bytes``, and the pair after it; None for a missing pair."""
+    """Return the last pair (saved bytes, peak) with a peak within ``peak_bytes``, and the next; None if missing."""
     last = max((k for k, (_, peak) in enumerate(ends) if peak <= peak_bytes), default=-1)
     return ends[last] if last >= 0 else None, ends[last + 1] if ends[last + 1 :] else None

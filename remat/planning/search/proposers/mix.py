@@ -1,11 +1,11 @@
 """Propose Pareto-optimal decisions by (peak, cost), without a search for each peak.
 
-1. Minimum cuts propose the first decisions. Some cuts have one price for every saved byte; they are the vertices of the
-   hull of the graph problem. Other cuts have one price of a byte per program point. These prices rise while the peak
-   that the search aims at falls.
+1. Minimum cuts propose the first decisions. Cuts with one price for every saved byte are the vertices of the hull of
+   the graph problem. Other cuts have a price of a byte at each program point. Prices at program points rise while the
+   peak that the search aims at falls.
 2. Mixtures of two neighbouring decisions are evaluated. A mixture takes the choices of one decision up to a node, and
-   those of the other decision after the node. In a model of equal layers, successive mixtures differ in a few layers.
-3. For many peaks, the cheapest decision within the peak is taken, and further values are saved, many at a time.
+   the other decision's choices after the node. In a model of equal layers, successive mixtures differ in a few layers.
+3. For many peaks, the cheapest decision within the peak is changed to save further values, many at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from remat.solvers.graph.problem import worth_saving
 
 
 def by_peak(candidate: Candidate) -> tuple[int, int]:
-    """Return the (peak bytes, cost) of a candidate."""
+    """Return a candidate's peak in bytes and its cost, as a sort key."""
     return candidate.peak_bytes, candidate.cost
 
 
@@ -33,7 +33,7 @@ class Mixtures:
     """Search for the Pareto-optimal decisions of one prepared graph by (peak, cost), all peaks at once.
 
     Args:
-        schedules: the decisions of the graph; those that are found join ``schedules.seen``.
+        schedules: the decisions of the graph; decisions that are found are added to ``schedules.seen``.
     """
 
     def __init__(self, schedules: Schedules) -> None:
@@ -45,7 +45,7 @@ class Mixtures:
     def find(
         self, starts: Iterable[Iterable[int]], on_progress: Callable[[str], None]
     ) -> list[Candidate]:
-        """Search for the frontier; return its candidates, lowest peak first.
+        """Search for the frontier by peak and cost; return its candidates, lowest peak first.
 
         Args:
             starts: decisions to start from, each as its saved nodes of the graph problem; at least one.
@@ -62,19 +62,19 @@ class Mixtures:
         return self._seen.pareto()
 
     def _peaks(self, count: int) -> list[int]:
-        """Return ``count`` evenly spaced peaks in bytes, from the lowest peak of the Pareto-optimal candidates to below the highest one."""
+        """Return ``count`` evenly spaced peaks between the lowest and the highest of the Pareto-optimal candidates."""
         best = self._seen.pareto()
         low, high = best[0].peak_bytes, best[-1].peak_bytes
         return [low + (high - low) * k // count for k in range(count)]
 
     def _cheapest(self, peak_bytes: int) -> Candidate:
-        """Return the cheapest candidate within a peak; `_peaks` begins with the lowest peak of a candidate."""
+        """Return the cheapest candidate within a peak, which must be at least the lowest peak of a candidate."""
         cheapest = self._seen.cheapest(Limits(peak_bytes=peak_bytes))
         assert cheapest is not None, f"a candidate has a peak of at most {peak_bytes} bytes"
         return cheapest
 
     def _follow(self, peaks: list[int]) -> None:
-        """Evaluate minimum cuts under prices (Lagrange multipliers) per program point, adjusted to each peak in turn."""
+        """Evaluate minimum cuts under prices (Lagrange multipliers) per program point, adjusted for each peak."""
         cuts, prices = Cuts(self._schedules), Prices()
         # The prices for each lower peak start from the last prices for the peak before.
         for peak_bytes in reversed(peaks):
@@ -138,5 +138,5 @@ class Mixtures:
 
 
 def _spread(items: list[int]) -> list[int]:
-    """Return the items in the order 0, 8, 16, …, then 1, 9, 17, …, and so on."""
+    """Return the items in the order of positions 0, 8, 16, …, then 1, 9, 17, …, and so on."""
     return [item for k in range(8) for item in items[k::8]]

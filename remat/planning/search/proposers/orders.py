@@ -36,7 +36,7 @@ class Orders:
 
     Args:
         schedules: the decisions of the graph, with the schedule problem. A schedule may save a copy of every input that
-            may change, and the generator state of every random operator.
+            may change, and the random generator's state for every random operator.
     """
 
     def __init__(self, schedules: Schedules) -> None:
@@ -73,7 +73,7 @@ class Orders:
 
     @cached_property
     def can_be_ordered(self) -> bool:
-        """Whether the graph's nodes can run in every order in which each node runs after its inputs."""
+        """Whether the graph's nodes can run in any order that respects the dependencies between their values."""
         state, problem, index = self._state, self._problem, self._state.index
         if state.storages.rewritten:
             return False
@@ -98,16 +98,16 @@ class Orders:
     def search_within(
         self, start: Candidate, peak_bytes: int, *, share: float = 1.0
     ) -> list[Candidate]:
-        """Search for cheap schedules within a peak.
+        """Search for cheap schedules within a limit on the peak.
 
         Args:
-            start: the candidate whose schedule is edited. Its peak may exceed the limit.
+            start: the candidate whose schedule is edited. The candidate's peak may exceed the limit.
             peak_bytes: limit on the peak, in bytes.
             share: number of edits of the schedule to try, as a ratio of the usual number.
 
         Returns:
-            The schedules of `improved`, in the same order, as candidates. Those that cannot be executed are left out.
-            Peaks may exceed the limit. The list may be empty.
+            The schedules of `improved`, in the same order, as candidates. Schedules that cannot be executed are left
+            out. Peaks of the candidates may exceed the limit. The list may be empty.
         """
         schedules = self.improved(*self._schedules.start(start), peak_bytes, share=share)
         return [d for schedule in schedules if (d := self._candidate(*schedule))]
@@ -123,7 +123,7 @@ class Orders:
 
         Args:
             solver: a solver that implements `solve_schedule`.
-            start: a candidate whose schedule the solver may start from. Its peak may exceed the limit.
+            start: a candidate whose schedule the solver may start from. The candidate's peak may exceed the limit.
             peak_bytes: limit on the peak, in bytes.
             time_limit: seconds for the solver; None: no limit.
 
@@ -198,14 +198,14 @@ class Orders:
             sequence: the schedule to start from: for each run in order, a node of the schedule problem.
             boundary: position in ``sequence`` where backward begins.
             peak_bytes: limit on the peak, in bytes.
-            copies: offloaded values. Each is off the device between two positions in ``sequence``.
+            copies: offloaded values. Each offloaded value is off the device between two positions in ``sequence``.
             share: number of edits of the schedule to try, as a ratio of the usual number.
-            moves: number of edits to try; None: as ``share`` says.
+            moves: number of edits to try; None: the number that follows from ``share``.
 
         Returns:
-            The given schedule and those found. Schedules within the limit come first, cheapest first; the others
-            follow, lowest peak first. Each is a pair: the schedule in the form of ``sequence``, and the position where
-            backward begins. Empty if `is_possible` is False.
+            The given schedule and the schedules that were found. Schedules within the limit come first, cheapest first;
+            the others follow, lowest peak first. Each schedule is returned as a pair: the schedule in the form of
+            ``sequence``, and the position where backward begins. The list is empty if `is_possible` is False.
         """
         compiled = kernel()
         if compiled is None or not self.is_possible:
@@ -226,7 +226,7 @@ class Orders:
         return [changed.invert(*schedule) for schedule in better]
 
     def _runs_once(self, sequence: Sequence[int]) -> list[int]:
-        """Return the positions of those runs of a schedule that `_free` allows: all but some second and later runs."""
+        """Return the positions of a schedule's runs, without repeated runs of nodes that `_free` lets run only once."""
         # The passes may run an operator again although `_free` forbids it: one element of its tuple is needed again, and
         # another may only be saved.
         once = {*self._free.once}

@@ -1,9 +1,9 @@
 """Propose minimum cuts under prices of memory, which rise where the step exceeds the peak.
 
-The peak is replaced by prices (Lagrange multipliers): each byte that is alive at a program point costs the price of
-this point. Under given prices, the best decision is a minimum cut. A subgradient search with Polyak's step size raises
-the prices at the points where the step exceeds the peak. Then further values are saved, one at a time, in the best
-decision that fits. If no decision fits, the search is repeated with checkpoints.
+The limit on the peak is replaced by prices (Lagrange multipliers): each byte that is alive at a program point costs the
+price of this point. Under given prices, the best decision is a minimum cut. A subgradient search with Polyak's step
+size raises the prices at the points where the step exceeds the peak. Afterwards, further values are saved, one at a
+time, in the best decision within the peak. If no decision is within the peak, the search is repeated with checkpoints.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class PriceSearch:
         return checkpoint_sets(self.schedules, self._effort.segments)
 
     def reached(self, limits: Limits, starts: Iterable[Iterable[int]]) -> list[Candidate]:
-        """Search by prices, and again with checkpoints if no decision is within the limits.
+        """Search for decisions by prices of memory, and again with checkpoints if no decision is within the limits.
 
         Args:
             limits: the limits, by the peak of the schedule.
-            starts: decisions to start from, each as its saved nodes of the graph problem; at least one. Their
-                peaks may exceed the limit.
+            starts: decisions to start from, each as its saved nodes of the graph problem; at least one. The peaks of
+                these decisions may exceed the limit.
 
         Returns:
-            The best candidate of each search. It is the cheapest one found within the limits; if there is none, the one
-            that exceeds them least.
+            The best candidate of each search: the cheapest one found within the limits or, if there is none, the one
+            that exceeds the limits least.
         """
         schedules, effort = self.schedules, self._effort
         # Only new evaluations count against the limit, because cached ones take no time.
@@ -70,12 +70,12 @@ class PriceSearch:
     def search_within(
         self, limits: Limits, starts: Iterable[Iterable[int]], *, orders: bool
     ) -> Candidate:
-        """Search as in `reached`, then save further values in the best candidate; return the result.
+        """Search by prices of memory, then save further values in the best candidate; return the resulting candidate.
 
         Args:
             limits: as in `reached`.
             starts: as in `reached`.
-            orders: whether node orders are searched from the result, which lowers the cost further.
+            orders: whether the caller searches node orders from the result, which lowers the cost further.
         """
         best = CandidatePool(self.reached(limits, starts)).best(limits.rank)
         large = len(self.schedules.context.state.index) > self._effort.large

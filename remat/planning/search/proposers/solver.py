@@ -1,4 +1,4 @@
-"""Decisions of the solver at limits on saved bytes: each is made once."""
+"""Decisions of the solver at limits on saved bytes, each computed once and cached."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class SolverDecisions:
 
     Args:
         context: the prepared graph.
-        measures: peaks of its candidates.
+        measures: peaks of the graph's candidates.
 
     Attributes:
-        proposed: how many candidates of the graph were found in each way.
+        proposed: how many candidates of the graph each proposer has found.
     """
 
     def __init__(self, context: GraphContext, measures: Measures) -> None:
@@ -41,7 +41,7 @@ class SolverDecisions:
     def at(self, capacity: int) -> Candidate:
         """Return the solver's decision that saves at most ``capacity`` bytes, cached.
 
-        The caller must heed the budget that the user's code may set for the graph.
+        The caller must respect the budget that the user's code may set for the graph.
         """
         if capacity not in self._at:
             self._context.on_progress(f"deciding at {format_bytes(capacity)}")
@@ -51,7 +51,7 @@ class SolverDecisions:
         return self._at[capacity]
 
     def search_within(self, limits: SavedLimits, request: PlanRequest | None = None) -> Candidate:
-        """Return a solver's decision within limits; the decision is not cached.
+        """Return a solver's decision within limits on saved bytes; the decision is not cached.
 
         Args:
             limits: the limits on saved bytes.
@@ -75,7 +75,8 @@ class SolverDecisions:
     def at_budget_one(self) -> Candidate:
         """The decision under budget 1, which saves at most as many bytes as the runtime-optimal partition.
 
-        A solver that the user named decides alone. For the default solver, see `_better_than_cut`.
+        If the user named a solver, its decision is returned. The default solver's decision is compared with the
+        runtime-optimal partition in `_better_than_cut`.
         """
         solved = partial(self.at, self._context.full_bytes)
         return solved() if self._context.is_alone else self._better_than_cut(solved)
@@ -92,7 +93,7 @@ class SolverDecisions:
         return self._better_than_cut(partial(self.search_within, limits, usual))
 
     def _better_than_cut(self, solved: Callable[[], Candidate]) -> Candidate:
-        """Return the solver's decision at budget 1, or the runtime-optimal partition unless the former is surely better."""
+        """Return the runtime-optimal partition unless the solver's decision at budget 1 is surely better."""
         context, measures = self._context, self._measures
         # A step without a budget must be no worse than without remat, although costs and estimated peaks have errors.
         cut, error = context.runtime_optimal, COST_ERROR * context.step_cost
@@ -135,14 +136,14 @@ class SolverDecisions:
     def bisected(
         self, low: int, high: int, peak_bytes: int, most: int, measure: Measure
     ) -> Iterator[Candidate]:
-        """Yield decisions at limits on saved bytes, which are bisected towards a peak.
+        """Yield decisions at limits on saved bytes, chosen by bisection so that peaks approach ``peak_bytes``.
 
         Args:
             low: the lowest limit on saved bytes.
-            high: the highest one.
+            high: the highest limit on saved bytes.
             peak_bytes: limit on the peak by ``measure``, in bytes.
             most: maximum number of decisions.
-            measure: the peak that counts.
+            measure: function that returns the peak of a candidate.
         """
         for _ in range(most):
             if high - low <= low // 1000:
@@ -153,7 +154,7 @@ class SolverDecisions:
             low, high = (middle, high) if measure(decided) <= peak_bytes else (low, middle)
 
     def swept(self, limits: Limits) -> Iterator[Candidate]:
-        """Yield decisions at several limits on saved bytes, the highest first, and then near the cheapest within ``limits``."""
+        """Yield decisions at several limits on saved bytes, highest first, then near the cheapest within ``limits``."""
         context = self._context
         capacities = context.capacities(context.most_saved)
         first = self.allowed_at_budget_one if context.is_alone else context.runtime_optimal
@@ -178,7 +179,7 @@ class SolverDecisions:
 
         Args:
             candidate: the candidate.
-            proposer: how it was found; empty: by node orders if it has a schedule, else by prices.
+            proposer: how the candidate was found; empty: by node orders if it has a schedule, or by prices otherwise.
         """
         proposer = proposer or ("by node orders" if candidate.schedule is not None else "by prices")
         self.proposed[proposer] += 1
@@ -198,7 +199,7 @@ class SolverDecisions:
         return replace(candidate, provenance=provenance, limits=None)
 
     def adopt(self, other: SolverDecisions) -> None:
-        """Copy the decisions on an equal graph."""
+        """Copy the solver's decisions that were made on another, equal graph."""
         lowered = self._context.lowered
         self._at |= {n: replace(d, lowered=lowered) for n, d in other._at.items()}
         if "at_budget_one" in vars(other):

@@ -45,7 +45,7 @@ def _difference(value: Any, other: Any) -> str | None:
 
 
 def as_integers(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor viewed as integers of the size of its elements, or of 64 bits if they are larger."""
+    """Return a contiguous tensor viewed as integers of its elements' size, or of 64 bits for larger elements."""
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32}
     return tensor.view(integers.get(tensor.itemsize, torch.int64))
 

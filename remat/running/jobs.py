@@ -196,7 +196,7 @@ def _submitted(
     on_answer: Callable[[int, Answer], None],
     starting: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> list[int]:
-    """Submit a batch of jobs, deliver the answers, and return the indices of jobs that the executor lost."""
+    """Submit jobs to an executor, deliver the answers, and return the indices of jobs that the executor lost."""
     waiting: dict[Future[Answer], int] = {}
     unanswered: list[int] = []
     try:

@@ -203,7 +203,7 @@ def _checksum(tensor: torch.Tensor) -> int:
 
 
 def _forget_gradients(tensors: Iterable[torch.Tensor]) -> None:
-    """Set the gradients of all leaf tensors to None."""
+    """Set the gradients of the leaf tensors among ``tensors`` to None."""
     for tensor in tensors:
         if tensor.requires_grad and tensor.is_leaf:
             tensor.grad = None

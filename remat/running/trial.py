@@ -95,7 +95,7 @@ class Trial:
             num_fwd_outputs: number of the user's outputs, which come before the saved values.
 
         Returns:
-            Results by name, as from `run_joint`.
+            A dict with the results by name, as `run_joint` returns.
 
         Raises:
             ProblemError: backward needs a value that forward does not save.
@@ -128,7 +128,7 @@ class Trial:
 
     @contextlib.contextmanager
     def _set_up(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """Yield copies of the trial's inputs and constants; inside, generators are seeded, operators deterministic."""
+        """Seed generators and make operators deterministic in a ``with`` block; yield copied inputs and constants."""
         copies: dict[int, torch.Tensor] = {}
         inputs = {k: copy_of(v, copies) for k, v in self.inputs.items()}
         constants = {k: copy_of(v, copies) for k, v in self.constants.items()}

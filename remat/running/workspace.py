@@ -83,8 +83,9 @@ def may_allocate(op: Any, dtype: torch.dtype) -> bool:
 def workspace_bytes(op: Any, args: Any, kwargs: Any, results: Any) -> int:
     """Return the workspace bytes of an operator call: the peak of its allocations beyond its results.
 
-    0 is returned if the operator is not known to have a workspace, or the call is not on a CPU. If the
-    call is too large to run, or a profiler runs, 0 is returned and a warning is given.
+    The returned number is 0 if the operator is not known to have a workspace, or the call is not on a
+    CPU. If the call is too large to run, or a profiler runs, the returned number is 0 and a warning is
+    given.
 
     Args:
         op: an overload of an operator.

@@ -48,7 +48,8 @@ def as_passes(owner: str, given: object) -> tuple[Pass, ...]:
 class Fixpoint(Pass):
     """Run the inner passes in rounds until one round changes nothing, or ``limit`` rounds have run.
 
-    In each round, every inner pass runs once. The instruments of the pipeline also observe the inner passes.
+    In each round of a `Fixpoint`, every inner pass runs once. The instruments of the pipeline also
+    observe the inner passes.
 
     Attributes:
         passes: the inner passes, in order.

@@ -91,8 +91,8 @@ def read_pipeline(
     """Parse the text of a pipeline and return its passes.
 
     Args:
-        text: the text.
-        passes: pass classes by name.
+        text: the text of the pipeline.
+        passes: dict from the name of each pass to the class of the pass.
         readers: for each declared type of options, the function that parses an option's text.
             Readers for bool, int, float and str are built in. A value whose type has no reader
             stays text.

@@ -139,7 +139,7 @@ def banned(state: State, rules: BanRules, fusion: Fusion) -> bytearray:
 
 
 def _materialized_in_backward(state: State, fusion: Fusion) -> bytearray:
-    """Find the values that a backward node reads, directly or through views, but cannot fuse with."""
+    """Find the values that a node of backward reads, directly or through views, but with which it cannot fuse."""
     index, required = state.index, state.roles.required_forward
     view = fusion.view
     # Backward writes a recomputed value to memory unless its reader fuses with it, so recomputing is not free.
@@ -224,7 +224,7 @@ def _long_chains(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
 
 
 def cut_weights(state: State, fusion: Fusion) -> tuple[int, ...]:
-    """Return, for each node of the graph problem, the weight that the minimum cut pays for saving it.
+    """Return, for each node of the graph problem, the weight that the minimum cut pays for saving the node.
 
     The weight of a value is ``nbytes * 1.1 ** d``. In this formula, d is the number of edges from the
     node to backward, limited to the range from 1 to 100. The weight is doubled for a value that fusion

@@ -52,7 +52,7 @@ def has_policies(state: State, policies: Policies) -> bool:
 
 
 def check_matched(policies: Policies, graphs: Sequence[fx.Graph], name: str) -> None:
-    """Check that the pattern of each policy matches a module in at least one graph of a step.
+    """Check that the pattern of each policy matches a module in at least one of a step's graphs.
 
     Raises:
         PlanError: a pattern matches no module. The message names the nearest modules.
@@ -64,7 +64,7 @@ def check_matched(policies: Policies, graphs: Sequence[fx.Graph], name: str) -> 
 
 
 def tag_policies(state: State, policies: Policies) -> None:
-    """Tag the nodes of a graph in place, by the policies of its modules and regions.
+    """Tag, in place, the nodes of a joint graph according to the policies of modules and regions.
 
     A region is code under `remat.region`.
 

@@ -170,7 +170,7 @@ class Inlining:
     def _inline_unpack(
         self, taken: fx.Node, given: Sequence[fx.Node], unpack: fx.GraphModule
     ) -> None:
-        """Insert the unpack hook before a saved tensor's first use in backward; all users then read the hook's result."""
+        """Insert the unpack hook before a saved tensor's first use in backward; all users read the unpacked tensor."""
         # `_rank` lacks the nodes of unpack functions that were inserted for earlier tensors.
         first = min((u for u in taken.users if u in self._rank), key=self._rank.__getitem__)
         users = set(taken.users)

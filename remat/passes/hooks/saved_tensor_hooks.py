@@ -28,7 +28,7 @@ from remat.units import format_bytes
 
 @dataclass(frozen=True)
 class HookTraces(Analysis[Traces]):
-    """FX graphs traced from a pair of hooks, one pair of graphs for each kind of tensor.
+    """FX graphs traced from a pair of hooks, one pair for each shape, layout, dtype and device of tensors.
 
     The traced hooks are cached with the joint graph, so all partitions of one joint graph share the
     traces.

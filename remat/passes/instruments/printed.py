@@ -35,8 +35,8 @@ def to_stderr(text: str) -> None:
 class Printed(Instrument):
     """Instrument that shows the graphs before or after each pass, or the change that each pass makes.
 
-    Passes are numbered from 1 in the order in which they run, including passes that ``only`` leaves
-    out. For a `Fixpoint`, the graphs before or after its inner passes are shown.
+    Passes are numbered from 1 in the order of their runs, including passes that ``only`` leaves out.
+    For a `Fixpoint`, the graphs before or after its inner passes are shown.
 
     Args:
         only: names of the passes at which the graphs are shown; None: all passes.

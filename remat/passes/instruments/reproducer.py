@@ -83,7 +83,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """A failure as read from a reproducer's folder. Attributes not listed are as in `Failure`.
+    """A failure as read from a reproducer's folder. Attributes that are not listed are as in `Failure`.
 
     Attributes:
         graph: path of the file with the joint graph.
@@ -142,7 +142,7 @@ def write_reproducer(folder: Path, failure: Failure) -> Path:
 
 @contextlib.contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Create a folder atomically: yield a temporary folder, and rename it to ``target`` at the end.
+    """Create a folder atomically: yield a temporary folder, and rename it to ``target`` after the ``with`` block.
 
     If the ``with`` block raises, the temporary folder is removed.
 

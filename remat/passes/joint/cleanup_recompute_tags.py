@@ -1,6 +1,7 @@
 """Pass that corrects the tags at the ends of checkpointed regions before partitioning.
 
-The rules for MUST_SAVE are those of ``cleanup_recompute_tags`` in PyTorch's ``torch/_functorch/partitioners.py``.
+The rules by which values get the tag MUST_SAVE are those of ``cleanup_recompute_tags`` in PyTorch's
+``torch/_functorch/partitioners.py``.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from remat.passes.core.state import Classification, Costs, Memory, PassResult, P
 class CleanupRecomputeTags(Pass):
     """Correct the tags of values at the boundaries of checkpointed regions, and of values copied into inputs.
 
-    Results of regions that later regions read, results with a backward hook, and values that forward copies into
-    inputs get MUST_SAVE. A result of plain checkpointing that operators outside of all regions read loses its tag.
+    Results of regions that later regions read, results with a backward hook, and values that forward
+    copies into inputs get the tag MUST_SAVE. A result of plain checkpointing that operators outside of
+    all regions read loses its tag.
     """
 
     name: ClassVar[str] = "cleanup-recompute-tags"

@@ -25,7 +25,7 @@ from remat.passes.core.state import PassResult, State
 class CommonSubexpressions(Pass):
     """Merge calls of the same operator with the same arguments.
 
-    Calls are never merged in these cases:
+    Calls of an operator are never merged in these cases:
 
     - the call draws random numbers, has an effect, mutates an argument, is a collective, or returns
       uninitialised memory;
@@ -33,8 +33,8 @@ class CommonSubexpressions(Pass):
     - the result shares memory with an output of the graph, or is overwritten, or has a size that depends on data;
     - a mutation runs between the calls, or their recompute tags differ.
 
-    Arguments are compared with their types and bit for bit. ``1``, ``1.0`` and ``True`` differ, and
-    so do ``0.0`` and ``-0.0``. NaN equals NaN.
+    Arguments are compared with their types and bit for bit. The arguments ``1``, ``1.0`` and ``True``
+    differ, and so do ``0.0`` and ``-0.0``. NaN equals NaN.
     """
 
     name: ClassVar[str] = "cse"
@@ -151,7 +151,7 @@ def _key(node: fx.Node, mutations: int) -> Any:
 
 
 def _describe_all(xs: Iterable[Any]) -> Any:
-    """Return a hashable key, equal for two lists of arguments only if all types and bits are equal."""
+    """Return a hashable key of a list of arguments; two lists have equal keys only if all types and bits are equal."""
     kinds = tuple(map(type, xs))
     if _EXACT.issuperset(kinds):
         return (kinds, tuple(xs))
@@ -159,7 +159,7 @@ def _describe_all(xs: Iterable[Any]) -> Any:
 
 
 def _describe(x: Any) -> Any:
-    """Return a hashable key, equal for two arguments of one type only if all their bits are equal."""
+    """Return a hashable key of an argument; two arguments of one type have equal keys only if all bits are equal."""
     if isinstance(x, (tuple, list)):
         return _describe_all(x)
     if isinstance(x, dict):

@@ -1,4 +1,4 @@
-"""Pass that computes the distance of each forward node from backward."""
+"""Pass that computes the distance of each forward node from backward, in edges of the joint graph."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ class AgreeRanks(Pass):
     Attributes:
         options: planning options as text; only ranks with equal text share a decision.
         wait_s: seconds that the other ranks wait for rank 0 to decide first.
-        capacity_too: whether to adopt the first rank's limit on saved bytes with its decision. Set
-            under a budget on the peak, where this limit is a part of the decision.
+        capacity_too: whether to adopt the first rank's limit on saved bytes with its decision. True
+            under a budget on the peak, under which the limit on saved bytes is a part of the decision.
 
     Raises:
         ProblemError: ``wait_s`` is not a finite number of at least 0.
@@ -137,7 +137,7 @@ class AgreeRanks(Pass):
 
 
 def _verdict(state: State, decision: Decision, ranks: Ranks) -> Verdict:
-    """Return this rank's decision in the form that ranks exchange."""
+    """Return this rank's decision as a `Verdict`, the form in which ranks exchange decisions."""
     position = state.index.by_name
     limits, provenance = _how(state)
     lowered = state.lowered()

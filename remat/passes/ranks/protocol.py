@@ -67,9 +67,10 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """A decision in the form that ranks exchange.
+    """A decision in the form in which ranks exchange decisions.
 
-    Nodes are given by position in the joint graph, because names differ from rank to rank.
+    A `Verdict` gives nodes by position in the joint graph, because the names of nodes differ from rank
+    to rank.
 
     Attributes:
         rank: the rank that decided.

@@ -118,7 +118,7 @@ def with_views(state: State, arranged: Arrangement, offloads: frozenset[int]) ->
 
 
 def position_of(index: GraphIndex, name: str, verb: str = "runs") -> int:
-    """Return the position of a node that a decision names.
+    """Return the position, in the joint graph, of a node that a decision names.
 
     Args:
         index: positions of the joint graph's nodes.

@@ -75,7 +75,7 @@ class Extraction:
         self._bind_symbols()
 
     def _reach_backward(self, keep: set[int]) -> Arrangement:
-        """Find the nodes of backward, in the order of the joint graph, for a decision without orders."""
+        """Find the nodes of backward, in the order of the joint graph, for a decision without node orders."""
         index, roles = self._index, self._roles
         _, outputs, _, _ = split_outputs(self._joint)
         stack = [index.position[o] for o in outputs if isinstance(o, fx.Node)]

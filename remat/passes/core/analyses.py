@@ -16,7 +16,7 @@ from remat.passes.core.state import Positions as Positions
 
 @dataclass(frozen=True)
 class Distances(Analysis[tuple[int, ...]]):
-    """Distance of each node of the joint graph from backward, in edges of the graph.
+    """Distance of each node of the joint graph from backward.
 
     The distance from backward is the least number of edges, along the data flow, to a node that forward
     does not require. The result has one distance per node of the joint graph, in graph order. The

@@ -93,7 +93,7 @@ class Pipeline:
         verify: bool = True,
         instruments: Sequence[Instrument] = (),
     ) -> PassResult:
-        """Run the passes of this pipeline in order on a joint graph, or on the final state of another pipeline.
+        """Run the passes of this pipeline in order.
 
         Args:
             joint: a joint graph, or the final state of another pipeline.

@@ -34,9 +34,7 @@ class Provenance:
         solver: name of the solver that found the decision; ``min-cut`` if a minimum cut is the
             decision.
         proposer: how a search found the decision, such as ``by prices``; empty without a search.
-        items: number of nodes of the graph problem that the solver solved; 0 if no solver ran. The
-            graph problem states in integers which nodes may be saved or recomputed, and at which
-            cost.
+        items: number of nodes of the graph problem that the solver solved; 0 if no solver ran.
         deterministic: False if a time limit ended the search, so another run may decide
             differently.
         elapsed_s: seconds that all calls of the solver took together.

@@ -5,8 +5,7 @@ key: ``state.get(Classification())``, ``state.get(GraphProblemOf(cost=Flops()))`
 key fixes the type of the analysis's result.
 
 `AnalysisCache` stores the results of the analyses of one joint graph. An edit of the joint graph drops
-the cached results, except those that the edit preserves. A pass cannot request an analysis while the
-pass edits the joint graph.
+the cached results, except those that the edit preserves.
 """
 
 from __future__ import annotations
@@ -142,9 +141,8 @@ def watching(watch: Callable[[Analysis[Any], bool], None]) -> Iterator[None]:
 class State:
     """A joint graph, its cached analyses, and the decision and graphs that passes have produced so far.
 
-    `State.get` returns the result of an analysis, computed on the first request. Passes change a
-    state's graphs inside `State.edit`, which drops outdated results of analyses. A new state with
-    another joint graph starts without cached results.
+    Passes change a state's graphs inside `State.edit`, which drops outdated results of analyses. A new
+    state with another joint graph starts without cached results.
 
     Attributes:
         joint: the joint graph.
@@ -412,9 +410,7 @@ class Costs(Analysis[tuple[int, ...]]):
 
 @dataclass(frozen=True)
 class GraphProblemOf(Analysis[Lowered]):
-    """The graph problem of the joint graph under a cost model.
-
-    The graph problem states in integers which nodes may be saved or recomputed, and at which cost.
+    """The graph problem of the joint graph: which nodes may be saved or recomputed, at which cost by a cost model.
 
     Attributes:
         cost: the cost model; None: every node costs 1.

@@ -71,8 +71,7 @@ _ASK_FOR_INFINITY = frozenset(["isinf", "isnan", "isfinite", "isposinf", "isnegi
 def chosen_by(graph: fx.Graph, *, signs: bool = True) -> set[fx.Node]:
     """Return the nodes on whose values a comparison, index or step function of the graph depends.
 
-    A node is returned even if many operators lie between the node and a comparison that depends on the
-    node.
+    A node is returned even if many operators lie between the node and the comparison.
 
     Args:
         graph: the graph.

@@ -30,8 +30,7 @@ from remat.units import format_bytes
 class HookTraces(Analysis[Traces]):
     """FX graphs traced from a pair of hooks, one pair for each shape, layout, dtype and device of tensors.
 
-    The traced hooks are cached with the joint graph, so all partitions of one joint graph share the
-    traces.
+    All partitions of one joint graph share the cached traces of hooks.
     """
 
     name: ClassVar[str] = "hook-traces"

@@ -42,7 +42,7 @@ class Printed(Instrument):
         only: names of the passes at which the graphs are shown; None: all passes.
         changed: whether to show, instead of the graphs after a pass, a unified diff from the graphs
             before the pass. After a pass that partitions the joint graph, both new graphs are shown
-            whole, because a diff would not be readable.
+            whole.
         to: function that prints a text; or a folder, created if missing, for numbered files such as
             ``003-cse.after.txt``. By default, texts are printed to standard error.
         before: whether to show the graphs before each pass.

@@ -212,8 +212,7 @@ class Reproducer(Instrument):
 
     The reproducer holds the joint graph as it was before the pipeline's first pass, so the instrument
     keeps a copy of that graph while the pipeline runs. The path of the reproducer's folder is appended
-    to the message of the pass's error. If no reproducer can be written, the reason is appended to the
-    message instead of a path.
+    to the message of the pass's error.
 
     Args:
         folder: where to create reproducers' folders; created if missing.

@@ -35,9 +35,9 @@ class ChunkLoss(Pass):
     Attributes:
         chunks: number of chunks. The last chunk may be shorter. 1: leave the step unchanged.
         in_forward: whether forward may also compute the gradients of each chunk, before the gradient of
-            the loss is known. The gradients of each chunk are then multiplied by the gradient of the
-            loss once the latter is known. If False, or if forward cannot compute gradients, backward
-            computes the gradients chunk by chunk, and a plan may recompute the logits of each chunk.
+            the loss is known. Forward's gradients are later multiplied by the gradient of the loss. If
+            False, or if forward cannot compute gradients, backward computes the gradients chunk by
+            chunk, and a plan may recompute the logits of each chunk.
     """
 
     chunks: int = 8

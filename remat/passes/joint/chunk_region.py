@@ -200,11 +200,10 @@ class Region:
                 self._pull(n, own)
 
     def levels(self, *, tangents: int) -> dict[fx.Node, int]:
-        """Return the level of each node of the joint graph, as a dict from the node to the level.
+        """Return the level of each node: the number of loops over all chunks that must end before the node can run.
 
-        A node's level counts the loops over all chunks that must have ended before the node can run. For example, a
-        node that reads the loss summed over all chunks has level 1. Calls of the region with the same level run in
-        one loop, chunk by chunk.
+        For example, a node that reads the loss summed over all chunks has level 1. Calls of the region
+        with the same level run in one loop, chunk by chunk.
 
         Args:
             tangents: the level of backward's inputs, such as tangents.

@@ -13,8 +13,8 @@ from remat.passes.core.state import PassResult, State
 class Classify(Pass):
     """Classify the joint graph's nodes as required by forward, required by backward, or unclaimed (by neither).
 
-    The pass changes no graph. The state caches the classification of the nodes. `PassResult.detail`
-    gives the number of nodes that are required by forward, required by backward, and unclaimed.
+    The pass changes no graph. `PassResult.detail` gives the number of nodes that are required by
+    forward, required by backward, and unclaimed.
     """
 
     name: ClassVar[str] = "classify"

@@ -1,4 +1,4 @@
-"""Pass that computes the distance of each forward node from backward, in edges of the joint graph."""
+"""Pass that computes the distance of each forward node from backward."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from remat.passes.core.state import PassResult, State
 class DistanceFromBackward(Pass):
     """Compute the least number of edges from each forward node to a node that forward does not require.
 
-    The pass changes no graph. The state caches the distances until the graph changes. Later passes read
-    the distances by ``state.get(Distances())``.
+    The pass changes no graph. Later passes read the distances by ``state.get(Distances())``.
     """
 
     name: ClassVar[str] = "dist-from-backward"

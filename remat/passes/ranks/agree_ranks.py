@@ -25,8 +25,7 @@ class AgreeRanks(Pass):
     """Adopt the decision of the first rank that decided on the same graph, usually rank 0.
 
     The pass does nothing without a process group of at least two ranks. A rank keeps its own decision
-    if the other rank's decision does not fit, for example because that decision saves more bytes than
-    the rank may save.
+    if the other rank's decision does not fit the rank's graph or limit on saved bytes.
 
     Attributes:
         options: planning options as text; only ranks with equal text share a decision.

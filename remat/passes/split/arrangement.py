@@ -26,8 +26,7 @@ class Arrangement:
     Attributes:
         forward: positions of the nodes that forward runs, in order, including views. A node whose
             position is repeated runs again.
-        backward: positions of the nodes that backward runs, in order, with views and repetitions as in
-            ``forward``.
+        backward: positions of the nodes that backward runs, in the form of ``forward``.
         read: positions of the values that backward reads and forward hands over.
         snapshots: positions of the inputs of which backward reads a copy taken before forward.
     """

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 #: Dict from each public name to its import path, such as ``remat.api:plan``.
 _HOMES = names_for_types(__file__)
 
-#: Public submodules, used as ``remat.sac.apply``. They are imported on first use too.
+#: Names of public submodules, such as ``sac`` in ``remat.sac.apply``, which are imported on first use.
 _MODULES = ("checkpointing", "sac")
 
 __all__ = sorted({*_HOMES, *_MODULES, "__version__"})

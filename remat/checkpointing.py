@@ -3,5 +3,5 @@
 import importlib
 import sys
 
-# The same module object, so that a class imported under either name is one class.
+# Both names are one module object, so that a class imported under either name is one class.
 sys.modules[__name__] = importlib.import_module("remat.sac")

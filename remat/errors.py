@@ -129,11 +129,10 @@ class BudgetWarning(UserWarning):
 class PeakWarning(UserWarning):
     """Warning that a plan does not lower a step's peak as expected, or that a peak is incomplete.
 
-    A plan under a budget on saved bytes may have a peak as high as the plan at budget 1, which may
-    save as many bytes as the runtime-optimal partition. A plan made for a point of a frontier may
-    have a higher peak than the frontier states. A computed peak is incomplete if it leaves out
-    memory that operators allocate internally. Plans under a budget on the peak cost more if the
-    solvers' compiled C++ module is missing.
+    A plan under a budget on saved bytes may have a peak as high as the plan at budget 1. A plan
+    made for a point of a frontier may have a higher peak than the frontier states. A computed peak
+    is incomplete if it leaves out memory that operators allocate internally. Plans under a budget
+    on the peak cost more if the solvers' compiled C++ module is missing.
     """
 
 

@@ -40,7 +40,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         path.write_bytes(data)
         return
     target = resolved(path)
-    # In the same folder, since a rename is atomic only within one file system.
+    # The temporary file is in the same folder, since a rename is atomic only within one file system.
     draft = target.with_name(f".remat-{os.getpid()}-{secrets.token_hex(8)}.part")
     try:
         with draft.open("xb") as file:

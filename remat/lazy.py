@@ -7,7 +7,7 @@ import ast
 
 def names_for_types(file: str) -> dict[str, str]:
     """Return a dict from each name that a file imports in its block ``if TYPE_CHECKING`` to ``module:name``."""
-    # Parsed from the source text, so that one list of imports serves type checkers and the imports on first use.
+    # The names are parsed from source text, so that one list serves type checkers and the imports on first use.
     with open(file, encoding="utf-8") as source:
         tree = ast.parse(source.read())
     block = next(node for node in tree.body if isinstance(node, ast.If))

@@ -37,7 +37,7 @@ LATER = (
     "peak_bytes", "step_cost", "without_peak_bytes", "without_recompute_cost", "without_estimated_bytes", "_costs",
     "_without",
 )  # fmt: skip
-#: Fields that a plan lacks if it was read from a file or a cache. A plan from a cache builds them when they are needed.
+#: Fields that a plan lacks if it was read from a file or a cache. A plan from a cache builds its fields when needed.
 _OF_MODULES = ("_modules", "_problem", "_costs")
 
 
@@ -186,7 +186,7 @@ class PlanRecord(Record):
     _learns: bool = False
     _of_step: str = ""
     _sizes: Mapping[str, int] = field(default_factory=dict)
-    #: Function that computes the fields of `LATER`; None once they are known.
+    #: Function that computes the fields that `LATER` lists; None once these fields are known.
     _later: Callable[[], Mapping[str, Any]] | None = None
 
     def __post_init__(self) -> None:

@@ -84,7 +84,7 @@ class Peak:
 
     def __str__(self) -> str:
         """Return the budget as short text."""
-        # Rounded down, so that this text as a budget never allows more bytes.
+        # Bytes are rounded down, so that the text, parsed as a budget, never allows more bytes.
         return str(self.share) if self.nbytes is None else _rounded_down(self.nbytes)
 
 

@@ -58,8 +58,8 @@ def compare(
     """Plan one joint graph with several solvers at several budgets.
 
     A solver that cannot run, refuses the problem, or answers wrongly gets a row with the reason, and the other solvers
-    continue. A solver that is not part of remat runs in a process of its own, so that a crash of the solver ends only
-    that process. An unknown solver and an invalid budget raise an error before any planning.
+    continue. A solver that is not part of remat runs in a process of its own, so that a crash ends only that process.
+    An unknown solver and an invalid budget raise an error before any planning.
 
     Args:
         joint: the captured step; it is not changed.
@@ -235,7 +235,7 @@ def _plan_all(
     try:
         run_jobs(answer, pending, executor, add, lambda k, why: add(k, pending[k].failed(why)))
     finally:
-        # Otherwise the graph would stay in memory until this thread ends.
+        # The cache is emptied: otherwise the captured graph would stay in memory until this thread ends.
         cache_step(None)
     groups = [*dict.fromkeys(job.group for job in jobs)]
     pairs = sorted(
@@ -274,7 +274,7 @@ def _of(model: Model, lower: str, time_limit: float | None) -> str:
     if isinstance(model, JointGraph):
         identity = model.fingerprint[:16]
     else:
-        # The address is removed from the text, because it differs from process to process.
+        # The address is removed from the model's text, because the address differs from process to process.
         name = getattr(model, "__qualname__", None) or re.sub(r" at 0x[0-9a-f]+", "", repr(model))
         identity = f"{name} for {lower}"
     return identity if time_limit is None else f"{identity}, at most {time_limit:g} s"

@@ -26,7 +26,7 @@ from remat.version import __version__
 
 #: Version of the table format.
 VERSION = 3
-#: Suffixes of the file formats of a table. A sweep continues from the first one; the others are for reading.
+#: Suffixes of the file formats of a table. A sweep continues from a file with the first suffix only.
 SUFFIXES = (".jsonl", ".json", ".csv")
 
 

@@ -43,11 +43,11 @@ Call = tuple[Any, Sequence[Any], Mapping[str, Any]]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 #: A captured step, and the bytes of its inputs and buffers.
 Step = tuple[JointGraph, int]
-#: The result for a batch size: the row of the table, and the decisions whose memory was computed.
+#: The result of planning one batch size: the row of the table, and the decisions whose memory was computed.
 Answer = tuple[FitRow, tuple[Decision, ...]]
 #: Function (batch sizes, decisions of other batch sizes to try, too) -> dict from batch size to result.
 PlanBatches = Callable[[Sequence[int], Sequence[Decision]], Mapping[int, Answer]]
-#: A smaller number of bytes is refused, because its unit was probably forgotten.
+#: A memory size of fewer bytes is refused, because its unit was probably forgotten.
 _LEAST_MEMORY = 1 << 16
 #: The largest batch that ``"max"`` tries.
 _LARGEST_BATCH = 1 << 20
@@ -479,7 +479,7 @@ def varied(args: Any, kwargs: Mapping[str, Any]) -> Callable[[int], Arguments]:
         def resized(value: Any) -> Any:
             if not isinstance(value, torch.Tensor) or not value.dim():
                 return value
-            # The flag is kept, because it marks the parameters of a function.
+            # A copy keeps `requires_grad`, which marks the parameters of a function.
             like = value.new_empty((batch, *value.shape[1:]))
             return like.requires_grad_(value.requires_grad)
 

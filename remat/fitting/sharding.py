@@ -28,8 +28,8 @@ class Sharding:
       block.
     - During backward, the root's gradients are whole as soon as they are computed. The gradients of the largest
       block count twice: as computed, and as laid out for the reduction.
-    - At the end of backward, the root's gradients count twice, as computed and as laid out for the reduction, and no
-      block's gradients are whole.
+    - At the end of backward, the root's gradients count twice (as computed, and as laid out for the reduction). No
+      block's gradients are whole then.
     - A gradient belongs to the root if no parameter of a block has its size.
     - In each micro-batch, parameters of blocks are gathered twice (for forward and for backward), the root's parameters
       once, and gradients are reduced once. For each gathering and each reduction, a rank sends (N-1)/N of the whole
@@ -115,7 +115,7 @@ def shard(parameter: torch.Tensor, shards: int) -> torch.Tensor:
     """Return rank 0's shard of a parameter, the largest shard, as a meta tensor; the parameter itself for one shard."""
     if shards == 1:
         return parameter
-    # A scalar has no dimension to shard, so it counts as one row.
+    # A scalar parameter has no dimension to shard, so it counts as one row.
     first, *rest = parameter.shape or (1,)
     return torch.empty(-(-first // shards), *rest, dtype=parameter.dtype, device="meta")
 

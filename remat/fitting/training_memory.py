@@ -113,7 +113,7 @@ class Rank:
         if short <= 0:
             return
         trained = {key for p in parameters if p.requires_grad and (key := storage_key(p))}
-        # A single rank cannot shard, so the advice is computed for two.
+        # A single rank cannot shard parameters, so the advice is computed for two ranks.
         shared = Sharding.of(model, list(parameters), trained, max(2, s.ranks), fsdp=True)
         room = self.memory_bytes - max(
             shared.gathered_bytes + shared.reduced_bytes, shared.final_bytes
@@ -449,7 +449,7 @@ class StepFit:
         # DDP sends the gradients once in a step. FSDP2 sends parameters and gradients in every micro-batch.
         if rank.sharding.shards > 1:
             sending *= rank.accumulate
-        # The optimizer computes little, so its time is that of its memory traffic.
+        # The optimizer computes little, so its time is the time of its memory traffic.
         tbps = device_of(context.request.cost).memory_tbps
         return max(computing, sending) + rank.use.moved_bytes / (tbps * 1e12)
 

@@ -19,7 +19,7 @@ def joint_of_whole(arrived: Arrived, gm: fx.GraphModule, name: str) -> JointGrap
     """Return a graph without a separate backward as a joint graph; None if the graph needs no plan.
 
     A graph that computes gradients gets a plan. An inference gets a plan if it exceeds a budget on the peak in bytes,
-    or if there is a saved plan for it.
+    or has a saved plan.
 
     Args:
         arrived: the stage of the compilation.
@@ -43,8 +43,8 @@ def plan_whole(
 ) -> tuple[Planned | None, fx.GraphModule]:
     """Plan a step that is one graph; return the plan, and a graph that computes the same results within the budget.
 
-    An inference that cannot meet a budget on the peak in bytes runs with the least peak that was found, with a warning,
-    unless the option ``strict`` is given.
+    An inference that cannot meet a peak in bytes runs with the least peak found, and with a warning, unless the option
+    ``strict`` is given.
 
     Args:
         arrived: the stage of the compilation.
@@ -55,7 +55,7 @@ def plan_whole(
     Raises:
         RematError: planning failed.
     """
-    # No other graph keeps values for the backward of this one.
+    # No other graph keeps values for the backward of a step that is one graph.
     alone = replace(arrived, tally=None, other_graphs_runs=0, other_graphs_bytes=0, is_alone=True)
     may_exceed = not (arrived.runs_backward or arrived.options.strict)
     copied = joint.copy() if may_exceed else joint

@@ -48,7 +48,7 @@ OPTIONS = ("budget", "solver", "cost", "time_limit", "lower", *_KEYWORDS)
 _ROUNDS = "emulate_precision_casts"
 #: Inductor's setting for reusing a buffer for a later result of the same size; remat switches the reuse off. Inductor
 #: decides on reuse by an estimate of the peak that ignores workspaces (internal buffers) of attention and convolutions.
-#: Without reuse, a buffer is freed after its last reader.
+#: If Inductor does not reuse buffers, a buffer is freed after its last reader.
 _KEPT_MEMORY = "allow_buffer_reuse"
 
 
@@ -87,7 +87,7 @@ class Backend:
             self._patches: dict[str, Any] = {}
         else:
             self._patches = _inductor_options(self._partition, given, mode)
-        # Kept alive, so that no other dict gets the id that is its key in `_BACKENDS`.
+        # The options dict is kept alive, so that no other dict gets the id that is its key in `_BACKENDS`.
         self._options = options
         self._given = dict(options), mode
 

@@ -126,7 +126,7 @@ def compile_once(
         inputs: example inputs of the compilation.
         patches: Inductor settings.
     """
-    # Inductor compiles each nested region as a separate graph, so the step then has more than two graphs.
+    # Inductor compiles each nested region as a separate graph, so a step with such regions has more than two graphs.
     has_two_graphs = not calls_regions(gm)
     if has_two_graphs and arrived.options.keeps_steps:
         attempt = Attempt(
@@ -224,7 +224,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
         """
         unloaded: list[GeneratedCode] = []
         settings: dict[str, Any] = {
-            # PyTorch may compile backward only when it first runs. The memory of the whole step is needed here.
+            # By default, PyTorch may compile backward only when backward first runs, too late to plan again.
             "force_non_lazy_backward_lowering": True
         }
         if self.traces is None:
@@ -281,7 +281,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
         """Return whether Inductor must round each 16-bit result of a graph, because the graph branches on one."""
         if not self.arrived.options.exact_branches or not has_16_bits(joint.graph):
             return False
-        # The joint graph alone decides, never the plan, so that forward is the same at every budget.
+        # The joint graph alone decides on rounding, never the plan, so that forward is the same at every budget.
         index = index_graph(joint.graph)
         branches = branches_on_16_bits(index, classify(joint, index))
         if branches:

@@ -8,7 +8,7 @@ from collections import deque
 
 from remat.planning.plan import Plan
 
-#: The list keeps this many of the newest plans.
+#: Number of the newest plans that the list of plans keeps.
 MOST_PLANS = 1_000
 #: For each of the newest plans: a weak reference to the plan, and a copy of the plan without its graph modules. So the
 #: list keeps no graph modules alive. `plans` returns the copy once the plan itself no longer exists.
@@ -19,9 +19,9 @@ _LOCK = threading.Lock()
 def plans() -> tuple[Plan, ...]:
     """Return the plans that compiled models of this process run, newest last; at most 1,000.
 
-    A plan has its forward and backward modules as long as its compiled step, or another reference
-    to the plan, exists. Afterwards only the plan's figures remain. Of a plan by `remat.partitioner`, figures that
-    planning did not need, such as the peak under a ratio, are 0 in the remaining figures, which stands for unknown.
+    A plan has its forward and backward modules as long as its compiled step, or another reference to the plan, exists.
+    Afterwards only the plan's figures remain. For a plan by `remat.partitioner`, remaining figures that planning did
+    not need, such as the peak under a ratio, are 0, for unknown.
     """
     with _LOCK:
         return tuple(plan() or figures for plan, figures in _PLANS)

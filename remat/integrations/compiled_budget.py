@@ -46,7 +46,7 @@ class CompiledBudget:
         self.rounds = [CompiledRound()]
         self.over = 0
         self._largest, self._together = largest, together
-        # From the decision of a plan, which ranks have agreed on, to the decision that was chosen here.
+        # Dict from a plan's decision, which ranks have agreed on, to the decision that this rank had chosen.
         self._chosen: dict[Decision, Decision] = {}
 
     @property
@@ -152,7 +152,7 @@ class CompiledBudget:
             # The search starts anew: its plans do not depend on the refused budget, so another budget leads to them, too.
             self.rounds.append(CompiledRound())
         elif budget.on_peak:
-            # The next plan's estimate may be off by more, so a quarter is added.
+            # The estimate of the next plan's peak may be off by more bytes, so a quarter is added to the excess.
             excess = (taken - (plan.estimated_peak_bytes or limit)) * 5 // 4
             current.excess = max(excess, 2 * current.excess)
         else:
@@ -173,9 +173,9 @@ class CompiledBudget:
     def is_open(self, plan: Plan, request: PlanRequest) -> bool:
         """Return whether a later process must plan this step itself instead of loading its plan.
 
-        The result is True if the compiled step exceeds its budget, and the budget is a ratio of the
-        peak or the step was also planned for its least peak. Only the process that planned the step
-        knows how many bytes a ratio of the peak stands for.
+        The result is True for a compiled step that exceeds its budget, if that is a ratio of the
+        peak or the least peak was tried. Only the process that planned the step knows how many
+        bytes a ratio of the peak stands for.
         """
         taken, limit = compiled_bytes(plan, request)
         seeks = len(self.rounds) > 1 or request.budget.peak_share is not None

@@ -119,7 +119,7 @@ def compiled_timeline(
         ]
         if not torch_compat.holds_tangents():
             held = []
-        # Otherwise these references would keep all saved activations alive until backward ends.
+        # Without `del`, references in this function would keep all saved activations alive until backward ends.
         del outputs, value_of
         gradients = simulation.run(backward, arguments)
         simulation.mark(gradients, StorageKind.GRADIENT)
@@ -221,7 +221,7 @@ class _Sizes:
             return None
         own = {*self.fakes.symbols.values()}
         back = {s: symbol for symbol, s in self._generated.items() if s in self._learned}
-        # A data-dependent size that forward does not return has no symbol in the step, so it gets a new one.
+        # A data-dependent size that forward does not return has no symbol in the step, so a new symbol is created.
         back |= {s: sympy.Symbol(f"{s.name}?", integer=True) for s in self._learned - back.keys()}
         # A data-dependent symbol that only the code of backward has stems from a recomputed operator. Forward's
         # data-dependent symbols bound it.

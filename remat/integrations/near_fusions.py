@@ -40,7 +40,7 @@ class KeptWaits(CustomSchedulerPass):
         """Make each node of a schedule that reads an in-place write depend on the write, before fusion."""
         nodes = nodes if self._first is None else self._first(nodes)
         for node in nodes:
-            # Groups of a ``_foreach`` operator have no such attribute, and their loops are not rebuilt.
+            # Groups of a ``_foreach`` operator have no ``mutation_renames``, and Inductor does not rebuild their loops.
             written = set(getattr(node, "mutation_renames", {}).values())
             for name in sorted({read.name for read in node.read_writes.reads} & written):
                 # If Inductor rebuilds the kernel's loops, it keeps only dependencies that are an order.

@@ -251,7 +251,7 @@ class PartitionOptions:
         """Whether a whole compiled step may come from a cache with its plan, without planning.
 
         The result is False if a pipeline, a hook without a cache key, or code from outside remat
-        takes part in the decision, or if ranks must agree on the decision.
+        takes part in the decision. The result is also False if ranks must agree on the decision.
         """
         if not self.cacheable or not self.graphs.from_caches:
             return False

@@ -113,7 +113,7 @@ def _plan_standalone(joint: JointGraph, request: PlanRequest, *, agree: Pass | N
     reread = planner.reread_outputs(decided)
     copied = tuple(k for k in places if k in reread)
     if copied:
-        # The user gets copies of these outputs, which changes the saved bytes, so the graph is planned again.
+        # The user gets copies of outputs that backward reads, which changes the saved bytes, so planning is repeated.
         context = planner.context
         state = with_copies(context.state, copied)
         again = GraphContext(state, context.request, fingerprint=context.fingerprint)

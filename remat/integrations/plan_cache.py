@@ -155,7 +155,7 @@ def find(keys: Sequence[str]) -> CachedPlan | None:
 def operators_of(joint: JointGraph) -> tuple[tuple[str, str], ...]:
     """Return the operators of a joint graph that are not PyTorch's own, with their properties.
 
-    Operators of graphs that the joint graph calls are included.
+    The result includes operators of graphs that the joint graph calls.
 
     Returns:
         Pairs (name, properties as text), sorted by name.

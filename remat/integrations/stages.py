@@ -133,8 +133,8 @@ class Arrived:
     def runs_anyway(self, kind: str) -> bool:
         """Return whether a graph runs even if its budget in bytes cannot be met.
 
-        The result is True for a recompilation, where an error would end a training that has begun,
-        or if other graphs of the step have memory alive. The result is always False with the option
+        The result is True for a recompilation, where an error would end a running training, or if
+        other graphs of the step have memory alive. The result is always False with the option
         ``strict``, if the budget is a ratio, and with a saved plan or the user's own pipeline.
 
         Args:
@@ -367,7 +367,7 @@ class Planned:
 
     def modules(self, joint: JointGraph) -> Modules:
         """Return the planned forward and backward graph to compile, with the checks of the option ``check``."""
-        # AOTAutograd may take the backward module apart later, so it gets a copy of the plan's module.
+        # AOTAutograd may take the backward module apart later, so AOTAutograd gets a copy of the plan's module.
         forward, backward = self.plan.forward, copy_module(self.plan.backward)
         if self.arrived.options.check is None:
             return forward, backward

@@ -132,7 +132,7 @@ class _SizeCheck:
         if all(number <= self._held[name] for name, number in seen.items()):
             return
         most = max(self._limit, self._last_warning.quiet)
-        # If no warning is due at twice these sizes, later runs up to these sizes skip the sum.
+        # If no warning is due at twice the sizes of this run, later runs up to twice these sizes need no sum of bytes.
         for times in (2, 1):
             upto = {name: times * number for name, number in seen.items()}
             within = {n: (self._sizes.planned[n].least, k) for n, k in upto.items()}
@@ -182,7 +182,7 @@ def _largest(
         ranges = {n: (min(free[n].least, free[n].number), most[n]) for n in free}
         return bytes_at({**fixed, **ranges}) <= limit
 
-    # The sizes grow by one common factor, which is found by bisection.
+    # All free sizes grow by one common factor, which is found by bisection.
     few, many = 1.0, 2.0
     while many < LARGEST and holds(upto(many)):
         few, many = many, 2 * many

@@ -1,9 +1,9 @@
 """Add up the bytes that all graphs of one step have alive, under a budget on the peak in bytes.
 
 A plan states the memory of a single graph. How often a graph runs in a step, and which other memory is then alive, is
-known only at run time: several forwards may run before the first backward. The tally includes inputs of all graphs that
-ran in the step, values saved for backward, live outputs, gradients of parameters, and allocations of the running graph.
-The tally includes neither memory of operators between the graphs nor memory of saved-tensor hooks.
+known only at run time. Several forwards may run before the first backward. The tally includes inputs of all graphs that
+ran in the step, saved values, live outputs, gradients of parameters, and allocations of the running graph. The tally
+includes neither memory of operators between the graphs nor memory of saved-tensor hooks.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class StepTally:
     def other_graphs_bytes(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> int:
         """Return the bytes that other graphs of the step have alive when a new graph runs.
 
-        Storages of the new graph's own parameters and inputs are left out.
+        The returned bytes leave out storages of the new graph's own parameters and inputs.
         """
         with self._lock:
             if not self._waiting:
@@ -179,7 +179,7 @@ class StepTally:
             outputs: outputs of the run.
             node: the node of autograd's graph that will run backward.
         """
-        # DDP's graph splitting also runs each graph on fake tensors.
+        # If DDP splits graphs, it runs each graph on fake tensors, too; such runs are not tallied.
         if any(isinstance(value, torch_compat.FakeTensor) for value in outputs):
             return
         # Saved-tensor hooks of the user may keep other tensors than the saved ones.
@@ -331,7 +331,7 @@ class StepTally:
         """Record the bytes that the step has alive while a graph runs, and warn if these exceed the budget."""
         taken = self._bytes + self._alive() + running
         if taken > self.limit:
-            # The count may include parameters that this step does not use, or that FSDP has freed.
+            # The tally may include parameters that this step does not use, or that FSDP has freed.
             before = self._bytes
             self._forget_others()
             taken -= before - self._bytes

@@ -175,7 +175,7 @@ class StepTogether:
             return False
         plans = self._by_kind(plans, [(m.key, part) for m, part in zip(ran, part_of, strict=True)])
         replans = 1 + max(m.options.graphs.replanned for m in members)
-        # Equal graphs take their plans in turn, whichever backend compiles them.
+        # Equal graphs take the plans for their fingerprint in turn, whichever backend compiles the graphs.
         partitioned = Counter[str]()
         for m in members:
             saved = m.options.request.plan
@@ -255,7 +255,7 @@ def _planned(
             saved.setdefault(key, {})[plans[k].decision] = plans[k].saved_bytes
         if max(map(len, saved.values())) <= effort.kinds:
             return plans, least, part_of
-        # Decisions that save about as much become one.
+        # Decisions that save about as many bytes are replaced by one decision.
         levels = {key: [*of_decision.values()] for key, of_decision in saved.items()}
         groups = [
             _group(levels[key], plans[k].saved_bytes, effort.kinds)
@@ -310,5 +310,5 @@ def _with_others(plans: PlanSet, before: PlanSet | None) -> PlanSet:
         if plan.fingerprint not in own
     ]
     runs = (*(plans.runs or (1,) * len(plans)), *(runs for _, runs in others))
-    # The figures are those of one step, so they are not held to the budget.
+    # The figures of the set are those of one step only, so its budget is left empty.
     return replace(plans, plans=(*plans, *(plan for plan, _ in others)), runs=runs, budget="")

@@ -58,7 +58,7 @@ def wrap_step(
     def run(*arguments: Any) -> Any:
         if kinds and not places and count is None and look is None:
             return compiled(*arguments)
-        # Collected before the run, because a step that writes to an argument replaces its node.
+        # Nodes are collected before the run, because a step that writes to an argument replaces the argument's node.
         earlier = {a.grad_fn for a in arguments if isinstance(a, torch.Tensor)}
         outputs = compiled(*arguments)
         node = next(filter(None, (_backward_node(value, earlier) for value in outputs)), None)

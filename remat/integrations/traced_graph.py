@@ -18,9 +18,10 @@ _OF_LOCAL = re.compile(r"L\['(\w+)'\]\.")
 def code_of(parameters: str) -> str:
     """Return a text that identifies the code that Dynamo compiles now, and the code's parameters.
 
-    A recompilation of the code, such as for other shapes, has the same text. The text consists of
-    Dynamo's number of the code and of ``parameters``. Two layers of one class share their code, but
-    may differ in the shapes of their parameters. The text is empty if Dynamo is not compiling.
+    A recompilation of the code, such as for other shapes, gets the same text. The returned text
+    consists of Dynamo's number of the code and of ``parameters``. Two layers of one class share
+    their code, but may differ in the shapes of their parameters. The returned text is empty if
+    Dynamo is not compiling.
     """
     where = torch_compat.CompileContext.current_compile_id()
     return "" if where is None or where.frame_id is None else f"{where.frame_id}: {parameters}"

@@ -23,7 +23,7 @@ from remat.units import counted
 #: Name of the environment variable that holds the settings as JSON: ``options``, the options of planning by name, and
 #: ``pid``, the process of the script itself.
 SETTINGS = "REMAT_RUN"
-#: The report lists this many plans, so that it leaves the script's own last lines on the screen.
+#: Number of plans that the report lists, few enough to leave the script's own last lines on the screen.
 MOST_LINES = 8
 
 
@@ -90,7 +90,7 @@ class Compilations:
         )
 
 
-#: The compilations of this process.
+#: The compilations that this process asked ``torch.compile`` for.
 COMPILATIONS = Compilations()
 
 

@@ -49,14 +49,14 @@ def check_joint(joint: object) -> None:
 
 
 def fingerprint_of(joint: JointGraph) -> str:
-    """Return the digest by which saved plans are matched to a graph; raise a ProblemError if it is no `JointGraph`."""
+    """Return the digest that matches saved plans to a graph; raise a ProblemError if ``joint`` is no `JointGraph`."""
     check_joint(joint)
     return joint.fingerprint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """Figures of the step without remat, to compare plans with.
+    """Figures of the step without remat, with which plans are compared.
 
     Attributes:
         peak_bytes: simulated peak of the step; 0 if unknown.
@@ -115,7 +115,7 @@ class GraphContext:
         Args:
             joint: the captured step.
             request: the options.
-            fingerprint: digest of the joint graph; None: computed here.
+            fingerprint: digest of the joint graph; None: computed from ``joint``.
             in_place: whether to change ``joint`` itself instead of a copy.
             on_progress: called with a line of text before each decision.
             at_budget: as in `remat.planning.pipelines.prepare`; False is used under a budget on the peak.
@@ -199,7 +199,7 @@ class GraphContext:
 
     @cached_property
     def most_saved(self) -> int | None:
-        """Bytes that the user's code allows the graph to save, by `region_budget`; None without a limit."""
+        """Bytes that the user's code allows the graph to save, by `region_budget`; None if the code sets no limit."""
         own = self.region_budget
         if own is None:
             return None
@@ -216,7 +216,7 @@ class GraphContext:
 
     @cached_property
     def is_eager(self) -> bool:
-        """Whether the step runs its graphs unfused."""
+        """Whether the step runs its graphs uncompiled, so that no operators are fused."""
         return self.state.joint.lower == "eager"
 
     @cached_property
@@ -266,7 +266,7 @@ class GraphContext:
 
     @property
     def may_offload(self) -> bool:
-        """Whether any value may be offloaded: because the request has a link, or because a value is tagged."""
+        """Whether any value may be offloaded, because the request has a link, or because the user tags a value."""
         return self.request.offload is not None or any(not t.why for t in self.tagged)
 
     @property

@@ -50,7 +50,7 @@ def finish(
     search: str = "",
     copied_outputs: tuple[int, ...] = (),
 ) -> Plan:
-    """Build a plan from a split graph: compute the figures, and verify the two modules. It builds every plan.
+    """Build a plan from a split graph: compute its figures, and verify both modules. No other function builds plans.
 
     Args:
         state: the graph, split into forward and backward modules by its decision.

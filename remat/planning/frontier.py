@@ -48,8 +48,8 @@ class Frontier:
         by: which bytes are compared with the cost: ``"saved"``: those that a plan saves, ``"peak"``: the peak of the
             step.
         graph: name of the joint graph.
-        solver: name of the solver. In a frontier by peak, the solver ``auto`` decides only at budget 1 and around
-            the least peak. The other points come from minimum cuts, and from searches that start at these cuts.
+        solver: name of the solver. In a frontier by peak, the solver ``auto`` decides only at budget 1 and around the
+            least peak. All other points come from minimum cuts, and from searches that start at these cuts.
         cost: the cost model.
         unit: unit of all costs.
         points: the plans of the frontier as points with increasing bytes and decreasing cost.
@@ -265,7 +265,7 @@ class Frontier:
     ) -> Mapping[str, Any]:
         """Write an HTML page that explains a plan, with a slider over plans of the frontier.
 
-        The page is a single file. It loads no other file and needs no server.
+        The page is a single file, which loads no other file and needs no server.
 
         Args:
             path: the file, which ends in ``.html``.

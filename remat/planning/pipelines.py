@@ -151,7 +151,7 @@ def prepare(
 
 
 def _after_policies(state: State) -> State:
-    """Run the passes after the tagging by policies and before any decision; the graph changes in place."""
+    """Run the passes that follow the tagging by policies and precede any decision; change the graph in place."""
     return _CLASSIFY.run(state, in_place=True, verify=False).state
 
 
@@ -185,7 +185,7 @@ def with_copies(state: State, places: Collection[int]) -> State:
 
 @paused_collection()
 def split(state: State) -> State:
-    """Return a state whose graph is split into forward and backward modules by its decision.
+    """Split the graph of a state into forward and backward modules by the state's decision; return the new state.
 
     Without a decision, all values that backward reads are saved, except those tagged for recomputation.
     """
@@ -243,7 +243,7 @@ def step_costs_of(state: State, cost: CostModel, *, required: bool = False) -> S
             raise
         return ()
     # Both lists have an entry for every position. One list prices the nodes that forward can run, the other list the
-    # nodes that only backward runs; each is 0 elsewhere.
+    # nodes that only backward runs. An entry is 0 if the other list prices the node.
     return [a + b for a, b in zip(state.get(Costs(cost)), backward, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""Plan of one joint graph: its record, and the methods that show it."""
+"""Plan of one joint graph: the plan's record, and methods that show the plan."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Plan(PlanRecord):
     def explore(self, path: str | Path, *, title: str = "") -> Mapping[str, Any]:
         """Write an HTML page that shows the step; see `Frontier.explore` for a page with a slider.
 
-        The page is a single file. It loads no other file and needs no server.
+        The page is a single file, which loads no other file and needs no server.
 
         Args:
             path: the file, which ends in ``.html``.

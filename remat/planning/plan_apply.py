@@ -23,8 +23,8 @@ def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
     """Compute the exposed transfer time of a saved plan on a prepared graph, in ps; 0 if the plan offloads nothing.
 
     Raises:
-        PlanError: the graph cannot offload a value as the plan says, the plan's cost model gives no times, or the plan's
-            link cannot be parsed.
+        PlanError: the graph cannot offload a value that the plan offloads, the plan's cost model gives no times, or the
+            plan's link cannot be parsed.
     """
     if not plan.offloads:
         return 0
@@ -80,7 +80,8 @@ def check_applied(plan: Plan, applied: Plan, *, alone: bool) -> None:
         alone: whether the budget is for this graph alone.
 
     Raises:
-        PlanError: the step exceeds the budget, or a plugin's cost model of the same name now counts in another unit.
+        PlanError: the step exceeds the budget, or a plugin's cost model of the same name now gives costs in another
+            unit.
     """
     if plan.unit != applied.unit:  # figures of the step without remat come from the file
         raise _refused(plan, f"unit is {plan.unit} in it, and its costs are in {applied.unit}")

@@ -20,7 +20,7 @@ SavedPlan = Plan | PlanSet | str | Path
 
 
 def read_known_plan(plan: SavedPlan) -> Plan | PlanSet:
-    """Read saved plans as `read_plan` does; raise an error if remat knows no cost model of the name that a plan has.
+    """Read saved plans as `read_plan` does; raise an error if remat does not know a plan's cost model.
 
     Raises:
         ProblemError: this installation does not know the cost model of a plan.
@@ -53,7 +53,7 @@ def read_plan(plan: SavedPlan) -> Plan | PlanSet:
 
 
 def _read(text: str) -> Plan | PlanSet:
-    """Parse a plan or the plans of all graphs of a step from JSON text; the key ``remat_plans`` marks the latter."""
+    """Parse a plan from JSON text, or the plans of all graphs of a step if the text has the key ``remat_plans``."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):

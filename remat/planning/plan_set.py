@@ -28,7 +28,7 @@ class PlanSet(Record, Sequence[Plan]):
         peak_bytes: most bytes alive at once while the forwards of all graphs run, first to last, and then
             their backwards, last to first; parameters and inputs included. 0 if unknown.
         budget: the requested budget; empty if unknown.
-        runs: how often each graph runs in a step; empty if each runs once.
+        runs: how often each graph runs in a step; empty if each graph runs once.
         without_peak_bytes: simulated peak of the step without remat, for which every graph is planned at budget 1.
             0 if unknown.
     """
@@ -80,12 +80,12 @@ class PlanSet(Record, Sequence[Plan]):
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of the values that all runs offload; the host's memory holds all of them when forward ends."""
+        """Bytes of the values that all runs offload; all these values are in the host's memory when forward ends."""
         return self._summed("host_bytes")
 
     @property
     def before_after(self) -> BeforeAfter:
-        """Comparison of the step under these plans with the step without remat."""
+        """Comparison of the step under the plans of this set with the step without remat."""
         # `step_cost` is 0 if unknown. A sum in which one of the costs is unknown would be too low.
         costs_are_known = all(p.step_cost for p in self.plans)
         return BeforeAfter(
@@ -104,7 +104,7 @@ class PlanSet(Record, Sequence[Plan]):
 
     @property
     def _runs(self) -> tuple[int, ...]:
-        """Number of runs of each graph in a step."""
+        """Number of times that each graph runs in a step."""
         return self.runs or (1,) * len(self.plans)
 
     @property

@@ -64,7 +64,7 @@ def plan_graph(
     agree: Pass | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> Plan:
-    """Plan one joint graph: apply the request's saved plan for the graph, run the user's pipeline, or search for one.
+    """Plan one joint graph: apply the request's saved plan, run the user's pipeline, or search for a decision.
 
     Args:
         joint: the captured step.
@@ -120,7 +120,7 @@ def plan_graph(
 
 
 def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: bool) -> Plan:
-    """Split a joint graph by the saved plan that was made for it, and return the plan with the figures of the graph."""
+    """Split a joint graph by the saved plan that was made for the graph; return the plan with figures of this graph."""
     if plan.reread_inputs and not request.reread_inputs:
         raise PlanError(
             f"this plan for '{plan.graph}' may read inputs again in backward, but reread_inputs is "
@@ -281,7 +281,7 @@ class Planner:
 
     @classmethod
     def _cheapest_of(cls, planners: Sequence[Self]) -> Self:
-        """Return the planner, of several for one step, with the cheapest plan within the budget or the least peak."""
+        """Return the planner whose step is cheapest within the budget; if none is within, that of the least peak."""
         budget = planners[0].context.request.budget
         limit = planners[0].limit_of(budget)
         best, least = min(planners, key=lambda p: p.search.least_found), math.inf
@@ -299,8 +299,8 @@ class Planner:
         return best
 
     def estimated(self, before: CompiledSearch | None = None) -> CompiledSearch:
-        """Return a search for candidates by estimated peak, with those of ``before`` if both graphs are equal."""
-        # If the number of chunks was chosen, ratio 1 stands for the step without chunks.
+        """Return a search for candidates by estimated peak; it keeps those of ``before`` if both graphs are equal."""
+        # If planning chose the number of chunks, the peak ratio 1 stands for the step without chunks.
         most = 0 if self._ends is None else self.baseline.estimated_bytes
         return CompiledSearch(self.search, most, before)
 
@@ -327,7 +327,7 @@ class Planner:
         with_tagged = self.search.offloads.with_tagged
         if budget.nbytes is not None:
             # The graph problem counts tagged values as saved bytes, although every plan offloads them. So a first try
-            # raises the budget by their bytes.
+            # raises the budget by the bytes of tagged values.
             offloaded_bytes = with_tagged(self.search.decisions.at_budget_one).host_bytes
             candidate = with_tagged(self._saving(Budget(nbytes=budget.nbytes + offloaded_bytes)))
             if candidate.saved_bytes <= budget.nbytes:
@@ -404,7 +404,7 @@ class Planner:
             decided: the decision.
             budget: what the plan records as its budget.
             agree: a pass that may change the decision before the split; None: no such pass.
-            peak_limit: the peak in bytes that a ratio of the peak stands for; None: computed here.
+            peak_limit: the peak in bytes that a ratio of the peak stands for; None: computed from the search.
             measure: the peak by which the decision was chosen: simulated or estimated.
             copied_outputs: positions of the outputs that the step returns as copies.
         """
@@ -421,7 +421,7 @@ class Planner:
             state = replace(context.state, decision=decided.decision, **origin)
             state = split(PassManager((agree,)).run(state, in_place=True, verify=False).state)
         elif context.request.hooks is None:
-            # The search has measured the split graphs, and the plan takes them over.
+            # The search has split the graph to measure peaks, and the plan reuses these modules.
             state = replace(measures.take_split(decided), **origin)
         else:
             state = split(replace(context.state, decision=decided.decision, **origin))
@@ -461,7 +461,7 @@ class Planner:
 
 
 def _by_bounds(search: Search, plan: Plan) -> tuple[BeforeAfter | None, bool]:
-    """Return a plan's comparison with the step without remat by bounds on both peaks, and whether these are exact."""
+    """Return a plan's comparison with the step without remat by bounds on both peaks, and whether they are exact."""
     context = search.context
     if not context.is_eager or context.request.hooks is not None or context.state.plain:
         return None, False

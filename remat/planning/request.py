@@ -43,7 +43,7 @@ Situation = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """Parsed options of planning; `PlanOptions` documents those that are left out here.
+    """Parsed options of planning; `PlanOptions` documents those attributes that this docstring leaves out.
 
     Attributes:
         plan: saved plans to apply to the graphs that they were made for; None: the solver decides.
@@ -81,7 +81,7 @@ class PlanRequest:
 
     @property
     def decides(self) -> bool:
-        """Whether planning makes a decision under ``budget``; False if a saved plan or the user's pipeline is given."""
+        """Whether planning chooses what to save under ``budget``; False with a saved plan or the user's pipeline."""
         return self.plan is None and self.pipeline is None
 
     @classmethod
@@ -118,7 +118,7 @@ class PlanRequest:
 
     @classmethod
     def without_budget(cls, **options: Unpack[PlanOptionsDict]) -> PlanRequest:
-        """Parse options as `of` does, for a caller that plans under several budgets of its own.
+        """Parse options of planning, without a budget, for a caller that chooses several budgets itself.
 
         The budget of the resulting request is only a placeholder. With ``offload`` or ``chunk="auto"``, which need a
         budget on the peak, the placeholder is the peak ratio 1.
@@ -166,7 +166,7 @@ class PlanRequest:
                 the messages for the situation need none.
 
         Raises:
-            ProblemError: two options conflict. The error's attribute ``option`` is the name of one of them.
+            ProblemError: two options conflict. The error's attribute ``option`` is the name of one of these two.
         """
         for conflict in CONFLICTS:
             if conflict.situation == situation and conflict.holds(self):
@@ -192,17 +192,17 @@ class PlanRequest:
         """Return the request with another solver, by name or as an instance; ``isolation`` as in `Registry.solver`.
 
         Raises:
-            SolverError: no solver has the name, or the solver cannot run here.
+            SolverError: no solver has the name, or the solver cannot run on this machine.
         """
         with about("solver"):
             return replace(self, solver=registry().solver(solver, isolation=isolation))
 
     def with_graph_cost(self, joint: JointGraph) -> PlanRequest:
-        """Return a copy of the request with the cost model that its own, such as ``auto``, selects for a graph."""
+        """Return a copy of the request with the cost model that the requested one, such as ``auto``, selects."""
         return replace(self, cost=self.cost.for_graph(joint))
 
     def for_graph(self, joint: JointGraph, fingerprint: str, nth: int = 0) -> PlanRequest:
-        """Return a copy of the request for one graph, with the saved plan that was made for it, or without a plan.
+        """Return a copy of the request for one graph, with the saved plan that was made for the graph, if any.
 
         Args:
             joint: the graph.
@@ -238,7 +238,7 @@ class PlanRequest:
         )
 
     def deciding(self) -> Budgeted:
-        """Build the pass that decides what to save: `SolveGraph` if the solver solves graph problems, or `Knapsack`."""
+        """Build the pass that decides what to save: `SolveGraph` for a solver of graph problems, or else `Knapsack`."""
         # A solver of knapsacks chooses among the expensive values; minimum cuts complete its choice.
         kind = SolveGraph if "graph" in self.solver.solves else Knapsack
         return kind(
@@ -249,7 +249,7 @@ class PlanRequest:
         )
 
     def as_pipeline(self) -> Pipeline:
-        """Return the pipeline for this request: the user's own if it is given, or the default passes otherwise.
+        """Return the pipeline for this request: the user's pipeline if one is given, or that of the default passes.
 
         Raises:
             ProblemError: the budget is on the peak. Planning under such a budget compares many plans, but a pipeline

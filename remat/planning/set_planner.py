@@ -38,12 +38,12 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
     Args:
         joints: the graphs in the order in which they run, as ``remat.capture(…, fullgraph=False)`` returns
             them.
-        request: the options. The budget applies to all graphs together: to their saved bytes, as a number or as a ratio
-            of what the runtime-optimal partitions of all graphs save, or to the peak of the whole step. The user's code
-            may set a budget of its own for a graph, as a ratio. Under a requested budget on saved bytes, a graph with
-            its own budget is decided by its own budget alone. The bytes that such graphs save are subtracted from a
-            requested budget in bytes. A requested ratio refers only to graphs without their own budget. Under a
-            requested budget on the peak, a graph's own budget applies in addition.
+        request: the options. The budget limits what all graphs together save, or the peak of the whole step. A ratio of
+            saved bytes refers to what the runtime-optimal partitions of all graphs save. The user's code may set a
+            ratio as the budget of a single graph. Under a requested budget on saved bytes, only the ratio from the
+            user's code limits such a graph. A requested number of bytes is reduced by what graphs with such a ratio
+            save. A requested ratio applies to graphs without a ratio from the user's code. Under a requested budget on
+            the peak, the ratio from the user's code applies in addition.
 
     Returns:
         The plans of all graphs, with figures for the whole step.
@@ -152,7 +152,7 @@ class SetPlanner:
         return self._graphs.peak(decided)
 
     def within_peak(self, budget: Budget | None = None) -> PlanSet:
-        """Plan all graphs of a step under a budget on its peak: ``budget``, or the request's budget if that is None."""
+        """Plan all graphs under a budget on the peak of the step: ``budget``, or the request's budget if it is None."""
         budget = budget or self._request.budget
         label, count = budget.label, len(self._planners)
         if self._request.hooks is not None:
@@ -259,7 +259,7 @@ def _refuse_strange_order(joints: Sequence[JointGraph]) -> None:
 
 
 def _why_least(searches: Sequence[Search]) -> tuple[str, str]:
-    """Return two texts for an error: why the graphs together cannot save fewer bytes, and what would let them."""
+    """Return two texts for an error: why the graphs together cannot save fewer bytes, and how they could."""
     texts = [
         least_causes(s.context.state, s.context.state.get(LeastDecision()))
         for s in searches

@@ -33,7 +33,7 @@ def remat_solvers() -> list[type[Solver]]:  # type: ignore[empty-body]
 
 @hookspec
 def remat_passes() -> list[type[Pass]]:  # type: ignore[empty-body]
-    """Return pass classes. This hook may import torch: remat calls it only if passes are needed."""
+    """Return pass classes. A plugin may import torch in this hook, because remat calls it only if passes are needed."""
 
 
 @hookspec
@@ -54,4 +54,4 @@ def remat_operators() -> OpTaxonomy:  # type: ignore[empty-body]
 
 @hookspec
 def remat_cost_models() -> list[type[CostModel]]:  # type: ignore[empty-body]
-    """Return cost model classes. remat calls this hook only if cost models are needed."""
+    """Return cost model classes. remat calls the hook for cost models only if cost models are needed."""

@@ -63,7 +63,7 @@ class Registry:
 
     @property
     def solvers(self) -> Mapping[str, type[Solver]]:
-        """Solver classes by name, including solvers that cannot run on this machine.
+        """Solver classes as a dict by name, including solvers that cannot run on this machine.
 
         remat's own solver classes come first. The solver classes of plugins follow, sorted by name.
         """
@@ -71,12 +71,12 @@ class Registry:
 
     @property
     def passes(self) -> Mapping[str, type[Pass]]:
-        """Pass classes by name."""
+        """Pass classes of remat and its plugins, as a dict by name."""
         return self._kind("remat_passes")
 
     @property
     def analyses(self) -> Mapping[str, type[Analysis[Any]]]:
-        """Analysis classes by name."""
+        """Analysis classes of remat and its plugins, as a dict by name."""
         return self._kind("remat_analyses")
 
     def learn_operators(self) -> None:
@@ -100,7 +100,7 @@ class Registry:
 
     @property
     def cost_models(self) -> Mapping[str, type[CostModel]]:
-        """Cost model classes by name."""
+        """Cost model classes of remat and its plugins, as a dict by name."""
         return self._kind("remat_cost_models")
 
     @property
@@ -123,7 +123,7 @@ class Registry:
         return tuple(name for name, kind in self.solvers.items() if unavailable(kind) is None)
 
     def solver(self, name: str | Solver, *, isolation: str | None = None) -> Solver:
-        """Return an instance of a solver, which runs in this process or in a separate one.
+        """Return an instance of a solver, which runs in this process or in a separate process.
 
         Args:
             name: a registered name, ``"module:Class"``, or a solver instance.
@@ -132,8 +132,8 @@ class Registry:
                 separate process if possible. None: the solver runs in this process.
 
         Raises:
-            SolverError: there is no such solver, or it cannot run here or in a separate process.
-                The message gives a remedy.
+            SolverError: no solver has the name, or the solver cannot run on this machine or in a
+                separate process. The message gives a remedy.
             ProblemError: ``isolation`` has another value.
         """
         if isolation not in _ISOLATION:
@@ -174,7 +174,7 @@ class Registry:
             ) from error
 
     def solver_class(self, name: str) -> type[Solver]:
-        """Return a solver's class, whether or not the solver can run here.
+        """Return the class of a solver, even if the solver cannot run on this machine.
 
         Args:
             name: a registered name, or ``"module:Class"``.
@@ -353,7 +353,7 @@ class Registry:
             yield from ((call.plugin_name, offer) for offer in offers)
 
     def _forget(self) -> None:
-        """Clear all collected classes, so that the next request asks the plugins again."""
+        """Forget all classes collected from plugins, so that the next request calls the plugins' hooks again."""
         learnt = _OPERATORS in self._collected
         while self._unlearn:
             self._unlearn.pop()()
@@ -373,12 +373,12 @@ class Registry:
 
 @functools.cache
 def registry() -> Registry:
-    """Return the registry of this process, created on first use."""
+    """Return the plugin registry of this process, which is created on first use."""
     return Registry()
 
 
 def unknown(noun: str, name: str, registered: Iterable[str]) -> str:
-    """Return the error message for an unknown name, with all known names and the most similar one."""
+    """Return the error message for an unknown name, with all registered names and the most similar name."""
     names = list(registered)
     meant = did_you_mean(name.lower(), names)
     return f"unknown {noun} '{name}': known are {', '.join(names)}{meant}"
@@ -404,7 +404,7 @@ def _extend_taxonomy(offer: OpTaxonomy) -> Callable[[], None]:
 
 
 def _load(path: str) -> type[Solver]:
-    """Import the solver class at ``"module:Class"``; raise `SolverError` if it is missing or unusable."""
+    """Import the solver class at ``"module:Class"``; raise `SolverError` if the class is missing or unusable."""
     module_name, _, class_name = path.partition(":")
     try:
         module = importlib.import_module(module_name)

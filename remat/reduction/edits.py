@@ -111,7 +111,7 @@ def _nodes(joint: JointGraph, names: Sequence[Item]) -> list[fx.Node]:
 
 
 def _gradients(joint: JointGraph) -> list[Item]:
-    """Return the positions of the outputs that are gradients and not None."""
+    """Return the positions of those outputs of a joint graph that are gradients and not None."""
     values, n = outputs_of(joint.graph), joint.num_fwd_outputs
     return [k for k in range(n, len(values)) if isinstance(values[k], fx.Node)]
 
@@ -264,7 +264,7 @@ def _bypass_to(node: fx.Node) -> fx.Node | None:
 
 
 def _replacements(joint: JointGraph) -> dict[fx.Node, fx.Node]:
-    """Return a dict from each input to the first input of the same role, shape and type, without first inputs."""
+    """Return a dict from each input that equals an earlier one in role, shape and type to the first such input."""
     first: dict[Any, fx.Node] = {}
     replacements: dict[fx.Node, fx.Node] = {}
     for node in joint.graph.find_nodes(op="placeholder"):
@@ -287,7 +287,7 @@ def _merge(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
 def _of_nodes(
     name: str, applies: Callable[[fx.Node], bool], change: Callable[[fx.Node], object]
 ) -> GraphEdit:
-    """Build an edit that changes the nodes for which ``applies`` holds, from the last to the first."""
+    """Build an edit that changes the nodes for which ``applies`` holds, from the graph's last node to the first."""
 
     def items(joint: JointGraph) -> list[Item]:
         return [n.name for n in joint.graph.nodes if applies(n)]

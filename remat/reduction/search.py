@@ -20,7 +20,7 @@ Test = Callable[[JointGraph], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reduced:
-    """Result of a reduction.
+    """Result of reducing a joint graph that fails a test.
 
     Attributes:
         joint: the smallest graph found that still fails.
@@ -149,7 +149,7 @@ class _Search:
         return True
 
     def fails(self, joint: JointGraph, text: str) -> bool:
-        """Return whether a graph still fails; the result is cached by the graph's text."""
+        """Return whether a graph still fails the test; results are cached by the graph's text."""
         key = hashlib.sha256(text.encode()).digest()
         if key in self._seen:
             self.cached += 1

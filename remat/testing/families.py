@@ -1,4 +1,4 @@
-"""Families of random knapsacks; a family is a rule for drawing weights and values.
+"""Families of random knapsacks; each family is a rule for drawing weights and values.
 
 `family` returns the same knapsack for the same arguments on every machine.
 

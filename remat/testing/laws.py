@@ -16,8 +16,8 @@ _SPANS = (3, 20, 10**4, 10**9, 2**50)
 def holds(law: Callable[[Draw], None], *, draws: int) -> None:
     """Check a law, a function that draws a problem and asserts a property, on ``draws`` random problems.
 
-    The problems are the same in every run. Hypothesis, if it is installed, tries corner cases and
-    reduces a failing problem to a small one.
+    A law is checked on the same problems in every run. Hypothesis, if it is installed, tries corner
+    cases and reduces a failing problem to a small one.
     """
     try:
         from hypothesis import HealthCheck, Phase, given, settings

@@ -51,8 +51,8 @@ def brute_force(problem: KnapsackProblem) -> int:
 def decisions(problem: GraphProblem) -> list[Evaluation]:
     """Return the bytes and the cost of every decision in a graph problem, whatever the capacity.
 
-    A decision is a set of nodes to save. Sets from which backward cannot compute all values that it
-    needs are left out.
+    A decision is a set of nodes to save. Sets of saved nodes from which backward cannot compute all
+    values that it needs are left out.
     """
     may, evaluations = [i for i in range(len(problem)) if problem.savable[i]], []
     for picks in itertools.product((False, True), repeat=len(may)):

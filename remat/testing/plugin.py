@@ -111,9 +111,10 @@ def _read_known_failures(path: Path) -> Mapping[str, str]:
 
 @pytest.hookimpl(trylast=True)  # after the tests' own parametrization, which `_is_ours` checks
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make pytest run every solver test once per solver that ``--solver`` names.
+    """Make pytest run every solver test once for each solver that ``--solver`` names.
 
-    Without ``--solver``, pytest runs solver tests on every registered solver that can run here.
+    Without ``--solver``, pytest runs solver tests on every registered solver that can run on this
+    machine.
     """
     if FIXTURE not in metafunc.fixturenames or not _is_ours(metafunc):
         return
@@ -131,7 +132,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Select the tests to run, and mark the tests that are known to fail.
 
     A test for one kind of problem is removed for solvers of other kinds. With ``--solver``, all
-    tests that are not solver tests are removed too.
+    tests that are not solver tests are also removed.
     """
     _keep(config, items, _is_of_its_kind)
     known_failures = config.stash[_KNOWN]

@@ -1,4 +1,4 @@
-"""Random problems for the conformance suite, of all three kinds: knapsack, graph and schedule problems."""
+"""Random problems for the conformance suite, of all three kinds: knapsacks, graph problems and schedule problems."""
 
 from __future__ import annotations
 

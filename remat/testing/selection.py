@@ -48,7 +48,7 @@ def select(names: Iterable[str], folder: Path) -> tuple[SolverUnderTest, ...]:
 
     Args:
         names: registered names, ``module:Class``, or ``all`` for every registered solver.
-        folder: folder that is appended to ``sys.path``, so that ``module`` is found there.
+        folder: folder that is appended to ``sys.path``, so that ``module`` is found in this folder.
 
     Raises:
         pytest.UsageError: a name is unknown, or a class is not a usable solver.
@@ -62,7 +62,7 @@ def select(names: Iterable[str], folder: Path) -> tuple[SolverUnderTest, ...]:
 
 @functools.cache
 def available() -> tuple[SolverUnderTest, ...]:
-    """Return every registered solver that can run here."""
+    """Return every registered solver that can run on this machine."""
     solvers = registry().solvers
     return tuple(
         SolverUnderTest(name=name, kind=solvers[name], reason=None)

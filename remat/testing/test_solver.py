@@ -36,7 +36,7 @@ _GRACE_S = 3.0  # a busy machine may delay a solver by this much
 
 
 def each(samples: Sequence[Sample]) -> pytest.MarkDecorator:
-    """Return a decorator that runs a test once per sample, on solvers of the sample's kind."""
+    """Return a decorator that runs a test once per sample, on solvers of the sample's kind of problem."""
     return pytest.mark.parametrize("sample", samples, ids=lambda sample: sample.name)
 
 
@@ -126,7 +126,7 @@ def test_is_usable(solver: Solver) -> None:
 
 @for_solvers_of("knapsack")
 def test_takes_problems_at_all(solver: Solver) -> None:
-    """The solver accepts at least half of the small knapsacks, so that other tests can test it."""
+    """The solver accepts at least half of the small knapsacks, so that the other tests have problems to run."""
     small = [
         case.problem
         for case in cases()

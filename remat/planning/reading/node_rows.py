@@ -1,4 +1,4 @@
-"""Rows for the values that a plan keeps and recomputes: one for each node or storage, read from a plan's record."""
+"""Rows on the values that a plan keeps and recomputes, one row for each node or storage."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def kept_storages(plan: PlanRecord) -> list[KeptStorage]:
 
 
 def _owner(node: fx.Node) -> fx.Node:
-    """Return the call whose value a node is a view of, or the node itself; forward may return views of saved values."""
+    """Return the node at the end of a chain of views; forward may return a view instead of the saved value."""
     while isinstance(base := aliased_argument(node), fx.Node) and base.op == "call_function":
         node = base
     return node
 
 
 def _runs_once(problem: GraphProblem, index: Mapping[str, int], node: fx.Node) -> bool:
-    """Return whether the operator that made a kept value must not run again."""
+    """Return whether the operator that computes a kept value must not run again."""
     at = index.get(maker_of(node).name)
     return at is not None and not problem.recomputable[at]
 
@@ -171,7 +171,7 @@ def price(problem: GraphProblem, present: set[int], i: int) -> int | None:
 
 
 def uses(plan: PlanRecord, keeps: Sequence[KeptStorage], runs: Sequence[OperatorRun]) -> list[Use]:
-    """Return each operator node of forward with its bytes and costs, from the results of `kept_storages` and `runs_of`."""
+    """Return each operator node of forward with the bytes that the plan keeps and the costs that it recomputes."""
     saved = {k.name: k.nbytes for k in keeps}
     offloaded = {value.name: value.nbytes for value in plan.offloads}
     cost = Counter[str]()
@@ -196,7 +196,7 @@ def uses(plan: PlanRecord, keeps: Sequence[KeptStorage], runs: Sequence[Operator
 
 
 def op_name(node: fx.Node) -> str:
-    """Return the name of a node's operator; for an element of a tuple, of the operator that made the tuple."""
+    """Return the name of a node's operator; for an element of a tuple, the name of the operator that made the tuple."""
     target = getattr(node.target, "__name__", "")
     if target == "getitem" and isinstance(node.args[0], fx.Node):
         return op_name(node.args[0])

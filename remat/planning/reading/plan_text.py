@@ -94,7 +94,7 @@ def _recomputed(plan: PlanRecord) -> str:
 
 
 def _peak(plan: PlanRecord) -> str:
-    """Format the peaks with and without remat: compiled and estimated for a compiled step, else simulated."""
+    """Format the peaks with and without remat: compiled and estimated for a compiled step, simulated otherwise."""
     limit = (
         f"; a share of {plan.requested.peak_share} comes to {format_bytes(plan.peak_limit)}"
         if plan.peak_limit
@@ -110,7 +110,7 @@ def _peak(plan: PlanRecord) -> str:
 
 
 def _simulated(plan: PlanRecord) -> str:
-    """Format the simulated peak with which a step was planned before it was compiled; empty if it was not compiled."""
+    """Format the simulated peak by which a compiled step was planned; empty if the step was not compiled."""
     if not plan.planned_peak_bytes:
         return ""
     comparison = _instead_of(plan.without_peak_bytes)
@@ -143,7 +143,7 @@ def _region(plan: PlanRecord) -> str:
 
 
 def _raised(plan: PlanRecord) -> str:
-    """Return text that no plan saves as few bytes as the budget's ratio stands for; empty if a plan does."""
+    """Return a text that no plan saves as few bytes as the budget's ratio allows; empty if some plan does."""
     share = Budget.parse(plan.region_budget) if plan.region_budget else plan.requested
     full_bytes, least = max(plan.full_bytes, plan.least_bytes), plan.least_bytes
     is_raised = plan.least_because and share.share is not None and plan.capacity == least
@@ -156,7 +156,7 @@ def _raised(plan: PlanRecord) -> str:
 
 
 def cards(plan: PlanRecord) -> list[tuple[str, str, str]]:
-    """Return the main figures of a plan for a page, as texts (name, value, comparison).
+    """Return the main figures of a plan for an HTML page, each as three texts: name, value and comparison.
 
     A comparison is, for example, ``"8 GiB at budget 1"``, or the proven bound on the cost.
     """

@@ -75,7 +75,7 @@ def explained(plan: PlanRecord) -> str:
 
 
 def view_step(plan: PlanRecord) -> StepView:
-    """Return the data of the step that pictures, pages and exports show.
+    """Return the data of a plan's step that pictures, pages and exports show.
 
     Raises:
         PlanError: the plan has no modules.
@@ -160,10 +160,10 @@ def page_of(
     curve: FrontierView | None = None,
     frontier: str = "null",
 ) -> Page:
-    """Return the page that explains a plan, with a slider over several plans.
+    """Return the HTML page that explains a plan, with a slider over several plans.
 
     Args:
-        plans: the plans of the slider, fewest bytes first; ``plan`` is one of them.
+        plans: the plans of the slider, fewest bytes first; these include ``plan``.
         plan: the plan that the page shows first.
         title: title of the page; empty: the name of the graph.
         bytes_of: returns the bytes of a plan on the axis of the frontier; None: without a frontier.

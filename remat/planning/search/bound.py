@@ -41,7 +41,7 @@ class PeakBounds:
         self._state, self._problem = state, problem
         self._sizes = Sizes(state.joint.memories)
         self._hulls: dict[int, tuple[Hull, int]] = {}
-        # These bytes are alive whatever is decided, so they do not count against what may be saved.
+        # These bytes are alive under every decision, so they are not available for saved values.
         outputs, gradients, _, _ = split_outputs(state.joint)
         roles, nodes = state.roles, state.index.nodes
         there = [
@@ -74,7 +74,7 @@ class PeakBounds:
         return max(bounds)
 
     def _hull(self, program_point: int) -> tuple[Hull, int]:
-        """Return the hull of the problem of what to save for runs after ``program_point``, and the bytes alive there."""
+        """Return the hull of what to save for runs after ``program_point``, and the bytes alive at this point."""
         state, problem, sizes = self._state, self._problem, self._sizes
         index, late, lowered = state.index, state.roles.tangent_closure, state.lowered()
         before = self._reach(program_point, index.inputs)
@@ -133,7 +133,7 @@ def line_of_bounds(
     bound: Callable[[int, Iterable[int]], int],
     starts: Iterable[Iterable[int]],
 ) -> tuple[tuple[int, int], ...]:
-    """Return a lower bound on the cost at each peak, as a line that falls in steps.
+    """Return a lower bound on the cost of a schedule for each peak, as a line that falls in steps.
 
     No schedule of the step lies below the line. A bound that is proven for one peak also holds for all lower peaks. The
     line is therefore constant between the peaks at which bounds are computed.
@@ -167,10 +167,10 @@ def bound_with_offloads(
 ) -> int:
     """Return a lower bound on the cost of every decision with offloads within a peak, for any node order.
 
-    Let T be the cost that a decision adds to the step. Values that are in the host's memory while backward runs
-    were sent during forward, which takes at most the time of its operators plus T. So the decision offloads at most
-    B bytes: as many as the link sends in that time, and no more than the host's memory holds. If these bytes
-    stayed on the device, the peak would rise by at most B. So T is at least the bound without offloads for a peak
+    Let T be the cost that a decision adds to the step. Values that are in the host's memory while backward runs were
+    sent during forward, which takes at most the time of its operators plus T. The decision therefore offloads at most B
+    bytes: as many as the link sends in that time, and no more than the host's memory holds. If these bytes stayed on
+    the device, the peak would rise by at most B. The cost T is therefore at least the bound without offloads for a peak
     that is higher by B. The result is the least T for which this holds.
 
     Args:

@@ -67,7 +67,7 @@ class Candidate:
 
     @cached_property
     def decision(self) -> Decision:
-        """The decision in full: saved nodes, node orders and offloads, by names of the joint graph."""
+        """The candidate's decision in full: saved nodes, node orders and offloads, by names of the joint graph."""
         return self.ordered or self.lowered.decision(self.saved)
 
     def with_provenance(self, **changes: Any) -> Self:
@@ -104,7 +104,7 @@ def combine(
         options: for each graph, its decisions.
         extend: function that adds the decision of one more graph to a combination for the graphs before it. Its
             arguments are the position of the graph in ``options``, the saved bytes and the score of the combination so
-            far, and the decision. It returns the saved bytes and the score with the decision, or None if the
+            far, and the decision. The function returns the saved bytes and the score with the decision, or None if the
             decision cannot be added. A score is a number to minimise, such as a cost.
 
     Returns:

@@ -28,7 +28,7 @@ from remat.units import Budget, bytes_of_share, format_bytes
 
 @dataclass(slots=True)
 class CompiledRound:
-    """Compilations of one step under one budget, each of which exceeded the budget.
+    """The compilations so far of one step under one budget, each of which exceeded the budget.
 
     Attributes:
         peaks: compiled peak in bytes of each decision that was compiled.
@@ -51,7 +51,7 @@ class CompiledRound:
 
 
 class CompiledSearch:
-    """Search for candidates of one graph under a budget on the peak of fused code, some of which were compiled.
+    """Search for candidates of one graph under a budget on the peak of fused code; some candidates were compiled.
 
     Args:
         search: the search for candidates; its pool contains all candidates.
@@ -80,7 +80,7 @@ class CompiledSearch:
     def search_within(self, budget: Budget, past: CompiledRound | None = None) -> Candidate:
         """Search for decisions, and return the cheapest one whose peak is within a budget.
 
-        The peak of a decision is its compiled peak if the decision was compiled, or its estimated peak otherwise. Since
+        The peak of a decision is its compiled peak if the decision was compiled, and its estimated peak if not. Since
         an estimate may be wrong, the caller compiles the decision, and calls this method again with the compiled peak
         in ``past``. `_best` defines which candidate is chosen.
 
@@ -125,7 +125,7 @@ class CompiledSearch:
             if limit is None:
                 limit = least + bytes_of_share(budget.peak_share or 0.0, max(0, most - least))
                 self.limit = limit
-            # No candidate is below the least peak, so the margin must not lead there.
+            # No candidate is below the least peak, so the limit minus the margin must not be.
             margin = max(past.excess, min(limit // DEFAULT.compiling.margin, limit - least))
             if near:
                 self._aim(limit - margin, peaks)
@@ -148,7 +148,7 @@ class CompiledSearch:
             )
 
     def _best(self, budget: Budget, past: CompiledRound, limit: int, margin: int) -> Candidate:
-        """Return the candidate to compile next, or a compiled candidate to keep."""
+        """Return the candidate to compile next, or one that was compiled and is to be kept."""
         peaks, last = past.peaks, past.is_last(budget)
         pool, at_budget_one, estimated = (
             self.search.pool,
@@ -170,16 +170,17 @@ class CompiledSearch:
         fresh = CandidatePool(pool.within(Limits(without=peaks)))  # not compiled yet
         dissimilar = CandidatePool[Candidate]()
         if last and lowest > limit + limit // DEFAULT.compiling.far:
-            # Estimates say little about this step. The candidate that saves the fewest bytes differs most from those that
-            # were compiled.
+            # Estimated peaks are far off for this step. The candidate that saves the fewest bytes differs most from
+            # those that were compiled.
             below = limit if budget.peak_bytes else lowest
             dissimilar.add(*fresh.within(Limits(peak_bytes=below, measure=estimated)))
-        # No compilation follows the last one, so the budget counts more than the cost.
+        # No compilation follows the last one, so being within the budget is more important than the cost.
         if last and budget.peak_bytes and fresh and not dissimilar:
             return fresh.best(estimated)
         within = CandidatePool(fresh.within(Limits(peak_bytes=limit - margin, measure=estimated)))
         if not peaks:
-            # A plan that may have to be replaced is worth it if it costs half of one that most likely fits.
+            # A plan that may exceed the budget is compiled if it costs at most half of a plan that is most likely
+            # within.
             cheapest = within.cheapest(rank=cost_of)
             most = max(at_budget_one.cost, cheapest.cost / 2) if cheapest else math.inf
             possible = fresh.within(Limits(peak_bytes=limit, cost=most, measure=estimated))
@@ -239,7 +240,7 @@ class CompiledSearch:
         """Search for decisions with estimated peaks below those of all candidates, and add them to the pool."""
         context, search = self._context, self.search
         starts = [saved for _, saved in context.cuts(4 * DEFAULT.vertices)]
-        # Each search takes the bytes that fusion saves from the best candidate so far.
+        # Each search assumes that fusion saves as many bytes as in the best candidate so far.
         for _ in range(ESTIMATED.lowest):
             best = search.pool.best(self._estimated)
             near = search.near(self._estimated, best)
@@ -315,7 +316,7 @@ def without_gaps(vertices: Sequence[int]) -> list[int]:
 
 
 def beside_least(at: Mapping[int, int]) -> list[int]:
-    """Return the midpoints between the limit on saved bytes with the least estimated peak and its two neighbours."""
+    """Return the midpoints between the limit on saved bytes of least estimated peak and the limits next to it."""
     limits = sorted(at)
     k = min(range(len(limits)), key=lambda i: at[limits[i]])
     return [(a + b) // 2 for a, b in pairwise(limits[max(0, k - 1) : k + 2])]

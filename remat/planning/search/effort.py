@@ -37,11 +37,11 @@ class Rounds:
     lower: int = 350
 
 
-#: By the simulated peak, which is that of the schedule problem (benchmark ``peak-plans``).
+#: For searches by the simulated peak, which is that of the schedule problem (benchmark ``peak-plans``).
 SIMULATED = Rounds(orders=4, share=0.25, idle=1)
-#: By the estimated peak of fused code (benchmark ``compiled-peaks``). A candidate with node orders of its own must cost
-#: less than others by `Rounds.negligible`: its layers are less alike, so Inductor compiles more kernels, such as 40
-#: instead of 26 for a Llama of four layers.
+#: For searches by the estimated peak of fused code (benchmark ``compiled-peaks``). A candidate with node orders of its
+#: own must cost less than others by `Rounds.negligible`: its layers are less alike, so Inductor compiles more kernels,
+#: such as 40 instead of 26 for a Llama of four layers.
 ESTIMATED = Rounds(
     prices=3, orders=5, from_least=2, share=0.17, negligible=0.002, lowest=2, lower=990
 )
@@ -168,12 +168,13 @@ class Compiling:
     Attributes:
         gap: neighbouring limits on saved bytes differ by at most this part of the largest limit.
         halvings: how often the two intervals beside the best limit on saved bytes are halved.
-        far: compiled peaks are far above a limit if they exceed it by more than this part of it.
+        far: compiled peaks are far above a limit if they exceed the limit by more than this part of the limit.
         margin: an estimated peak counts as within a budget if the peak is below the budget by this part of the budget.
         perhaps: the plan for budget 1 is compiled first if its estimated peak is at most this multiple of the budget.
         replans: how often a step is planned again because the compiled step exceeds its budget.
         of_ratio: how often a step is planned again under a ratio of the peak, which is met only approximately.
-        nearly: a ratio of the peak is met if the compiled peak is above the ratio's bytes by at most this part of them.
+        nearly: a ratio of the peak is met if the compiled peak exceeds the ratio's bytes by at most this part of those
+            bytes.
         warned: the user is warned if the compiled peak is above a ratio's bytes by more than this part of these bytes.
     """
 
@@ -195,7 +196,7 @@ class FitEffort:
     Attributes:
         searches: most searches that aim at the bytes of a rank's memory.
         ratios: budgets as ratios of saved bytes to try if several ranks train, highest first.
-        few_ratios: ratios whose decisions are candidates for every memory.
+        few_ratios: budgets as ratios of saved bytes whose decisions are candidates for every size of the memory.
         nodes: nodes of a graph, divided by which the parts of the range of peaks are counted for other batch sizes.
         parts: the fewest and the most parts into which the range of peaks is divided for other batch sizes.
         part: the search for the largest batch ends if two batch sizes differ by at most this part of the batch.
@@ -211,7 +212,7 @@ class FitEffort:
     width: int = 4
 
     def peaks(self, nodes: int) -> int:
-        """Return into how many parts the range of peaks of a graph is divided."""
+        """Return into how many parts to divide the range of peaks of a graph with so many nodes."""
         least, most = self.parts
         return min(most, max(least, self.nodes // nodes))
 
@@ -301,5 +302,5 @@ class Effort:
         return max(self.least if least is None else least, self.work // max(1, nodes))
 
 
-#: The effort of a search, unless a caller gives another.
+#: The effort of a search, unless a caller gives another effort.
 DEFAULT = Effort()

@@ -43,7 +43,7 @@ class Copies:
         self._transfers = self._needed(link) if self._has_room else []
 
     def _needed(self, link: Link) -> list[Transfer]:
-        """Return the transfer of each offloaded value, in the order of the offloads."""
+        """Return the copies of each offloaded value as a transfer over the link, in the order of the offloads."""
         nodes, at = self._nodes, {node: k for k, node in enumerate(self._nodes)}
         first, second = nodes[: self._boundary], nodes[self._boundary :]
         waits = {str(n.meta.get("packed_from")): n for n in first if n.target is WAIT_COPIED}

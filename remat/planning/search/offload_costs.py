@@ -42,7 +42,7 @@ class Times:
 
     @classmethod
     def of(cls, state: State, cost: CostModel) -> Times:
-        """Price every operator of a prepared graph.
+        """Compute the run time of every operator of a prepared graph with a cost model.
 
         Raises:
             ProblemError: the cost model cannot price operators of backward.

@@ -11,13 +11,13 @@ from remat.solvers.graph.pareto import pareto
 
 
 class Scored(Protocol):
-    """Candidate that a pool can hold: of one graph, or of all graphs of a step.
+    """Attributes that a candidate in a pool must have, be it of one graph or of all graphs of a step.
 
     Attributes:
         cost: recompute cost plus exposed transfer time.
         saved_bytes: bytes of the saved values.
         peak_bytes: peak by the measure of the search, in bytes; 0 if unknown.
-        key: equal for equal decisions that the search can make again.
+        key: hashable value that is equal for equal decisions.
         decision: the decision in full.
         offloads_more: whether a search chose values to offload, in addition to tagged ones.
     """
@@ -110,7 +110,7 @@ def by_cost(candidate: Scored) -> tuple[int, int, int]:
 
 
 class CandidatePool(Generic[T]):
-    """Candidates of one graph, or of all graphs of a step.
+    """Set of candidates of one graph, or of all graphs of a step, at most one for each decision.
 
     Args:
         candidates: the candidates with which the pool begins.
@@ -136,11 +136,11 @@ class CandidatePool(Generic[T]):
         return self._candidates.get(saved)
 
     def within(self, limits: Limits) -> list[T]:
-        """Return the candidates within limits, in the order in which they were added."""
+        """Return the candidates of the pool within limits, in the order in which they were added."""
         return [d for d in self if limits.allow(d)]
 
     def cheapest(self, limits: Limits = Limits(), rank: Rank = by_cost) -> T | None:
-        """Return the best candidate within limits; None if there is none.
+        """Return the best candidate of the pool within limits; None if no candidate is within.
 
         Args:
             limits: the limits.

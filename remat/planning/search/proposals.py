@@ -72,7 +72,7 @@ def by_prices(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
 
 
 def by_node_orders(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
-    """Propose cheaper schedules with node orders of their own, unless a candidate costs next to nothing."""
+    """Propose cheaper schedules with node orders of their own, unless a known candidate costs next to nothing."""
     context = search.context
     if context.is_alone or context.request.hooks or search.is_solved(limits):
         return
@@ -101,7 +101,7 @@ def _ordered_from(search: Search, limits: Limits) -> Iterator[tuple[Candidate, i
 
 
 def _annealed(search: Search, limits: Limits, start: Candidate, searches: int) -> Candidates:
-    """Yield the candidates of several searches over node orders, which start from ``start`` and aim at limits."""
+    """Yield candidates within limits from several searches over node orders, the first of which edits ``start``."""
     context, rounds, wanted = search.context, search.rounds(limits.measure), int(limits.peak_bytes)
     near, own = search.near(limits.measure, start), CandidatePool([start])
     exact = search.is_exact(limits.measure)
@@ -116,7 +116,7 @@ def _annealed(search: Search, limits: Limits, start: Candidate, searches: int) -
     for _ in range(searches):
         search.rounds_run["by node orders"] += 1
         seen = {d.decision for d in search.pool}
-        # The limit falls with each search in a row that finds nothing within it.
+        # The limit falls with each search in a row that finds nothing within the limit.
         limit = wanted + offset - misses * int(rounds.lowered * wanted)
         allowed = filter(context.may_save, near.orders.search_within(start, limit, share=share))
         new = [d for d in allowed if d.decision not in seen and d.schedule != start.schedule]
@@ -157,7 +157,7 @@ def from_least_peak(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
 
 
 def _closing_in(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
-    """Yield candidates within limits that searches by prices and over node orders find."""
+    """Yield the candidates within limits that are found by prices of memory and by searches over node orders."""
     yield from by_prices(search, limits, seeds)
     yield from by_node_orders(search, limits, seeds)
 
@@ -197,7 +197,7 @@ def with_offloads(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
     """Propose a candidate that offloads values to the host and is cheaper than all others within the limits."""
     if not (limits.offload and search.context.may_offload and search.is_exact(limits.measure)):
         return
-    # Offloading cannot go below this bound.
+    # Offloading cannot lower the peak below this bound.
     if limits.peak_bytes >= search.schedules.least_possible:
         without = search.recomputing(limits)
         candidate = search.offloads.with_offloads(int(limits.peak_bytes), without)
@@ -205,7 +205,7 @@ def with_offloads(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
             yield candidate
 
 
-#: The proposers, in the order in which they are asked: each sees in the pool what those before have found.
+#: The proposers, in the order in which a search asks them. The pool then has what earlier proposers have found.
 PROPOSERS: tuple[Proposer, ...] = (
     at_budget_one,
     by_named_solver,

@@ -51,7 +51,7 @@ class Schedules:
 
     @cached_property
     def least_possible(self) -> int:
-        """Lower bound on the peak of every schedule of the step, in bytes."""
+        """Lower bound in bytes on the peaks of all schedules of the step."""
         return self.lowered_schedule.least_peak
 
     def start(self, candidate: Candidate) -> tuple[Sequence[int], int]:
@@ -148,7 +148,7 @@ class Schedules:
         return tuple(position[v] for v in gradients if v in position)
 
     def candidate(self, saved: Iterable[int]) -> Candidate:
-        """Evaluate a decision; return it as a candidate with saved bytes, cost, and bytes alive, cached.
+        """Compute saved bytes, cost and bytes alive of a decision, cached; return the decision as a candidate.
 
         Args:
             saved: nodes of the graph problem that the decision saves.
@@ -160,7 +160,7 @@ class Schedules:
         candidate = self.seen.cached(solution.saved)
         if candidate is None:
             sequence, program_points, boundary = self.schedule(solution.saved)
-            # Several runs share a program point, whose bytes are those of the highest of them.
+            # Several runs share a program point, whose bytes are the most bytes alive at any of the runs.
             bytes_alive = self._evaluator.evaluate(sequence, boundary).bytes_alive
             most = {SAVED: solution.saved_bytes}
             for program_point, nbytes in zip(program_points, bytes_alive, strict=True):

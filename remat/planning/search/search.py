@@ -36,7 +36,7 @@ _UNSHRUNK = (
 
 
 class Proposer(Protocol):
-    """Function that yields candidates within limits; each is added to the pool of the search when it is yielded.
+    """Function that yields candidates within limits; the search adds each candidate to its pool at once.
 
     Args:
         search: the search, with its context, its measures and its pool.
@@ -50,7 +50,7 @@ class Proposer(Protocol):
 
 
 class Search:
-    """Search for the candidates of one graph within any peak.
+    """Search for the candidates of one graph within any limit on the peak.
 
     Args:
         context: the prepared graph.
@@ -97,7 +97,7 @@ class Search:
 
     @cached_property
     def offloads(self) -> Offloads:
-        """The search for values to offload."""
+        """The search for values of the graph to offload to the host's memory."""
         near = self.simulated
         return Offloads(self.context, self.measures, self.decisions, near.prices, near.orders)
 
@@ -107,12 +107,12 @@ class Search:
             return False
         self.decisions.adopt(other.decisions)
         self.measures.adopt(other.measures)
-        # The other graph has nodes of its own, and the same names.
+        # The graph of the other trace has nodes of its own, with the same names.
         self.pool.add(*(replace(d, lowered=self.context.lowered) for d in other.pool))
         return True
 
     def add(self, *candidates: Candidate) -> None:
-        """Add those candidates to the pool that the user's code allows, after offloading their tagged values."""
+        """Offload the tagged values of candidates, and add those candidates to the pool that the user's code allows."""
         allowed = filter(self.context.may_save, candidates)
         self.pool.add(*map(self.offloads.with_tagged, allowed))
 
@@ -125,7 +125,7 @@ class Search:
         )
 
     def within_peak(self, peak_bytes: int, *, offload: bool = True) -> Candidate:
-        """Return the cheapest candidate found whose simulated peak is within a limit.
+        """Search for candidates whose simulated peak is within a limit; return the cheapest candidate found.
 
         Args:
             peak_bytes: limit on the peak, in bytes.
@@ -152,7 +152,7 @@ class Search:
 
     def choose_again(self, candidates: Mapping[int, Candidate]) -> dict[int, Candidate]:
         """For each limit on the simulated peak, choose again among the candidates that were found within any limit."""
-        # So no larger limit costs more than a smaller one, and no smaller one has the higher peak.
+        # The result: no larger limit has a higher cost than a smaller limit, and no smaller limit has the higher peak.
         pool = CandidatePool([*candidates.values(), *self.pool])
         chosen = {}
         for peak_bytes, before in candidates.items():
@@ -185,11 +185,11 @@ class Search:
 
     # ---- for proposers ---------------------------------------------------------------------------
     def rounds(self, measure: Measure) -> Rounds:
-        """Return the numbers that control how a search approaches a limit on the peak by a measure."""
+        """Return the numbers that control how a search approaches a limit on the peak by the given measure."""
         return SIMULATED if self.is_exact(measure) else ESTIMATED
 
     def is_exact(self, measure: Measure) -> bool:
-        """Return whether a measure gives the same peaks as the graph's own schedule problem, which are simulated."""
+        """Return whether a measure is the simulated peak, which the graph's own schedule problem gives exactly."""
         return measure == self.measures.simulated
 
     def recomputing(self, limits: Limits) -> Candidate | None:
@@ -298,9 +298,9 @@ class Search:
             rounds: numbers that determine how many edits a search over node orders tries.
 
         Returns:
-            One or two candidates. The first is the best one in the node order of the passes. The second, if one was
-            found, is the best candidate with node orders of its own, which may save more bytes than the user's code
-            allows.
+            One or two candidates. The first candidate is the best one in the node order of the passes. The second
+            candidate, if one was found, is the best one with its own node orders, and may save more bytes than the
+            user's code allows.
         """
         # No schedule has a peak of 0 bytes, so under this limit the search returns the lowest peaks that it reaches.
         limits = Limits(peak_bytes=0, saved_bytes=self.context.most_saved)
@@ -310,7 +310,7 @@ class Search:
         return [best] if lower is None else [best, lower]
 
     def _bounded(self, candidate: Candidate, peak_bytes: int) -> Candidate:
-        """Record a lower bound on the cost of every decision within ``peak_bytes`` in a candidate; return its copy."""
+        """Return a copy of a candidate with a lower bound on the cost of every decision within ``peak_bytes``."""
         if candidate.decision == self.decisions.allowed_cheapest.decision:
             return candidate
         # The bound that `candidate` has may hold for a limit on saved bytes, so it does not hold for a peak.

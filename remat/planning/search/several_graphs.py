@@ -30,7 +30,7 @@ Same = tuple[str, tuple[str, ...]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Together:
-    """One candidate for each graph of a step.
+    """One candidate for each graph of a step, together a candidate of the whole step.
 
     Attributes:
         each: the candidates, in the order in which the graphs run forward.
@@ -151,7 +151,7 @@ class SeveralGraphs:
 
     @cached_property
     def _options(self) -> list[list[Candidate]]:
-        """For each graph, the candidates from which `_combinations` selects one."""
+        """For each graph of the step, the candidates from which a combination takes one."""
         # Equal graphs, such as equal layers, are decided once and share their candidates.
         by_graph: dict[Same, list[Candidate]] = {}
         for key, search in zip(self._same, self._searches, strict=True):
@@ -248,7 +248,7 @@ class SeveralGraphs:
     def _lowered_by_offloads(
         self, chosen: list[Candidate], peak_bytes: int
     ) -> list[Candidate] | None:
-        """Offload values in one graph after another until the step is within a peak; None if it stays above."""
+        """Offload values in one graph after another until the step is within a peak; None if the step stays above."""
         for _ in range(DEFAULT.several.rounds):
             highest = self.highest(chosen)
             over = max(highest) - peak_bytes
@@ -274,7 +274,7 @@ class SeveralGraphs:
         return None
 
     def _searched(self, chosen: list[Candidate], peak_bytes: int) -> list[Candidate]:
-        """Search for cheaper decisions of the graphs of highest cost, within the bytes that other graphs leave free."""
+        """Search for cheaper decisions of the costliest graphs, within the bytes that the other graphs leave free."""
         dearest = sorted(range(len(chosen)), key=lambda k: (-self.runs[k] * chosen[k].cost, k))
         for k in dearest[: DEFAULT.several.searched]:
             alone = self._searches[k].context.is_alone  # a named solver decides alone

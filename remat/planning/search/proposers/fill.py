@@ -25,9 +25,9 @@ def filled(
     """Lower the cost of a candidate within the limits; return the resulting candidate.
 
     First, further values are saved, highest cost per byte first. Second, saved values are exchanged for values that
-    cost more to recompute. Both steps are repeated until the cost no longer falls. If node orders can be searched, only
-    the first step runs, because a search over node orders lowers the cost further. If the caller gave the schedule
-    problem, the first step ends after ``effort.misses`` values in a row that lower no cost.
+    cost more to recompute. Saving and exchanging are repeated until the cost no longer falls. If node orders can be
+    searched, no values are exchanged, because a search over node orders lowers the cost further. If the caller gave the
+    schedule problem, saving ends after ``effort.misses`` values in a row that lower no cost.
     """
     problem = schedules.problem
 

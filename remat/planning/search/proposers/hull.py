@@ -13,7 +13,7 @@ from remat.solvers.run import run
 
 
 class Starts:
-    """Decisions of one prepared graph to start a search from.
+    """Decisions of one prepared graph from which searches start.
 
     Args:
         context: the prepared graph.

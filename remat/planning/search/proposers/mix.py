@@ -104,7 +104,7 @@ class Mixtures:
                         self.candidate(mixed)
 
     def _add(self) -> None:
-        """For many peaks: take the cheapest candidate within the peak, and evaluate decisions that save more values."""
+        """For many peaks, evaluate decisions that save more values than the cheapest candidate within the peak."""
         left = len(self._seen) + DEFAULT.evaluations(self._nodes, self._effort.least)
         targets = {
             *self._peaks(self._effort.parts),

@@ -52,7 +52,7 @@ class Offloads:
         self._prices, self._orders, self._schedules = prices, orders, prices.schedules
         self.state, self.request, self.lowered = context.state, context.request, context.lowered
         self.host_bytes = context.host_bytes
-        #: For each value that an attempt failed to offload, by name: the reason.
+        #: Dict from the name of each value that could not be offloaded to the reason.
         self._left_out: dict[str, str] = {}
         #: Cached results of `with_tagged`, by decision.
         self._with_tagged: dict[Decision, Candidate] = {}
@@ -190,7 +190,7 @@ class Offloads:
         return search.best(saved)
 
     def _from_above(self, search: OffloadSearch) -> Iterator[OffloadPlan]:
-        """Yield offload plans made from decisions whose peak is above the limit, by offloading until it is within."""
+        """Yield offload plans made from decisions above the limit on the peak, by offloading until it is kept."""
         seen, peak_bytes = set[tuple[int, ...]](), search.capacity
         room = self.request.link.bytes_in(self._context.forward_time)
         for share in DEFAULT.offloading.above:
@@ -213,7 +213,7 @@ class Offloads:
         offload_plan: OffloadPlan,
         without: Candidate | None,
     ) -> tuple[OffloadPlan, Decision | None]:
-        """Search for node orders that improve an offload plan; return the best plan, its `Decision` if reordered."""
+        """Search for node orders that improve an offload plan; return the best plan, and its `Decision` or None."""
         if not offload_plan.offloaded:
             return offload_plan, None
         best: tuple[OffloadPlan, Decision | None] = offload_plan, None
@@ -233,7 +233,7 @@ class Offloads:
     def _orders_from(
         self, search: OffloadSearch, start: OffloadPlan, share: float
     ) -> Iterator[tuple[OffloadPlan, Decision]]:
-        """Yield offload plans found by searches over node orders, which first offload the same values as ``start``."""
+        """Yield offload plans found by searches over node orders, which begin with the offloads of ``start``."""
         orders, aimed, fits = self._orders, search.capacity, False
         schedule = start.schedule.sequence, start.schedule.boundary
         # First as if copies took no time, then with the copies of `start`. If operators still wait or the peak is exceeded,
@@ -259,7 +259,7 @@ class Offloads:
     def _as_candidate(
         self, offload_plan: OffloadPlan, ordered: Decision | None, peak_bytes: int
     ) -> tuple[Candidate | None, int]:
-        """Convert an offload plan to a candidate whose copies are scheduled; return the same as `_with_copies`."""
+        """Convert an offload plan to a candidate with scheduled copies; return it with its excess bytes, or None, 0."""
         problem = self.lowered.problem
         named = {at: i for i, at in enumerate(self._node_of) if at >= 0}
         offloads = tuple(
@@ -290,7 +290,7 @@ class Offloads:
         return fitting
 
     def with_tagged(self, decided: Candidate) -> Candidate:
-        """Return a decision changed to offload those saved values that the user tags; unchanged if it saves none.
+        """Return a decision changed to offload those saved values that the user tags; unchanged if it has none.
 
         Raises:
             BudgetError: the values that must be offloaded exceed the host's memory.
@@ -303,7 +303,7 @@ class Offloads:
         return self._with_tagged.get(decided.decision, decided)
 
     def _offload_tagged(self, decided: Candidate) -> Candidate:
-        """Offload the saved values of a decision that the user tags, as `with_tagged` does, but without its cache."""
+        """Return what `with_tagged` caches: a decision changed to offload those saved values that the user tags."""
         before = decided.decision.offloads
         offloaded = {value.name for value in before}
         missing = set(decided.decision.saved) - offloaded

@@ -1,7 +1,7 @@
 """Propose cheaper schedules within a peak, or schedules with a lower peak.
 
-A schedule says which node of a step runs when, and which nodes run again. The search is simulated annealing: it edits
-a schedule by moving, adding and removing runs.
+A schedule lists the nodes of a step in the order in which they run, where some nodes run again. The search is simulated
+annealing: it edits a schedule by moving, adding and removing runs.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Orders:
         peak_bytes: int,
         time_limit: float | None = None,
     ) -> Candidate | None:
-        """Ask a solver for a schedule within a peak.
+        """Ask a solver for a schedule within a limit on the peak; return it as a candidate, or None.
 
         Args:
             solver: a solver that implements `solve_schedule`.
@@ -149,7 +149,7 @@ class Orders:
         return candidate.with_provenance(deterministic=solution.deterministic)
 
     def lowest(self, starts: Iterable[Candidate], per_run: int) -> Candidate | None:
-        """Search for the schedule with the least peak: first from each start, then again from the best schedule found.
+        """Search for the schedule with the least peak, from each of the given starts and from the best schedule found.
 
         Args:
             starts: the candidates whose schedules are edited.
@@ -210,7 +210,8 @@ class Orders:
         compiled = kernel()
         if compiled is None or not self.is_possible:
             return []
-        # Estimates may lead a caller to a limit below 0. Like 0, it asks for the schedule with the lowest peak.
+        # Estimates may lead a caller to a limit below 0. Like 0, such a limit asks for the schedule with the lowest
+        # peak.
         problem = self._free.within(max(0, peak_bytes))
         allowed = self._runs_once(sequence)
         start, boundary = [sequence[p] for p in allowed], bisect_left(allowed, boundary)

@@ -39,7 +39,7 @@ class SolverDecisions:
         self.proposed: Counter[str] = Counter()
 
     def at(self, capacity: int) -> Candidate:
-        """Return the solver's decision that saves at most ``capacity`` bytes, cached.
+        """Return the solver's decision for a limit of ``capacity`` saved bytes, cached.
 
         The caller must respect the budget that the user's code may set for the graph.
         """
@@ -83,7 +83,7 @@ class SolverDecisions:
 
     @cached_property
     def without_remat(self) -> Candidate:
-        """The default solver's decision under budget 1, which is that of the step without remat."""
+        """The default solver's decision under budget 1, which is the decision of the step without remat."""
         # All solvers are compared with the same step.
         context = self._context
         if not context.is_alone:
@@ -93,7 +93,7 @@ class SolverDecisions:
         return self._better_than_cut(partial(self.search_within, limits, usual))
 
     def _better_than_cut(self, solved: Callable[[], Candidate]) -> Candidate:
-        """Return the runtime-optimal partition unless the solver's decision at budget 1 is surely better."""
+        """Return the decision at budget 1: the runtime-optimal partition unless the solver's is surely better."""
         context, measures = self._context, self._measures
         # A step without a budget must be no worse than without remat, although costs and estimated peaks have errors.
         cut, error = context.runtime_optimal, COST_ERROR * context.step_cost
@@ -175,7 +175,7 @@ class SolverDecisions:
             yield from self.bisected(low, high, int(limits.peak_bytes), 6, limits.measure)
 
     def credited(self, candidate: Candidate, proposer: str = "") -> Candidate:
-        """Return a candidate that a search by peak found, with its provenance.
+        """Return a copy of a candidate that records which search by peak found it.
 
         Args:
             candidate: the candidate.
@@ -183,8 +183,8 @@ class SolverDecisions:
         """
         proposer = proposer or ("by node orders" if candidate.schedule is not None else "by prices")
         self.proposed[proposer] += 1
-        # The search starts from the cached decisions. So their time counts, and the search is deterministic only if
-        # each of them is.
+        # The search starts from the cached decisions. So the time of these decisions is included, and the search is
+        # deterministic only if each decision is.
         solved = [d.provenance for d in self._at.values()]
         provenance = replace(
             candidate.provenance,

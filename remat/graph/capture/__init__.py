@@ -1,1 +1,1 @@
-"""From a model to its joint graph, and what the graph knows of the user's code."""
+"""Capture a model's joint graphs, and find the lines of the user's code that their nodes come from."""

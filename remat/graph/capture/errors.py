@@ -20,7 +20,7 @@ from remat.graph.joint import JointGraph
 
 
 class CapturedError(Exception):
-    """Raised to end a compilation: its joint graph is recorded, or its graph has no backward."""
+    """Raised to end a compilation because its joint graph is recorded, or because its graph has no backward."""
 
 
 #: Sentence added to an error that plain PyTorch raises too; ``backend`` is the backend that raises it.

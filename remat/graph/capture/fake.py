@@ -36,7 +36,7 @@ def refresh(node: fx.Node, mode: Any = None) -> None:
     """Recompute the fake value of a node, ``meta["val"]``, from the fake values of its inputs.
 
     Args:
-        node: the node. It stays unchanged if neither ``mode`` nor an input gives a fake mode.
+        node: the node, which stays unchanged if neither ``mode`` nor an input gives a fake mode.
         mode: fake mode to compute in. None: use the fake mode of the inputs.
     """
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
@@ -67,7 +67,7 @@ def repair_aliases(
     Args:
         memories: cache of the storage of each value; None: use a new cache.
         by_kernel: whether to enlarge the fake storages of copies and scatters to the size that
-            PyTorch's kernels allocate. Set it for a graph that runs operator by operator.
+            PyTorch's kernels allocate, as in a graph that runs operator by operator.
 
     Returns:
         Number of fake values that were recomputed.
@@ -102,7 +102,7 @@ def repair_aliases(
 
 
 def refresh_views(graph: fx.Graph, new: Iterable[fx.Node], gone: Collection[int]) -> None:
-    """Recompute the fake values of views that are still on the storage of a replaced node.
+    """Recompute the fake values of views that still use the storage of a replaced node.
 
     Args:
         new: the replacements, which former readers of the replaced nodes read now.
@@ -125,7 +125,7 @@ def _moves(node: fx.Node) -> bool:
 
 
 def _copy_whole(node: fx.Node) -> bool:
-    """Enlarge the fake result of a scatter or copy to the kernel's allocation; return whether it was too small."""
+    """Enlarge the fake result of a scatter or copy to what the kernel allocates; return whether it was too small."""
     base: Any = node.args[0].meta.get("val")  # type: ignore[union-attr]
     places = zip(base.size(), base.stride(), strict=True)
     if any(hint(n) > 1 and hint(step) == 0 for n, step in places):

@@ -34,12 +34,12 @@ def as_fakes(
 ) -> Iterator[Call]:
     """Yield the model and its arguments with fake tensors, for tracing inside of a ``with`` block.
 
-    With ``run``, the tensors are real instead.
+    With ``run``, the model and its arguments have real tensors instead of fake ones.
 
     Args:
         model: a module or a function.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
+        args: positional arguments of the model.
+        kwargs: keyword arguments of the model.
         fullgraph: whether a single graph is required; not allowed with ``run``.
         device: device of all fake tensors. None keeps each tensor's own device, but moves tensors
             from the meta device to the CPU.
@@ -150,7 +150,7 @@ class Faker:
 class Copied(Faker):
     """Callable that copies inputs and buffers, because a run on real tensors may overwrite them.
 
-    Parameters are returned unchanged. If two leaf tensors share a storage, so do their copies.
+    Parameters are returned unchanged. Copies of leaf tensors share a storage if the leaf tensors do.
     """
 
     def __init__(self) -> None:
@@ -225,7 +225,7 @@ def _lacks(device: torch.device) -> bool:
 def _check_numbers(
     name: str, tensors: Sequence[torch.Tensor], fullgraph: bool, device: Any
 ) -> None:
-    """Raise if a capture with ``run=True`` cannot run the model on real tensors."""
+    """Raise `CaptureError` if a capture with ``run=True`` cannot run the model on real tensors."""
     if fullgraph:
         raise CaptureError(
             f"'{name}' is to be captured as one graph, in which no branch is taken from a run: pass "
@@ -246,7 +246,7 @@ def _check_numbers(
 
 @contextlib.contextmanager
 def _quiet_dynamo() -> Iterator[None]:
-    """Lift Dynamo's recompile limits and silence noise of PyTorch inside of a ``with`` block."""
+    """Lift Dynamo's recompile limits and drop needless warnings of PyTorch inside of a ``with`` block."""
     config = torch_compat.dynamo_config
     names = ("debug", "info", "warning", "warning_once")
     loggers = {getattr(logging.Logger, n) for n in names if hasattr(logging.Logger, n)}
@@ -273,7 +273,7 @@ def _quiet_dynamo() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _guards_kept_once() -> Iterator[None]:
-    """Inside of a ``with`` block, make Dynamo's guards equal if they check the same condition."""
+    """Inside of a ``with`` block, make Dynamo's guards compare equal if they check the same condition."""
     kind = torch_compat.Guard
     compare = kind.__eq__
 

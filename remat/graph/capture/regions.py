@@ -1,9 +1,9 @@
 """Nested compile regions: graphs that a joint graph calls, each partitioned before the joint graph.
 
-AOTAutograd first hands a partitioner the joint graph of each region. Then it hands over the outer
-joint graph, in which the forward of a region is a call that returns the values saved for its
-backward. The plan for the outer graph spends the whole budget: it saves the results of a call, or
-recomputes them by another call. Each region itself is partitioned for the shortest run time,
+AOTAutograd hands a partitioner the joint graph of each region first, and the outer joint graph last.
+In the outer joint graph, a region's forward is a call that returns the values saved for the region's
+backward. The plan for the outer graph spends the whole budget: the plan saves the results of a call,
+or recomputes them by another call. Each region itself is partitioned for the shortest run time,
 without a budget.
 """
 
@@ -92,9 +92,9 @@ def _fix_branches(module: fx.GraphModule, num_fwd_outputs: int) -> None:
 
 
 def separate_calls(graph: fx.Graph) -> int:
-    """Give every call of a nested region its own storages behind its fake results.
+    """Put the fake results of each call of a nested region on storages that no other call uses.
 
-    If a region returns an input unchanged, nodes that read the result read the input instead.
+    If a region returns an input unchanged, nodes that read the result are changed to read the input.
 
     Returns:
         Number of region calls in the graph.
@@ -114,7 +114,7 @@ def separate_calls(graph: fx.Graph) -> int:
 
 
 def _separate(call: fx.Node, region: fx.GraphModule) -> None:
-    """Give one call of a nested region its own storages behind its fake results."""
+    """Put the fake results of one call of a nested region on storages that no other call uses."""
     inputs = [n for n in region.graph.nodes if n.op == "placeholder"]
     returned: Any = output_node(region.graph).args[0]
     # The first two arguments of `invoke_subgraph` are the graph and its identifier.
@@ -143,7 +143,7 @@ def _separate(call: fx.Node, region: fx.GraphModule) -> None:
 
 
 def _base(inner: fx.Node, ends: Mapping[Any, Any]) -> tuple[fx.Node, list[fx.Node]]:
-    """Return the known node whose memory a view in a region shows, and the views between; the node itself if none."""
+    """Return the node in ``ends`` whose memory a region's view shows, and the views between; ``inner`` if none."""
     views: list[fx.Node] = []
     node = inner
     while node not in ends or not views:
@@ -182,7 +182,7 @@ def _element(call: fx.Node, k: int) -> fx.Node:
 
 
 def _own_values(call: fx.Node, argument_of: dict[fx.Node, Any], returned: Any) -> tuple[Any, ...]:
-    """Return new fake values for the results of a region call."""
+    """Return new fake values for the results of a region call, on storages that no other call uses."""
     values = call.meta["val"]
     mode = fake_mode_of(values)
     if mode is None:

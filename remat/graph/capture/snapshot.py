@@ -34,7 +34,7 @@ class Stamp:
         )
 
     def difference(self, later: Stamp) -> str | None:
-        """Describe the first difference between this record and a later record; None if equal."""
+        """Describe the first difference between this record of a graph and a later record; None if they are equal."""
         for before, after in zip(self.rows, later.rows, strict=False):
             if before is after or all(map(alike, before, after, repeat(_same_value))):
                 continue
@@ -53,7 +53,7 @@ _FIELDS = ("the name", "the target", "the arguments", "the keyword arguments", "
 
 
 def _same_value(a: Any, b: Any) -> bool:
-    """Return whether two arguments are equal."""
+    """Return whether two arguments of nodes are equal, without adding shape guards."""
     # The text of NaN equals itself, and the texts of 0.0 and -0.0 differ.
     # Comparing the values of symbols would add a shape guard.
     if isinstance(a, (float, complex, *SYMBOLIC)):

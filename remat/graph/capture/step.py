@@ -67,8 +67,8 @@ def capture(
     Weights may be real, on the meta device, or fake. No weight is copied or allocated. The model
     stays unchanged, with one exception: if ``run`` is set, writes of forward to parameters persist.
     The model's mode (train or eval) is respected. Dynamo cannot trace code that acquires a lock,
-    for example in a one-time setup. In that case the model is called once without tracing, and then
-    captured.
+    for example in a one-time setup. A model that acquires a lock is called once without tracing,
+    and then captured.
 
     Args:
         model: a module or a function; its outputs may be any pytree.
@@ -174,7 +174,7 @@ class _Backend:
         return self._recording(compiled, len(self._sink) - 1)
 
     def _recording(self, compiled: Callable[..., Any], graph: int) -> Callable[..., Any]:
-        """Return a callable that runs a compiled graph and records each run."""
+        """Return a callable that runs a compiled graph, and records each run with its arguments and outputs."""
 
         def run(*args: Any) -> Any:
             # No backward follows, so saved activations would only take memory.
@@ -188,7 +188,7 @@ class _Backend:
         return run
 
     def finish(self, result: Any) -> None:
-        """Record how often each joint graph runs, and which values it exchanges; call it after the compiled model."""
+        """Record how often each joint graph ran in the compiled model, and what it exchanged with other graphs."""
         self._sink[:] = self._runs.joints(self._sink, tensors_of(result))
 
     def _compiled(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -219,7 +219,7 @@ class _Backend:
         static_lifetime_input_indices: Sequence[int] | None = None,
         **_: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Record a joint graph, then partition it so that the step can run."""
+        """Record a joint graph, then partition it into forward and backward so that the step can run."""
         # AOTAutograd hands over the joint graph of a nested compile region before the joint graph that calls
         # the region. Only the joint graph that calls regions is recorded.
         if is_region(module, joint_inputs):

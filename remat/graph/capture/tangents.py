@@ -1,4 +1,4 @@
-"""The layout of tangents whose outputs overlap themselves: a fault of AOTAutograd, and the settings that avoid it."""
+"""Settings that avoid a fault of AOTAutograd: wrong tangents of outputs whose elements share memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from remat.graph.memory.storages import hint
 
 
 def layouts_of_tangents(graph: fx.Graph) -> dict[str, Any]:
-    """Return settings of AOTAutograd with which tangents of outputs that overlap themselves keep their values."""
+    """Return settings with which AOTAutograd keeps the values of tangents of outputs whose elements share memory."""
     leaves = torch_compat.pytree.tree_leaves([n.args for n in graph.find_nodes(op="output")])
     outputs = (n.meta.get("example_value") for n in leaves if isinstance(n, fx.Node))
     # AOTAutograd copies each tangent into the layout of its output. If elements of the output share memory, as

@@ -73,16 +73,16 @@ class Span(NamedTuple):
     stop: int
 
     def sliced(self, shape: Sequence[int], tokens: int) -> list[int]:
-        """Return the shape of a slice with ``tokens`` tokens of a value with the given shape."""
+        """Return the shape of a slice that holds ``tokens`` of the tokens of a value with the given shape."""
         ones = [1] * (self.stop - max(0, self.start) - 1)
         return [*shape[: max(0, self.start)], *ones, tokens, *shape[self.stop :]]
 
     def of(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the sizes of the span's dimensions in a shape; dimensions that the shape lacks are left out."""
+        """Return the sizes of the token dimensions in a shape; dimensions that the shape lacks are left out."""
         return tuple(shape[max(0, self.start) : max(0, self.stop)])
 
     def moved(self, by: int) -> Span:
-        """Return the span for a value with ``by`` more leading dimensions; ``by`` may be negative."""
+        """Return the token dimensions of a value that has ``by`` more leading dimensions; ``by`` may be negative."""
         return Span(self.start + by, self.stop + by)
 
 
@@ -90,8 +90,8 @@ class Rule(NamedTuple):
     """How one call runs on slices of its arguments, which hold only some of the tokens.
 
     Attributes:
-        span: the span of the result. None if the call sums over the tokens. In that case the results for all
-            slices must be added.
+        span: the span of the result. None if the call sums over the tokens, so that the results for all slices
+            must be added.
         reads: span of each argument that holds tokens.
         sizes: sizes of a span's dimensions, the same for all arguments. Only an argument that is broadcast may
             have size 1 instead, or lack leading dimensions.
@@ -140,7 +140,7 @@ def is_tensor(value: Any) -> bool:
 def rule_of(
     node: fx.Node, span_of: Mapping[fx.Node, Span], want: Span | None = None
 ) -> Rule | None:
-    """Return the rule by which a call runs on slices of its arguments; None if the call cannot do so.
+    """Return the rule by which a call runs on slices of its arguments; None if it cannot run on slices.
 
     Args:
         node: the call.
@@ -188,7 +188,7 @@ def _pointwise(node: fx.Node, span_of: Mapping[fx.Node, Span], want: Span | None
 
 
 def _span_after_view(span: Span, shape: Sequence[int], new: Sequence[int]) -> Span | None:
-    """Return the span of a value after a view changes its shape; None if tokens mix with another dimension."""
+    """Return a value's token dimensions after a view changes its shape; None if tokens mix with another dimension."""
     before, tokens = math.prod(shape[: span.start]), math.prod(shape[span.start : span.stop])
     start, size = 0, 1
     while start < len(new) and (size < before or new[start] == 1):
@@ -235,7 +235,7 @@ def _along(node: fx.Node, span_of: Mapping[fx.Node, Span], want: Span | None) ->
 
 
 def _probe(node: fx.Node, reads: Mapping[fx.Node, Span], tokens: int) -> Span | None:
-    """Return the span of a call's result: the adjacent dimensions that change with the number of tokens."""
+    """Return the token dimensions of a call's result: the adjacent dimensions that change with the number of tokens."""
     mode, shape = fake_mode_of(node.meta["val"]), shape_of(node)
     with mode, torch.no_grad():
         values = {

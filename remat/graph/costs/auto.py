@@ -36,7 +36,7 @@ class Auto(CostModel):
 
     @classmethod
     def parse(cls, argument: str | None) -> Self:
-        """Return the model, which takes no argument."""
+        """Return the default cost model; raise `ProblemError` if an argument is given."""
         if argument is not None:
             raise ProblemError(
                 f"cost model '{cls.name}:{argument}' is not known; '{cls.name}' is for the device of the tensors; "
@@ -73,7 +73,7 @@ def is_for_cpu(cost: CostModel) -> bool:
 
 
 def is_cpu(device: Device) -> bool:
-    """Return whether a device is a CPU; its rates may be a preset or measured on this machine."""
+    """Return whether a device is a CPU, be its rates a preset or measured on this machine."""
     return device.name.startswith("cpu") or device.name == _PRESETS["cpu"]
 
 

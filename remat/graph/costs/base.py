@@ -32,7 +32,7 @@ _REPORT: ContextVar[Callable[[str], None] | None] = ContextVar("remat_costs_repo
 class CostModel:
     """Base class of cost models.
 
-    A plugin subclasses it and returns the subclass from the hook ``remat_cost_models``.
+    A plugin subclasses `CostModel` and returns the subclass from the hook ``remat_cost_models``.
 
     Attributes:
         name: name of the model, as in ``cost="name"`` or ``cost="name:argument"``.
@@ -63,11 +63,11 @@ class CostModel:
 
     @classmethod
     def arguments(cls) -> Mapping[str, str]:
-        """Map each argument that ``remat costs`` lists for ``cost="name:argument"`` to its description."""
+        """Return a dict from arguments that ``remat costs`` lists for ``cost="name:argument"`` to descriptions."""
         return {}
 
     def for_graph(self, joint: JointGraph) -> CostModel:
-        """Return the model that prices the nodes of one graph; by default this model itself."""
+        """Return the cost model that prices the nodes of one graph; by default this model itself."""
         return self
 
     def cost(self, node: fx.Node) -> int:
@@ -86,11 +86,11 @@ class CostModel:
         return [self.cost(node) for node in nodes]
 
     def fallbacks(self, nodes: Sequence[fx.Node]) -> tuple[str, ...]:
-        """Describe the nodes for which the model used another cost model as a fallback, after `costs`.
+        """After a call of `costs`, describe the nodes for which the model used another cost model as a fallback.
 
         Returns:
             By default nothing. A model returns one line for each distinct call, in the order of ``nodes``, or
-            one for the whole graph. Each line has the reason and the fallback.
+            one line for the whole graph. Each line has the reason and the fallback.
         """
         return ()
 
@@ -135,7 +135,7 @@ def node_costs(
         index: the graph's nodes, numbered in graph order.
         storages: storages of the values in the graph.
         model: the cost model.
-        positions: positions of the nodes to price; nodes elsewhere cost 0. None prices all nodes.
+        positions: positions of the nodes to price; other nodes cost 0. None prices all nodes.
 
     Returns:
         One cost per position, in the model's unit. Views, in-place operators, tuple elements,
@@ -164,7 +164,7 @@ def node_costs(
 
 
 def _prices(model: CostModel, nodes: Sequence[fx.Node]) -> list[int]:
-    """Return the cost of each node, in the order of the nodes."""
+    """Return the cost of each node under a model, with the costs of the graphs that higher-order operators call."""
     called = [_bodies(n) for n in nodes]
     answers = iter(_ask(model, [n for n, bodies in zip(nodes, called, strict=True) if not bodies]))
     return [
@@ -190,7 +190,7 @@ def _bodies(node: fx.Node) -> list[list[fx.Node]]:
 
 
 def _nested_cost(model: CostModel, node: fx.Node, called: Sequence[Sequence[fx.Node]]) -> int:
-    """Return the cost of a higher-order operator, from the costs of the graphs it calls."""
+    """Return the cost of a higher-order operator, from the costs of the graphs that it calls."""
     each = [sum(_prices(model, body)) for body in called]
     # Of the branches of a `cond`, only one runs, at worst the most expensive.
     once = max(each) if node.target is torch.ops.higher_order.cond else sum(each)
@@ -198,7 +198,7 @@ def _nested_cost(model: CostModel, node: fx.Node, called: Sequence[Sequence[fx.N
 
 
 def _rounds(node: fx.Node) -> int:
-    """Return how many times an operator calls its graph."""
+    """Return how many times a higher-order operator, such as a scan, calls its graph; 1 if unknown."""
     name = str(node.target)
     # A loop with an unknown number of rounds counts as one round.
     if name not in ("scan", "map_impl"):
@@ -210,7 +210,7 @@ def _rounds(node: fx.Node) -> int:
 
 
 def _ask(model: CostModel, nodes: list[fx.Node]) -> list[int]:
-    """Return the model's costs of nodes, checked and converted to integers."""
+    """Return a model's costs of nodes, checked and converted to integers."""
     # Unless the model overrides `costs`, nodes are priced one by one, so that an error can name the node.
     if type(model).costs is CostModel.costs:
         answers = [_ask_unchecked(model, [n], f" for '{n.name}' ({n.target})")[0] for n in nodes]
@@ -225,7 +225,7 @@ def _ask(model: CostModel, nodes: list[fx.Node]) -> list[int]:
 
 
 def _ask_unchecked(model: CostModel, nodes: list[fx.Node], where: str) -> list[Any]:
-    """Return the model's costs of nodes, unchecked."""
+    """Return a model's costs of nodes, without a check; raise `ProblemError` if the model raises."""
     try:
         return list(model.costs(nodes))
     except RematError:
@@ -237,7 +237,7 @@ def _ask_unchecked(model: CostModel, nodes: list[fx.Node], where: str) -> list[A
 
 
 def _check_cost(model: CostModel, node: fx.Node, cost: Any) -> int:
-    """Return a cost as an int, rounded up."""
+    """Return a model's cost of a node as an int, rounded up; raise `ProblemError` unless it is finite and 0 or more."""
     number = isinstance(cost, Real) and not isinstance(cost, bool)
     if not number or not math.isfinite(cost) or cost < 0:
         raise ProblemError(
@@ -254,14 +254,14 @@ def _is_free(node: fx.Node) -> bool:
 
 
 class Forms(dict[int, bytes]):
-    """Numbers of the forms of values, by ``id`` of the value; values of equal forms have equal numbers."""
+    """A dict from ``id`` of a value to a number; values of equal sizes, strides, dtypes and devices share a number."""
 
     def __init__(self) -> None:
         super().__init__()
         self._numbers: dict[Any, bytes] = {}
 
     def of(self, node: fx.Node) -> bytes:
-        """Return the number of a node's value, as `bytes`, which no constant argument is."""
+        """Return the number for the form of a node's value, as `bytes`, because no constant argument has this type."""
         value = node.meta.get("val", self)
         number = self.get(id(value)) if value is not self else None
         if number is None:
@@ -274,7 +274,7 @@ class Forms(dict[int, bytes]):
 
 
 def signature_of(node: fx.Node, forms: Forms) -> Any:
-    """Return a hashable key of a call: operator, constants and forms of inputs; equal keys mean equal costs."""
+    """Return a hashable key of a call's operator, constants and input forms; calls with equal keys cost the same."""
     reads: list[fx.Node] = []
 
     def described(read: fx.Node) -> bytes:

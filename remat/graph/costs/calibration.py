@@ -34,7 +34,7 @@ def calibrate(device: str | torch.device = "here") -> Device:
     """Measure the peak rates (`Device`) of a device of this machine, in about 1 s.
 
     The function times matrix products in bfloat16 and float32, a copy, random numbers, GELU with
-    tanh, and max pooling. For each of them, the fastest run counts. Products of float32 use the
+    tanh, and max pooling. Each rate is that of the fastest run. Products of float32 use the
     precision set with `torch.set_float32_matmul_precision`.
 
     Args:
@@ -113,7 +113,7 @@ def _tflops(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _tbps(device: torch.device) -> float:
-    """Measure the bandwidth of a copy in TB/s; bytes read and bytes written both count."""
+    """Measure the memory bandwidth of a copy in TB/s, as the sum of bytes read and bytes written."""
     count = max(2**20, min(_COPY_BYTES, free_bytes(device) // 8))
     source = torch.ones(count, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)

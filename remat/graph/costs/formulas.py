@@ -1,7 +1,7 @@
 """FLOP formulas of products, convolutions, attention and recurrent layers.
 
-A multiplication and the addition of its result count as two operations. Additions alone count as
-none, nor do gates and softmax. Zeros of padding and masked scores count like other numbers, because
+A multiplication and the addition of its result count as two operations. Additions alone, gates and
+softmax count as no operation. Zeros of padding and masked scores count like other numbers, because
 most kernels multiply them.
 """
 
@@ -19,13 +19,13 @@ from torch import Tensor
 #: meta tensors, and symbolic sizes are ints.
 Formula = Callable[[Sequence[Any], Any], int]
 
-#: The formulas by operator name, such as ``"aten.mm"``. They take precedence over PyTorch's. Names instead of
-#: operators, because versions of PyTorch lack some of the operators.
+#: The formulas by operator name, such as ``"aten.mm"``. These formulas take precedence over PyTorch's. The keys are
+#: names, not operators, because versions of PyTorch lack some of the operators.
 FORMULAS: dict[str, Formula] = {}
 
 
 def _formula(names: str) -> Callable[[Formula], Formula]:
-    """Register a formula for aten operators, whose names stand in one text."""
+    """Return a decorator that registers a FLOP formula for the aten operators that a text names."""
 
     def register(formula: Formula) -> Formula:
         FORMULAS.update({f"aten.{name}": formula for name in names.split()})
@@ -39,7 +39,7 @@ def _formula(names: str) -> Callable[[Formula], Formula]:
 
 @_formula("mm bmm mv dot vdot linear matmul _int_mm _scaled_mm _scaled_mm_v2")
 def _product(args: Sequence[Any], out: Tensor) -> int:
-    """Each element of the result sums over the last dimension of the first factor."""
+    """Count a matrix product: each element of the result sums over the last dimension of the first factor."""
     return 2 * out.numel() * _width(args[0])
 
 
@@ -60,7 +60,7 @@ def _added_outer_product(args: Sequence[Any], out: Tensor) -> int:
 
 @_formula("_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2")
 def _grouped_product(args: Sequence[Any], out: Tensor) -> int:
-    """Count a product of which a ragged dimension is split into groups."""
+    """Count the operations of a matrix product, of which a ragged dimension is split into groups."""
     x: Tensor = args[0]
     y: Tensor = args[1]
     # If one operand is a stack of matrices, the groups split rows of the first or columns of the second. If both
@@ -71,13 +71,13 @@ def _grouped_product(args: Sequence[Any], out: Tensor) -> int:
 
 
 def _width(x: Tensor) -> int:
-    """Return how many numbers a row holds; a 4-bit tensor packs two into each element."""
+    """Return how many numbers a row of a tensor holds; a tensor of 4-bit floats packs two numbers into each element."""
     return x.shape[-1] * (2 if x.dtype is torch.float4_e2m1fn_x2 else 1)
 
 
 @_formula("_trilinear")
 def _trilinear_form(args: Sequence[Any], out: Tensor) -> int:
-    """Count two products: the first two factors are multiplied, and summed where the third is broadcast."""
+    """Count two products: that of the first two factors, and that of its sum over some dimensions with the third."""
     expanded, summed = args[3:6], args[6]
     x, y, z = (
         functools.reduce(torch.unsqueeze, sorted(dims), factor)
@@ -98,7 +98,7 @@ def _trilinear_form(args: Sequence[Any], out: Tensor) -> int:
 @_formula("_slow_conv2d_forward slow_conv3d_forward slow_conv_dilated2d slow_conv_dilated3d")
 @_formula("_conv_depthwise2d conv_depthwise3d")
 def _plain_convolution(args: Sequence[Any], out: Tensor) -> int:
-    """Each element of the result takes one filter, which reads the channels of one group."""
+    """Count a convolution: each element of the result takes one filter, which reads the channels of one group."""
     weight: Tensor = args[1]
     return 2 * out.numel() * math.prod(weight.shape[1:])
 
@@ -106,7 +106,7 @@ def _plain_convolution(args: Sequence[Any], out: Tensor) -> int:
 @_formula("cudnn_convolution_transpose miopen_convolution_transpose")
 @_formula("slow_conv_transpose2d slow_conv_transpose3d")
 def _transposed_convolution(args: Sequence[Any], out: Tensor) -> int:
-    """Each element of the input takes one filter, which writes the channels of one group."""
+    """Count a transposed convolution: each element of the input takes one filter, which writes one group's channels."""
     return _plain_convolution(args, args[0])
 
 
@@ -118,7 +118,7 @@ def _convolution(args: Sequence[Any], out: Tensor) -> int:
 
 @_formula("convolution_backward convolution_backward_overrideable")
 def _convolution_backward(args: Sequence[Any], out: Tensor) -> int:
-    """The gradients of input and weight take as many operations as forward each."""
+    """Count a convolution's backward: the gradients of input and weight each take as many operations as forward."""
     grad, x, weight, *_, transposed, _, _, (of_input, of_weight, _) = args
     formula = _transposed_convolution if transposed else _plain_convolution
     return (bool(of_input) + bool(of_weight)) * formula((x, weight), grad)
@@ -126,7 +126,7 @@ def _convolution_backward(args: Sequence[Any], out: Tensor) -> int:
 
 @_formula("conv_tbc")
 def _time_first_convolution(args: Sequence[Any], out: Tensor) -> int:
-    """The last dimension of the weight is the channels of the result."""
+    """Count a convolution over time; the last dimension of its weight is the channels of the result."""
     weight: Tensor = args[1]
     return 2 * out.numel() * math.prod(weight.shape[:-1])
 
@@ -135,12 +135,12 @@ def _time_first_convolution(args: Sequence[Any], out: Tensor) -> int:
 
 
 def _attention(query: Tensor, keys: int, value: Tensor) -> int:
-    """Count the scores of all keys, and the sum of the values."""
+    """Count the operations of attention: the scores of all keys, and the weighted sum of the values."""
     return 2 * math.prod(query.shape[:-1]) * keys * (query.shape[-1] + value.shape[-1])
 
 
 def _attention_backward(query: Tensor, keys: int, value: Tensor) -> int:
-    """Count the scores again, and two gradients of each of forward's two products."""
+    """Count attention's backward: the scores again, and two gradients of each of forward's two products."""
     return 2 * math.prod(query.shape[:-1]) * keys * (3 * query.shape[-1] + 2 * value.shape[-1])
 
 
@@ -162,8 +162,8 @@ def _sdpa_backward(args: Sequence[Any], out: Tensor) -> int:
     return _attention_backward(query, key.shape[-2], value)
 
 
-# Tokens stand before heads in these four. Jagged sequences stand one behind the other. Their lengths are unknown, so
-# each query counts as many keys as the longest sequence has.
+# In the next four operators, the dimension of tokens comes before that of heads. Jagged sequences are concatenated, and
+# their lengths are unknown, so each query is assumed to have as many keys as the longest sequence.
 
 
 @_formula("_flash_attention_forward")
@@ -194,7 +194,7 @@ def _efficient_backward(args: Sequence[Any], out: Tensor) -> int:
 
 
 def _steps(x: Tensor, weights: Sequence[Tensor]) -> int:
-    """Count one product with a vector for each weight matrix, time step and sequence."""
+    """Count a recurrent layer: one product with a vector for each weight matrix, time step and sequence."""
     matrices = sum(w.numel() for w in weights if w.dim() == 2)
     return 2 * math.prod(x.shape[:-1]) * matrices
 
@@ -207,7 +207,7 @@ def _recurrent(args: Sequence[Any], out: Tensor) -> int:
 
 @_formula("_cudnn_rnn_backward miopen_rnn_backward")
 def _recurrent_backward(args: Sequence[Any], out: Tensor) -> int:
-    """The gradients of states and input take as many operations as forward, those of weights too."""
+    """Count a recurrent layer's backward: as many operations as forward, and as many again for gradients of weights."""
     *_, (_, _, _, of_weights) = args
     return (1 + bool(of_weights)) * _recurrent(args, out)
 
@@ -234,5 +234,5 @@ def _recurrent_layer(args: Sequence[Any], out: Tensor) -> int:
 
 @_formula("mkldnn_rnn_layer_backward")
 def _recurrent_layer_backward(args: Sequence[Any], out: Tensor) -> int:
-    """Gradients of input, states and weights are computed, wanted or not."""
+    """Count a recurrent layer's backward, which always computes gradients of input, states and weights."""
     return 2 * _recurrent_layer(args, out)

@@ -52,7 +52,7 @@ class Link:
 
     @classmethod
     def parse(cls, value: object) -> Link:
-        """Convert a value to a link.
+        """Convert a user's value, such as ``"pcie5"`` or ``"25GB/s"``, to a link.
 
         Args:
             value: a `Link`, a name from `LINKS` such as ``"pcie5"``, the result of ``str(link)``,

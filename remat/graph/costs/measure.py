@@ -91,7 +91,7 @@ def durations_ps(
 
 
 def once_s(run: Callable[[], object], device: torch.device) -> float:
-    """Return the wall time of one run in seconds."""
+    """Return the wall time of one run of a function on a device, in seconds."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     start = time.perf_counter()

@@ -39,9 +39,9 @@ class Profile(CostModel):
     """Cost model that measures the median time of each distinct call, in picoseconds.
 
     A call is an operator with its constants and the shapes, strides, dtypes and devices of its
-    tensors. The model runs each call alone in eager PyTorch on generated tensors. User tensors and
-    generator states stay unchanged. On a CPU, the time includes PyTorch's own overhead of a few
-    microseconds.
+    tensors. The model runs each call alone in eager PyTorch on generated tensors. The user's tensors
+    and the states of random generators stay unchanged. On a CPU, the time includes PyTorch's own
+    overhead of a few microseconds.
 
     Times are stored on disk, separately for each PyTorch version, device, number of CPU threads and
     precision of float32 products. If several processes measure one call, all use the measurement
@@ -49,9 +49,9 @@ class Profile(CostModel):
 
     Some calls are not measured: collectives, higher-order operators, and operators with effects
     beyond their result. Other calls fail to run: they need more than half of the free memory,
-    raise, or their device is missing. All these calls cost as much as under `Roofline` with the
-    measured rates of their device. If the device is missing, the rates are those of an H100.
-    `fallbacks` lists these calls.
+    raise, or their device is missing. A call without a measured time costs as much as under
+    `Roofline` with the measured rates of its device, or with an H100's rates if the device is
+    missing. `fallbacks` lists the calls without a measured time.
 
     Attributes:
         device: device to run every call on; None means the device of the call's tensors.
@@ -92,7 +92,7 @@ class Profile(CostModel):
         }
 
     def cost(self, node: fx.Node) -> int:
-        """Return the time of one run in picoseconds, at least 1."""
+        """Return the measured time of one run of a node in picoseconds, at least 1."""
         return self.costs([node])[0]
 
     def costs(self, nodes: Sequence[fx.Node]) -> list[int]:
@@ -137,7 +137,7 @@ class Profile(CostModel):
 
 
 def _measure_all(cache: Store, missing: Mapping[Place, Request]) -> None:
-    """Measure missing calls, and store their times."""
+    """Measure the calls whose times a store lacks, and store the times."""
     fresh: dict[Place, int] = {}
     flushed_s = time.monotonic()
     try:
@@ -189,7 +189,7 @@ def _place(request: Request) -> Place:
 
 
 def _environment(device: torch.device) -> str:
-    """Return the conditions under which a time holds: PyTorch, device, threads, precision of float32 products."""
+    """Return the conditions of a measured time as text: PyTorch, device, threads, precision of float32 products."""
     name = describe_device(device) if is_present(device) else str(device)
     precision = torch.get_float32_matmul_precision()
     return f"torch {torch.__version__}; {name}; float32 products {precision}"

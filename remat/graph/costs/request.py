@@ -144,7 +144,7 @@ def _device_for(device: torch.device, override: torch.device | None) -> torch.de
 
 
 def _main(devices: Iterable[torch.device]) -> torch.device:
-    """Return the first device that is not a CPU, or the CPU."""
+    """Return the device that runs a call: the first of its devices that is not a CPU, or else the CPU."""
     # An operator may read CPU scalars and still run on the accelerator.
     return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
 

@@ -24,9 +24,9 @@ from remat.graph.memory.storages import tensor_bytes, tensors_of
 class Roofline(CostModel):
     """Cost model: the larger of arithmetic time and memory time on a device, in picoseconds.
 
-    For a collective, the cost is the largest of three times: these two, and the time to send data
-    to other ranks. The default device is an H100 even if the machine has another device, so that
-    every machine makes the same plan.
+    For a collective, the cost is the largest of arithmetic time, memory time, and the time to send
+    data to other ranks. The default device is an H100 even if the machine has another device, so
+    that every machine makes the same plan.
 
     Attributes:
         device: rates of the device.
@@ -73,7 +73,7 @@ class Roofline(CostModel):
         }
 
     def cost(self, node: fx.Node) -> int:
-        """Return the time of one run in picoseconds, at least 1."""
+        """Return the modelled time of one run of a node in picoseconds, at least 1."""
         return self.of(node, self.moved_bytes(node))
 
     def of(self, node: fx.Node, moved_bytes: int) -> int:

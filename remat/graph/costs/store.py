@@ -1,4 +1,4 @@
-"""Store of measured times: in memory for this process, and in a file that other processes share."""
+"""Store of measured times of calls: in memory for this process, and in a file that other processes share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Place = tuple[str, str]
 
 
 class CostWarning(RuntimeWarning):
-    """Warning that the cache of measured costs is unusable; planning goes on without it."""
+    """Warning that the cache of measured costs is unusable, so that planning goes on without the cache."""
 
 
 class Store:
@@ -47,11 +47,11 @@ class Store:
         self._warned = False
 
     def lacks(self, place: Place) -> bool:
-        """Return whether the store has neither a time of a call nor a reason why it has none."""
+        """Return whether the store has neither a call's time nor a reason why the call was not measured."""
         return place not in self.times and place not in self.unmeasured
 
     def merge(self, fresh: Mapping[Place, int]) -> None:
-        """Write new times in picoseconds to the file, and read all times from it.
+        """Write new times of calls, in picoseconds, to the file, and read all times from the file.
 
         If the file cannot be used, a `CostWarning` is issued and the times stay in memory.
         """
@@ -115,5 +115,5 @@ def cache_path() -> Path | None:
 
 @functools.cache
 def store(path: Path | None) -> Store:
-    """Return the store for a file, or in memory for None; each process has only one store per file."""
+    """Return the process's only store of measured times for a file, or its store in memory for None."""
     return Store(path)

@@ -1,1 +1,1 @@
-"""A joint graph as problems in integers."""
+"""Convert joint graphs to the optimisation problems in integers that solvers solve."""

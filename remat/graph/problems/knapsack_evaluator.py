@@ -134,7 +134,7 @@ def _by_name(
 class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
     """Computes the memory and the runtime of knapsack solutions.
 
-    A solution decides for each candidate of a graph whether it is saved or recomputed.
+    A solution decides which candidates of a graph are saved and which are recomputed.
     """
 
     def __init__(self, graph_info_provider: GraphInfoProvider) -> None:
@@ -226,8 +226,8 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
         """Return the budget at the knee, where more memory starts to save little runtime.
 
         The knee is the point of the Pareto frontier of memory and recomputation runtime that is
-        nearest to the origin. For this distance, memory and runtime are each scaled to the range
-        from 0 to 1.
+        nearest to the origin. For the distance to the origin, memory and runtime are each scaled to
+        the range from 0 to 1.
 
         Args:
             knapsack_algo: solver to run on ``iterations`` budgets. None: compute the exact frontier
@@ -254,7 +254,7 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
         return float(memory[int(scores.argmin())])
 
     def _frontier(self, least: float, most: float) -> tuple[FloatArray, FloatArray]:
-        """Return the Pareto frontier between two budgets."""
+        """Return memory and recomputation runtime of the points of the Pareto frontier between two budgets."""
         memories = self._info.get_knapsack_memory_input()
         runtimes = self._info.get_knapsack_runtime_input()
         problem = problem_from_floats(memories, runtimes, most)

@@ -1,9 +1,9 @@
 """Build the graph problem of a joint graph: which values to save and which to recompute.
 
-The problem has one node for each value that can be computed from the primals. It also has two kinds
-of nodes that the joint graph lacks. A *generator state* is needed to replay a random operator. A
-*snapshot* is a copy of an input that forward mutates later, or that the user may write to. States
-and snapshots can be saved but not recomputed.
+The problem has one node for each value that can be computed from the primals, and two kinds of nodes
+that the joint graph lacks. A *generator state* is needed to replay a random operator. A *snapshot* is
+a copy of an input that forward mutates later, or that the user may write to. Generator states and
+snapshots can be saved but not recomputed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from remat.solvers.graph.problem import GraphProblem
 
 
 class SavedKind(enum.Enum):
-    """Kind of a problem node: a value, a generator state or a copy of an input."""
+    """Kind of a node of the graph problem: a value, a random generator's state or a copy of an input."""
 
     VALUE = "value"
     GENERATOR_STATE = "generator state"
@@ -47,9 +47,8 @@ class Lowered:
     Attributes:
         problem: the graph problem, whose solution saves some nodes and recomputes others.
         kind: kind of each node of the problem.
-        position: for each node of the problem, a position in the joint graph. This is the position
-            of the value, of the random operator that draws from the state, or of the input that the
-            snapshot copies.
+        position: for each node of the problem, the joint-graph position of the value, of the random
+            operator that draws from the state, or of the input that the snapshot copies.
         of_position: for each joint-graph position, the node of the problem that holds the value; -1
             if there is none.
         fixed: joint-graph positions of the nodes that must not run again, so that backward branches
@@ -63,7 +62,7 @@ class Lowered:
     fixed: FixedBranches = FixedBranches()
 
     def priced(self, costs: Sequence[int], unit: str) -> Lowered:
-        """Return a copy with these costs of joint-graph positions; states and snapshots cost nothing."""
+        """Return a copy whose values have other costs, by joint-graph position; states and snapshots cost nothing."""
         prices = (
             costs[at] if kind is SavedKind.VALUE else 0
             for kind, at in zip(self.kind, self.position, strict=True)
@@ -83,7 +82,7 @@ class Lowered:
     def saved_of(self, decision: Decision) -> tuple[int, ...]:
         """Return the indices of the problem nodes that a decision saves, and of all generator states.
 
-        A decision does not name generator states, so all of them count as saved.
+        A decision does not name generator states, so all generator states count as saved.
         """
         to_save = {(SavedKind.VALUE, n) for n in decision.saved}
         to_save |= {(SavedKind.SNAPSHOT, n) for n in decision.snapshots}
@@ -132,7 +131,7 @@ class Decision:
         forward_order: nodes that forward runs, in this order; a repeated name is another run of the
             node. Views are left out, because each view runs right before its first reader. Empty:
             the passes choose the order.
-        backward_order: nodes that backward runs, in the same form.
+        backward_order: nodes that backward runs, in the form of ``forward_order``.
         offloads: the saved values that are offloaded to the host's memory.
     """
 
@@ -169,7 +168,7 @@ def must_offload(node: fx.Node) -> bool:
 
 
 def offload_tags(nodes: Sequence[fx.Node], owner: Sequence[int]) -> dict[int, fx.Node]:
-    """Return the nodes with offload tags, by the position of the node whose value is offloaded."""
+    """Return a dict from the position of each node whose value is offloaded to the node with the offload tag."""
     tagged: dict[int, fx.Node] = {}
     for at, node in enumerate(nodes):
         if node.meta.get("recompute") is not None and must_offload(node):
@@ -327,7 +326,7 @@ def _backward_uses(index: GraphIndex, roles: Roles, i: int) -> tuple[bool, bool]
 
 
 def _tied_by_tags(index: GraphIndex, storages: Storages) -> dict[int, CheckpointPolicy]:
-    """Return the checkpoint tags that require saving or recomputing, by node position."""
+    """Return the checkpoint tags that require saving or recomputing, as a dict from node positions."""
     tags: dict[int, CheckpointPolicy] = {}
     for i, node in enumerate(index.nodes):
         if node.meta.get("recompute") is None:
@@ -423,7 +422,7 @@ class _Rules:
         return i not in self.fixed and maker not in self.fixed and self._may_run_again(i)
 
     def _may_run_again(self, i: int) -> bool:
-        """Return whether the node at position ``i`` may run again, apart from branch values."""
+        """Return whether the node at position ``i`` may run again, if it decides no branch."""
         index, node = self._index, self._index.nodes[i]
         if node.op in ("placeholder", "get_attr"):
             # Backward reads an attribute from its own module, but an input must be passed to backward.

@@ -39,7 +39,7 @@ class Replays:
         return kind == "cpu" or (kind in _STATE_BYTES and not self._several)
 
     def forbid(self, node: fx.Node) -> bool:
-        """Return whether a second run of a node would be observable; an element of a tuple is judged by its maker."""
+        """Return whether a second run of a node, or of the call whose tuple the node reads, would be observable."""
         maker = maker_of(node)
         if maker.op != "call_function":
             return False
@@ -58,7 +58,7 @@ def is_element(node: fx.Node) -> bool:
 
 
 def maker_of(node: fx.Node) -> fx.Node:
-    """Return the node that computes the tuple of a ``getitem`` node; any other node itself."""
+    """Return the node that computes the tuple of a ``getitem`` node; return any other node itself."""
     while is_element(node) and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node

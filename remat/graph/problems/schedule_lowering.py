@@ -7,8 +7,8 @@ write, becomes a problem node of 0 bytes. Views have no problem nodes, because i
 readers of a view read its base. The peak of a schedule then equals
 `remat.graph.memory.liveness.simulate_peak` of the forward and backward graphs that run this schedule.
 
-The two peaks can differ in one case. If a value is kept although its node runs again, the problem
-assumes that later readers read the value of the later run.
+The problem's peak and the simulated peak can differ if a value is kept although its node runs again:
+the problem assumes that later readers read the value of the later run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SNAPSHOT = "_snapshot"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoweredSchedule:
-    """The scheduling problem of a step, and maps from names of joint-graph nodes to its nodes.
+    """The scheduling problem of a step, and maps from names of joint-graph nodes to nodes of the problem.
 
     Attributes:
         problem: the problem, without a limit on memory. A solution says which node runs when, and
@@ -91,7 +91,7 @@ class LoweredSchedule:
     def orders(
         self, sequence: Sequence[int], boundary: int
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Split the joint-graph names of a schedule's nodes at position ``boundary`` into forward's and backward's."""
+        """Return the joint-graph names of a schedule's nodes, in forward (before ``boundary``) and in backward."""
         names = self.problem.names
         forward, backward = (
             tuple(names[v] for v in part if self.of_name.get(names[v]) == v)
@@ -155,7 +155,7 @@ def lower_schedule(
     copied = {k for name in copy_of for k in sizes.keys(index.nodes[index.by_name[name]])}
 
     def touches_written(i: int) -> bool:
-        """Return whether the node at a position has effects or reads memory that is written to, so keeps its place."""
+        """Return whether a node must keep its place, because it has effects or reads memory that is written to."""
         if not index.plain[i] and ops.may_have_effects(index.nodes[i]):
             return True
         fixed = written if roles.required_forward[i] else written - copied

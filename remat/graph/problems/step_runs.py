@@ -17,8 +17,8 @@ class StepRuns:
 
     def __init__(self) -> None:
         # `_returned_by` maps a tensor to (index of the graph run that returned it, index among the outputs of that run).
-        # `_received_by` maps it to (index of the first graph run that received it, index among the arguments). The keys
-        # are weak: otherwise a run on real tensors would keep all activations alive.
+        # `_received_by` maps a tensor to (index of the first graph run that received it, index among the arguments).
+        # Keys are weak: otherwise a run on real tensors would keep all activations alive.
         self._returned_by: MutableMapping[torch.Tensor, tuple[int, int]] = WeakTensorKeyDictionary()
         self._received_by: MutableMapping[torch.Tensor, tuple[int, int]] = WeakTensorKeyDictionary()
         self._turns: list[tuple[int, Turn]] = []  # (index of the graph, its run), in run order
@@ -51,7 +51,7 @@ class StepRuns:
         held_by_caller: Iterable[torch.Tensor],
         graph_of: Sequence[int] | None = None,
     ) -> list[JointGraph]:
-        """Return the joint graphs with the runs of each, and the values that it exchanges with other graphs.
+        """Return copies of the joint graphs that state the runs of each graph, and its values shared with other graphs.
 
         Args:
             graphs: the joint graphs of the step.

@@ -17,13 +17,13 @@ The text has Python's syntax, with one line per node::
         backward(None),
     ]
 
-A type states dtype and sizes. Parentheses add properties that do not follow from dtype and sizes:
+A value's type states dtype and sizes. Parentheses add properties that do not follow from dtype and sizes:
 strides, offset, bytes of the storage, device, layout. By default, a view uses the storage of its
 base, and ``sort[0]`` uses the storage of the first result of ``sort``. ``@ x`` places a tensor in the
 storage of ``x``, and ``@ None`` in a storage of its own.
 
-``part`` is AOTAutograd's tag that the nodes below belong to forward or backward. It applies up to the
-next ``part``. Marks after a call, such as ``must_save``, are instructions to passes. Attributes that a
+``part`` is AOTAutograd's tag that the nodes below, up to the next ``part``, belong to forward or
+backward. Marks after a call, such as ``must_save``, are instructions to passes. Attributes that a
 ``get_attr`` node fetches by name are declared before the node: with ``constant`` for a tensor, with
 ``with subgraph("name"):`` for a graph, or with ``attribute`` for any other object.
 """

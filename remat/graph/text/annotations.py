@@ -87,7 +87,7 @@ def read_descriptor(source: Source, node: ast.expr) -> Any:
 
 
 def number_regions(nodes: Iterable[fx.Node]) -> dict[int, int]:
-    """Return the number of each checkpointed region (``ac_graph_id``) of a graph, counted from 0."""
+    """Number the checkpointed regions of a graph from 0, and return a dict from ``ac_graph_id`` to number."""
     # AOTAutograd's own numbers count all regions of the process, so the text of a graph would differ between runs.
     ids = {region for n in nodes if type(region := n.meta.get("ac_graph_id")) is int}
     return {region: k for k, region in enumerate(sorted(ids))}
@@ -161,7 +161,7 @@ def write_comment(node: fx.Node) -> str:
 
 
 def read_comment(text: str) -> Mapping[str, Any]:
-    """Convert a comment to node metadata, a stack trace or modules, from which `write_comment` makes the comment."""
+    """Convert a comment to node metadata (stack trace or modules), from which `write_comment` writes the comment."""
     if not text:
         return {}
     match = _COMMENT.fullmatch(text)

@@ -1,4 +1,4 @@
-"""Write operators and arguments of nodes as names, literals and a few calls, and parse this text.
+"""Write operators and arguments of nodes as names, literals and a few calls, and parse the written text.
 
 The parser finds operators only in tables of this module and in PyTorch's registries.
 """
@@ -63,7 +63,7 @@ _FUNCTIONS: dict[str, str] = {
 
 
 class Opaque:
-    """Stand-in for an object whose contents the text cannot hold.
+    """Stand-in for an object whose contents the text of a graph cannot hold.
 
     Attributes:
         kind: dotted name of the original object's class, with its module.
@@ -129,7 +129,7 @@ class ArgumentWriter:
         self.symbols: set[Any] = set()
 
     def write(self, value: Any) -> str:
-        """Return the text of an argument.
+        """Return the text of an argument of a node.
 
         Raises:
             ProblemError: the argument has no text form, or contains a value without one, such as a

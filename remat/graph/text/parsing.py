@@ -35,7 +35,7 @@ def parse_joint(text: str) -> JointGraph:
     """Parse a joint graph from the text that `print_joint` wrote.
 
     The parsed graph has the same fingerprint as the original. The values of its nodes are fake
-    tensors in a new fake mode. Symbols get the hints and ranges that the text states. The graph
+    tensors in a new fake mode. Symbols have the hints and ranges that the text states. The graph
     module takes flat arguments: primals, then tangents.
 
     Raises:
@@ -48,7 +48,7 @@ def parse_joint(text: str) -> JointGraph:
 
 
 def parse_graph(text: str) -> fx.GraphModule:
-    """Parse a graph from the text that `print_graph` wrote; its values are fake, in a new fake mode.
+    """Parse a graph from the text that `print_graph` wrote; the graph's values are fake, in a new fake mode.
 
     Raises:
         ProblemError: the text is not a graph, is cut off or too large, or contains something
@@ -58,7 +58,7 @@ def parse_graph(text: str) -> fx.GraphModule:
 
 
 def read_joint(path: str | os.PathLike[str]) -> JointGraph:
-    """Read a joint graph from a file, without executing anything in it.
+    """Read a joint graph from a file, without executing anything in the file.
 
     Raises:
         ProblemError: the file does not exist, or does not hold a joint graph. The message states
@@ -322,7 +322,7 @@ def _has_form(value: Any, form: Any) -> bool:
 
 
 def _check_name(source: Source, node: ast.expr, taken: Mapping[str, Any]) -> str:
-    """Return the name of a new attribute of a graph module, after checking that no other has it."""
+    """Return the name of a graph module's new attribute; raise `ProblemError` if another attribute has the name."""
     name = source.string(node)
     parts = name.split(".")
     above = (taken.get(".".join(parts[:k])) for k in range(1, len(parts)))

@@ -58,8 +58,8 @@ SUFFIX = ".joint"
 def print_joint(joint: JointGraph, *, modules: bool = False) -> str:
     """Return a joint graph as text, which `parse_joint` reads.
 
-    The text holds all data that planning uses, but states the modules of nodes only if ``modules``
-    is set: policies by module need them. Three things are left out: the numbers of constants with
+    The text holds all data that planning uses, but states the modules of nodes, which policies by module
+    need, only if ``modules`` is set. The text leaves out three things: the numbers of constants with
     more than 64 elements, all of a stack trace except the innermost user line, and guards on symbols.
 
     Raises:
@@ -205,7 +205,7 @@ class _Printer:
         return self._literals.call(node.target, node.args, dict(node.kwargs))
 
     def _outputs(self, num_fwd_outputs: int | None) -> list[str]:
-        """Return the lines of the return statement: one per output, or one alone without descriptors."""
+        """Return the lines of a graph's return statement: one per output, or a single line without descriptors."""
         out = output_node(self._module.graph)
         (returned,) = out.args
         descs = leaves_of(out.meta.get("desc"))
@@ -236,7 +236,7 @@ class _Printer:
 def _header(
     kind: str, name: str, device: str, fields: Mapping[str, Any], symbols: Iterable[Symbol]
 ) -> list[str]:
-    """Return the lines of a header, including the declarations of symbols."""
+    """Return the lines of a graph text's header, including the declarations of symbols."""
     parts = [quoted(name), f"version={VERSION}", f"device={quoted(device)}"]
     for key, value in fields.items():
         if isinstance(value, str):

@@ -68,7 +68,7 @@ _OPERATORS: dict[type[ast.operator], Callable[..., Any]] = {
 
 @functools.cache
 def _functions() -> dict[str, Any]:
-    """Return the functions that the text writes as calls, by name: those that PyTorch adds to SymPy, and logic."""
+    """Return the functions that are calls in the text of sizes, by name: PyTorch's additions to SymPy, and logic."""
     own = {
         name: kind
         for name, kind in vars(functions).items()
@@ -80,7 +80,7 @@ def _functions() -> dict[str, Any]:
 
 
 def size_of(value: Any) -> Size:
-    """Convert a size, stride or number of bytes to an int if it is constant, else to a SymPy expression."""
+    """Convert a size, stride or number of bytes to an int if it is constant, otherwise to a SymPy expression."""
     if type(value) is int:
         return value
     expression = expression_of(value) if hasattr(value, "node") else value
@@ -125,7 +125,7 @@ def write_expression(expression: Size, used: set[sympy.Symbol]) -> str:
 
 
 class _Printer(StrPrinter):  # type: ignore[misc]
-    """SymPy's printer, changed so that the reader gets the same expression back.
+    """SymPy's printer, changed so that `Expressions` reads the same expression back from the text.
 
     Integer quotients are written with ``//``, floats with all digits, and comparisons as operators.
     PyTorch's functions are written as calls with the name of their class.
@@ -345,7 +345,7 @@ class Fakes:
         return self._numbers[key]
 
     def _at_hints(self, value: Any) -> Any:
-        """Return an expression with hints instead of symbols; None if it has an unbacked symbol."""
+        """Return a SymPy expression with hints in place of its symbols; None if one of the symbols is unbacked."""
         hints: Mapping[Any, Any] = self._env.backed_var_to_val
         return value.xreplace(hints) if value.free_symbols <= hints.keys() else None
 

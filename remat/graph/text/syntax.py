@@ -19,7 +19,7 @@ IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 def check_size(text: str) -> None:
-    """Raise a ProblemError if the text of a graph exceeds `MAX_BYTES` characters, so could not be read."""
+    """Raise a ProblemError if the text of a graph exceeds `MAX_BYTES` characters, the limit for reading."""
     if len(text) > MAX_BYTES:
         raise ProblemError(
             f"graph text of {len(text)} characters is too large; expected at most {MAX_BYTES}"
@@ -129,7 +129,7 @@ def _error_at(line: int, offset: int, got: str, expected: str) -> ProblemError:
 
 
 def arguments(node: ast.AST | None, name: str, least: int, most: int) -> list[ast.expr] | None:
-    """Return the arguments of a call ``name(…)`` with ``least`` to ``most`` positional ones; None for any other."""
+    """Return the arguments of a call ``name(…)`` with ``least`` to ``most`` arguments; None for other expressions."""
     if not isinstance(node, ast.Call) or call_name(node) != name or node.keywords:
         return None
     return node.args if least <= len(node.args) <= most else None

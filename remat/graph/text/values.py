@@ -1,8 +1,8 @@
 """Write and read the values of nodes as types such as ``f32[8, 4](1, 8)``, with their storages.
 
-Reading a type creates a fake value, such as a fake tensor. The tensor has a storage of its own, or
-shares the storage of an earlier tensor. A type leaves out properties that follow from sizes and
-operator schemas, such as the strides of a contiguous tensor.
+Reading a type creates a fake value, such as a fake tensor, which has a storage of its own or shares
+the storage of an earlier tensor. A type leaves out properties that follow from sizes and operator
+schemas, such as the strides of a contiguous tensor.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _SYMBOLIC = tuple(kind.__name__ for kind in SYMBOLIC)
 def base_of(node: fx.Node) -> Any:
     """Return the value whose storage a node's value uses if the text names no storage after ``@``.
 
-    For ``split[1]``, this is element 1 of the value of ``split``. For a view, it is the value of the
-    argument that the view shows. None for other nodes, which have a storage of their own.
+    For ``split[1]``, return element 1 of the value of ``split``. For a view, return the value of the
+    argument that the view shows. For any other node, return None: its value has a storage of its own.
     """
     if node.target is operator.getitem:
         if len(node.args) != 2:
@@ -63,7 +63,7 @@ def base_of(node: fx.Node) -> Any:
 
 
 def element(base: Any, k: int) -> Any:
-    """Return the value whose storage element ``k`` uses by default, if the whole tuple uses that of ``base``."""
+    """Return the value whose storage element ``k`` of a tuple uses by default, if the tuple uses those of ``base``."""
     if not isinstance(base, (tuple, list)):
         return base
     return base[k] if -len(base) <= k < len(base) else None
@@ -155,7 +155,7 @@ class ValueWriter:
         return write_opaque(value)
 
     def _placed(self, tensor: torch.Tensor, place: str, base: Any) -> str:
-        """Return the text of a tensor's type, with ``@`` and its storage unless that is the default storage."""
+        """Return the text of a tensor's type, with ``@`` and its storage unless the storage is the default one."""
         key = storage_key(tensor)
         if key is None:
             return self._tensor(tensor, owns=True)
@@ -242,7 +242,7 @@ class ValueReader:
     def constant(self, kind: ast.expr, numbers: ast.expr | None = None) -> torch.Tensor:
         """Return the tensor that ``constant(name, type, numbers)`` in the text describes.
 
-        Numbers on another device than the CPU are in the attribute ``constant`` of a fake tensor.
+        A tensor that is not a dense CPU tensor is fake, and its attribute ``constant`` has the numbers.
 
         Raises:
             ProblemError: the shape of the numbers is not that of the type.
@@ -391,7 +391,7 @@ class ValueReader:
 
 
 def has_numbers(value: object) -> bool:
-    """Return whether the text of a constant states its numbers: they are known, dense, and at most `MAX_CONSTANT`."""
+    """Return whether a constant's text states its numbers, as known and dense ones up to `MAX_CONSTANT` elements."""
     return _real(value) is not None
 
 

@@ -54,7 +54,7 @@ def evicting(problem: ScheduleProblem) -> list[int] | None:
         return False
 
     def run(v: int, position: int, pinned: set[int]) -> bool:
-        """Append runs that recompute a node's evicted inputs, then the node's run; return False if one is impossible."""
+        """Append runs that recompute a node's evicted inputs, then its own run; return False if one is impossible."""
         nonlocal now
         mine = pinned | set(problem.inputs[v])
         for u in problem.inputs[v]:

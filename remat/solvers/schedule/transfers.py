@@ -172,7 +172,7 @@ def _through(
     queue: Sequence[_Copy],
     capacity: int | None,
 ) -> tuple[dict[int, int], list[Wait]]:
-    """Find when the copies of a queue end, add their bytes to ``alive``, and return the run of each end and the waits."""
+    """Find when a queue's copies end, add their bytes to ``alive``, and return the run of each end and the waits."""
     now = idle_from = held = entered = begin = 0
     inside: deque[tuple[int, int, int, int]] = deque()
     left: dict[int, int] = {}

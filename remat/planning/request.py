@@ -118,7 +118,7 @@ class PlanRequest:
 
     @classmethod
     def without_budget(cls, **options: Unpack[PlanOptionsDict]) -> PlanRequest:
-        """Parse options of planning, without a budget, for a caller that chooses several budgets itself.
+        """Parse options of planning, without a budget, for a caller that plans under several budgets itself.
 
         The budget of the resulting request is only a placeholder. With ``offload`` or ``chunk="auto"``, which need a
         budget on the peak, the placeholder is the peak ratio 1.
@@ -181,8 +181,8 @@ class PlanRequest:
     def each_chunk(self) -> list[PlanRequest]:
         """Return one request for each number of chunks into which to try splitting the loss.
 
-        With ``chunk="auto"``, `Effort.chunks` lists the numbers, fewest first. With any other ``chunk``, the result is
-        this request.
+        With ``chunk="auto"``, `Effort.chunks` lists the numbers, fewest first. With any other value, return this
+        request.
         """
         if self.chunk != "auto":
             return [self]
@@ -252,8 +252,8 @@ class PlanRequest:
         """Return the pipeline for this request: the user's pipeline if one is given, or that of the default passes.
 
         Raises:
-            ProblemError: the budget is on the peak. Planning under such a budget compares many plans, but a pipeline
-                makes one.
+            ProblemError: the budget is on the peak. Such a budget needs many plans to compare, but a pipeline makes
+                one.
         """
         if self.pipeline is not None:
             return self.pipeline

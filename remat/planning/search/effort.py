@@ -85,7 +85,7 @@ class AllPeaks:
     Attributes:
         starts: about how many vertices of the hull the search starts from.
         simulated: number of nodes of all plans on the frontier together, up to which each plan is simulated.
-        to_least: parts of the range from the least peak to the lowest one found; node orders are searched between the
+        to_least: parts of the range from the least peak to the lowest peak found; node orders are searched between
             parts.
         ordered: about how many points node orders are searched from.
         offloaded: about how many peaks offloading is tried at.
@@ -114,17 +114,14 @@ class Offloading:
 
     Attributes:
         small: a value is left out if its bytes times this number are fewer than the bytes of all values.
-        rounds: most rounds of the search; after a round that exceeds the peak, the next aims at a peak lower by the
-            excess.
+        rounds: most rounds of the search; a round that exceeds the peak makes the next one aim lower by the excess.
         starts: about how many vertices of the hull a search starts from.
         share: edits of a search over node orders, as a ratio of the usual number, if a decision without offloads is known.
-        above: searches start from decisions that exceed the peak by these ratios of the bytes that the link sends in
-            forward.
+        above: searches start from decisions above the peak by these ratios of the bytes that the link sends in forward.
         reordered: number of decisions for which node orders are searched.
         placed: how many combinations of offloads in a round may be rejected after the graph was split.
         aimed: number of searches near an estimated peak.
-        steps: the first search near an estimated peak aims below the least simulated peak by at most this part of that
-            peak.
+        steps: the first search near an estimated peak is below the least simulated peak by at most this part of it.
     """
 
     small: int = 5_000
@@ -173,8 +170,7 @@ class Compiling:
         perhaps: the plan for budget 1 is compiled first if its estimated peak is at most this multiple of the budget.
         replans: how often a step is planned again because the compiled step exceeds its budget.
         of_ratio: how often a step is planned again under a ratio of the peak, which is met only approximately.
-        nearly: a ratio of the peak is met if the compiled peak exceeds the ratio's bytes by at most this part of those
-            bytes.
+        nearly: a ratio of the peak is met if the compiled peak exceeds the ratio's bytes by at most this part of them.
         warned: the user is warned if the compiled peak is above a ratio's bytes by more than this part of these bytes.
     """
 
@@ -242,14 +238,11 @@ class Effort:
         cuts: most minimum cuts of a search by prices: without checkpoints, and with checkpoints.
         segments: most segments into which checkpoints divide forward.
         draws: random changes that a repair tries for each value that may be saved.
-        misses: values in a row that filling tries to save in vain before it ends, if the schedule problem is that of
-            fused code.
-        large: number of nodes in a graph above which node orders are searched instead of saving further values one by
-            one.
+        misses: values in a row that filling tries to save in vain, if the schedule problem is that of fused code.
+        large: number of nodes in a graph above which node orders are searched instead of values to save one by one.
         few: runs of a step up to which node orders are searched all along a frontier (benchmark ``frontier``).
         small: runs of a step up to which a frontier includes the least peak (benchmark ``frontier``).
-        slack: if the peak of the cheapest candidate is below this ratio of the limit, the solver proposes decisions as
-            well.
+        slack: if the peak of the cheapest candidate is below this ratio of the limit, the solver proposes decisions.
         closing: number of limits on saved bytes that are tried to find the largest one whose decision is within a peak.
         vertices: about how many vertices of the hull a search starts from.
         steps: equal intervals of saved bytes at whose ends a frontier by saved bytes is decided.
@@ -264,8 +257,8 @@ class Effort:
         fitting: numbers for fitting a step into a rank's memory.
         aiming: numbers for the loop that aims at a peak.
         chunks: numbers of chunks of the loss that ``chunk="auto"`` compares.
-        lower_surely: a plan's compiled peak is not estimated if its simulated peak times this number is below budget
-            1's.
+        lower_surely: a plan's compiled peak is not estimated if its simulated peak times this is below that of budget
+            1.
         lower: a search that finds nothing within a limit is repeated at these ratios of the limit, or at the first one
             alone if the graph has more than ``small`` nodes. At a lower limit, a search evaluates other decisions.
     """

@@ -2,8 +2,7 @@
 
 Searches compute the simulated peak of each schedule. At each node, the unfused graphs have more bytes alive than the
 fused code, and the difference is similar for similar plans. A search near one candidate therefore uses the differences
-of this candidate: the schedule problem adds bytes to each node's run, so that peaks are the estimated peaks plus a
-constant.
+of this candidate: the schedule problem adds bytes to each node's run, so peaks are estimates plus a constant.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ def near_fused(state: State, schedules: Schedules, effort: Effort) -> Near:
     """Return searches by the estimated peaks of fused code, for schedules near one candidate.
 
     Args:
-        state: the graph split by the candidate, from which the differences between unfused graphs and fused code are
-            taken.
+        state: the graph split by the candidate, which gives the differences between unfused graphs and fused code.
         schedules: the decisions of the graph, with its schedule problem.
         effort: limits on the work of one search.
 

@@ -27,7 +27,7 @@ def at_budget_one(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
 
 
 def by_named_solver(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
-    """Propose decisions of the solver that the user named, at limits on saved bytes, and its schedule."""
+    """Propose decisions at limits on saved bytes, and a schedule, by the solver that the user named."""
     context = search.context
     if not context.is_alone:
         return
@@ -101,7 +101,7 @@ def _ordered_from(search: Search, limits: Limits) -> Iterator[tuple[Candidate, i
 
 
 def _annealed(search: Search, limits: Limits, start: Candidate, searches: int) -> Candidates:
-    """Yield candidates within limits from several searches over node orders, the first of which edits ``start``."""
+    """Yield the candidates of several searches over node orders within limits; the first search edits ``start``."""
     context, rounds, wanted = search.context, search.rounds(limits.measure), int(limits.peak_bytes)
     near, own = search.near(limits.measure, start), CandidatePool([start])
     exact = search.is_exact(limits.measure)

@@ -15,11 +15,11 @@ from remat.planning.search.schedules import SAVED, Schedules
 def checkpointed(
     cuts: Cuts, limits: Limits, sets: Sequence[frozenset[int]]
 ) -> list[tuple[frozenset[int], Candidate]]:
-    """Return up to two of the given sets of checkpoints, with which a search within the limits is to start.
+    """Return up to two of the given sets of checkpoints, with which a search by prices is to be repeated.
 
     Each set comes with a candidate that saves the checkpoints and little else. The last set returned has the fewest
-    segments of those whose candidate is within the limits; if there is none, it is the set whose candidate exceeds the
-    limits least. The set before, if any, has the next fewer segments, and restricts cuts less.
+    segments of those whose candidate is within the limits; if there is none, its candidate exceeds the limits least.
+    The set before, if any, has the next fewer segments, and restricts cuts less.
     """
     # At this price, saving a value of 1 KiB costs as much as recomputing everything.
     prices = {SAVED: sum(cuts.problem.cost) / 1024}

@@ -190,7 +190,7 @@ class Offloads:
         return search.best(saved)
 
     def _from_above(self, search: OffloadSearch) -> Iterator[OffloadPlan]:
-        """Yield offload plans made from decisions above the limit on the peak, by offloading until it is kept."""
+        """Yield offload plans from decisions whose peak is above the limit, by offloading until the peak is within."""
         seen, peak_bytes = set[tuple[int, ...]](), search.capacity
         room = self.request.link.bytes_in(self._context.forward_time)
         for share in DEFAULT.offloading.above:

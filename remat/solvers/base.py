@@ -125,7 +125,7 @@ class Solver:
         raise NotImplementedError(f"solver '{self.name}' does not solve schedule problems")
 
     def refuses(self, problem: KnapsackProblem) -> str | None:
-        """Return why the solver cannot solve this knapsack; None if it can.
+        """Return why the solver cannot solve a knapsack; None if it can.
 
         remat calls ``refuses`` before ``solve``. The default implementation refuses a sum of
         weights, a sum of values or a capacity above ``integer_limit``.
@@ -189,7 +189,7 @@ def unavailable(solver: type[Solver]) -> str | None:
 
 
 def check_requires(solver: type[Solver]) -> str | None:
-    """Return why ``requires`` of a solver is not a tuple of names; None if it is one."""
+    """Return why a solver's attribute ``requires`` is not a tuple of module names; None if it is."""
     requires: Any = solver.requires
     if isinstance(requires, (tuple, list)) and all(isinstance(m, str) for m in requires):
         return None

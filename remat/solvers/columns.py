@@ -69,14 +69,14 @@ def integer(label: str, value: object, low: int = 0, high: int = INT64_MAX) -> i
 
 
 def capacity(label: str, value: object) -> int | None:
-    """Return a capacity if it is an integer of at least 0, or None for no limit; otherwise raise `ProblemError`."""
+    """Return a capacity, which must be an integer of at least 0, or None for no limit; raise `ProblemError` if not."""
     return None if value is None else integer(label, value)
 
 
 def integers(
     label: str, values: Any, low: int = 0, high: int = INT64_MAX, *, names: Sequence[str] = ()
 ) -> tuple[int, ...]:
-    """Return the entries of a column if all are integers from ``low`` to ``high``; else raise `ProblemError`."""
+    """Return the entries of a column if all are integers from ``low`` to ``high``, or raise `ProblemError`."""
     entries = sequence(label, values)
     # Fast path: checking each entry on its own takes ten times as long.
     if set(map(type, entries)) <= {int} and (
@@ -128,7 +128,7 @@ def earlier_nodes(label: str, rows: Any, names: Sequence[str]) -> tuple[tuple[in
 
 
 def texts(label: str, values: Any) -> tuple[str, ...]:
-    """Return the entries of a column if all are of type ``str``; else raise `ProblemError`."""
+    """Return the entries of a column if all are of type ``str``, or raise `ProblemError`."""
     entries = sequence(label, values)
     for i, name in enumerate(entries):
         if type(name) is not str:

@@ -1,4 +1,4 @@
-"""Limits on the work of remat's own solvers, as fields of one dataclass, each with its reason."""
+"""Limits on the work of remat's own solvers, as fields of one dataclass that states a reason for each limit."""
 
 from __future__ import annotations
 

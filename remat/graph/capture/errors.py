@@ -176,7 +176,7 @@ def _asks_for_numbers(error: BaseException) -> bool:
 
 
 def _raised_at(error: BaseException) -> str:
-    """Return the innermost user line in an error's traceback as `` at file:line``; empty without one."""
+    """Return the innermost user line in an error's traceback as `` at file:line``; an empty text if there is none."""
     # Both PyTorch and this folder are between the user's line and the error.
     ours = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
     frames = reversed(traceback.extract_tb(error.__traceback__))
@@ -184,7 +184,7 @@ def _raised_at(error: BaseException) -> str:
 
 
 def _user_line(text: str) -> str:
-    """Return the innermost user line in Dynamo's error text as `` at file:line``; empty without one."""
+    """Return the innermost user line in Dynamo's error text as `` at file:line``; an empty text if there is none."""
     tail = text.split("from user code:")[-1] if "from user code:" in text else ""
     return _at(user_frame(frames_of(tail)))
 

@@ -28,7 +28,7 @@ SHOWN = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Outline:
-    """The properties of a joint graph on which its plan depends, with one entry per node.
+    """The properties of a joint graph on which the graph's plan depends, with one entry per node.
 
     Attributes:
         names: name of each node; not part of the digest.

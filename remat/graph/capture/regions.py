@@ -55,8 +55,8 @@ def split_region(
 ) -> Modules:
     """Partition the joint graph of a nested region by PyTorch's minimum cut, without a budget.
 
-    Capture and compilation both call this function, because a plan for the outer graph is only
-    valid for one partition of its regions.
+    Capture and compilation partition regions with this function, because a plan for the outer graph
+    is valid for only one partition of its regions.
 
     Raises:
         PlanError: an operator that may have undeclared effects, or a branch value, is tagged

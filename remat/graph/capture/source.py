@@ -19,7 +19,7 @@ _NOT_USERS = (str(Path(torch.__file__).parent), "<eval_with_key>", "<frozen ")
 
 
 def user_frame(frames: Iterable[FrameSummary]) -> FrameSummary | None:
-    """Return the innermost frame in the user's code, or else the innermost frame; ``frames`` lists it first."""
+    """Return the innermost frame in the user's code, or the innermost of all if none is the user's."""
     first: FrameSummary | None = None
     for frame in frames:
         if not frame.filename.startswith(_NOT_USERS):

@@ -22,9 +22,9 @@ _PRESETS = {"cpu": "epyc"}
 
 @dataclass(frozen=True, slots=True)
 class Auto(CostModel):
-    """Default cost model: ``roofline-fused`` for steps compiled by Inductor, else ``roofline``.
+    """Default cost model: ``roofline-fused`` for steps compiled by Inductor, ``roofline`` for other steps.
 
-    Both models use the preset rates for the device type of the step's tensors.
+    ``roofline-fused`` and ``roofline`` use the preset rates for the device type of the step's tensors.
     """
 
     name: ClassVar[str] = "auto"
@@ -73,7 +73,7 @@ def is_for_cpu(cost: CostModel) -> bool:
 
 
 def is_cpu(device: Device) -> bool:
-    """Return whether a device is a CPU, be its rates a preset or measured on this machine."""
+    """Return whether a device is a CPU, whose rates come from a preset or from a measurement on this machine."""
     return device.name.startswith("cpu") or device.name == _PRESETS["cpu"]
 
 

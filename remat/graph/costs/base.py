@@ -81,7 +81,7 @@ class CostModel:
     def costs(self, nodes: Sequence[fx.Node]) -> Sequence[int]:
         """Return the costs of several nodes of one graph, in the order of the nodes.
 
-        Override this method if the model prices many nodes together faster than one by one.
+        Override `costs` if the model prices many nodes together faster than one by one.
         """
         return [self.cost(node) for node in nodes]
 

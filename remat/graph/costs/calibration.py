@@ -34,7 +34,7 @@ def calibrate(device: str | torch.device = "here") -> Device:
     """Measure the peak rates (`Device`) of a device of this machine, in about 1 s.
 
     The function times matrix products in bfloat16 and float32, a copy, random numbers, GELU with
-    tanh, and max pooling. Each rate is that of the fastest run. Products of float32 use the
+    tanh, and max pooling. Each measured rate is that of the fastest run. Products of float32 use the
     precision set with `torch.set_float32_matmul_precision`.
 
     Args:

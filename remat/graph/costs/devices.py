@@ -79,9 +79,9 @@ class Device:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Device:
-        """Read a device from a TOML file whose keys are the attributes of this class.
+        """Read a device's peak rates from a TOML file whose keys are the attributes of `Device`.
 
-        Keys of attributes with a default may be missing.
+        The file may lack keys of attributes with a default.
 
         Raises:
             ProblemError: the file cannot be read or is not TOML, or a key is missing, unknown or

@@ -30,9 +30,9 @@ class RooflineFused(Roofline):
     `Roofline`. For the same device, no node costs more than under `Roofline`.
 
     A node's cost must not depend on the plan, because the cost of a plan is the sum of node costs.
-    Therefore the model assumes that every value between fused nodes stays in a register. A plan may
-    nevertheless save such a value and read it from memory. If several nodes read one value from memory,
-    each pays for its own read. Readers in forward and in backward count the same.
+    Therefore the model assumes that every value between fused nodes stays in a register, although a plan
+    may save the value and read it from memory. If several nodes read one value from memory, each node's
+    cost includes its own read. Readers in forward and in backward are treated alike.
     """
 
     name: ClassVar[str] = "roofline-fused"

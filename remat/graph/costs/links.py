@@ -137,7 +137,7 @@ def measured_rate(device: torch.device, nbytes: int = _MEASURED_BYTES) -> int:
 
 
 def _rate(value: object) -> float:
-    """Return the bytes per second that a number or a text such as ``"25GB/s"`` states; NaN for anything else."""
+    """Return the bytes per second that a number or a text such as ``"25GB/s"`` states; NaN for other values."""
     if isinstance(value, bool) or not isinstance(value, (str, numbers.Real)):
         return math.nan
     try:

@@ -102,7 +102,7 @@ def once_s(run: Callable[[], object], device: torch.device) -> float:
 
 
 def undisturbed_ps(times: Sequence[int]) -> list[int]:
-    """Return the durations in picoseconds that are at most twice the shortest of them."""
+    """Return those of the durations, in picoseconds, that are at most twice the shortest duration."""
     # A longer run was disturbed by other work on the machine.
     limit = 2 * min(times)
     return [t for t in times if t <= limit]

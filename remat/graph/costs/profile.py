@@ -49,9 +49,9 @@ class Profile(CostModel):
 
     Some calls are not measured: collectives, higher-order operators, and operators with effects
     beyond their result. Other calls fail to run: they need more than half of the free memory,
-    raise, or their device is missing. A call without a measured time costs as much as under
-    `Roofline` with the measured rates of its device, or with an H100's rates if the device is
-    missing. `fallbacks` lists the calls without a measured time.
+    raise, or their device is missing. A call without a measured time gets its cost from `Roofline`,
+    with the measured rates of its device or, if the device is missing, of an H100. `fallbacks`
+    lists the calls without a measured time.
 
     Attributes:
         device: device to run every call on; None means the device of the call's tensors.

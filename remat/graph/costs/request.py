@@ -124,7 +124,7 @@ def real_call(request: Request) -> functools.partial[Any]:
 
 
 def _real(like: torch.Tensor, device: torch.device, seed: int) -> torch.Tensor:
-    """Return a real tensor with the sizes, strides and dtype of a fake one."""
+    """Return a real tensor with the sizes, strides and dtype of a fake tensor."""
     dtype, extent = like.dtype, extent_of(like)
     if dtype.is_floating_point or dtype.is_complex:
         generator = torch.Generator(device).manual_seed(seed)
@@ -137,7 +137,7 @@ def _real(like: torch.Tensor, device: torch.device, seed: int) -> torch.Tensor:
 
 
 def _device_for(device: torch.device, override: torch.device | None) -> torch.device:
-    """Return the device on which to create the real tensor for a fake one."""
+    """Return the device on which to create the real tensor for a fake tensor on ``device``."""
     if override is not None:
         return override
     return this_device() if device.type == "meta" else with_index(device)

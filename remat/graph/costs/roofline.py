@@ -77,7 +77,7 @@ class Roofline(CostModel):
         return self.of(node, self.moved_bytes(node))
 
     def of(self, node: fx.Node, moved_bytes: int) -> int:
-        """Return the time in picoseconds, at least 1, of one run of a node that moves some bytes to or from memory."""
+        """Return the time in picoseconds, at least 1, of a run of a node that moves ``moved_bytes`` bytes."""
         device = self.device
         arithmetic = count_flops(node) / device.flops_per_ps(_factor_dtype(node))
         for name, count in SLOW.items():

@@ -193,7 +193,7 @@ def must_recompute(node: fx.Node) -> bool:
 
 
 def tag_of(node: fx.Node) -> str:
-    """Return, for messages, the policy of the node's module that set its checkpoint tag, or else the tag's name."""
+    """Return, for messages, the policy that set a node's checkpoint tag, or the tag's name if no policy set it."""
     tag = node.meta["recompute"]
     return str(node.meta.get(TAGGED_BY) or getattr(tag, "name", tag))
 

@@ -2,10 +2,10 @@
 
 Problem nodes stand for storages. A joint-graph node that allocates memory becomes a problem
 node for its first storage. Each further storage that the joint-graph node allocates becomes a
-problem node that is a part of the first. A call that allocates no memory, such as an in-place
-write, becomes a problem node of 0 bytes. Views have no problem nodes, because in the problem,
-readers of a view read its base. The peak of a schedule then equals
-`remat.graph.memory.liveness.simulate_peak` of the forward and backward graphs that run this schedule.
+problem node that is a part of the first storage's. A call that allocates no memory, such as an
+in-place write, becomes a problem node of 0 bytes. Views have no problem nodes, because in the
+problem, readers of a view read its base. The peak of a schedule equals
+`remat.graph.memory.liveness.simulate_peak` of the forward and backward graphs that run the schedule.
 
 The problem's peak and the simulated peak can differ if a value is kept although its node runs again:
 the problem assumes that later readers read the value of the later run.
@@ -55,7 +55,7 @@ class LoweredSchedule:
     of_value: dict[str, int]
 
     def runs_of(self, name: str) -> tuple[int, ...]:
-        """Return the problem nodes for one run of a joint-graph node in forward; a saved generator state comes first."""
+        """Return the problem nodes for a run of a joint-graph node in forward, with a saved generator state first."""
         at, state = self.of_name.get(name), self.of_name.get(name + _DRAWN)
         return () if at is None else (at,) if state is None else (state, at)
 

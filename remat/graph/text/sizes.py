@@ -235,7 +235,7 @@ class Expressions:
         return self._apply(node, function, *args)
 
     def _apply(self, node: ast.expr, make: Callable[..., Any], *args: ast.expr) -> Any:
-        """Convert operands to SymPy objects, and apply a function to them."""
+        """Convert the syntax trees of operands to SymPy objects, and apply a function to the objects."""
         values = [self.read(x) for x in args]
         try:
             result = make(*values)
@@ -365,7 +365,7 @@ class Fakes:
         return self._env.suppress_guards()
 
     def tensor(self, kind: TensorType, nbytes: Size, base: torch.Tensor | None) -> torch.Tensor:
-        """Return a fake tensor on a storage of ``nbytes`` bytes: that of ``base``, or a new one."""
+        """Return a fake tensor on the storage of ``base``, or on a new storage of ``nbytes`` bytes."""
         shape = [self.size(s) for s in kind.sizes]
         if kind.layout is not torch.strided:
             with self.mode:

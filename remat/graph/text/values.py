@@ -63,7 +63,7 @@ def base_of(node: fx.Node) -> Any:
 
 
 def element(base: Any, k: int) -> Any:
-    """Return the value whose storage element ``k`` of a tuple uses by default, if the tuple uses those of ``base``."""
+    """Return the value whose storage a tuple's element ``k`` uses by default, if the tuple is a view of ``base``."""
     if not isinstance(base, (tuple, list)):
         return base
     return base[k] if -len(base) <= k < len(base) else None
@@ -335,7 +335,7 @@ class ValueReader:
         return tensor_type
 
     def _details(self, node: ast.Call, tensor_type: TensorType) -> None:
-        """Parse the properties in parentheses after the sizes, and store them in a type."""
+        """Parse a tensor's properties in parentheses after its sizes, and store the properties in a type."""
         tensor_type.strides = tuple(self._size(x) for x in node.args)
         if tensor_type.strides and len(tensor_type.strides) != len(tensor_type.sizes):
             expected = f"{len(tensor_type.sizes)}, one for each dimension"

@@ -1,4 +1,4 @@
-// Simulated annealing over schedules of the step problem. A schedule is a sequence of runs in which a node
+// Simulated annealing over schedules of a schedule problem. A schedule is a sequence of runs in which a node
 // may occur several times. An edit moves one run, adds a recomputation, or drops a run. Some changes need
 // several edits at once: a recomputation with some of its inputs, or one recomputation in exchange for another.
 //
@@ -30,11 +30,11 @@ namespace remat {
 struct StepGraph {
   std::vector<double> cost;                // of one run, by node
   std::vector<double> extra;               // bytes that a run takes besides inputs and results, by node
-  std::vector<std::int64_t> once;          // 1 if it may not run again, by node
-  std::vector<std::vector<int>> reads;     // the values that it reads, by node
-  std::vector<std::vector<int>> makes;     // the values that it makes, by node
-  std::vector<std::vector<int>> readers;   // the nodes that read it, by value
-  std::vector<int> maker;                  // the node that makes it, by value
+  std::vector<std::int64_t> once;          // 1 if the node may not run again, by node
+  std::vector<std::vector<int>> reads;     // the values that the node reads, by node
+  std::vector<std::vector<int>> makes;     // the values that the node makes, by node
+  std::vector<std::vector<int>> readers;   // the nodes that read the value, by value
+  std::vector<int> maker;                  // the node that makes the value, by value
   std::vector<double> size;                // bytes, by value
 
   int nodes() const { return static_cast<int>(cost.size()); }
@@ -51,7 +51,7 @@ class Annealer {
     double price;        // first price of a mean node's bytes over the capacity, in mean costs of a node
   };
   struct Result {
-    bool feasible = false;  // if false, `sequence` is the one with the lowest peak
+    bool feasible = false;  // if false, `sequence` is the sequence with the lowest peak
     bool by_clock = false;
     double cost = 0;
     double peak = 0;
@@ -284,10 +284,10 @@ class Annealer {
     return reader;
   }
 
-  // Drop recomputations whose results are not read, and move runs of the best sequence forward to their places. If the whole way exceeds the capacity, half of it is
-  // tried, then a quarter, and so on. The search leaves runs in arbitrary places if these do not affect the cost.
-  // Some costs are not part of the problem, such as those of kernels that can no longer be fused. They are usually
-  // lower in the order of `start`.
+  // Drop recomputations whose results are not read, and move runs of the best sequence forward to their places. If
+  // moving a run the whole way exceeds the capacity, half of the way is tried, then a quarter, and so on. The search
+  // leaves runs in arbitrary places if the places do not affect the cost. Costs that are not part of the problem, such
+  // as those of kernels that can no longer be fused, are usually lower in the order of `start`.
   void tidy(const std::vector<int>& start) {
     if (best_.sequence == start) return;
     Result best = best_;
@@ -390,7 +390,7 @@ class Annealer {
     }
   }
 
-  // The last run of the edited node after the edit.
+  // The position of the edited node's last run after the edit.
   int last_after(const Edit& e) const {
     const Runs mine = runs(e.node);
     const int last = last_[e.node];
@@ -692,8 +692,8 @@ class Annealer {
     forget(v);
   }
 
-  // Drop a run, and recompute another value instead. Dropping the run keeps its value alive from its last use
-  // before the run; the other value is alive there, too.
+  // Drop a run, and recompute another value instead. Dropping the run keeps the run's value alive from its last use
+  // before the run; the other value is alive in that interval, too.
   void exchange(double room) {
     int v = 0;
     const int i = pick_drop(v);
@@ -760,7 +760,7 @@ class Annealer {
     return worse;
   }
 
-  // Keep the edits in `done_` if they worsen the schedule by at most `room`; else undo them.
+  // Keep the edits in `done_` if they worsen the schedule by at most `room`; otherwise undo them.
   void settle(double worse, double room) {
     if (worse <= room) {
       for (const Edit& e : done_) e.kind == Kind::add ? again_.push_back(e.node) : forget(e.node);

@@ -63,7 +63,7 @@ inline i64 integer(const py::handle& number, const char* name, i64 low = 0, i64 
   return integer(number, low, high, [&] { return std::string(name); });
 }
 
-// A finite number of at least 0 (`zero` is true) or above 0 (`zero` is false).
+// Read a finite number of at least 0 (if `zero` is true) or above 0 (if `zero` is false).
 template <class Name>
 double real(const py::handle& number, bool zero, const Name& name) {
   double out = PyFloat_AsDouble(number.ptr());
@@ -81,7 +81,7 @@ inline double seconds(const py::handle& number) {
   return real(number, true, [] { return std::string("seconds"); });
 }
 
-// A copy of a sequence as a tuple. Reading an entry may call its `__index__`, which could change the original.
+// Return a copy of a sequence as a tuple. Reading an entry may call its `__index__`, which could change the sequence.
 inline py::tuple entries(const py::handle& sequence, const std::string& name) {
   if (!PySequence_Check(sequence.ptr())) wrong_type(name, sequence, "a sequence");
   auto out = py::reinterpret_steal<py::tuple>(PySequence_Tuple(sequence.ptr()));

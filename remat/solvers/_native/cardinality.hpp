@@ -1,5 +1,5 @@
-// Branch on the number of items (cardinality) of an improving solution: at most k, or at least k + 1. This
-// follows COMBO's cardinality bound (Martello, Pisinger, Toth 1999). Each branch has Lagrange multipliers for
+// Branch on the number of items (cardinality) of an improving solution: at most k, or at least k + 1. The bounds
+// follow COMBO's cardinality bound (Martello, Pisinger, Toth 1999). Each branch has Lagrange multipliers for
 // the capacity and for the cardinality, and decides items in the order of their loss: how much the opposite
 // decision lowers the bound.
 #pragma once
@@ -187,10 +187,10 @@ class Cardinality : public Halves {
     return b;
   }
 
-  // A choice with about as many items and as much weight as the branch allows. It has all items with a clear
-  // gain. The other items, of little loss, are sorted by weight per counted item, and a contiguous range of them
-  // is chosen that comes closest. `order` lists the items to exchange first: those near the ends of this range,
-  // alternately inside and outside of it. A few such exchanges can fill the capacity that is left.
+  // A choice with about as many items and as much weight as the branch allows. The choice has all items with a clear
+  // gain. The other items, of little loss, are sorted by weight per counted item, and the contiguous range of them
+  // that comes closest is chosen. `order` lists the items to exchange first: those near the ends of the range,
+  // alternately inside and outside of it. A few exchanges of these items can fill the capacity that is left.
   struct Filling {
     std::vector<char> chosen;
     std::vector<std::int32_t> order;
@@ -260,7 +260,7 @@ class Cardinality : public Halves {
     return f;
   }
 
-  // Decide the items by rising loss. True if the branch was searched completely; false if a limit ended it.
+  // Decide a branch's items by rising loss. True if the whole branch was searched; false if a limit ended the search.
   bool decide(const Branch& b, std::size_t states) {
     const Multipliers& m = b.m;
     const std::size_t n = items_.size();

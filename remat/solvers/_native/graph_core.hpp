@@ -5,10 +5,10 @@
 // is the capacity that the flow leaves unused. For an arc that crosses the cut backwards, the loss is the flow.
 // Every loss is at least 0.
 //
-// Nodes are decided in topological order. A prefix is a decision on the first nodes; a prefix that has lost
+// Nodes are decided in topological order. A prefix is a decision on the first nodes; a prefix whose losses sum to
 // more than the limit is dropped. The key of a prefix is a set of values: those that are available in backward
 // and that later nodes read. Of all prefixes with the same key, those not dominated in bytes and cost are kept.
-// MINKNAP's core does the same for the knapsack.
+// MINKNAP's core enumerates the choices of a knapsack in the same way.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ struct GraphCore {
     i64 save_loss = 0;      // loss if the node is saved
     i64 recompute_loss = 0; // loss if the node is recomputed
     bool savable = false, recomputable = false, needed = false;
-    std::vector<std::pair<int, i64>> inputs;  // earlier nodes that it reads, and the flow from each
+    std::vector<std::pair<int, i64>> inputs;  // earlier nodes that the node reads, and the flow from each
   };
   struct Result {
     bool complete = true;   // no prefix within the limit was dropped
@@ -148,8 +148,8 @@ struct GraphCore {
   i64 cost(const State& s) const { return s.loss - price * s.bytes; }  // q times the cost, up to a constant
 
   // Decide one node after another. `emit` makes the states of one choice for a node. `settle` merges the states
-  // with the same key. `end` gets the states that are left after the last node. If the walk ends early,
-  // `out.complete` becomes false.
+  // with the same key. `end` takes the states that are left after the last node. If a limit ends the enumeration
+  // early, `out.complete` becomes false.
   template <class Emit, class Settle, class End>
   void walk(Result& out, i64 work_limit, double seconds, const Emit& emit, const Settle& settle,
             const End& end) const {

@@ -4,8 +4,8 @@
 // budget limits the total loss of a solution. Few exchanges fit a budget. One half decides the items whose
 // exchange loses least first, the other half those that lose most first. A state of a half is dropped if the
 // items outside of the half cannot fill the remaining capacity within the budget (residual.hpp). When the two
-// halves together have decided all items, one sweep over both joins their states. Each step finds a better
-// solution, or proves that none is within its budget. So the first incumbent need not be good.
+// halves together have decided all items, one sweep over both halves joins their states. Each step finds a better
+// solution, or proves that none is within the step's budget. The first incumbent therefore need not be good.
 #pragma once
 
 #include <algorithm>

@@ -1,12 +1,12 @@
 // A lower bound on the loss of using up a given capacity (the *room*), by any set of exchanges.
 //
-// This is Gomory's group relaxation (1969), with the weight of the break item as the modulus. Taking or leaving
-// another item of this weight costs nothing, so only the remainder of the room counts. An exchange uses up some
+// The bound is Gomory's group relaxation (1969), with the weight of the break item as the modulus. Taking or leaving
+// another item of this weight costs nothing, so only the remainder of the room matters. An exchange uses up some
 // room and costs its loss. Room may also stay unused, at the price of capacity. Consider a subadditive function
-// of the room that charges no exchange more than its loss. By subadditivity, it charges no set of exchanges more
-// than the sum of their losses. So its value at a room is a lower bound. The function used here is the length of
-// shortest paths on a grid of remainders. Linear interpolation between grid points keeps it subadditive (Gomory,
-// Johnson 1972).
+// of the room that charges no exchange more than its loss. By subadditivity, the function charges no set of exchanges
+// more than the sum of their losses, so its value at a room is a lower bound. The function used here is the length of
+// shortest paths on a grid of remainders. Linear interpolation between grid points keeps the function subadditive
+// (Gomory, Johnson 1972).
 #pragma once
 
 #include <algorithm>

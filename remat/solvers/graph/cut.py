@@ -17,8 +17,8 @@ class CutSolver(Solver):
     """First minimum cut that fits the capacity: strict compiler rules first, fewest bytes last.
 
     Compiler rules ban operators such as reductions from recomputation. A `GraphProblem` has no operators,
-    so the caller puts the cuts into ``hints``, those under the strictest rules first. The solver proves
-    no bound.
+    so the caller puts the minimum cuts into ``hints``, with the cuts under the strictest rules first. The
+    solver proves no bound.
     """
 
     __slots__ = ()

@@ -34,8 +34,8 @@ class MinimumCut:
 class Losses:
     """Value of a minimum cut, and the *loss* of saving or recomputing each node: how much it adds to the value.
 
-    The total price of a decision is ``value`` plus the losses of all its choices, including those in
-    ``edges``.
+    The total price of a decision is the cut's ``value`` plus the losses of all saved nodes, recomputed
+    nodes and ``edges`` of the decision.
 
     Attributes:
         value: the smallest total price of any decision.

@@ -116,7 +116,7 @@ class Hull:
             raise infeasible(capacity, self.least_bytes)
 
     def compiled(self, edge: Edge) -> Any:
-        """Build the compiled kernel's `GraphCore` from the reduced problem at an edge's prices; cached for one edge."""
+        """Return the compiled kernel's `GraphCore` for the reduced problem at an edge's prices; cache one result."""
         key, cached = (edge.price, edge.scale), self._compiled
         if cached is not None and cached[0] == key:
             return cached[1]
@@ -174,7 +174,7 @@ class Hull:
         )
 
     def _prices(self, cost: int, saved_bytes: int) -> tuple[int, int]:
-        """Return prices of a byte and a cost unit at which vertices with these differences cost the same in total."""
+        """Return prices of a byte and a cost unit at which vertices ``cost`` and ``saved_bytes`` apart are equal."""
         total = cost * self._total_size + saved_bytes * self._total_cost
         if total <= ROOM:
             times = ROOM // max(1, total)

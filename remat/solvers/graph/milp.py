@@ -2,13 +2,13 @@
 
 For each node, a binary variable says whether the node is saved, and a second variable whether the
 node is recomputed. The recompute variables may be continuous, because their values follow from the
-save variables. A constraint excludes decisions that cost more than the best known one.
+save variables. A constraint excludes decisions that cost more than the best known decision.
 
 The lower convex hull of the problem makes the program smaller. The hull gives a lower bound on the
 cost and a price of a byte (see `remat.solvers.graph.hull`). A choice saves or recomputes one node. The
 *loss* of a choice is how much the choice raises the bound at the price of a byte. If the loss exceeds
-the gap between the best known cost and the bound, the choice cannot be part of a better decision, so
-the variable of the choice is fixed to 0.
+the gap between the best known cost and the bound, no better decision contains the choice, so the
+variable of the choice is fixed to 0.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class GraphProblem(Problem[GraphSolution]):
     """Choose nodes to save whose bytes stay within a capacity, so that recomputing the other nodes costs least.
 
     A node is a value of the training step. The nodes are in topological order, and a node's index
-    is its position in this order. Arguments may be any ordered iterables; they are stored as
+    is its position in this order. Arguments may be any ordered iterables and are stored as
     tuples. The sum of ``cost`` and the sum of ``size`` may not exceed 2**63 - 1.
 
     Attributes:

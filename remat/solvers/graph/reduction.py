@@ -15,10 +15,10 @@ def reduce_graph(problem: GraphProblem) -> Reduction[GraphProblem]:
 
     Every node of the core has ``in_forward`` True. A node whose ``in_forward`` was False costs 0 in the
     core, so a lower bound for the core also holds for the whole problem. Only `evaluate` on the whole
-    problem counts the cost of a run in forward and again in backward. Without such nodes, every optimum
-    of the core extends to an optimum of the problem.
+    problem adds the cost of a second run of a node whose ``in_forward`` is False. If ``in_forward`` is
+    True for all nodes, every optimum of the core extends to an optimum of the problem.
 
-    These rules are applied, the first one once and the others until nothing changes:
+    Of the following rules, the first is applied once, and the others until nothing changes:
 
     - A savable value of 0 bytes is *free*: it is always saved. A recomputable node is free too if
       it costs nothing and reads free nodes only. Free nodes are left out of the core.

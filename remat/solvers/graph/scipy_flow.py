@@ -13,7 +13,7 @@ class ScipyFlow:
 
     Capacities are scaled down to 32 bits, and SciPy solves the scaled problem. The residual graph is
     then solved at smaller scales. At scale 1, a residual graph without flow proves the optimum. The
-    arguments are those of `_solved`. No arc may have a reverse arc.
+    arguments are those of `_solved` in `remat.solvers.graph.flow`. No arc may have a reverse arc.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
 """Write problem instances as compact JSON, and read them again with a check of every entry.
 
-A file is one JSON object. Its first keys describe the problem: the version of the format, the kind,
-and the keys of `HEAD`. The problem follows, with one line for each field. Most fields are columns:
-lists with one entry for each node or item. A column of bools is a string of ``0`` and ``1``::
+A file is one JSON object. The first keys of the object describe the problem: the version of the
+format, the kind, and the keys of `HEAD`. The problem follows, with one line for each field. Most
+fields of a problem are columns: lists with one entry for each node or item. A column of bools is a
+string of ``0`` and ``1``::
 
     {"remat_instance":1,
     "kind":"graph",
@@ -120,7 +121,7 @@ def _problem(kind: Any, columns: Any, unit: str) -> Any:
 
 
 def text_of(label: str, value: object) -> str:
-    """Return ``value`` if it is printable text of at most `MAX_TEXT` characters; else raise `ProblemError`."""
+    """Return ``value`` if it is printable text of at most `MAX_TEXT` characters, or raise `ProblemError`."""
     if type(value) is not str or len(value) > MAX_TEXT or not value.isprintable():
         raise ProblemError(
             f"{label} is {short(value)}; expected printable text of at most {MAX_TEXT} characters"

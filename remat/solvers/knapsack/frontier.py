@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KnapsackFrontier:
-    """The Pareto-optimal choices of a knapsack up to its capacity, lightest first.
-
-    A *point* is one of these choices.
+    """The Pareto-optimal choices of a knapsack up to its capacity, or *points*, lightest first.
 
     Attributes:
         weights: weight of each point, int64, strictly rising.
@@ -177,7 +175,8 @@ def _by_numpy(problem: KnapsackProblem, capacity: int, most: int) -> KnapsackFro
 class DynamicMemoryBudget(Solver):
     """Choice at the knee of the Pareto frontier, which saves fewer bytes than the capacity allows.
 
-    PyTorch's solver of the same name sweeps a hundred budgets. This solver computes the frontier once.
+    PyTorch's solver of the same name solves the knapsack for a hundred budgets. This solver computes all
+    Pareto-optimal choices in one run.
     """
 
     __slots__ = ()

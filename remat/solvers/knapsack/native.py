@@ -23,7 +23,7 @@ class Native(Solver):
     """Exact knapsacks by MINKNAP's expanding core in C++, and schedule problems by annealing.
 
     Identical items are grouped, and the greatest common divisor is divided out. The *break item* is the
-    first one in order of value per weight that no longer fits. The *core*, the items searched so far,
+    first item in order of value per weight that no longer fits. The *core*, the items searched so far,
     grows around the break item, and upper bounds prune the choices (Pisinger 1997). For larger problems,
     one bound uses the capacity and the number of items together (after Martello, Pisinger, Toth 1999).
     Another bound is the cost of capacity that no set of items can fill (a group relaxation, after Gomory

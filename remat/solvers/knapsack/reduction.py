@@ -156,5 +156,5 @@ class CoreSolver(Solver):
         return replace(answer, bound=bound)
 
     def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Solve the knapsack of the undecided items; subclasses define this method."""
+        """Solve the knapsack of the undecided items; subclasses define ``search``."""
         raise NotImplementedError

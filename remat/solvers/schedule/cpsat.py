@@ -1,7 +1,7 @@
 """Model of the schedule problem for CP-SAT.
 
-Each possible run has a position in the schedule. Each value that a run makes has an interval of
-positions during which the value is in memory.
+Each possible run of a node has a position in the schedule. Each value that a run makes has an interval
+of positions during which the value is in memory.
 
 Source: M. Bartan, H. Li, H. Teague, C. Lott, B. Dilkina, "Moccasin: Efficient tensor
 rematerialization for neural networks", ICML 2023. Moccasin fixes the order of the nodes. In this

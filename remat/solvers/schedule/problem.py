@@ -435,7 +435,7 @@ class ScheduleEvaluator:
 
 
 def least_peak(problem: ScheduleProblem) -> tuple[int, int]:
-    """Return a lower bound on the peak of every schedule, and the node whose run alone takes that many bytes.
+    """Return a lower bound on the peak of every schedule, and the node whose run takes that many bytes.
 
     The node is -1 if the values that stay in memory to the end of the schedule take the most bytes.
     """

@@ -17,7 +17,7 @@ The text has Python's syntax, with one line per node::
         backward(None),
     ]
 
-A value's type states dtype and sizes. Parentheses add properties that do not follow from dtype and sizes:
+A type states dtype and sizes of a value. Parentheses add properties that do not follow from dtype and sizes:
 strides, offset, bytes of the storage, device, layout. By default, a view uses the storage of its
 base, and ``sort[0]`` uses the storage of the first result of ``sort``. ``@ x`` places a tensor in the
 storage of ``x``, and ``@ None`` in a storage of its own.

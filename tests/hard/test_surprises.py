@@ -39,6 +39,9 @@ from tests.hard.steps import compiled, pair
 T = torch.Tensor
 aten = torch.ops.aten
 PRODUCTS = (aten.mm.default, aten.addmm.default)
+pytestmark = pytest.mark.skipif(
+    not hasattr(nn, "LinearCrossEntropyOptions"), reason="the rows are about PyTorch 2.13 and later"
+)
 
 
 def by_pytorch(f: Callable[..., Any], budget: float, products: list[int] | None = None) -> Any:

@@ -198,7 +198,7 @@ class PlanRequest:
             return replace(self, solver=registry().solver(solver, isolation=isolation))
 
     def with_graph_cost(self, joint: JointGraph) -> PlanRequest:
-        """Return a copy of the request with the cost model that the requested one, such as ``auto``, selects."""
+        """Return a copy of the request in which a cost model such as ``auto`` is replaced by the model selected for a graph."""
         return replace(self, cost=self.cost.for_graph(joint))
 
     def for_graph(self, joint: JointGraph, fingerprint: str, nth: int = 0) -> PlanRequest:

@@ -136,7 +136,7 @@ def _proven_value(problem: KnapsackProblem, reached: int) -> int:
 
 
 def _proven_cost(problem: GraphProblem, reached: int) -> int:
-    """Return a lower bound on the cost of any decision, at most ``reached``, proven by a short search."""
+    """Prove a lower bound on the cost of every decision by a short search; the bound never exceeds ``reached``."""
     if unavailable(Lagrangian) is not None:
         return 0
     search = Search(problem)

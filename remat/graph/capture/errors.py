@@ -94,7 +94,7 @@ def explain(
 ) -> None:
     """Raise a single `CaptureError` that explains a failed compilation.
 
-    Return normally if the compilation ended because its graph was recorded, or because the program
+    Raise nothing if remat itself stopped the compilation after recording the graph, or if the program
     has nothing to differentiate.
 
     Args:

@@ -65,7 +65,7 @@ class Facts:
 
     @cached_property
     def branches(self) -> Branches:
-        """Branch values and exact operators of the joint graph."""
+        """The joint graph's branch values, and the joint graph's operators that compute without rounding."""
         return Branches(self.joint_index, classify(self.split.joint, self.joint_index))
 
     @cached_property

@@ -61,7 +61,7 @@ def write_descriptor(desc: Any) -> str:
 
 
 def read_descriptor(source: Source, node: ast.expr) -> Any:
-    """Return the AOTAutograd descriptor, or the stand-in for ``opaque(…)``, that an expression denotes.
+    """Return the AOTAutograd descriptor that an expression denotes; for ``opaque(…)``, return a placeholder object.
 
     Raises:
         ProblemError: the expression is not a descriptor of AOTAutograd.

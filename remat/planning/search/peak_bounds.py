@@ -70,7 +70,7 @@ class _Step:
         self._end = 4 * len(self._index)
 
     def _reached(self, roots: Iterable[int], there: Iterable[int]) -> list[int]:
-        """Return the positions of the nodes that compute ``roots`` from the values of the nodes ``there``."""
+        """Return the positions of the nodes that must run to compute ``roots`` if the values of ``there`` are in memory."""
         seen, stack, reached = bytearray(len(self._index)), [*roots], list[int]()
         for i in there:
             seen[i] = 1

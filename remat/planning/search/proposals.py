@@ -81,7 +81,7 @@ def by_node_orders(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
 
 
 def _ordered_from(search: Search, limits: Limits) -> Iterator[tuple[Candidate, int]]:
-    """Yield the candidates that searches over node orders start from, each with its number of searches."""
+    """Yield the candidates from which searches over node orders start, each with the number of searches to run."""
     rounds = search.rounds(limits.measure)
     if search.is_exact(limits.measure):
         plain = [d for d in search.pool if not (d.decision.is_ordered or d.offloads_more)]

@@ -158,7 +158,7 @@ def _step_line(plan: SACPlan) -> list[str]:
 
 
 def _undeclared(modules: Iterable[ModulePlan]) -> Iterator[str]:
-    """Yield the names of operators that are stored under the modules' plans and not declared pure."""
+    """Yield the names of operators whose results a module's plan stores, and that are not declared pure."""
     for m in modules:
         for op in operators_named(m.ops[i] for i in m.stored):
             if not is_known(op):

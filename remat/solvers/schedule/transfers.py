@@ -41,8 +41,8 @@ _Copy = tuple[int, int, int, int]
 class Wait:
     """A pause of the schedule, because a copy on the link has not ended.
 
-    In forward, the schedule waits before the run ``at``, and the link has been busy without a pause
-    since the end of the run ``begin``. A wait at the end of forward comes after the last run of
+    In forward, the node run ``at`` cannot start until a copy ends: the link to the host has been busy
+    without a pause since the end of the node run ``begin``. A wait at the end of forward comes after the last run of
     forward, and ``at`` is this run. In backward, time is mirrored: the schedule waits after the run
     ``at``, and the link stays busy until the run ``begin`` starts.
 

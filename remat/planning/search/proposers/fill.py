@@ -24,7 +24,7 @@ def filled(
 ) -> Candidate:
     """Lower the cost of a candidate within the limits; return the resulting candidate.
 
-    First, further values are saved, highest cost per byte first. Second, saved values are exchanged for values that
+    In a first stage, recomputed values are saved instead, in descending order of cost per byte. In a second stage, saved values are exchanged for values that
     cost more to recompute. Saving and exchanging are repeated until the cost no longer falls. If node orders can be
     searched, no values are exchanged, because a search over node orders lowers the cost further. If the caller gave the
     schedule problem, saving ends after ``effort.misses`` values in a row that lower no cost.

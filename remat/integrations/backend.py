@@ -143,7 +143,7 @@ class Backend:
     def _compile(
         self, gm: fx.GraphModule, example_inputs: Sequence[Any]
     ) -> tuple[Run, Planned | None]:
-        """Plan and compile one graph; return the compiled function, and its plan's stage or None if unplanned."""
+        """Plan and compile one graph; return the compiled function, and its `Planned` stage (None without a plan)."""
         partition, lower = self._partition, self._partition.lower
         progress = CompileProgress(name_of(gm))
         arrived = Arrived.of(partition, gm, example_inputs, progress.stage)
@@ -185,7 +185,7 @@ class Backend:
 
 
 def _checkpoints_of_step(arrived: Arrived, gm: fx.GraphModule) -> dict[str, bool]:
-    """Return settings with which AOTAutograd leaves the checkpoint tags of a step that is one graph to remat's plan."""
+    """Return settings that make AOTAutograd leave checkpoint tags to remat's plan, if the step is one graph."""
     # PyTorch's own pass refuses random operators in a checkpointed region, and fixes which values are recomputed.
     name = "remat_using_tags_for_fwd_loss_bwd_graph"
     is_planned = arrived.runs_backward and not calls_regions(gm)

@@ -278,7 +278,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
         return modules
 
     def _rounds_as_eager(self, joint: JointGraph) -> bool:
-        """Return whether Inductor must round each 16-bit result of a graph, because the graph branches on one."""
+        """Return whether Inductor must round every 16-bit result, because the graph branches on a 16-bit value."""
         if not self.arrived.options.exact_branches or not has_16_bits(joint.graph):
             return False
         # The joint graph alone decides on rounding, never the plan, so that forward is the same at every budget.
@@ -325,7 +325,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
         return compiled
 
     def _planned_alone(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
-        """Plan a graph that has no separate backward graph; return a graph with the same results in the budget."""
+        """Plan a graph without a separate backward; return a graph with equal results that is within the budget."""
         joint = joint_of_whole(self.arrived, gm, name_of(gm)) if self.has_two_graphs else None
         if joint is None:
             return gm
@@ -339,7 +339,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
         return gm
 
     def _as_compiled(self) -> Planned | None:
-        """Return the planned graph with the figures of the compiled code, and write its plan to the plan cache."""
+        """Return the planned graph with the memory that its compiled code takes, and write its plan to the cache."""
         planned, options = self.planned, self.arrived.options
         graphs = 1 if planned is not None and planned.arrived.is_alone else 2
         if (

@@ -46,7 +46,7 @@ class CompileProgress:
         self._stage = text
 
     def finish(self, plan: Plan) -> None:
-        """Stop showing the progress of the compilation; if any was shown, print one line with the plan's figures."""
+        """Stop showing the compilation's progress; if any was shown, print one line with the plan's peak and time."""
         self._stop()
         if self._shown:
             self._write(f"remat: {closing_line(plan)}; details: remat.plans()[-1].explain()\n")

@@ -27,7 +27,7 @@ _UNSHRUNK = (
 
 
 class CompiledBudget:
-    """Measurements from the compilations of one step that exceeded its budget, which the step's next plan uses.
+    """Measurements of compiled versions of one step that exceeded the step's budget, for the step's next plan.
 
     Args:
         largest: function from this rank's excess over the budget, in bytes, to the largest excess
@@ -184,7 +184,7 @@ class CompiledBudget:
     def _tell(
         self, plan: Plan, request: PlanRequest, taken: int, limit: int, *, elsewhere: bool
     ) -> None:
-        """Raise an error for a budget on the peak in bytes, or warn, because a compiled step exceeds its budget."""
+        """Report that a compiled step exceeds its budget: raise for a budget on the peak in bytes, or else warn."""
         budget, where = request.budget, " on another rank" if elsewhere else ""
         compiled = {d: peak for each in self.rounds for d, peak in each.peaks.items()}
         taken = min(compiled.values(), default=taken)
@@ -245,7 +245,7 @@ def warn_of_saved(plan: Plan) -> None:
 
 
 def compiled_bytes(plan: Plan, request: PlanRequest) -> tuple[int, int]:
-    """Return the bytes of a compiled step that its budget limits, and how many of these bytes the budget allows.
+    """Return the bytes of a compiled step that count against its budget, and the bytes that the budget allows.
 
     Under a budget on the peak, both returned numbers are bytes of the peak; otherwise both are saved bytes. A
     budget that is a ratio of the peak allows slightly more bytes than the ratio stands for; see

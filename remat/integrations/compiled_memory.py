@@ -197,7 +197,7 @@ class _Sizes:
         return cls(Fakes([replace(s, hint=at.get(s.name, s.hint)) for s in described]))
 
     def learn(self, values: Sequence[Any], outputs: Sequence[Any], nbytes: Sequence[Any]) -> None:
-        """Match symbols of the step with sizes in the generated code, by forward's traced and simulated outputs."""
+        """Match the step's symbols with the generated code's sizes: compare forward's traced and simulated outputs."""
         for value, output in zip(values, outputs, strict=True):
             for size, generated in zip(_numbers(value), _numbers(output), strict=False):
                 expression = expression_of(size)
@@ -415,7 +415,7 @@ class _Ticking(ast.NodeTransformer):
 
 
 class _Kernel:
-    """Stand-in for a compiled kernel in the simulation; running it does nothing."""
+    """Replacement for a compiled kernel in the simulation; running the replacement does nothing."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         return None

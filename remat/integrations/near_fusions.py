@@ -142,14 +142,14 @@ class NearFusions(InductorChoices):
         return until <= before + NEAR_SUMS
 
     def _places(self, scheduler: Any, node1: Any, node2: Any) -> tuple[int, int]:
-        """Return positions of the earlier kernel and of the last extern operator that the later kernel depends on."""
+        """Return the position of the earlier kernel, and of the last extern operator that the later kernel needs."""
         self._look_at(scheduler)
         first, other = sorted((node1, node2), key=lambda n: n.min_order)
         waits = max((self._waits.get(n.get_name(), -1) for n in other.get_nodes()), default=-1)
         return int(first.max_order), waits
 
     def _crosses(self, scheduler: Any, node1: Any, node2: Any) -> bool:
-        """Return whether two kernels compute different chunks of a loss, or different sides of a one-graph step."""
+        """Return whether two kernels belong to different chunks of a loss, or to forward and backward of one graph."""
         # The logits of both chunks would be alive together. In a step that is one graph, a node that runs again reads
         # what its first run reads, so both runs would become one kernel, whose result lives on to backward.
         self._look_at(scheduler)
@@ -192,7 +192,7 @@ def _chunks(node: Any) -> set[int]:
 
 
 def _side(node: Any) -> set[int]:
-    """Return to which side of a one-graph step, forward or backward, a node of a schedule belongs; empty if unknown."""
+    """Return the number that marks a node of a one-graph step as part of forward or backward; empty if unmarked."""
     origins = node.node.get_origins() if getattr(node, "node", None) is not None else ()
     return {max(sides)} if (sides := [o.meta[SIDE] for o in origins if SIDE in o.meta]) else set()
 
@@ -204,7 +204,7 @@ def _placed(scheduler: Any) -> list[Any]:
 
 
 def _waits(scheduler: Any) -> dict[str, int]:
-    """Return a dict from each node of a schedule to the position of the last extern operator it depends on."""
+    """Return a dict from each node of a schedule to the position of the last extern operator that the node needs."""
     places: dict[str, int] = {}
     for node in _placed(scheduler):
         last = -1

@@ -105,7 +105,7 @@ def repeated(warned: Sequence[Warned]) -> tuple[tuple[str, str], ...]:
 
 
 def record_of(joint: JointGraph) -> CachedPlan | None:
-    """Return a record to cache the plan of a joint graph, without the plan; None if text cannot represent the graph.
+    """Return a cache record of a joint graph, to which the caller adds the plan; None if text cannot hold the graph.
 
     The text of a graph omits the values of large constants, so a graph with such a constant has no record.
     """

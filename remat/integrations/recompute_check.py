@@ -1,4 +1,4 @@
-"""Compare recomputed values with forward's at run time, for debugging: the option ``check="recomputed"``.
+"""Compare recomputed values with forward's values at run time, under the option ``check="recomputed"``.
 
 Forward also saves each value that backward computes again, and backward compares the saved value
 with the recomputed one. A checked step therefore saves at least what it saves at budget 1. Under
@@ -28,7 +28,7 @@ _LOG = logging.getLogger(__name__)
 def compare_again(
     again: torch.Tensor, first: torch.Tensor, description: str, branch: bool
 ) -> torch.Tensor:
-    """Compare a recomputed value with forward's, bit for bit.
+    """Compare a recomputed value, bit for bit, with the value that forward computed.
 
     Args:
         again: the value as backward computed it.
@@ -95,7 +95,7 @@ def _(gradient: torch.Tensor, seen: list[torch.Tensor], names: str) -> torch.Ten
 
 
 def add_checks(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int) -> None:
-    """Change both graphs in place, so that backward compares each recomputed value with forward's.
+    """Change both graphs in place, so that backward compares each recomputed value with forward's value.
 
     Backward does not compare values without memory of their own, such as views.
     """

@@ -50,7 +50,7 @@ for_thread = functools.cache(ForThread)
 
 
 class GeneratedCode:
-    """Stand-in for the Python module that Inductor generated for a graph.
+    """Replacement for the Python module that Inductor generated for a graph.
 
     The generated module compiles its kernels when it is loaded. This object loads the module when `load` is
     first called, or when an attribute of the module is first used.

@@ -146,7 +146,7 @@ class Arrived:
         return may_exceed and (self.runs_again(kind) or self.other_graphs_bytes > 0)
 
     def of_step(self, request: PlanRequest) -> PlanRequest:
-        """Return the options to plan this graph: its budget is what the step's other graphs leave of the peak."""
+        """Return the options to plan this graph within the part of the peak that the step's other graphs leave."""
         if request.decides:
             request = replace(request, of_several=self.is_part)
         if self.other_graphs_bytes:
@@ -346,7 +346,7 @@ class Planned:
 
     @property
     def saved_plan(self) -> Plan | None:
-        """The saved plan that the graph is split by; None if the graph was planned."""
+        """The saved plan that was applied to the graph; None if a new plan was made."""
         return self.request.plan if isinstance(self.request.plan, Plan) else None
 
     def _count(self) -> None:
@@ -458,7 +458,7 @@ class Planned:
             )
 
     def in_turn(self, compile_again: Callable[[], Run], run: Run) -> Run:
-        """Return a function that runs the graph, in each of its runs in a step, with the plan for that run.
+        """Return a function that runs the graph; each run in a step uses the plan that was made for this run.
 
         Args:
             compile_again: compiles the graph with its next plan.

@@ -172,7 +172,7 @@ def _largest(
     free: Mapping[str, Size],
     fixed: Mapping[str, tuple[int, int | None]],
 ) -> dict[str, int]:
-    """Return the largest sizes, of the symbols in ``free``, at which a step still meets its budget."""
+    """Return the largest values of the symbols in ``free`` at which a step still meets its budget."""
 
     def upto(times: float) -> dict[str, int]:
         grown = {n: int(size.number * times) for n, size in free.items()}

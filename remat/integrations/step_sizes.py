@@ -106,7 +106,7 @@ def sizes_of(example_inputs: Sequence[Any]) -> dict[str, Size]:
 
 
 def _parts(value: Any) -> list[Any]:
-    """Return a value, followed by the plain tensors in it, which alone have all sizes of a jagged tensor."""
+    """Return a value and then its inner tensors, because only the inner tensors have all sizes of a jagged tensor."""
     return [value, *plain_parts(value)] if isinstance(value, torch.Tensor) else [value]
 
 
@@ -254,7 +254,7 @@ def _upper(size: Any, ranges: Mapping[str, tuple[int, int | None]]) -> int | Non
 
 
 def _multiplied(size: Any) -> Any:
-    """Return an expression in expanded form if that is a polynomial without negative terms; otherwise unchanged."""
+    """Return an expression expanded if its expanded form is a polynomial without negative terms, or unchanged."""
     # The bound of a growing expression is its value at the largest sizes, which is exact and fast.
     expanded = sympy.expand(size)
     return expanded if _grows(expanded) else size

@@ -159,7 +159,7 @@ class StepTally:
             self._compiled[graph] = graph.held_bytes + new
 
     def in_turn(self, graph: Key, compiled: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
-        """Return a function that runs a graph with the code, in ``compiled``, of the plan for this run in the step."""
+        """Return a function that runs a graph; each run in a step uses the code in ``compiled`` for this run's plan."""
 
         def run(*arguments: Any) -> Any:
             with self._lock:

@@ -101,11 +101,11 @@ class StepTogether:
         self._recorded.append(member)
 
     def kinds(self, graph: Key) -> int:
-        """Return the number of distinct plans that the runs of a graph take in a step."""
+        """Return the number of distinct plans that the runs of a graph use in one step."""
         return 1 + max(self._kinds.get(graph, (0,)))
 
     def kind(self, graph: Key, *, begins: bool) -> int:
-        """Return the index, among the plans of a graph, of the plan that the graph's next run takes.
+        """Return the index, among the plans of a graph, of the plan that the graph's next run uses.
 
         Args:
             graph: the graph.
@@ -191,7 +191,7 @@ class StepTogether:
         return True
 
     def _by_kind(self, planned: PlanSet, ran: Sequence[tuple[Key, int]]) -> PlanSet:
-        """Return the distinct plans of each graph, and remember which of them each run of a graph takes."""
+        """Return the distinct plans of each graph, and store which of these plans each run of the graph uses."""
         kinds: dict[Key, dict[Decision, list[int]]] = {}
         for key, part in ran:
             kinds.setdefault(key, {}).setdefault(planned[part].decision, []).append(part)
@@ -221,7 +221,7 @@ def _must_agree(member: Member) -> bool:
 
 
 def _user_request(member: Member) -> PlanRequest:
-    """Return the options of planning that the user gave for a graph, without the plans that were made since."""
+    """Return the planning options that the user gave for a graph, without plans that remat made afterwards."""
     request = member.options.request
     if not member.options.graphs.replanned:
         return request
@@ -264,7 +264,7 @@ def _planned(
 
 
 def _group(levels: Iterable[int], level: int, most: int) -> int:
-    """Divide the numbers ``levels`` into groups at their widest gaps; return the index of the group of ``level``."""
+    """Divide the numbers ``levels`` into groups at the widest gaps; return the index of the group with ``level``."""
     distinct = sorted({*levels})
     gaps = sorted(pairwise(distinct), key=lambda gap: gap[0] - gap[1])
     return sum(above <= level for _, above in gaps[: most - 1])
@@ -278,7 +278,7 @@ def _planned_parts(
     *,
     sharded: bool,
 ) -> tuple[PlanSet, str]:
-    """Plan graphs of a step together, one plan each; return the plans, and a text if they exceed the budget."""
+    """Plan graphs of a step together, one plan per graph; return the plans, and a text if these exceed the budget."""
     from remat.planning.set_planner import set_planner
 
     planner, limit = set_planner(joints, request), request.budget.peak_bytes or 0
@@ -300,7 +300,7 @@ def _planned_parts(
 
 
 def _with_others(plans: PlanSet, before: PlanSet | None) -> PlanSet:
-    """Return the plans of a step, with the plans made before for graphs that only other steps run."""
+    """Return the plans of a step, and the earlier plans of graphs that run only in other steps."""
     if before is None:
         return plans
     own = {plan.fingerprint for plan in plans}

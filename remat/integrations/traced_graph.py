@@ -28,7 +28,7 @@ def code_of(parameters: str) -> str:
 
 
 def parameters_of(joint: JointGraph) -> str:
-    """Return shapes and dtypes of a graph's parameters and buffers as text."""
+    """Return, as text, the shapes and dtypes of a graph's parameters and buffers."""
     inputs = [n for n in joint.graph.nodes if n.op == "placeholder"]
     static = [inputs[i].meta.get("val") for i in joint.static_inputs if i < len(inputs)]
     return ", ".join(f"{tuple(v.shape)} {v.dtype}" for v in static if isinstance(v, torch.Tensor))

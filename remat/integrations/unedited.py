@@ -29,7 +29,7 @@ MOST_LINES = 8
 
 @dataclass(slots=True)
 class Compilations:
-    """The compilations that this process asked ``torch.compile`` for.
+    """Counts of this process's calls of ``torch.compile``, and of the graphs that Dynamo sent to each backend.
 
     Attributes:
         options: remat's options of planning by name.
@@ -123,7 +123,7 @@ class PlannedInductor(torch_compat.CompileWithInductor):
 
 
 class CountedBackend(torch_compat.CompileWithBackend):
-    """Wrapper that ``torch.compile`` creates for any other backend, which compiles its graphs as without remat."""
+    """Wrapper that ``torch.compile`` creates for a backend other than Inductor; remat does not plan its graphs."""
 
     def __call__(self, model_: fx.GraphModule, inputs_: Sequence[Any]) -> Callable[..., Any]:
         COMPILATIONS.others[self.compiler_name] += 1

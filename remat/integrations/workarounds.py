@@ -108,7 +108,7 @@ def traced_layouts_of_strided(graph: fx.Graph, is_backward: bool) -> Iterator[No
 
 
 def _read_as_traced(node: fx.Node, read: fx.Node) -> None:
-    """Make a node read its input ``read`` in the memory layout that this input had when it was traced."""
+    """Make a node read its input ``read`` in the memory layout that the input had during tracing."""
     with node.graph.inserting_before(node):
         laid_out = node.graph.call_function(
             torch_compat.force_stride_order, (read, [hint(s) for s in read.meta["val"].stride()])
@@ -211,7 +211,7 @@ def scalar_tails(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replays_on_fakes(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Let Inductor trace a graph that draws random numbers and repeats the same draw."""
+    """Let Inductor trace a graph that draws random numbers and later repeats a draw with the same numbers."""
     # On fake tensors, PyTorch 2.13 to 2.15 record the generator's real state (``torch/_prims/rng_prims.py``,
     # ``run_and_save_rng_state``). The operator that repeats the draw then gets a real state beside fake tensors,
     # which is an error. Therefore this context manager allows non-fake inputs during compilation.
@@ -252,7 +252,7 @@ def whole_tiles(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def waits_of_formed_loops(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Keep a kernel's dependency on an in-place write after Inductor has rebuilt its loops."""
+    """Keep a kernel's dependency on an in-place write after Inductor has rebuilt the kernel's loops."""
     # A kernel that reads a buffer must run after the operator, such as a scatter, that wrote to the buffer in place.
     # Inductor may rebuild a kernel's loops to match those of another kernel.
     # ``SchedulerNode.recompute_size_and_body`` then loses this dependency, and later passes may move the kernel ahead
@@ -270,7 +270,7 @@ def waits_of_formed_loops(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def sound_donation(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Let a backward graph overwrite a saved value only if no other saved value is in its memory."""
+    """Let a backward graph overwrite a saved value only if no other saved value shares the memory."""
     # AOTAutograd names the saved values that backward may overwrite (donates), without comparing them with each
     # other. Inductor's code depends on these values, but the key of Inductor's cache lacks them (2.13 to 2.15). A
     # cached backward of a step that returns only the loss would otherwise overwrite the logits that another step
@@ -331,7 +331,7 @@ def rounded_as_in_eager(graph: fx.Graph) -> Iterator[None]:
 
 
 def rounded_on_cpu() -> AbstractContextManager[None]:
-    """Make CPU kernels keep the rounding of ``emulate_precision_casts``."""
+    """Make CPU kernels round as Inductor's setting ``emulate_precision_casts`` requires."""
     # PyTorch 2.11 and 2.12 cache the number before the rounding as the result of converting it back to 32 bits
     # (``torch/_inductor/codegen/cpp.py``, ``cache_dtype_convert``).
     owner: Any = torch_compat.CppKernel

@@ -74,7 +74,7 @@ class Fixpoint(Pass):
         return self.run_with(state, run_plainly)
 
     def run_with(self, state: State, runner: Runner) -> PassResult:
-        """Run the inner passes in rounds, and return the combined result, with statistics about the rounds only.
+        """Run the inner passes in rounds, and return the combined result, whose statistics count only the rounds.
 
         Args:
             state: the state to start from.

@@ -10,7 +10,7 @@ from remat.passes.core.control import Fixpoint
 
 
 def flat(passes: Iterable[Pass]) -> Iterator[Pass]:
-    """Yield passes in a possible order of their runs, with the inner passes of a `Fixpoint` in its place."""
+    """Yield passes in a possible order of their runs; instead of a `Fixpoint`, yield its inner passes."""
     # The inner passes of a `Fixpoint` are yielded twice if its ``limit`` allows several rounds. The last inner pass
     # of one round then runs before the first inner pass of the next round.
     for p in passes:
@@ -25,7 +25,7 @@ def flat(passes: Iterable[Pass]) -> Iterator[Pass]:
 
 
 def _each(passes: Iterable[Pass]) -> Iterator[Pass]:
-    """Yield each pass once, with the inner passes of a `Fixpoint` in its place."""
+    """Yield each pass once; instead of a `Fixpoint`, yield its inner passes."""
     for p in passes:
         if isinstance(p, Fixpoint):
             yield from _each(p.passes)

@@ -82,7 +82,7 @@ class Pipeline:
         return write_pipeline(self.passes)
 
     def flat(self) -> Iterator[Pass]:
-        """Yield passes in a possible order of their runs, with the inner passes of a `Fixpoint` in its place."""
+        """Yield passes in a possible order of their runs; instead of a `Fixpoint`, yield its inner passes."""
         return flat(self.passes)
 
     def run(

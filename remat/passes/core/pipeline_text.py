@@ -142,7 +142,7 @@ class _Reader:
         return self._text[self.at : self.at + 1]
 
     def call(self) -> Any:
-        """Parse the pass and arguments that start at the current position of the text, and return the new pass."""
+        """Parse a pass and its arguments at the current position of the text, and return the new pass."""
         self.next()
         column, name = self.at, self._match(_WORD)
         if not name:
@@ -221,7 +221,7 @@ class _Reader:
         return values
 
     def _read(self, types: Sequence[type], raw: str) -> Any:
-        """Return an option's value, parsed from its text by the reader of the first declared type that has a reader."""
+        """Parse an option's text as the first of the option's declared types that has a reader; return the value."""
         if raw == "none" and type(None) in types:
             return None
         for declared in types:
@@ -272,7 +272,7 @@ def _option_types(kind: Any) -> Mapping[str, list[type]]:
 
 
 def _plain(expected: str, read: Callable[[str], T]) -> Callable[[str], T]:
-    """Return a function that parses a text by ``read``, and raises an error that names what is ``expected``."""
+    """Return a function that parses a text with ``read``, and names ``expected`` in the error if ``read`` fails."""
 
     def read_or_say(text: str) -> T:
         try:

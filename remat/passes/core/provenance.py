@@ -1,4 +1,4 @@
-"""Limits on a decision, the provenance of a decision, and switches for the heuristics of the minimum cut."""
+"""Limits on saved bytes, a decision's provenance, and switches for the heuristics of the minimum cut."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedLimits:
-    """Limits on the bytes that forward saves.
+    """Limits on the bytes that forward saves for backward.
 
     Attributes:
         capacity: bytes that the decision may save; None without a limit.
@@ -28,7 +28,7 @@ class SavedLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Which solver and search found a decision, and the proven lower bound on the costs of decisions.
+    """Which solver and search found a decision, and a proven lower bound on the recompute cost of every decision.
 
     Attributes:
         solver: name of the solver that found the decision; ``min-cut`` if a minimum cut is the
@@ -52,7 +52,7 @@ class Provenance:
 
 @dataclass(frozen=True)
 class BanRules:
-    """Switches for the heuristics that ban nodes from recomputation in the minimum cut.
+    """Switches for the heuristics that keep the minimum cut from recomputing certain nodes.
 
     Attributes:
         ban_used_far_apart: if a value has several users, ban the late users. A user is late if the user

@@ -258,7 +258,7 @@ class State:
         return self.get(Memory())
 
     def lowered(self, cost: CostModel | None = None) -> Lowered:
-        """Return the joint graph's graph problem: as integers, which nodes may be saved or recomputed, at which cost.
+        """Return the joint graph's graph problem: which nodes may be saved or recomputed, with integer costs.
 
         Args:
             cost: the cost model; None: every node costs 1.
@@ -410,7 +410,7 @@ class Costs(Analysis[tuple[int, ...]]):
 
 @dataclass(frozen=True)
 class GraphProblemOf(Analysis[Lowered]):
-    """The graph problem of the joint graph: which nodes may be saved or recomputed, at which cost by a cost model.
+    """The joint graph's graph problem: which nodes may be saved or recomputed, with the costs of a cost model.
 
     Attributes:
         cost: the cost model; None: every node costs 1.

@@ -60,13 +60,13 @@ class Fusion:
                 self._absorbed[i] = frozenset(index.position[x] for x in absorbed)
 
     def __call__(self, a: int, b: int) -> bool:
-        """Return whether one kernel can compute position ``a`` and its user, position ``b``."""
+        """Return whether one kernel can compute the node at position ``a`` and its user at position ``b``."""
         if self.fusible[a] and self.fusible[b]:
             return True
         return a in self._absorbed.get(b, ())
 
     def is_reduction(self, node: fx.Node) -> bool:
-        """Return whether a node's result has less than a quarter of the bytes of the node's inputs."""
+        """Return whether a node is a reduction: its result has less than a quarter of its inputs' bytes."""
         read = sum([self._bytes(a) for a in node.args if isinstance(a, fx.Node)])
         # Saving such a small result costs little. A quarter is PyTorch's arbitrary choice.
         return self._bytes(node) * 4 < read
@@ -86,7 +86,7 @@ class Fusion:
 
 
 def _looked_up(node: fx.Node) -> tuple[bool, ...]:
-    """Return whether a node is a view, computes a value, is cheap to recompute, and is compute-intensive."""
+    """Return four answers: is a node a view, does it compute a value, may it be recomputed, is it compute-intensive."""
     taxonomy = ops.default_taxonomy()
     return (
         taxonomy.is_view(node),
@@ -139,7 +139,7 @@ def banned(state: State, rules: BanRules, fusion: Fusion) -> bytearray:
 
 
 def _materialized_in_backward(state: State, fusion: Fusion) -> bytearray:
-    """Find the values that a node of backward reads, directly or through views, but with which it cannot fuse."""
+    """Find the values that some node of backward reads, directly or through views, without fusing with them."""
     index, required = state.index, state.roles.required_forward
     view = fusion.view
     # Backward writes a recomputed value to memory unless its reader fuses with it, so recomputing is not free.
@@ -180,7 +180,7 @@ def _first_unfusible(
     start: list[int],
     last: int,
 ) -> int:
-    """Return the rank, in forward's order, of the first node that does not fuse on the paths from ``start``."""
+    """Return the rank in forward of the first node on a path from ``start`` that cannot fuse with its input."""
     # Rank, position, and whether the node fuses with the node before it on the path. The first node counts as fusible.
     heap = [(order[s], s, True) for s in start]
     heapq.heapify(heap)

@@ -140,7 +140,7 @@ class Budgeted(Pass):
         return run(self.required_solver(), problem, time_limit=limit, knapsack=self.knapsack)
 
     def _cuts(self, state: State, *, every: bool, full_bytes: bool) -> tuple[tuple[int, ...], ...]:
-        """Return, for ban rules from the strictest to the loosest, the nodes that the minimum cut saves."""
+        """Return the nodes that the minimum cut saves under each set of ban rules, strictest rules first."""
         rules = state.cut_rules
         if full_bytes or not every:
             return (state.get(RuntimeOptimalCut(rules)),)
@@ -158,7 +158,7 @@ class Budgeted(Pass):
     def _lower_rungs(
         self, problem: GraphProblem, hull: Hull, solution: GraphSolution, limits: SavedLimits
     ) -> Iterator[GraphSolution]:
-        """Yield solutions at lower budgets that may be cheaper than the solution at the given budget."""
+        """Yield solutions for lower budgets; each may be cheaper than the solution for the given budget."""
         # A solver that stops within a tolerance of the optimum may find a cheaper decision for a smaller budget.
         # Lower budgets are fixed fractions of all bytes, so the best solution costs no more than the plan at any of
         # these budgets.
@@ -183,7 +183,7 @@ class Budgeted(Pass):
 
     @staticmethod
     def _cut_solutions(problem: GraphProblem, solution: GraphSolution) -> Iterator[GraphSolution]:
-        """Yield the minimum cuts in ``problem.hints`` that fit the budget, as solutions."""
+        """Yield, as solutions, those minimum cuts in ``problem.hints`` that fit the budget."""
         for saved in problem.hints if solution.status is not Status.OPTIMAL else ():
             evaluation = evaluate(problem, saved)
             if evaluation.saved_bytes <= (problem.capacity or 0):

@@ -1,4 +1,4 @@
-"""Pass that chooses the saved values within a memory budget by a knapsack and a minimum cut."""
+"""Pass that solves a knapsack and a minimum cut to choose the saved values within a memory budget."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from remat.passes.decide.budgeted import Budgeted
 
 @dataclass(frozen=True)
 class Knapsack(Budgeted):
-    """Keep the saved bytes within a budget by a knapsack whose items are operators that cost time to recompute.
+    """Keep the saved bytes within a budget: solve a knapsack of the operators that cost time to recompute.
 
     The solver picks the operators that must not be recomputed. A minimum cut then finds the fewest
     bytes to save so that no picked operator is recomputed; see `remat.solvers.graph.completion`.

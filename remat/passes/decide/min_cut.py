@@ -1,4 +1,4 @@
-"""Pass that chooses the saved values by a minimum cut that recomputes only cheap operators."""
+"""Pass that saves the values on a minimum cut, so that backward recomputes only cheap operators."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from remat.solvers.graph.flow import InfeasibleCutError, Network
 
 @dataclass(frozen=True)
 class MinCut(BanRules, Pass):
-    """Decide which values to save by a minimum cut over bytes; the options of the pass are the ban rules."""
+    """Save the values on a minimum cut weighted by bytes; the options of the pass are the ban rules."""
 
     name: ClassVar[str] = "min-cut"
     stage: ClassVar[Stage] = Stage.DECIDE

@@ -1,4 +1,4 @@
-"""Pass that chooses the saved values within a budget by a solver for the whole graph problem."""
+"""Pass that lets a solver choose, over the whole graph, the values to save within a budget."""
 
 from __future__ import annotations
 

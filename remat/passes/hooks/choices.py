@@ -104,7 +104,7 @@ def asks_for_signs(node: fx.Node) -> bool:
 
 
 def compared_by(node: fx.Node) -> list[fx.Node]:
-    """Return the floating-point inputs that a comparison, index or step function in ``node`` reads."""
+    """Return the floating-point inputs that ``node`` reads for a comparison, an index or a step function."""
     # These are inputs from which the node computes booleans or integers, and inputs of step functions. If the node
     # calls a graph with such an operator, all floating-point inputs are returned. If the node is the derivative of a
     # function with a kink, such as ``threshold_backward``, the incoming gradient is left out. The node only scales

@@ -115,7 +115,7 @@ class Inlining:
         return packed
 
     def _name(self, results: Sequence[fx.Node], saved: fx.Node) -> list[fx.Node]:
-        """Give the pack hook's results names that forward and backward graph do not use; return the results' nodes."""
+        """Give the pack hook's results names that neither forward nor backward uses; return the results' nodes."""
         packed: list[fx.Node] = []
         for k, node in enumerate(results):
             symbol = _symbol(node)

@@ -1,4 +1,4 @@
-"""Pass that copies the saved values that a decision names to the host, and fetches the copies in backward."""
+"""Pass that copies the saved values listed in a decision to the host, and fetches the copies in backward."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class OffloadSaved(Pass):
 def traced_offloads(
     state: State, offloads: Iterable[Offload]
 ) -> tuple[list[tuple[fx.Node, Traced]], dict[str, str]]:
-    """Trace the copies to and from the host for the values to offload.
+    """Trace, for each value to offload, its copy to the host and the copy back to the device.
 
     Returns:
         A list and a dict. The list has pairs of a saved value's node in forward and the value's
@@ -97,7 +97,7 @@ def traced_offloads(
 def wait_for_copies(
     forward: fx.GraphModule, backward: fx.GraphModule, offloads: Iterable[Offload]
 ) -> None:
-    """Insert operators that wait for copies of offloaded values, and move operators that begin copies to the device.
+    """Insert operators that wait for copies of offloaded values, and begin each copy to the device where planned.
 
     Args:
         forward: the forward module, which begins the copies to the host.

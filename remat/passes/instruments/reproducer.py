@@ -377,7 +377,7 @@ _NOTE = (
 
 
 def _path(error: Exception) -> tuple[str, ...]:
-    """Return the names of the passes around the failed pass, then its own name; empty if no failed pass is known."""
+    """Return the names of the passes around the failed pass, and its own name; empty if no failed pass is known."""
     if isinstance(error, PassError):
         return tuple(error.pass_name.split(" > "))
     if isinstance(error, SolverError):

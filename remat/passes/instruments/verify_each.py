@@ -109,7 +109,7 @@ class VerifyEach(Instrument):
             )
 
     def _other_numbers(self, trial: Trial, state: State, p: Pass, name: str) -> str | None:
-        """Run a state's graphs on random inputs, and return how results differ from the reference; None if equal."""
+        """Run a state's graphs on random inputs; return how the results differ from the reference, or None if equal."""
         drawn = _drawn_twice(state)
         self._draws_twice = () if drawn is None else (name, drawn)
         if drawn is not None:  # results would differ, because no pass has added the replays yet
@@ -208,7 +208,7 @@ def _run(trial: Trial, state: State) -> Mapping[str, Any]:
 
 
 def _drawn_twice(state: State) -> str | None:
-    """Return the name of a random operator that draws in forward and draws anew in a later run; None without one."""
+    """Return the name of a random operator that draws in forward and draws anew in a later run, or None."""
     if state.forward is None or state.backward is None:
         return None
     again = drawn_again(state.forward.graph, state.backward.graph)

@@ -232,7 +232,7 @@ class Region:
 
 
 def scalar_tangent(region: Region, carriers: Sequence[fx.Node]) -> fx.Node | None:
-    """Return the tangent that the region reads if forward can compute gradients with 1 in place of it; else None."""
+    """Return the tangent that the region reads, if forward can compute gradients with 1 in its place; else None."""
     # The conditions are:
     # - The region depends on exactly one of backward's inputs, a tangent, and the tangent is a scalar.
     # - All nodes between the tangent and the region, and all nodes of the region in backward, are linear in the

@@ -174,7 +174,7 @@ class Split:
         return self._views[node, span, k]
 
     def _call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """Insert a call as one of the nodes that replace the region, and return its node."""
+        """Insert a call that replaces a part of the region, and return the new node."""
         with self.graph.inserting_before(self._end):
             node: fx.Node = self.graph.call_function(target, args, kwargs)
         node.meta = {k: v for k, v in self._meta.items() if k not in NOT_OF_SLICES}

@@ -75,7 +75,7 @@ def _boundaries(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _feeds_later_region(node: fx.Node) -> bool:
-    """Return whether a node tagged for recomputation in a later checkpointed region reads ``node``."""
+    """Return whether a later checkpointed region has a node that is tagged for recomputation and reads ``node``."""
     region = node.meta.get("ac_graph_id")
     return region is not None and any(
         must_recompute(user) and user.meta.get("ac_graph_id", region) > region

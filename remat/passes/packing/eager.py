@@ -33,7 +33,7 @@ _TRACED = (
 
 
 def packed_count() -> int:
-    """Return the number of results of pack that wait for backward in this process."""
+    """Return the number of packed values that this process keeps until backward unpacks them."""
     return len(_PACKED)
 
 
@@ -81,7 +81,7 @@ def unpack_eagerly(
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor:
-    """Unpack the value of a ticket and return a tensor with the size and strides of the saved tensor.
+    """Unpack the value that a ticket identifies; return a tensor with the size and strides of the saved tensor.
 
     Raises:
         PlanError: the packed value is gone, unpack raised, or unpack returned no tensor of this

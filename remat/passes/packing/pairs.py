@@ -93,7 +93,7 @@ class SavedTensorHooks:
 
     @classmethod
     def of(cls, value: object) -> SavedTensorHooks:
-        """Return the hooks that ``value`` gives as an object, by the name of a ready-made pair, or as two functions.
+        """Convert ``value`` to hooks: ``value`` is such an object, the name of a ready-made pair, or two functions.
 
         Args:
             value: a `SavedTensorHooks`, which is returned as it is; the name of a ready-made pair;
@@ -285,7 +285,7 @@ def pack_float8(x: torch.Tensor) -> Packed:
 
 
 def unpack_float8(packed: Packed) -> torch.Tensor:
-    """Return the tensor that `pack_float8` packed, in its original dtype, with infinities and NaN."""
+    """Return the tensor that `pack_float8` packed, in its original dtype, including infinities and NaN."""
     values, scale = packed
     most = torch.finfo(scale.dtype).max
     code = values.view(torch.uint8)
@@ -313,7 +313,7 @@ def pack_int8(x: torch.Tensor) -> Packed:
 
 
 def unpack_int8(packed: Packed) -> torch.Tensor:
-    """Return the tensor that `pack_int8` packed, in its original dtype, with infinities and NaN."""
+    """Return the tensor that `pack_int8` packed, in its original dtype, including infinities and NaN."""
     values, scale = packed
     most = torch.finfo(scale.dtype).max
     value = (values.to(scale.dtype) * scale).clamp(-most, most)

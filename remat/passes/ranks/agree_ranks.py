@@ -78,7 +78,7 @@ class AgreeRanks(Pass):
     def _take_over(
         self, state: State, question: Question, own: Verdict, theirs: Verdict
     ) -> PassResult:
-        """Adopt another rank's decision if it fits this rank's graph and limit on saved bytes."""
+        """Adopt another rank's decision if the decision fits this rank's graph and limit on saved bytes."""
         names = question.outline.names
         limits, provenance = _how(state)
         whose = (
@@ -165,7 +165,7 @@ def _how(state: State) -> tuple[SavedLimits, Provenance]:
 
 
 def _refusal(state: State, decision: Decision, capacity: int | None) -> str | None:
-    """Return why another rank's decision does not fit this rank; None if it fits."""
+    """Return why another rank's decision does not fit this rank's graph and limit; None if the decision fits."""
     lowered = state.lowered()
     try:
         nbytes = evaluate(lowered.problem, lowered.saved_of(decision)).saved_bytes

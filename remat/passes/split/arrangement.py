@@ -136,7 +136,7 @@ def position_of(index: GraphIndex, name: str, verb: str = "runs") -> int:
 
 
 def _run_at(index: GraphIndex, name: str) -> int:
-    """Return the joint graph's position of the operator ``name``, which a node order of the decision runs."""
+    """Return the position, in the joint graph, of the operator ``name`` in a node order of the decision."""
     position = position_of(index, name)
     if index.nodes[position].op != "call_function":
         raise PlanError(

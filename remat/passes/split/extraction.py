@@ -125,7 +125,7 @@ class Extraction:
         )
 
     def _is_destination(self, i: int) -> bool:
-        """Return whether backward may take input ``i`` itself instead of a copy from before forward."""
+        """Return whether backward may read input ``i`` itself, instead of a copy made before forward."""
         node = self._index.nodes[i]
         # Backward writes to the input, or reads the value that it has after forward's last write.
         return i in self._state.storages.rewritten or any(
@@ -197,7 +197,7 @@ class Extraction:
         return forward_sorted(running, index, roles, self._state.storages)
 
     def _forward(self) -> tuple[fx.Graph, dict[int, Any]]:
-        """Build the forward graph for the decision; also return the fake value of each copied input, by position."""
+        """Build the decision's forward graph; also return a dict from a copied input's position to its fake value."""
         index = self._index
         outputs, _, descs, _ = split_outputs(self._joint)
         running = self._runs.forward if self._ordered else self._reach_forward(outputs)

@@ -1,4 +1,4 @@
-"""Pass that makes one graph of forward and backward, for a step that was one graph."""
+"""Pass that merges forward and backward into one graph, for a step that was traced as one graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remat.passes.core.state import PassResult, State, partitioned_graphs
 
 @dataclass(frozen=True)
 class Join(Pass):
-    """Make one graph of forward and backward again, if `remat.whole_graph` made the joint graph from one graph.
+    """Merge forward and backward into one graph again, if `remat.whole_graph` made the joint graph from one graph.
 
     The new graph replaces the joint graph in the state, and has the inputs and outputs of the original
     graph.

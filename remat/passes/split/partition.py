@@ -1,4 +1,4 @@
-"""Pass that splits a joint graph into a forward and a backward module by a decision."""
+"""Pass that splits a joint graph into a forward and a backward module as a decision requires."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from remat.passes.split.extraction import Extraction
 
 @dataclass(frozen=True)
 class Partition(Pass):
-    """Split the joint graph into a forward and a backward module by the state's decision.
+    """Split the joint graph into a forward and a backward module as the state's decision requires.
 
     If the state has no decision, `default_decision` is used: forward saves every value that backward
     reads, as in eager PyTorch.

@@ -131,7 +131,7 @@ def _drop_outputs(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
 
 
 def _has_a_gradient_each(joint: JointGraph) -> bool:
-    """Whether inputs can be added and removed: all are primals or tangents, and every primal has a gradient."""
+    """Whether inputs can be added or removed: each is a primal or a tangent, and each primal has a gradient output."""
     gradients = len(outputs_of(joint.graph)) - joint.num_fwd_outputs
     return gradients == len(primals_of(joint)) and all(
         role_of(n) in (Role.PRIMAL, Role.TANGENT) for n in joint.graph.find_nodes(op="placeholder")
@@ -139,7 +139,7 @@ def _has_a_gradient_each(joint: JointGraph) -> bool:
 
 
 def _unused(joint: JointGraph) -> list[Item]:
-    """Return the names of inputs without users; empty if inputs cannot be removed from the graph."""
+    """Return the names of a graph's unused inputs; an empty list if inputs cannot be removed from the graph."""
     if not _has_a_gradient_each(joint):
         return []
     return [n.name for n in joint.graph.find_nodes(op="placeholder") if not n.users]
@@ -176,7 +176,7 @@ def _results(joint: JointGraph) -> list[Item]:
 
 
 def _add_input(joint: JointGraph, like: fx.Node, *, tangent: bool, gradient: Any = None) -> fx.Node:
-    """Add an input like a node's value: a tangent, or a primal with the given gradient; return the input."""
+    """Add and return an input shaped like a node's value: a tangent, or a primal with the given gradient."""
     graph = joint.graph
     before = list(graph.find_nodes(op="placeholder")) if tangent else primals_of(joint)
     first = next(iter(graph.nodes))
@@ -256,7 +256,7 @@ def _kind_of(value: Any) -> Any:
 
 
 def _bypass_to(node: fx.Node) -> fx.Node | None:
-    """Return the first input of a call that can replace the call's result; None if there is none."""
+    """Return the first input of a call that can replace the call's result; None if no input can."""
     kind = _kind_of(node.meta.get("val"))
     if kind is None or node.op != "call_function":
         return None

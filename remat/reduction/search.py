@@ -1,4 +1,4 @@
-"""Search for the smallest failing graph: delta debugging over edits."""
+"""Search for the smallest graph that fails a test, by delta debugging over edits of the graph."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Reduced:
 
     Attributes:
         joint: the smallest graph found that still fails.
-        before: number of nodes of the graph at the start; placeholders and the output node count.
+        before: number of nodes of the graph at the start, including placeholders and the output node.
         nodes: number of nodes of ``joint``.
-        tests: how often the test was called.
+        tests: number of calls of the test.
         cached: number of candidate graphs that were not tested, because an equal graph had been tested before.
         refused: number of candidate graphs that were not tested for another reason. The candidate was invalid, did
             not differ from the best graph, or could not be written as text or split into forward and backward.
@@ -113,7 +113,7 @@ class _Search:
                 changed |= self._apply(edit)
 
     def _apply(self, edit: GraphEdit) -> bool:
-        """Try one edit on all its items, then on ever smaller groups; return whether an edited graph was kept."""
+        """Try one edit on all of its items, then on ever smaller groups of items; return whether a graph was kept."""
         changed = False
         # Large groups first: one test may then accept the edit of many items.
         size = len(edit.items(self.best))
@@ -149,7 +149,7 @@ class _Search:
         return True
 
     def fails(self, joint: JointGraph, text: str) -> bool:
-        """Return whether a graph still fails the test; results are cached by the graph's text."""
+        """Return whether a graph still fails the test; the test's results are cached by the graph's text."""
         key = hashlib.sha256(text.encode()).digest()
         if key in self._seen:
             self.cached += 1

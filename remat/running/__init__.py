@@ -1,1 +1,1 @@
-"""Run graphs and steps with real values: create random inputs, compare results, measure memory."""
+"""Run graphs and training steps on real values: create random inputs, compare results, measure memory."""

@@ -25,7 +25,7 @@ def first_difference(reference: Mapping[str, Any], other: Mapping[str, Any]) -> 
 
 
 def _difference(value: Any, other: Any) -> str | None:
-    """Return the end of a sentence that says how two values differ; None if the values are equal."""
+    """Return the end of a message that says how two values differ; None if the values are equal."""
     if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
         same = type(value) is type(other) and (
             value == other or (value != value and other != other)

@@ -1,8 +1,8 @@
 """Run many jobs in this process, in worker processes, or in any executor.
 
 An executor is any `concurrent.futures.Executor`, such as a process pool, the result of Dask's
-``Client.get_executor()``, or an executor of Ray. The result of a job is called its answer. Answers are
-delivered in the order in which they arrive. If a worker process that remat started dies, the jobs of
+``Client.get_executor()``, or an executor of Ray. The result of a job is called its answer. The caller gets
+each answer as soon as it arrives. If a worker process that remat started dies, the jobs of
 that process are submitted again.
 """
 
@@ -84,7 +84,7 @@ def run_jobs(
     Args:
         work: computes the answer of one job; its exceptions are raised here. For workers, ``work`` must be
             a module-level function, and jobs and answers must support pickling.
-        jobs: the jobs.
+        jobs: the arguments with which ``work`` is called, one for each job.
         executor: where the jobs run; see `AnyExecutor`.
         on_answer: called in this process with the index of a job and its answer, in the order of arrival.
         on_death: called in this process with the index of a job and a reason, if worker processes that
@@ -113,7 +113,7 @@ def run_jobs(
 
 
 def _declaring(work: Callable[[Job], Answer], declared: Sequence[str], job: Job) -> Answer:
-    """Declare operators pure in a worker process, then run one job and return its answer."""
+    """In a worker process, declare operators pure, then run one job and return its answer."""
     from remat.graph.purity import also_declared
 
     with also_declared(declared):
@@ -196,7 +196,7 @@ def _submitted(
     on_answer: Callable[[int, Answer], None],
     starting: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> list[int]:
-    """Submit jobs to an executor, deliver the answers, and return the indices of jobs that the executor lost."""
+    """Run jobs in an executor, pass on each answer, and return the indices of jobs that the executor lost."""
     waiting: dict[Future[Answer], int] = {}
     unanswered: list[int] = []
     try:

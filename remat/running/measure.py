@@ -67,7 +67,7 @@ def measure_step(
             buffers.
         args: positional arguments for ``fn``.
         kwargs: keyword arguments for ``fn``.
-        resident: further tensors that are alive during the step and that the bytes include.
+        resident: further tensors that are alive during the step; the measured bytes include them.
         by: the method of measurement, ``"storages"`` (CPU only) or ``"allocator"``. None: ``"storages"``
             on the CPU, ``"allocator"`` on CUDA, whose allocator rounds each allocation up to 512 bytes.
 
@@ -147,7 +147,7 @@ class _Seed(torch.autograd.Function):
 
 @contextlib.contextmanager
 def as_before(tensors: Sequence[torch.Tensor], device: torch.device) -> Iterator[None]:
-    """Restore a step's buffers, inputs and gradients, and random generators' states, after the ``with`` block.
+    """After the ``with`` block, restore the buffers, inputs, gradients and random generators' states of a step.
 
     All gradients are set to None before the ``with`` block runs. A frozen parameter is not restored.
 
@@ -196,7 +196,7 @@ def _is_frozen(tensor: torch.Tensor) -> bool:
 
 
 def _checksum(tensor: torch.Tensor) -> int:
-    """Return the sum of a tensor's elements, with the bits of each element read as an integer."""
+    """Return the sum of a tensor's elements, where each element's bits count as an integer."""
     # Chunks, so that no large copy is made. A write through `.data` does not change the version counter.
     bits = as_integers(tensor.detach().reshape(-1))
     return sum(int(bits[at : at + _CHUNK].sum()) for at in range(0, len(bits), _CHUNK))
@@ -232,9 +232,9 @@ def _by_profiler(step: _Step, inputs: Sequence[torch.Tensor], _: torch.device) -
 
 @contextlib.contextmanager
 def allocations() -> Iterator[list[int]]:
-    """Yield a list to which the end of the ``with`` block appends the bytes of each CPU allocation, in order.
+    """Yield a list; when the ``with`` block ends, append the bytes of each CPU allocation in the block, in order.
 
-    For a deallocation, the negated number of bytes is appended.
+    For each deallocation, the negated number of bytes is appended to the list.
     """
     sizes: list[int] = []
     level = os.environ.get(_LOG_LEVEL)

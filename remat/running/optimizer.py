@@ -1,8 +1,8 @@
 """Measure an optimizer's memory by running two steps on fake parameters and tracking every storage.
 
 Parameters and gradients are fake tensors, which take no memory. Other tensors that the optimizer
-creates, such as a step count, are real and tiny. The measured memory is that of the storages that
-operators return, without memory that a kernel allocates internally.
+creates, such as a step count, are real and tiny. The measured memory includes the storages that
+operators return, but not the memory that a kernel allocates internally.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CONSTANTS = {"true": True, "false": False, "none": None}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerUse:
-    """Memory and traffic of an optimizer's steps, without parameters and gradients.
+    """Memory and memory traffic of an optimizer's steps; the memory excludes parameters and gradients.
 
     Attributes:
         name: name of the optimizer, as `read_optimizer` returns it.
@@ -118,7 +118,7 @@ def trace_optimizer(
     without_gradient: frozenset[int] = frozenset(),
     foreach: bool = False,
 ) -> OptimizerUse:
-    """Run two steps of an optimizer on fake parameters, and return the memory and traffic of the steps.
+    """Run two steps of an optimizer on fake parameters, and return the steps' memory and memory traffic.
 
     Args:
         optimizer: as for `read_optimizer`.

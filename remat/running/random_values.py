@@ -1,4 +1,4 @@
-"""Create random real values for fake values, with the same shapes and the same shared memory."""
+"""Create random real values for fake values, with equal shapes; tensors that share memory still share it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RealValues:
     """Creator of random real values for fake values; fake tensors on one storage become real tensors on one storage.
 
     Args:
-        seed: seed of the random numbers; equal seeds and names give equal values.
+        seed: seed of the random numbers. Equal seeds give equal values to graph inputs of equal names.
     """
 
     def __init__(self, seed: int) -> None:
@@ -33,7 +33,7 @@ class RealValues:
         """Return a real value in place of a fake tensor or symbolic number; other values are unchanged.
 
         Args:
-            value: the value. For a symbolic number, the result is its hint.
+            value: the fake tensor, symbolic number or other value. For a symbolic number, its hint is returned.
             name: name of the graph input that has the value, for messages and the seed.
 
         Raises:

@@ -6,7 +6,7 @@ or keep partial results. No graph shows workspaces, and the size of a workspace 
 the device and the shapes. To measure a workspace, the operator is called on tensors of zeros. Calls of
 one kind have the same operator, sizes, strides, dtypes, number arguments and thread count.
 
-A large call with a batch is not run. The workspace of such a call is extrapolated from two smaller
+A call with a batch too large to run is not run. Its workspace is extrapolated from runs with two smaller
 batches, because workspaces grow linearly with the batch size.
 """
 
@@ -155,7 +155,7 @@ def _allocated(arguments: Any) -> int:
 def _batches(
     op: Any, args: Any, kwargs: Any, nbytes: int
 ) -> tuple[int, int, int, Callable[[int], Any]] | None:
-    """Return two batch sizes smaller than the call's, the call's, and a function from size to arguments; or None."""
+    """Return two small batch sizes, the call's batch size, and a function from a batch size to arguments; or None."""
     # Later zips are not strict, because a call may leave out arguments with defaults.
     names = [a.name for a in torch_compat.schema(op).arguments]
     first: Any = args[0] if args else None
@@ -209,7 +209,7 @@ def note_workspaces(graph: fx.Graph) -> None:
 
 
 def measure_deferred(graph: fx.Graph) -> None:
-    """Measure, once for each kind of call, the workspaces for which `defer_workspaces` wrote a function only."""
+    """Replace the functions that `defer_workspaces` wrote by workspace bytes, measured once per kind of call."""
     forms, measured = Forms(), dict[Any, Any]()
     for node in graph.nodes:
         if node.meta.get(WORKSPACE) is _workspace:
@@ -361,7 +361,7 @@ def _number(value: Any) -> Any:
 
 
 def _measured(op: Callable[..., Any], args: Any, kwargs: Any) -> int:
-    """Return the workspace bytes of an operator call, measured in a run on zeros in the layouts of its tensors."""
+    """Return the workspace bytes of an operator call, measured on zero tensors with the call's sizes and strides."""
     with undisturbed(torch.device("cpu")):
 
         def real(value: Any) -> Any:

@@ -27,7 +27,7 @@ from remat.solvers.verify import verify
 
 
 class Auto(Solver):
-    """Portfolio of the other solvers; returns the best answer and the tightest bound among them.
+    """Portfolio of the other solvers, which returns their best answer with their tightest bound.
 
     The compiled kernel runs first, because it proves nearly every optimum in milliseconds. A solver that
     is not installed, fails, refuses the problem, or returns a wrong answer is skipped. Without a time
@@ -39,7 +39,7 @@ class Auto(Solver):
     name: ClassVar[str] = "auto"
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
-        """Run one solver after another until the best value equals the tightest upper bound."""
+        """Run solvers on a knapsack, one after another, until the best value equals the tightest upper bound."""
         deadline = None if time_limit is None else time.monotonic() + time_limit
         # If the kernel does not prove an optimum, the other solvers need the rest of the time.
         answer = _kernel_answer(problem, None if time_limit is None else 0.6 * time_limit)
@@ -65,7 +65,7 @@ class Auto(Solver):
         )
 
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
-        """Solve a graph problem in rounds of growing work, and return the best answer.
+        """Solve a graph problem in rounds, each with a higher limit on work, and return the best answer.
 
         A round runs a beam search, the kernel's exact enumeration, and HiGHS. The rounds end early if the
         gap between cost and bound is at most 0.1 % of the cost.
@@ -92,7 +92,7 @@ class Auto(Solver):
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
-        """Solve a schedule problem with the first of three solvers that can: the kernel, CP-SAT, and `Greedy`."""
+        """Solve a schedule problem with the kernel, with CP-SAT if the kernel cannot run, or else with `Greedy`."""
         if unavailable(Native) is None:
             return Native().solve_schedule(problem, time_limit=time_limit)
         if unavailable(CpSat) is None:

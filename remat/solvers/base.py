@@ -23,7 +23,7 @@ class Solver:
     A subclass sets `name` and defines at least one of ``solve``, ``solve_graph`` and
     ``solve_schedule``. Class attributes state what the solver can do, so that remat can list
     solvers without creating them. A subclass imports its back end, such as OR-Tools, inside its
-    methods. Solvers hold no run state, so all instances of a class are equal. A subclass that is a
+    methods. Solvers keep no state between calls, so all instances of a class are equal. A subclass that is a
     dataclass may have options as fields; instances with equal options are equal.
 
     Attributes:
@@ -36,7 +36,7 @@ class Solver:
         time_limit: whether the solver respects the argument ``time_limit``: it returns soon after
             that many seconds.
         integer_limit: the largest sum of weights, sum of values or capacity that the solver
-            accepts. `refuses` rejects larger problems. None: no limit below 2**63 - 1.
+            accepts. `refuses` rejects larger problems. None: the solver accepts up to 2**63 - 1.
         requires: names of the modules that the solver imports.
         extra: the argument of ``pip install`` that installs the modules in ``requires``, such as
             ``"my-package[highs]"``. By default, the missing module's top-level package.
@@ -128,7 +128,7 @@ class Solver:
         """Return why the solver cannot solve a knapsack; None if it can.
 
         remat calls ``refuses`` before ``solve``. The default implementation refuses a sum of
-        weights, a sum of values or a capacity above ``integer_limit``.
+        weights, a sum of values or a capacity above the solver's ``integer_limit``.
         """
         limit = self.integer_limit
         if limit is None:
@@ -145,7 +145,7 @@ class Solver:
 
     @classmethod
     def cannot_run(cls) -> str | None:
-        """Return why the solver cannot run here although its modules are installed; None if it can."""
+        """Return why the solver cannot run on this machine although its modules are installed; None if it can."""
         return None
 
     def __eq__(self, other: object) -> bool:
@@ -174,9 +174,9 @@ def built_in(solver: Solver) -> bool:
 
 
 def unavailable(solver: type[Solver]) -> str | None:
-    """Return why a solver cannot run here and how to install its modules; None if it can run.
+    """Return why a solver cannot run on this machine and how to install its modules; None if it can run.
 
-    The modules in ``requires`` are found, but not imported.
+    The modules in the solver's ``requires`` are looked up, but not imported.
     """
     fault = check_requires(solver)
     if fault is not None:  # an instance of a class that was never registered

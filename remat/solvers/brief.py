@@ -1,4 +1,4 @@
-"""Instances of the search solvers, each limited to a twentieth of its usual work, for tables of all solvers."""
+"""For tables of all solvers: instances of the search solvers, each limited to a twentieth of its usual work."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Checks of the columns of a problem, such as its weights, names or inputs.
 
 A *column* is a sequence with one entry for each item or node of the problem. Every check returns the
-checked value, or raises a `ProblemError` whose message names the value by ``label``.
+checked value, or raises a `ProblemError` whose message contains ``label``, the value's name.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def short(value: object) -> str:
 def sequence(
     label: str, values: Any, length: int | None = None, *, each: str = "name"
 ) -> tuple[Any, ...]:
-    """Return the entries of an ordered iterable as a tuple; raise `ProblemError` if it has not ``length`` entries.
+    """Return an ordered iterable as a tuple; raise `ProblemError` unless it has ``length`` entries.
 
-    ``each`` is what an entry belongs to, in an error message such as "expected 3, one for each name".
+    In an error message such as "expected 3, one for each name", ``each`` is the last word.
     """
     if not isinstance(values, Iterable) or isinstance(values, (str, bytes, set, frozenset, dict)):
         raise ProblemError(

@@ -1,4 +1,4 @@
-"""Call HiGHS, a solver of mixed-integer programs, without output on standard output."""
+"""Call HiGHS, a solver of mixed-integer programs, and keep its messages off standard output."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _binding() -> Any:
 
 
 def _result(statuses: Any, engine: Any) -> MilpResult:
-    """Read the result of a finished run of HiGHS."""
+    """Convert the result of a finished run of HiGHS to a `MilpResult`."""
     import numpy as np
 
     status, info = engine.getModelStatus(), engine.getInfo()

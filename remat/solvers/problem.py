@@ -84,7 +84,7 @@ class Problem(Generic[S]):
         raise NotImplementedError
 
     def measure(self, choice: tuple[int, ...]) -> dict[str, Any]:
-        """Return the figures of a choice, such as value and weight, by the names of attributes of ``solution``.
+        """Return the attributes of ``solution`` for a choice, such as value and weight, as a dict from names.
 
         Raises:
             ProblemError: the choice cannot be carried out. The caller puts the solver's name before
@@ -93,7 +93,7 @@ class Problem(Generic[S]):
         raise NotImplementedError
 
     def excess(self, figures: Mapping[str, Any]) -> str:
-        """Return the part of an error message that describes an answer above the capacity, from its figures."""
+        """Return the part of an error message that describes an answer above the capacity, with its bytes."""
         raise NotImplementedError
 
     def limits(self) -> Limits:

@@ -127,7 +127,7 @@ def _claimed_bound(
 
 
 def _proven_value(problem: KnapsackProblem, reached: int) -> int:
-    """Return an upper bound on any choice's value: from a short search of the kernel, or else the total value."""
+    """Prove an upper bound on every choice's value by a short search; without the kernel, return the total value."""
     native = Native()
     if native.cannot_run() is not None or native.refuses(problem) is not None:
         return problem.total_value
@@ -136,7 +136,7 @@ def _proven_value(problem: KnapsackProblem, reached: int) -> int:
 
 
 def _proven_cost(problem: GraphProblem, reached: int) -> int:
-    """Prove a lower bound on the cost of every decision by a short search; the bound never exceeds ``reached``."""
+    """Return a lower bound on every decision's cost, proven by a short search and capped at ``reached``."""
     if unavailable(Lagrangian) is not None:
         return 0
     search = Search(problem)

@@ -1,4 +1,4 @@
-"""Choose the nodes to save in a graph problem with a solver that solves only knapsacks.
+"""Let a solver that solves only knapsacks choose the nodes to save in a graph problem.
 
 The items of the knapsack are the nodes that cost something to recompute. The items that the solver
 picks must not be recomputed. A minimum cut over bytes finds the decision that saves the fewest bytes
@@ -24,7 +24,7 @@ from remat.solvers.verify import verify
 def by_knapsack(
     solver: Solver, problem: GraphProblem, pick: Callable[[KnapsackProblem], Solution]
 ) -> GraphSolution:
-    """Choose the nodes to save with a knapsack solver, and return the cheapest choice found.
+    """Let a knapsack solver choose the nodes to save, and return the cheapest choice found.
 
     The solver first solves knapsacks whose items are all nodes of the reduced problem that cost something
     to recompute. If ``problem.hints`` has decisions, the solver then solves knapsacks without the nodes
@@ -78,7 +78,7 @@ def _rounds(
     capacity: int,
     offered: int,
 ) -> Iterator[tuple[Solution, tuple[int, ...] | None]]:
-    """Yield each knapsack's solution, and the nodes that the minimum cut then saves; None if they do not fit."""
+    """Yield each knapsack's solution, and the nodes that a minimum cut then saves, or None if these do not fit."""
     # The minimum cut often saves fewer bytes than the picked items weigh. The next round offers the bytes left over.
     for _ in range(EFFORT.rounds):
         knapsack = KnapsackProblem(
@@ -101,7 +101,7 @@ def _rounds(
 
 
 def _weights(core: GraphProblem) -> list[int]:
-    """Return, for each node, the saved bytes that suffice to avoid its recomputation; 0 if no bytes suffice."""
+    """Return, for each node, how many bytes to save so that it is not recomputed; 0 if saving cannot avoid it."""
     readers: list[list[int]] = [[] for _ in core.names]
     for i, reads in enumerate(core.inputs):
         for j in reads:

@@ -14,7 +14,7 @@ from remat.solvers.solution import Answer
 
 
 class CutSolver(Solver):
-    """First minimum cut that fits the capacity: strict compiler rules first, fewest bytes last.
+    """First minimum cut that fits the capacity, tried from the strictest compiler rules to the fewest bytes.
 
     Compiler rules ban operators such as reductions from recomputation. A `GraphProblem` has no operators,
     so the caller puts the minimum cuts into ``hints``, with the cuts under the strictest rules first. The

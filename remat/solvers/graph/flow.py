@@ -71,7 +71,7 @@ class Network:
     """Flow network of one graph problem, in which each finite cut is a decision which nodes to save.
 
     Each call of `cut` or `losses` passes the prices of saving and recomputing each node, in one common
-    unit. Prices whose sum is too large for 64-bit integers raise a `ProblemError`.
+    unit. `cut` and `losses` raise a `ProblemError` if the prices' sum exceeds 64-bit integers.
 
     Args:
         problem: the nodes and edges, with the nodes that may be saved or recomputed.

@@ -32,7 +32,7 @@ _FIGURES = attrgetter("saved_bytes", "cost")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vertex:
-    """A decision on the hull: its bytes, its cost, and the nodes of the reduced problem that it saves."""
+    """A decision at a vertex of the hull: its bytes, cost, and saved nodes of the reduced problem."""
 
     saved_bytes: int
     cost: int
@@ -58,7 +58,7 @@ class Edge:
     value: int
 
     def bound(self, capacity: int) -> int:
-        """Return a proven lower bound on the cost of any decision within ``capacity`` bytes."""
+        """Return a proven lower bound on the cost of any decision that saves at most ``capacity`` bytes."""
         if self.scale == 0:
             return self.fits.cost
         return max(0, -((self.price * capacity - self.value) // self.scale))
@@ -73,9 +73,9 @@ _HULLS: weakref.WeakValueDictionary[tuple[int, ...], Hull] = weakref.WeakValueDi
 class Hull:
     """Lower convex hull of the (saved bytes, cost) pairs of all decisions of a graph problem.
 
-    Edges of the hull are computed on demand: by `edge` for one capacity, by `vertices` for all. The
+    Edges of the hull are computed on demand: by `edge` for one capacity, by `vertices` for all capacities. The
     problem's capacity is ignored. Minimum cuts are computed on the core, the smaller problem in
-    `reduction`. ``least`` is the vertex with the fewest saved bytes, ``least_bytes``.
+    `reduction`. The hull's ``least`` is the vertex with the fewest saved bytes, ``least_bytes``.
     """
 
     def __init__(self, problem: GraphProblem) -> None:
@@ -163,7 +163,7 @@ class Hull:
         return self._network.losses(edge.price * self._size, edge.scale * self._cost)
 
     def _refine(self, fits: Vertex, over: Vertex) -> None:
-        """Insert a vertex below the line between two vertices, or store the line as an edge if none lies below."""
+        """Insert a vertex below the line between two vertices; if there is none, store the two as an edge."""
         price, scale = self._prices(fits.cost - over.cost, over.saved_bytes - fits.saved_bytes)
         vertex, value = self._vertex(price, scale)
         of_line = min(price * v.saved_bytes + scale * v.cost for v in (fits, over))
@@ -174,7 +174,7 @@ class Hull:
         )
 
     def _prices(self, cost: int, saved_bytes: int) -> tuple[int, int]:
-        """Return prices of a byte and a cost unit at which vertices ``cost`` and ``saved_bytes`` apart are equal."""
+        """Return prices of a byte and of a unit of cost at which ``saved_bytes`` and ``cost`` have equal prices."""
         total = cost * self._total_size + saved_bytes * self._total_cost
         if total <= ROOM:
             times = ROOM // max(1, total)

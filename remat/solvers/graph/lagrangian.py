@@ -45,7 +45,7 @@ class Incumbent:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Lagrangian(Solver):
-    """Minimum cuts at varying byte prices, with a proven bound, then enumeration near the hull.
+    """Minimum cuts at different prices of a byte, then an enumeration of decisions near the hull.
 
     Attributes:
         work: limit on the enumeration, in the kernel's units. A hundred million units take one to
@@ -89,7 +89,7 @@ class Search:
         self.deadline = None if time_limit is None else time.monotonic() + time_limit
 
     def start(self) -> Incumbent:
-        """Return the cheapest decision on the hull that fits the capacity, without a search."""
+        """Return the cheapest of the hull's vertices that fit the capacity, without a search."""
         fits = self.edge.fits
         return Incumbent(
             saved=fits.saved, cost=fits.cost, bound=min(fits.cost, self.edge.bound(self.capacity))
@@ -110,8 +110,8 @@ class Search:
     def exact(self, best: Incumbent, *, work: int, tolerance: float = EFFORT.gap) -> Incumbent:
         """Enumerate the decisions that could be cheaper than ``best``; return the cheapest one, or ``best``.
 
-        The enumeration also raises the lower bound on the cost. The enumeration ends early if the gap reaches
-        ``tolerance``, a fraction of the cost, or if the work or the time is spent. Without the kernel,
+        The enumeration also raises the lower bound on the cost. The enumeration ends early if the gap falls to
+        ``tolerance``, a fraction of the cost, or if a limit on work or time is reached. Without the kernel,
         ``best`` is returned unchanged.
         """
         # The limit on the loss grows in steps. A better decision found early makes later steps needless, and
@@ -147,7 +147,7 @@ class Search:
     def _run(
         self, best: Incumbent, *, share: float, most: int, work: int
     ) -> tuple[Incumbent, int, bool]:
-        """Enumerate decisions with a loss up to a share of the bound; return the best, the work, and if it ended."""
+        """Enumerate decisions of little loss; return the best, the work, and whether the enumeration is complete."""
         edge = self.edge
         limit = int(max(1, edge.bound(self.capacity)) * share) * edge.scale
         improved, complete, saved_bytes, loss, saved, spent, by_clock = self.hull.compiled(

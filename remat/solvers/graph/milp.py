@@ -32,7 +32,7 @@ _MARGIN = 2e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class GraphMilp(Solver):
-    """HiGHS on the whole graph; a Lagrangian bound first fixes as many variables as it can.
+    """HiGHS on the graph problem, in which a Lagrangian bound has fixed as many variables as it can.
 
     Attributes:
         nodes: the most branch-and-bound nodes to open if there is no time limit.
@@ -77,7 +77,7 @@ class GraphMilp(Solver):
 
 
 def _program(search: Search, best: Incumbent) -> tuple[dict[str, Any], float]:
-    """Build the arguments of `milp` for a graph problem, and the recompute cost of one unit of the objective."""
+    """Return the arguments of `milp` for a graph problem, and the recompute cost per unit of the objective."""
     import numpy as np
     from scipy.sparse import csr_matrix
 

@@ -1,4 +1,4 @@
-"""Pareto-optimal items by bytes and cost, their lower convex hull, and their knee."""
+"""Find the Pareto-optimal items by bytes and cost, their lower convex hull, and their knee."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def always_saved(problem: GraphProblem) -> tuple[int, ...]:
 
 
 def worth_saving(problem: GraphProblem, saved: Iterable[int]) -> list[int]:
-    """Return the recomputed nodes of a decision that could be saved to lower its cost, highest cost per byte first."""
+    """Return the recomputed nodes that a decision could save to lower its cost, highest cost per byte first."""
     again = (
         i
         for i in evaluate(problem, saved).recomputed

@@ -1,1 +1,1 @@
-"""Instances: problems in files."""
+"""Problem instances, which are stored in files."""

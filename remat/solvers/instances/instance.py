@@ -1,4 +1,4 @@
-"""Instances: problems with a record of their origin, stored in files that contain no code."""
+"""Problem instances: problems with a description of their origin, stored in files without code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from remat.solvers.problem import Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """A problem with a record of its origin.
+    """A problem with a description of its origin.
 
     Attributes:
         name: name of the instance.

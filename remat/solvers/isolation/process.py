@@ -53,8 +53,8 @@ def isolated(
         memory_bytes: bytes that the process may allocate after its imports; None: no limit. Not
             enforced on macOS.
         grace_s: seconds beyond a call's time limit after which the process is killed.
-        hang_s: seconds after which the process is killed, for calls without a time limit; None:
-            such calls may take any time.
+        hang_s: seconds after which the process is killed if a call has no time limit; None:
+            such a call may take any time.
         environment: environment variables of the process, in addition to those of this process.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Code that runs inside a solver's own process; the code of its parent is `remat.solvers.isolation.process`.
+"""Code that runs inside a solver's own process; its parent runs `remat.solvers.isolation.process`.
 
 Questions and replies go through one connection, because the solver may print to standard output.
 Questions are pickled, because the worker trusts the parent. Replies are JSON, so that a garbled reply

@@ -1,4 +1,4 @@
-"""Linear relaxation of a knapsack: a feasible choice and a proven upper bound from one sort.
+"""Linear relaxation of a knapsack: one sort of the items gives a choice that fits and a proven upper bound.
 
 The compiled kernel computes the same result about ten times as fast. The Python code defines the
 result, and runs if remat was installed without a compiler.
@@ -58,14 +58,14 @@ def fill(weights: Sequence[int], order: Iterable[int], room: int) -> list[int]:
 def repair(
     weights: Sequence[int], values: Sequence[int], capacity: int, picked: Iterable[int]
 ) -> tuple[int, ...]:
-    """Take picked items by value per weight if they still fit, then other items likewise; return the sorted indices."""
+    """Take picked items by value per weight, then all other items, skipping each that no longer fits; sort them."""
     order, chosen = efficiency_order(weights, values), set(picked)
     # A stable sort puts the chosen items first, and leaves each part in order of value per weight.
     return tuple(sorted(fill(weights, sorted(order, key=lambda i: i not in chosen), capacity)))
 
 
 def relax(weights: Sequence[int], values: Sequence[int], capacity: int) -> Relaxation:
-    """Compute the linear relaxation's upper bound in integers, and a greedy choice that fits."""
+    """Compute the linear relaxation's upper bound in integers, and a greedy choice within the capacity."""
     compiled = kernel()
     if compiled is None:
         return relax_in_python(weights, values, capacity)

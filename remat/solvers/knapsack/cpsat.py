@@ -27,7 +27,7 @@ _DOUBLE_LIMIT = 2**53  # CP-SAT reports bounds as doubles, which are exact up to
 class CpSat(CoreSolver):
     """OR-Tools' CP-SAT: integer arithmetic, clause learning, proven bounds.
 
-    The solver uses one worker and a fixed seed, because several workers answer differently in each run.
+    The solver uses one worker and a fixed seed, because several workers may give another answer in each run.
 
     Attributes:
         work: the most work to spend if there is no time limit, in CP-SAT's deterministic seconds.
@@ -80,7 +80,7 @@ class CpSat(CoreSolver):
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
-        """Search for the cheapest schedule in which no node runs more than twice, starting from that of `Greedy`.
+        """Search for the cheapest schedule in which no node runs more than twice, starting from `Greedy`'s schedule.
 
         The answer has no bound, because a schedule with more runs of a node might be cheaper.
         """

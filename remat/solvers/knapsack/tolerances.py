@@ -26,7 +26,7 @@ _RELATIVE_TRUST = 1e-6  # fraction added to an upper bound; HiGHS's bounds were 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """Items that a floating-point solver picked in a scaled knapsack, and its upper bound, infinity without one."""
+    """Items that a floating-point solver picked in a scaled knapsack, and its upper bound, which may be infinite."""
 
     picked: tuple[int, ...]
     upper: float

@@ -1,4 +1,4 @@
-"""Offload copies as nodes of the schedule problem, so that its solvers count the copies' memory.
+"""Represent offload copies as nodes of the schedule problem, so that solvers count the copies' memory.
 
 An offloaded value keeps its memory until its copy to the host has ended. The value takes memory
 again when the copy back begins. Three extra nodes for each offloaded value represent the copies. The

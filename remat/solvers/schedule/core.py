@@ -64,7 +64,7 @@ class ScheduleCore:
 
     @property
     def shift(self) -> int:
-        """Number of bits by which `columns` shifts bytes to the right; 0 for sums below 2**50."""
+        """Number of bits by which `columns` shifts byte counts to the right; 0 if their sum is below 2**50."""
         return max(0, (8 * (sum(self.size) + sum(self.extra))).bit_length() - _EXACT.bit_length())
 
     def scaled_bytes(self, numbers: Sequence[int]) -> Sequence[int]:

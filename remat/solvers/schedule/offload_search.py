@@ -1,7 +1,7 @@
 """Choose the values to save and to offload, so that peak memory stays within a capacity.
 
-The search starts from given decisions, and offloads values until their schedules fit the capacity. In
-the best decisions, the search then saves, recomputes or offloads one value at a time differently, as
+The search starts from given decisions, and offloads values until their schedules fit the capacity. The
+search then improves the best decisions: it saves, recomputes or offloads one more value at a time, as
 long as the decision improves.
 """
 
@@ -29,7 +29,7 @@ Scheduled = tuple[Sequence[int], int]
 
 
 class OffloadSearch:
-    """Search for the cheapest decision which values to save, recompute and offload within a limit on the peak.
+    """Search for the cheapest decision, to save, recompute or offload each value, that respects a peak limit.
 
     Args:
         problem: the schedule problem with its copy times.
@@ -95,8 +95,8 @@ class OffloadSearch:
     ) -> OffloadPlan:
         """Offload values of a schedule until its peak fits the capacity, and return the resulting decision.
 
-        Values are tried in the order of their last uses in forward. An offload that adds exposed transfer
-        time is taken only if all offloads that add none do not suffice.
+        Values are tried in the order of their last uses in forward. Offloads that add exposed transfer time
+        are used only if those that add none do not suffice.
         """
         self._grant(EFFORT.offload_around)
         best = self.evaluate_order(saved, sequence, boundary, ())
@@ -197,7 +197,7 @@ class OffloadSearch:
 
     # ---- local moves ----------------------------------------------------------------------------------
     def improve(self, best: OffloadPlan) -> OffloadPlan:
-        """Improve a decision by saving, recomputing or offloading single values, within a limit on evaluations."""
+        """Improve a decision by saving, recomputing or offloading single values, up to a limit on evaluations."""
         while not self._spent():
             before = best
             for change in (self._fit_capacity, self._drop_offloads, self._save_more):
@@ -243,7 +243,7 @@ class OffloadSearch:
         return sorted(matches, key=lambda i: (p.cost[i] / p.size[i], i))
 
     def _recompute_first(self, best: OffloadPlan, nodes: Sequence[int]) -> OffloadPlan:
-        """Return the decision that recomputes the first saved node for which that is better, or ``best`` if none is."""
+        """Try to recompute each node instead of saving it; return the first better decision, or ``best``."""
         for i in nodes:
             if self._spent():
                 break
@@ -256,7 +256,7 @@ class OffloadSearch:
         return best
 
     def _drop_offloads(self, best: OffloadPlan) -> OffloadPlan:
-        """Stop offloading each value without whose copies a decision is better, and return the decision."""
+        """Stop offloading each value whose copies make a decision worse, and return the decision."""
         time = self._problem.copy_time
         for v in sorted(best.offloaded, key=lambda v: (-time[v], v)):
             if self._spent():
@@ -268,7 +268,7 @@ class OffloadSearch:
         return best
 
     def _save_more(self, best: OffloadPlan) -> OffloadPlan:
-        """Save or offload recomputed values, and recompute offloaded values, where the decision improves."""
+        """Save or offload recomputed values, and recompute offloaded ones, if that improves the decision."""
         p, node_of = self._graph, self._node_of
         again = [i for i in worth_saving(p, best.saved) if node_of[i] >= 0]
         for i in again:

@@ -39,7 +39,7 @@ _Copy = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """A pause of the schedule, because a copy on the link has not ended.
+    """A pause of the schedule, until a copy on the host link has ended.
 
     In forward, the node run ``at`` cannot start until a copy ends: the link to the host has been busy
     without a pause since the end of the node run ``begin``. A wait at the end of forward comes after the last run of
@@ -151,7 +151,7 @@ def _queues(n: int, transfers: Sequence[Transfer]) -> tuple[list[_Copy], list[_C
 
 
 def _exposed_time(times: Sequence[int], queue: Sequence[tuple[int, int, int]]) -> int:
-    """Compute how long runs wait for copies, given as (run after which it queues, duration, run of its deadline)."""
+    """Compute how long runs wait for copies, each (run after which it queues, duration, deadline run)."""
     now = idle_from = exposed_time = entered = 0
     due: dict[int, int] = {}  # for each run, the time at which the copies due at its end have ended
     for at, time in enumerate(times):
@@ -172,7 +172,7 @@ def _through(
     queue: Sequence[_Copy],
     capacity: int | None,
 ) -> tuple[dict[int, int], list[Wait]]:
-    """Find when a queue's copies end, add their bytes to ``alive``, and return the run of each end and the waits."""
+    """Find when queued copies end, add their bytes to ``alive``; return the run at which each ends, and the waits."""
     now = idle_from = held = entered = begin = 0
     inside: deque[tuple[int, int, int, int]] = deque()
     left: dict[int, int] = {}

@@ -275,8 +275,8 @@ def frontier(
 
     Args:
         joint: the captured step; it is not changed.
-        solver: as in `plan`. With ``by="peak"`` the solver decides only at budget 1 and near the
-            least peak.
+        solver: as in `plan`. With ``by="peak"`` the solver decides only at budget 1 and at
+            budgets near the least peak.
         cost: as in `plan`.
         time_limit: seconds for the solver at each budget; None: no time limit.
         by: the bytes that the frontier trades against cost. ``"saved"``, or its alias ``"bytes"``:

@@ -31,7 +31,7 @@ COST = DefaultText("auto")
 
 @functools.cache
 def documented(by: Callable[..., Any]) -> dict[str, str]:
-    """Return a dict from each argument or attribute that a callable's docstring describes to the describing text."""
+    """Return what a callable's docstring says of arguments and attributes, as a dict from name to text."""
     return {m[1]: m[0] for m in _ENTRY.finditer(inspect.getdoc(by) or "")}
 
 

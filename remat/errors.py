@@ -204,7 +204,7 @@ def warn(text: str, category: type[Warning]) -> None:
 
 @dataclass(slots=True)
 class LastWarning:
-    """The bytes that the last warning about a step named; another warning follows only if the step takes more bytes.
+    """Bytes that the last warning about a step named; another warning follows only if the step takes more bytes.
 
     Attributes:
         nbytes: the bytes that the last warning named; 0 before the first warning.

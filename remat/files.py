@@ -153,7 +153,7 @@ def read_as(
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Kind and version of the JSON that a dataclass is saved as; the class attribute ``form`` of the dataclass.
+    """Kind and version of a dataclass's JSON; the dataclass has an instance of `Form` as class attribute ``form``.
 
     Attributes:
         kind: kind of the record, for messages, such as ``"plan"``.

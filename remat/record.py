@@ -67,10 +67,10 @@ class PlanRecord(Record):
         full_bytes: bytes that the runtime-optimal partition saves. Budget 0.5 allows half of these bytes.
         least_bytes: the least bytes that any plan can save; 0 if unknown.
         budget: the requested budget.
-        solver: the solver that decided. ``min-cut``, the name of a pass, if no solver was asked, or if the pass's
+        solver: the solver that decided. ``min-cut``, the name of a pass, if no solver ran, or if the pass's
             minimum cut costs less than the solver's decision.
         cost: the cost model.
-        items: number of nodes among which the solver chose those to save; 0 if no solver was asked.
+        items: number of nodes among which the solver chose those to save; 0 if no solver ran.
         deterministic: False if a time limit ended the search, so that another run may give another plan.
         solve_s: seconds that the solver took. Under a budget on the peak: seconds of the search for the decision, which
             calls the solver.
@@ -252,7 +252,7 @@ class PlanRecord(Record):
 
     @property
     def learns_sizes(self) -> bool:
-        """Whether some sizes of the step depend on data, so that only a run tells; False for a plan from a file."""
+        """Whether some sizes of the step depend on data, so only a run shows them; False for a plan from a file."""
         return self._learns
 
     @property
@@ -363,7 +363,7 @@ class PlanRecord(Record):
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of the offloaded values in the host's memory, where page-locked buffers are powers of two."""
+        """Bytes of the offloaded values in the host's memory, where sizes of page-locked buffers are powers of two."""
         return sum(value.host_bytes for value in self.offloads)
 
     @property

@@ -255,7 +255,7 @@ def is_before(release: str) -> bool:
 
 @functools.cache
 def holds_tangents() -> bool:
-    """Return whether autograd holds the gradients of a compiled step's outputs until its backward ends.
+    """Return whether autograd holds the gradients of a compiled step's outputs until the step's backward ends.
 
     From PyTorch 2.13 on, backward frees each of these gradients after its last use.
     """

@@ -55,7 +55,7 @@ def size_within_bounds(size: Any, fallback: int | None = None) -> int:
 def selective_contexts(policy: Any, *, allow_cache_entry_mutation: bool, traced: bool) -> Any:
     """Return PyTorch's two context managers of a selectively checkpointed region.
 
-    Before PyTorch 2.13, recomputation asks the policy again. Eager code therefore gets context managers that behave as
+    Before PyTorch 2.13, recomputation calls the policy again. Eager code therefore gets context managers that behave as
     in 2.13.
 
     Args:

@@ -61,7 +61,7 @@ def repro(folder: Path, passes: PassManager | None) -> None:
 def replay(
     joint: JointGraph, recorded: Recorded, passes: PassManager | None = None
 ) -> Exception | None:
-    """Plan a joint graph in place as in a recorded failure; return the exception, or None if none is raised."""
+    """Plan a joint graph as in a recorded failure, maybe in place; return the raised exception, or None."""
     from remat.passes.instruments import VerifyEach
     from remat.planning import pipelines
     from remat.planning.planner import plan_graph

@@ -101,7 +101,7 @@ def sweep(models: tuple[str, ...], jobs: int | None, output: Path | None, **opti
             begin_stage()
 
         def begin_stage() -> None:
-            """Begin the planning of one model or, with ``--jobs``, of all models."""
+            """Show that the planning of one model or, with ``--jobs``, of all models begins."""
             taken = _taken(total - len(missing), output)
             if jobs is not None or not missing:
                 progress.stage(f"planning {counted(len(missing), 'row')}{taken}")

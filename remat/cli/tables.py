@@ -119,7 +119,7 @@ def comparison_notes(comparison: Comparison) -> list[str]:
     """Return the lines below the table of `remat compare`.
 
     The lines give the reasons for missing plans, and name the budgets at which a minimum cut costs less than the
-    solver's plan. Further lines name the solvers that searched with less work than usual.
+    solver's plan. Further lines name the solvers that did less work than usual.
     """
     from remat.passes.decide.min_cut import MinCut
 

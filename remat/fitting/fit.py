@@ -74,7 +74,7 @@ def fit(
 
     - parameters, buffers and inputs;
     - saved and temporary values under the best plan found, and gradients;
-    - the optimizer's state, and the memory that its step allocates;
+    - the optimizer's state, and the memory that the optimizer's step allocates;
     - with several ranks, the buffers of collectives, by the rules of `remat.fitting.sharding.Sharding`.
 
     The model may be on the meta device, because nothing is trained or measured. Memory outside of PyTorch's
@@ -277,8 +277,8 @@ def rows_of(batches: Sequence[int], plan_batches: PlanBatches) -> dict[int, FitR
 def rows_up_to_largest(plan_batches: PlanBatches, width: int) -> dict[int, FitRow]:
     """Find the largest batch that fits the memory, by doubling, then bisection; return the rows of all planned batches.
 
-    Doubled batches (1, 2, 4, …) are planned independently, ``width`` of them at a time. In the bisection, each batch
-    size also tries the decisions of all batch sizes planned before.
+    Doubled batches (1, 2, 4, …) are planned independently, ``width`` of them at a time. In the bisection, decisions
+    of all batch sizes planned before are also tried for each batch size.
     """
     answers: dict[int, Answer] = {}
     rows: dict[int, FitRow] = {}
@@ -308,7 +308,7 @@ def rows_up_to_largest(plan_batches: PlanBatches, width: int) -> dict[int, FitRo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """One batch to plan, in this process or by a worker.
+    """One batch size to plan, in this process or by a worker.
 
     Attributes:
         rank: the rank, with the bytes on the rank that depend on neither batch nor plan.
@@ -434,7 +434,7 @@ def read_batches(batches: object) -> tuple[int, ...]:
 
 
 def read_args(args: Any, kwargs: Mapping[str, Any] | None) -> Callable[[int], Arguments]:
-    """Return a function from a batch size to the positional and keyword arguments of a call of the model."""
+    """Return a function that takes a batch size and returns positional and keyword arguments for the model."""
     if not callable(args):
         return varied(*read_call(args, kwargs))
     if kwargs is not None:
@@ -459,7 +459,7 @@ def read_args(args: Any, kwargs: Mapping[str, Any] | None) -> Callable[[int], Ar
 
 
 def varied(args: Any, kwargs: Mapping[str, Any]) -> Callable[[int], Arguments]:
-    """Return a function from a batch size to a copy of a call's arguments, whose tensors have this first dimension.
+    """Return a function that takes a batch size and returns copies of a call's arguments with this first dimension.
 
     The tensors in the copied arguments are uninitialised.
 

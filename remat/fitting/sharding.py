@@ -133,7 +133,7 @@ def _blocks(model: Any) -> list[list[torch.Tensor]]:
 def _bytes_of(
     tensors: Iterable[torch.Tensor], counts: Callable[[int], bool] = lambda _: True
 ) -> int:
-    """Return the summed bytes of the tensors' distinct storages, without those whose keys ``counts`` refuses."""
+    """Return the summed bytes of those distinct storages of tensors whose keys the function ``counts`` accepts."""
     tensors = list(tensors)  # the key of a storage is valid only as long as a tensor holds it
     sizes = {storage_key(t): storage_bytes(t) for t in tensors}
     return sum(b for k, b in sizes.items() if k is not None and counts(k))

@@ -232,7 +232,7 @@ class StepFit:
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
-        """Decisions whose memory was computed for this batch size, so that other batch sizes may try them, too."""
+        """Decisions whose memory was computed for this batch size, to be tried for other batch sizes, too."""
         return tuple(self._memories)
 
     def row(self, batch: int, others: Sequence[Decision] = ()) -> FitRow:
@@ -299,7 +299,7 @@ class StepFit:
 
     @cached_property
     def _least_possible(self) -> int:
-        """Proven lower bound on the peak of the step under every plan, in bytes; 0 if no bound is proven."""
+        """Proven lower bound in bytes on the step's peak, whatever the plan; 0 if no bound is proven."""
         if not self._eager or self.rank.sharding.ranks > 1:
             return 0
         return self.planner.search.schedules.least_possible + self._outside_graph
@@ -343,7 +343,7 @@ class StepFit:
         return self._peak(candidate) <= self.rank.memory_bytes
 
     def _within_peak(self, others: Sequence[Decision]) -> tuple[Candidate, Budget] | None:
-        """Return the cheapest candidate found whose peak fits the rank, and a budget for it; None if none fits."""
+        """Return the cheapest candidate found whose peak fits the rank's memory, with a budget; None if none fits."""
         # Decisions of other batches are tried only if no search near the rank's memory succeeds. Searches at other peaks
         # follow only if none of these decisions fits.
         limits = Limits(peak_bytes=self.rank.memory_bytes, measure=self._peak)
@@ -383,7 +383,7 @@ class StepFit:
         return aim(decide, self._peak, memory_bytes, start=start, rounds=DEFAULT.fitting.searches)
 
     def _searched(self) -> Iterator[Candidate]:
-        """Yield candidates found without regard to the rank's memory, whose decisions other batch sizes can try."""
+        """Yield candidates found without regard to the rank's memory, with decisions to try for other batch sizes."""
         search = self.planner.search
         with_tagged, at_budget_one = search.offloads.with_tagged, search.decisions.at_budget_one
         # A new search does not start from decisions that `_aimed` found, which depend on the memory.
@@ -397,7 +397,7 @@ class StepFit:
                 yield with_tagged(candidate)
 
     def _adapted(self, others: Iterable[Decision]) -> Iterator[Candidate]:
-        """Yield candidates from other batch sizes' decisions that are valid here, with this step's bytes and costs."""
+        """Yield candidates for this step from valid decisions of other batch sizes; bytes and costs are this step's."""
         context = self.planner.context
         state, lowered = context.state, context.lowered
         costs = state.get(Costs(context.request.cost))
@@ -419,7 +419,7 @@ class StepFit:
             yield candidate
 
     def _within_ratio(self) -> tuple[Candidate, Budget] | None:
-        """Return the candidate at the highest fitting ratio of saved bytes, with that budget; None if no ratio fits."""
+        """Return the candidate at the highest ratio of saved bytes that fits, with the budget; None if none fits."""
 
         def fits(ratio: float) -> bool:
             return self._fits(self._at_ratio(ratio))

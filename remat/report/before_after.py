@@ -76,7 +76,7 @@ class BeforeAfter:
 
     @property
     def step_text(self) -> str:
-        """Modelled time, or cost in another unit, of the step under the plan, as text; empty if unknown."""
+        """Cost of the step under the plan as text, usually a modelled time; empty if the cost is unknown."""
         if self.recomputing is None:
             return ""
         text = f"{format_cost(self.cost, self.unit)} modelled"
@@ -90,7 +90,7 @@ class BeforeAfter:
         return text
 
     def is_lower(self, *, is_estimated: bool) -> bool:
-        """Whether the plan lowers the peak of the step enough for the cost that the plan adds.
+        """Whether the plan lowers the step's peak enough to justify the cost that the plan adds.
 
         The result is False if the plan's peak is above the peak without remat, or if the plan adds more than 1 %
         to the step's cost and lowers the peak by less than 1 %.

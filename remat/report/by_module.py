@@ -46,7 +46,7 @@ Use = tuple[fx.Node, Totals]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleRow:
-    """One table row for all modules whose names differ in numbers only, such as one module of each layer.
+    """One table row for all modules whose names differ in numbers only: ``layers.0.mlp``, ``layers.1.mlp`` and so on.
 
     Attributes:
         pattern: name of the modules, with ``*`` for each number.
@@ -72,7 +72,7 @@ class ModuleRow:
 
 
 def treatment_of(totals: Totals) -> str:
-    """Return what a plan does in a module: ``save``, ``recompute`` or ``offload``; empty unless exactly one."""
+    """Return what a plan does with a module's values: ``save``, ``recompute`` or ``offload``; empty unless just one."""
     if totals.recompute_cost:
         return "" if totals.saved_bytes or totals.offloaded_bytes else "recompute"
     if totals.saved_bytes:
@@ -126,7 +126,7 @@ def policies_of(rows: Sequence[ModuleRow]) -> dict[str, str]:
 
 
 def policy_lines(policies: Policies, used: Sequence[Use], unit: str) -> list[str]:
-    """Return the lines of a table with a row for each policy, also of `remat.region`; empty if there are no policies.
+    """Return a table of the policies, including those of `remat.region`, as lines; an empty list without policies.
 
     The table's columns are the matched modules, saved bytes, offloaded bytes, and recompute cost in ``unit``.
     """

@@ -1,6 +1,6 @@
 """Tables of the values that a plan keeps and recomputes, by operator and source line.
 
-Values that repeat from layer to layer share a row, so that the table for 80 layers is as long as that for 3.
+Corresponding values of all layers share one row, so a table for 80 layers is as long as a table for 3.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def explain(keeps: Sequence[KeptStorage], runs: Sequence[OperatorRun], unit: str
 
 
 def _not_offloaded(keeps: Iterable[KeptStorage]) -> list[str]:
-    """Return lines of text on values that are tagged for offloading but kept on the device, with possible reasons."""
+    """Return text lines that list values tagged for offloading but kept on the device, with possible reasons."""
     tagged = [k for k in keeps if k.tagged.endswith("_CPU_OFFLOAD")]
     if not tagged:
         return []
@@ -63,7 +63,7 @@ def _not_offloaded(keeps: Iterable[KeptStorage]) -> list[str]:
 
 
 def _kept_branches(keeps: Iterable[KeptStorage]) -> list[str]:
-    """Return lines of text on the values that are kept so that backward branches as forward did."""
+    """Return text lines that list the values kept so that backward takes the same branches as forward."""
     lines = []
     for kind, why in (
         ("branch value", "branch values, which backward must not round otherwise"),
@@ -77,7 +77,7 @@ def _kept_branches(keeps: Iterable[KeptStorage]) -> list[str]:
 
 
 def _run_once(keeps: Iterable[KeptStorage]) -> list[str]:
-    """Return lines of text on values kept because their operators are not declared pure, with code to declare them."""
+    """Return text lines on values kept because operators are not declared pure, with code that declares them pure."""
     undeclared = [k for k in keeps if k.undeclared and not k.tagged]
     if not undeclared:
         return []
@@ -156,7 +156,7 @@ def _cost(runs: Iterable[OperatorRun]) -> int:
 def grouped(
     items: Iterable[T], key: Callable[[T], object], size: Callable[[T], int]
 ) -> list[list[T]]:
-    """Return the groups of items with equal ``key``, ordered by the total ``size`` of a group, largest first."""
+    """Group the items with equal ``key``; return the groups in the order of their total ``size``, largest first."""
     groups: dict[object, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -164,7 +164,7 @@ def grouped(
 
 
 def _most_shown(sizes: Sequence[int]) -> int:
-    """Return how many rows of a table to show, given the size of each row, in decreasing order."""
+    """Return how many rows of a table to show; ``sizes`` has one amount per row, such as bytes, largest first."""
     # The caller sums all rows that are not shown in one row. A single such row is shown instead.
     large = sum(size >= sum(sizes) * _LEAST_ROW for size in sizes)
     return min(MOST_ROWS, len(sizes) if len(sizes) - large < 2 else large)
@@ -187,5 +187,5 @@ def _rate(cost: int, nbytes: int, show_cost: ShowCost) -> str:
 
 
 def _columns(rows: Sequence[Sequence[str]], indent: int) -> list[str]:
-    """Return the rows of a table as lines of text, indented by ``indent`` blanks; two columns are right-aligned."""
+    """Return the rows of a table as lines of text, indented by ``indent``; the first two columns are right-aligned."""
     return [" " * indent + line for line in columns(rows, left=range(2, len(rows[0])))]

@@ -28,7 +28,7 @@ _COLORS = {
 
 
 def memory_viewer(view: StepView) -> bytes:
-    """Return a step as a pickled memory snapshot for PyTorch's memory viewer."""
+    """Return the memory over a step as a pickled snapshot for PyTorch's memory viewer."""
     # The snapshot models no allocator and no times: every storage has an address of its own, and an event at the n-th
     # program point has time n microseconds. The snapshot's segments are the storages alive at the end of the step.
     events: list[dict[str, Any]] = []
@@ -196,7 +196,7 @@ COLUMNS = ("name", "op", "bytes", "from", "to", "kind", "state", "recompute_cost
 
 
 def csv_of_values(view: StepView) -> bytes:
-    """Return a step's storages as CSV; ``from`` and ``to`` are a storage's first and last program point alive."""
+    """Return a step's storages as CSV; columns ``from`` and ``to`` are a lifetime's first and last program point."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)

@@ -1,4 +1,4 @@
-"""Plot of frontiers: a curve for each solver with its knee, and the proven lower bound of all curves."""
+"""Plot of frontiers: one curve per solver, the knee of each curve, and the proven lower bound for all curves."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def _chosen(axes: Axes, chosen: tuple[str, Point], x: Scale, y: Scale) -> None:
 
 
 def _shares(axes: Axes, curve: FrontierView, x: Scale) -> None:
-    """Add an axis at the top that shows saved bytes as a budget from 0 to 1, if its ticks fit."""
+    """Add an axis at the top that shows saved bytes as a budget from 0 to 1, if the axis's ticks fit."""
     if curve.by != "saved" or not curve.full_bytes or axes.get_xscale() != "linear":
         return
     full_bytes, right = curve.full_bytes / x.size, axes.get_xlim()[1]

@@ -1,4 +1,4 @@
-"""Plot of the bytes alive over one training step, by kind of storage, with the source lines that fill the peak."""
+"""Plot of bytes alive over one training step, by kind of storage, and list of the source lines that fill the peak."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _PANELS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filling:
-    """Storages that one source line made and that are alive at the step's peak, summed.
+    """Sum over the storages that one source line made and that are alive at the step's peak.
 
     Attributes:
         source: the source line; for parameters and inputs, or if the source line is unknown, the
@@ -75,7 +75,7 @@ class Filling:
 
 
 class _Axis:
-    """Horizontal axis of a plot: converts a program point of a step to a time or, without a clock, to a number."""
+    """Horizontal axis of a plot: converts a program point of a step to a time or, without a clock, to its number."""
 
     def __init__(self, clock: Clock | None) -> None:
         self._clock = clock
@@ -124,7 +124,7 @@ def _nbytes(alive: Lifetime) -> int:
 
 
 def _module(paths: Sequence[str]) -> str:
-    """Return one path for several modules, as in ``"layers.*.mlp"``; empty if the paths differ in more than numbers."""
+    """Return a pattern such as ``"layers.*.mlp"`` for paths that differ in numbers only; otherwise empty text."""
     first = paths[0]
     if len(set(paths)) > 1:
         first = re.sub(r"\d+", "*", first)
@@ -272,7 +272,7 @@ def _stack(axes: Axes, step: Timeline, scale: Scale, highest: int, x: _Axis) -> 
 
 
 def highest_points(sums: Sequence[int], columns: int = _COLUMNS) -> list[int]:
-    """Return the program points to draw: all, or the one with the most bytes in each of ``columns`` equal ranges."""
+    """Return the program points to draw: all or, from each of ``columns`` equal ranges, the one with the most bytes."""
     n = len(sums)
     if n <= columns:
         return list(range(n))
@@ -352,5 +352,5 @@ def _origin(filling: Filling) -> str:
 
 
 def _heading(filling: Filling) -> str:
-    """Return the kind of the storages of one source line as text, with their number if there are several."""
+    """Return the kind of the storages of one source line as text, with the number of storages if above 1."""
     return f"{filling.kind}, × {filling.count}" if filling.count > 1 else str(filling.kind)

@@ -1,4 +1,4 @@
-"""Data for the script of an HTML page that explains plans: columns of numbers, with each distinct text once.
+"""Data for the script of an HTML page that explains plans: columns of numbers, and a list of distinct texts.
 
 The browser neither rounds numbers nor composes texts. All texts on the page are formatted in Python
 by `remat.units`, as in the tables of the command ``remat``.
@@ -96,13 +96,13 @@ class Page:
 
     @property
     def bound(self) -> Sequence[Point]:
-        """The frontier's proven bound to draw; empty if it lies left of every point, maybe outside of the plot."""
+        """Vertices of the frontier's proven bound to draw; empty if the bound lies left of every point."""
         curve = self.curve
         return curve.bound if curve and curve.bound[-1][0] >= curve.points[0][0] else ()
 
     @property
     def scales(self) -> tuple[Scale, Scale]:
-        """The units of the frontier's axes of bytes and costs; without a frontier, twice the unit of the memory."""
+        """Units of the frontier's two axes (bytes, cost); without a frontier, the unit of the memory plot twice."""
         if self.curve is None:
             return (Scale.of(self.highest, "B"),) * 2
         (*_, most), (dearest, *_) = self.curve.points, self.curve.points

@@ -144,7 +144,7 @@ class StepView:
         kept: storages that forward keeps for backward.
         without: memory over the step without remat; None if unknown.
         without_peak_bytes: peak of the step without remat; 0 if unknown. In compiled code, an estimate.
-        peak_budget: the most bytes that the plan's budget allows at once; None if it allows any.
+        peak_budget: the most bytes that the budget lets be alive at once; None if the budget sets no such limit.
         clock: times at which operators run; None if costs are unknown, or if program points are kernels.
     """
 
@@ -168,7 +168,7 @@ class StepView:
 
     @property
     def operator_at(self) -> list[tuple[str, str]]:
-        """For each program point, the (name, source line) of the node that runs, or (name, "") of a kernel."""
+        """For each program point, the pair (name, source line) of the node that runs; for a kernel, (name, "")."""
         if self.as_compiled or len(self.runs) != len(self.timeline.program_points):
             return [(name, "") for name in self.timeline.program_points]
         return [(run.name, run.source) for run in self.runs]
@@ -180,7 +180,7 @@ class FrontierView:
 
     Attributes:
         label: name of the frontier, such as the name of the solver.
-        by: the bytes of each point: ``"saved"`` for saved bytes, ``"peak"`` for the peak of the step.
+        by: what the bytes of each point are: ``"saved"`` for saved bytes, ``"peak"`` for the peak of the step.
         unit: unit of the costs.
         points: points of the frontier.
         texts: figures of each point as text.

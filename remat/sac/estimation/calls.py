@@ -82,7 +82,7 @@ def call_stats(lifetimes: Lifetimes, span: ModuleSpan) -> CallStats:
 def as_checkpointed(lifetimes: Lifetimes, span: ModuleSpan, stats: SACStats) -> SACStats:
     """Return the statistics of a module's operators, corrected for the case that the module is checkpointed.
 
-    Results that the module returns are added to ``memory`` if the step frees them before the call's backward.
+    Bytes of returned results are added to ``memory`` if the step frees these results before the call's backward.
     Operators after the call's last saved tensor have a runtime of 0, because they do not run again.
     """
     freed_outputs = {

@@ -24,7 +24,7 @@ MODES: dict[str, type[CostModel]] = {
 
 
 def model_of(mode: str, cost: CostModel | None = None) -> CostModel:
-    """Return the cost model ``cost``, which must count picoseconds; if None, that of the estimation mode."""
+    """Return ``cost``, whose costs must be picoseconds; if ``cost`` is None, the cost model of the estimation mode."""
     if mode not in MODES:
         raise ProblemError(
             f"estimate_mode_type is {mode!r}; expected {' or '.join(map(repr, MODES))}"
@@ -40,7 +40,7 @@ def model_of(mode: str, cost: CostModel | None = None) -> CostModel:
 
 
 def runtimes(calls: Iterable[Call], model: CostModel) -> dict[fx.Node, float]:
-    """Return a dict from the node of each operator that really runs in calls to milliseconds, without ignored calls.
+    """Return a dict from the node of each operator that really runs to its milliseconds; ignored calls are left out.
 
     The dict's nodes are those of `Call.parts`.
     """
@@ -93,7 +93,7 @@ def collect(
 
 
 def _groups(calls: Sequence[Call], views: Collection[int]) -> tuple[set[tuple[int, int]], set[int]]:
-    """Return pairs of operators that in-place writes force to be stored together, and operators always recomputed."""
+    """Return pairs of operators that share a decision because of in-place writes, and operators always recomputed."""
     first: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     copies: set[int] = set()

@@ -53,7 +53,7 @@ def print_operators(stats: SACStats, *, boxed: bool) -> None:
 
 
 def print_greedy_order(order: SACGreedyOrderMeta, stats: SACStats, *, boxed: bool) -> None:
-    """Print a module's operators in greedy order, with cumulative discarded bytes and cumulative recompute time.
+    """Print a module's operators in greedy order for recomputation, with cumulative freed bytes and recompute time.
 
     In the table, operators that are always recomputed come first, and operators that are always stored come last.
     """
@@ -93,7 +93,7 @@ def _print(
 
 
 def tradeoff_figure(stats: SACStats, fitted: SACTradeOffStats, *, title: str) -> Figure:
-    """Return a plot of a module's greedy curve, the lines fitted above it, and the exact frontier."""
+    """Return a plot of a module's trade-off: greedy curve, lines fitted above the curve, and exact frontier."""
     figure, axes = figure_of((8.0, 5.0), (0.1, 0.13, 0.86, 0.74), title)
     # The curve has stairs, because freeing one more byte means recomputing the whole next candidate.
     x, y = zip(*fitted.tradeoff_curve.items(), strict=True)

@@ -216,7 +216,7 @@ class SACEstimator:
                 self._take(span.name, collect(ran, ms, span, recorder.saved))
 
     def _take(self, name: str, stats: SACStats) -> None:
-        """Add the statistics of one module call; mark the module as unsteady if its calls run different operators."""
+        """Add the statistics of one module call, or drop the module if its calls in a run differ in operators."""
         earlier = self._earlier.get(name)
         if earlier is not None and (changed := difference(earlier, stats)):
             raise ProblemError(

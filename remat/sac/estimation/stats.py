@@ -1,4 +1,4 @@
-"""Statistics of a module's operators, and groups of operators that must be stored or recomputed together.
+"""Statistics of a module's operators, and groups of operators whose results are all stored or all recomputed.
 
 `SACStats`, `MSPS`, `SACTradeOffStats` and `SACGreedyOrderMeta` have the fields of the classes with the same names in
 ``torch.distributed._tools.sac_estimator``. Code for PyTorch's classes therefore accepts objects of these classes, too.
@@ -56,7 +56,7 @@ class SACStats:
 
 
 class MSPS(NamedTuple):
-    """One operator that may be recomputed, or a group of operators that are stored or recomputed together.
+    """Candidate for recomputation: one operator, or a group of operators of which all or none are recomputed.
 
     PyTorch's name for this class, MSPS, stands for memory savings per second.
 
@@ -129,7 +129,7 @@ class SACGreedyOrderMeta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """Operators of a module of which either all are stored or all are recomputed.
+    """Operators of a module whose results are either all stored or all recomputed.
 
     Attributes:
         ops: the operators, in order; the first one identifies the item.
@@ -160,7 +160,7 @@ class Grouping:
 
 
 def group(stats: SACStats) -> Grouping:
-    """Group the operators of a module that are stored or recomputed together, for in-place writes or random numbers.
+    """Group a module's operators that must share a decision because of in-place writes or random numbers.
 
     An in-place group holds the pairs in `SACStats.inplace_ops` for one storage. An in-place group is always stored if
     the first operator on the storage writes in place or returns a view. All random operators form one group, which is

@@ -38,7 +38,7 @@ def as_knapsack(grouping: Grouping, capacity: int) -> KnapsackProblem:
 
 
 def exact_frontier(stats: SACStats) -> KnapsackFrontier:
-    """Return the Pareto frontier of a module's stored bytes and the picoseconds of recomputation that they avoid.
+    """Return a module's Pareto frontier: stored bytes against the picoseconds of recomputation that storing avoids.
 
     The items of the frontier's sets are those of `Grouping.free`.
     """
@@ -104,7 +104,7 @@ def greedy_curve(stats: SACStats, order: SACGreedyOrderMeta) -> OrderedDict[floa
 def upper_envelope(
     stats: SACStats, order: SACGreedyOrderMeta, n_segments: int = 2
 ) -> SACTradeOffStats:
-    """Fit up to ``n_segments`` straight lines above a module's greedy curve of recomputed runtime over memory.
+    """Fit up to ``n_segments`` straight lines above a module's greedy curve of recomputed runtime over freed memory.
 
     The greedy curve is a staircase, because freeing one more byte recomputes the whole next candidate.
     Each fitted line lies on or above all stairs in the line's range. Dynamic programming finds the lines
@@ -178,7 +178,7 @@ def fit(corners: Sequence[Point], end: float, segments: int) -> list[tuple[float
 def _best_lines(
     corners: Sequence[Point], starts: Sequence[float], first: int
 ) -> list[tuple[float, float, float]]:
-    """For each j from ``first``, return (area, slope, intercept) of the best line above corners ``first`` to j."""
+    """For each corner j from ``first`` on, return area, slope and intercept of the best line above ``first`` to j."""
     hull: list[Point] = []
     lines: list[tuple[float, float, float]] = []
     for j in range(first, len(corners)):

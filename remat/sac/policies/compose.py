@@ -52,7 +52,7 @@ def compose(*policies: PolicyLike) -> Policy:
 
 @dataclass(frozen=True, slots=True)
 class _Composed:
-    """Policy that asks several policies and combines their answers; see `compose`."""
+    """Policy that calls several policies and combines their answers; see `compose`."""
 
     parts: tuple[Policy, ...]
 

@@ -195,7 +195,7 @@ class Writes:
                     self._versions.setdefault(key, (op, torch_compat.version(outside)))
 
     def _write(self, op: Any, key: int, verdict: CheckpointPolicy) -> None:
-        """Check the verdict for an operator that writes to storage ``key``; record a saved operator's write."""
+        """Check the verdict for an operator that writes to storage ``key``; record a write by a saved one."""
         maker, maker_is_saved = self._makers.get(key, (None, False))
         if verdict not in SAVE:
             if maker_is_saved:
@@ -230,7 +230,7 @@ class Writes:
                 )
 
     def accept(self, cache: dict[Any, dict[int, Any]]) -> None:
-        """Let PyTorch's cache of results accept the writes of saved operators; later writes stay errors in backward."""
+        """Let PyTorch's cache of results accept saved operators' writes; later writes still raise errors."""
         if not self._saved_writes:
             return
         # In backward, PyTorch compares each saved tensor's version with the version in its cache entry.

@@ -51,7 +51,7 @@ class Lifetimes:
         self.last_write = recorder.last_write
 
     def alive(self, numbers: Iterable[int]) -> Ints:
-        """Return the bytes of storages, given by their numbers, that are alive at each program point."""
+        """Return, for each program point, how many bytes of the storages with these numbers are alive."""
         chosen = np.fromiter(numbers, dtype=np.int64)
         change = np.zeros(self.program_points + 1, dtype=np.int64)
         # change[...] += … would count a program point that occurs several times only once. The maximum with 0 is

@@ -165,7 +165,7 @@ class _Watch:
             undo()
 
     def before_call(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Global pre-hook, which PyTorch calls before each module call: adopt a module at the module's first call."""
+        """Global pre-hook, which PyTorch runs before each module call: wrap a new module, and report its first call."""
         if not self._sees():
             return
         key = id(module)
@@ -177,7 +177,7 @@ class _Watch:
                 self._first_call(ModuleCall(name=name, module=module, args=args))
 
     def _first_call(self, call: ModuleCall) -> None:
-        """Report the first call of a module, which was adopted in a pre-hook of this call."""
+        """Report the first call of a module that a pre-hook of the same call has wrapped."""
         # PyTorch looks up `forward` before it runs pre-hooks, so this call still runs the original `forward`,
         # which reports nothing. A hook on the module reports the end.
         module, handled = call.module, sys.exception()
@@ -204,7 +204,7 @@ class _Watch:
         return threading.get_ident() == self._thread and not in_backward()
 
     def _place(self, module: nn.Module) -> str | None:
-        """Return a module's name within an adopted outermost module; None if no such module contains it."""
+        """Return a module's name within a watched outermost module; None if no watched module contains it."""
         # The search starts anew, because a submodule may have been added to an outermost module after `adopt`.
         for name, root in self._roots.items():
             for path, part in root.named_modules(prefix=name):

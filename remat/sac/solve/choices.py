@@ -134,7 +134,7 @@ def _stored_set(grouping: Grouping, picked: Sequence[Item]) -> StoredSet:
 
 
 def _points(frontier: KnapsackFrontier, most: int) -> list[int]:
-    """Return the sorted positions of at most ``most`` points of a frontier, with points on the hull first."""
+    """Return the sorted positions of at most ``most`` points of a frontier; points on the hull take precedence."""
     count = len(frontier)
     if count <= most:
         return list(range(count))
@@ -190,7 +190,7 @@ def candidates(
 
 
 def _matching(tree: ModuleTree, patterns: Sequence[str], argument: str) -> set[int]:
-    """Return the positions of the modules that match names or patterns; messages name the user's argument."""
+    """Return the positions of the modules that match names or patterns; error messages name ``argument``."""
     if isinstance(patterns, str):
         raise ProblemError(
             f"{argument} is the text {patterns!r}; expected names, such as [{patterns!r}]"

@@ -121,7 +121,7 @@ def read_memory(memory: object) -> int | float:
 
 
 def _without_policy(tree: ModuleTree, k: int, stored_set: StoredSet, gap: float) -> StoredSet:
-    """Return plain checkpointing if it recomputes hardly longer than a module's stored set, else the set."""
+    """Return a module's stored set, or plain checkpointing if that takes hardly more recompute time."""
     # A policy runs Python code for every operator. A set must therefore save more recompute time than its policy
     # takes, if measured, and more than the program's gap. Plain checkpointing stores no results, so memory does not
     # grow.

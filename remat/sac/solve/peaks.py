@@ -72,7 +72,7 @@ class AddedBytes:
 
     @classmethod
     def of(cls, module: ModuleStats, sets: Sequence[StoredSet], state_bytes: int) -> Self:
-        """Compute the bytes that each operator stores in each stored set of a module."""
+        """Compute the stored bytes of each operator's result, for each stored set of a module."""
         memory = module.operators.memory
         stored = np.zeros((len(sets), len(memory)), dtype=np.int64)
         for row, stored_set in zip(stored, sets, strict=True):
@@ -83,7 +83,7 @@ class AddedBytes:
         )
 
     def at(self, program_points: Ints) -> Ints:
-        """Return the added bytes, with a row per stored set and a column per program point (in increasing order)."""
+        """Return the bytes that checkpointing adds: a row per stored set, a column per point of ``program_points``."""
         added = np.zeros((len(self.stored), len(program_points)), dtype=np.int64)
         for call in self.calls:
             begin, end, back, over = np.searchsorted(

@@ -311,7 +311,7 @@ class Branches:
         )
 
     def _is_gradient_of_selection(self, i: int) -> bool:
-        """Return whether a node compares values with a maximum or another selected element, for backward only."""
+        """Return whether a node that only backward needs compares values with a selected element, such as a maximum."""
         if self._required[i] or not self._is_comparison(i):
             return False
         return any(map(self._selects, self._floats(i)))
@@ -322,7 +322,7 @@ class Branches:
         return is_bool and ops.is_pointwise(node.target) and not self._checks_finite(i)
 
     def _checks_finite(self, i: int) -> bool:
-        """Return whether a comparison only tells finite numbers from others, so that rounding does not matter."""
+        """Return whether a comparison only tells finite from nonfinite numbers, so that rounding does not matter."""
         node = self._index.nodes[i]
         if self._overflows(i):
             return False
@@ -349,7 +349,7 @@ class Branches:
         )
 
     def _selects(self, j: int) -> bool:
-        """Return whether a value is a maximum or another selected element, or exact operators compute it from one."""
+        """Return whether a value is a selected element, such as a maximum, or an exact function of such an element."""
         while self._index.nodes[j].op == "call_function":
             node = self._index.nodes[j]
             # `max` of two tensors compares element by element, and its gradient has no quotient.
@@ -389,7 +389,7 @@ def check_may_branch_again(node: fx.Node) -> None:
 
 
 def _may_branch(node: fx.Node) -> bool:
-    """Return whether calls of a node's operator may compute a branch value although their result is a float."""
+    """Return whether a node's operator can compute a branch value although the operator's result is a float."""
     name = ops.name_of(node.target)
     return (
         not isinstance(node.target, torch_compat.OpOverload)
@@ -477,7 +477,7 @@ def is_piece(node: fx.Node) -> bool:
 
 
 def _jumps_by_option(node: fx.Node) -> bool:
-    """Return whether a node samples a grid at the nearest point, or counts nonzero elements by a norm of order 0."""
+    """Return whether a node samples a grid at the nearest point, or computes a norm of order 0 (a count)."""
     name, args = ops.name_of(node.target), node.args
     if "grid_sampler" in name:
         return bool(len(args) > 2 and args[2] == 1)

@@ -38,7 +38,7 @@ def may_fuse(node: fx.Node) -> bool:
 
 
 def absorbed_inputs(node: fx.Node) -> list[fx.Node]:
-    """Return the inputs of a node that a fusing compiler can compute right into the node's result, as for ``cat``."""
+    """Return those inputs of a ``cat`` or similar node that a compiler can compute directly into the node's result."""
     target, higher = node.target, torch.ops.higher_order
     if ops.packet(target) is torch.ops.aten.cat:
         return node.all_input_nodes

@@ -147,7 +147,7 @@ def _dropout_position(target: Target) -> int | None:
 
 @functools.cache
 def is_seeded(target: Target) -> bool:
-    """Return whether an operator may draw from a random generator, by the operator's tags."""
+    """Return whether an operator's tags state that it may draw from a random generator."""
     return (
         isinstance(target, torch_compat.OpOverload)
         and torch.Tag.nondeterministic_seeded in target.tags
@@ -193,7 +193,7 @@ def is_opaque(node: fx.Node) -> bool:
 
 
 def opaque_operators(node: fx.Node) -> list[Target]:
-    """Return the operators that a node runs and whose effects may be undeclared."""
+    """Return, of the operators that a node runs, those that may have undeclared effects."""
     return [op for op in _operators_run(node) if not is_known(op)]
 
 

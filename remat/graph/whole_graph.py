@@ -190,7 +190,7 @@ def _copied(copier: Copier, value: Any) -> Any:
 
 
 def _final_writes(nodes: Sequence[fx.Node]) -> dict[fx.Node, tuple[fx.Node, fx.Node]]:
-    """Find each ``copy_`` into an input that no later node reads; return a dict from it to (input, written value)."""
+    """Return a dict from each ``copy_`` into an input that no later node reads to (input, written value)."""
     position = {n: i for i, n in enumerate(nodes)}
     inputs = Counter(_memory(n) for n in nodes if n.op == "placeholder")
     written = _overwritten(nodes)
@@ -264,7 +264,7 @@ def _with_early_updates(
 
 
 def _last_needs(nodes: Sequence[fx.Node]) -> dict[fx.Node, int]:
-    """Return, by node, the last position at which the node, or a value that forward computes from it, is read."""
+    """Return, for each node, where its result, or a value that forward computes from the result, is last read."""
     last: dict[fx.Node, int] = {}
     for i in range(len(nodes) - 1, -1, -1):
         node = nodes[i]
@@ -284,11 +284,11 @@ def _is_of_backward(node: fx.Node) -> bool:
 def _line(
     gm: fx.GraphModule, nodes: Sequence[fx.Node], writes: Mapping[fx.Node, tuple[fx.Node, fx.Node]]
 ) -> tuple[set[fx.Node], set[fx.Node]]:
-    """Return the nodes of backward, and those nodes before the line that nodes behind the line or the caller read."""
+    """Return the nodes of backward, and the nodes before backward begins whose results are read after it begins."""
     marked = [i for i, n in enumerate(nodes) if n.op == "call_function" and _is_of_backward(n)]
     if marked:
         at, late = marked[0], _behind_gradients(nodes, marked)
-        # A node with an effect, or that reads memory with several contents, stays on its side of the line.
+        # A node with an effect, or that reads memory with several contents, does not move across the line.
         after_line = [n for n in nodes[at:] if n.op == "call_function"]
         fixed = _overwritten(n for n in nodes if n not in writes)
         late |= {
@@ -322,7 +322,7 @@ def _behind_gradients(nodes: Sequence[fx.Node], marked: Sequence[int]) -> set[fx
 
 
 def _dependents(nodes: Iterable[fx.Node], dependents: set[fx.Node]) -> set[fx.Node]:
-    """Return ``dependents``, extended by all nodes that read results, or written memory, of a node in the set."""
+    """Add to ``dependents`` all nodes that read a result of, or memory written by, a node in the set."""
     written: set[int | None] = set()
     for node in nodes:
         reads = inputs_of(node)
@@ -354,7 +354,7 @@ def _stand_in(graph: fx.Graph, value: fx.Node, name: str) -> fx.Node:
 
 
 def _write_back(graph: fx.Graph, out: fx.Node) -> dict[fx.Node, fx.Node]:
-    """Insert the write to an input that each stand-in node represents, and return a dict from stand-in to write."""
+    """Insert the write for each node that `_stand_in` appended, and return a dict from that node to the write."""
     position = {n: i for i, n in enumerate(graph.nodes)}
     inputs = {n.name: n for n in graph.nodes if n.op == "placeholder"}
     written: dict[fx.Node, fx.Node] = {}

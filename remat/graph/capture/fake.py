@@ -48,7 +48,7 @@ def refresh(node: fx.Node, mode: Any = None) -> None:
 
 
 def cloned(value: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a tensor in a storage of its own; fake if the tensor is fake."""
+    """Return a copy of a tensor on a new storage; the copy of a fake tensor is fake."""
     fake = getattr(value, "fake_mode", None)
     if fake is None:
         return value.clone()

@@ -1,4 +1,4 @@
-"""Nested compile regions: graphs that a joint graph calls, each partitioned before the joint graph.
+"""Nested compile regions: graphs that a joint graph calls, and that are partitioned before this joint graph.
 
 AOTAutograd hands a partitioner the joint graph of each region first, and the outer joint graph last.
 In the outer joint graph, a region's forward is a call that returns the values saved for the region's

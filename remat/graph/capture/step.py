@@ -188,7 +188,7 @@ class _Backend:
         return run
 
     def finish(self, result: Any) -> None:
-        """Record how often each joint graph ran in the compiled model, and what it exchanged with other graphs."""
+        """Record how often each joint graph ran in the compiled model, and the values exchanged between graphs."""
         self._sink[:] = self._runs.joints(self._sink, tensors_of(result))
 
     def _compiled(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

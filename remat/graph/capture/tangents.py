@@ -12,7 +12,7 @@ from remat.graph.memory.storages import hint
 
 
 def layouts_of_tangents(graph: fx.Graph) -> dict[str, Any]:
-    """Return settings with which AOTAutograd keeps the values of tangents of outputs whose elements share memory."""
+    """Return settings that make AOTAutograd's tangents correct for outputs whose elements share memory."""
     leaves = torch_compat.pytree.tree_leaves([n.args for n in graph.find_nodes(op="output")])
     outputs = (n.meta.get("example_value") for n in leaves if isinstance(n, fx.Node))
     # AOTAutograd copies each tangent into the layout of its output. If elements of the output share memory, as

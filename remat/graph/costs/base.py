@@ -1,8 +1,8 @@
 """Base class of cost models, and the costs of the nodes of a graph.
 
 A cost model is an immutable object with a name, a unit and one required method, `CostModel.cost`.
-Views, tuple elements, sizes and constants cost nothing under any model, so `node_costs` does not
-ask a model for their costs.
+Views, tuple elements, sizes and constants cost nothing under any model: `node_costs` sets their
+costs to 0 without calling the model.
 """
 
 from __future__ import annotations

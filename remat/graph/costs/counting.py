@@ -98,7 +98,7 @@ def count_tanh(node: fx.Node) -> int:
 
 
 def count_pooled(node: fx.Node) -> int:
-    """Return how many elements the windows of a max pooling read in one run, each once per window; otherwise 0."""
+    """Return how many elements the windows of a max pooling read in one run; 0 for any other operator."""
     spatial = _MAX_POOLS.get(str(ops.packet(node.target)))
     if spatial is None:
         return 0

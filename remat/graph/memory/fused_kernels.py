@@ -221,7 +221,7 @@ class Kernels:
         return alone or (len(self._reads[node]) <= _MOST_READS and not self._heavy[node])
 
     def _is_pointwise(self, node: fx.Node) -> bool:
-        """Return whether a node draws no random numbers, and no input has more elements than the result."""
+        """Return whether a node draws no random numbers, and reads no input with more elements than its result."""
         largest = max(map(self._numel, inputs_of(node)), default=0)
         return largest <= self._numel(node) and node not in self._draws
 

@@ -104,13 +104,13 @@ class FusedWalk(StepWalk):
                     yield node, tensor_bytes(a.meta.get("val")), computed[a], program_point
 
     def _end_of_kernel(self, program_point: int) -> int:
-        """Return the program point before the next node that never fuses; the step's last one if none follows."""
+        """Return the last program point before the next node that never fuses; the step's last if none follows."""
         ran = [*self._forward, *self._backward]
         later = enumerate(ran[program_point + 1 :], program_point)
         return next((m for m, n in later if not (may_fuse(n) or is_passed_on(n))), len(ran) - 1)
 
     def _kernel_before(self, program_point: int) -> int:
-        """Return the program point of the kernel right before an operator; the operator's own without such a kernel."""
+        """Return the program point of the kernel right before an operator; the operator's own without a kernel."""
         ran = [*self._forward, *self._backward]
         follows = (
             program_point != self.boundary and program_point and may_fuse(ran[program_point - 1])
@@ -118,13 +118,13 @@ class FusedWalk(StepWalk):
         return program_point - 1 if follows else program_point
 
     def _is_copied(self, node: fx.Node) -> bool:
-        """Return whether a value is an input image that is not channels-last, which convolutions read as a copy."""
+        """Return whether a value is an input image that convolutions copy, because it is not channels-last."""
         if not _is_image(node) or not any(key in self.inputs for key in self.sizes.keys(node)):
             return False
         return not node.meta["val"].is_contiguous(memory_format=torch.channels_last)
 
     def _contiguous(self) -> set[fx.Node]:
-        """Return each ``convolution_backward`` on a CPU whose input is contiguous."""
+        """Return each ``convolution_backward`` that runs on a CPU and has a contiguous input."""
         channels_last: set[fx.Node] = set()
 
         def is_channels_last(node: fx.Node) -> bool:
@@ -232,7 +232,7 @@ def _is_reshaped(node: fx.Node) -> bool:
 
 
 def _keeps_its_layout(node: fx.Node) -> bool:
-    """Return whether a fused value on a CPU with several readers keeps a traced layout that is not channels-last."""
+    """Return whether a fused CPU value keeps a layout other than channels-last, because it has several readers."""
     if not _is_image(node) or len(node.users) < 2 or not may_fuse(node) or is_passed_on(node):
         return False
     value = node.meta["val"]
@@ -241,7 +241,7 @@ def _keeps_its_layout(node: fx.Node) -> bool:
 
 
 def _with_gradient(node: fx.Node) -> list[Any]:
-    """Return a list with the weight of a ``convolution_backward``, empty if the weight's gradient is not computed."""
+    """Return the weight of a ``convolution_backward`` in a list; an empty list if no gradient of it is computed."""
     weight, mask = node.args[2], node.args[_OUTPUT_MASK]
     return [weight] if mask[1] else []  # type: ignore[index]
 
@@ -262,6 +262,6 @@ def _fills(read: fx.Node, node: fx.Node) -> bool:
 
 
 def _workspace(node: fx.Node, channels_last: bool) -> int:
-    """Return the bytes that a node's operator allocates besides its results in compiled code."""
+    """Return the bytes that an operator in compiled code allocates, apart from the bytes of its results."""
     measure = node.meta.get(MEASURE)
     return 0 if measure is None or may_fuse(node) else hint(measure(channels_last))

@@ -58,7 +58,7 @@ class StorageKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakPoint:
-    """The program point of a step with the most bytes alive; a program point is the run of one node.
+    """The program point (run of one node) at which a step has the most bytes alive.
 
     Attributes:
         nbytes: bytes alive at this program point, including inputs and parameters.
@@ -119,13 +119,13 @@ class Timeline:
         return tuple(sorted(storages, key=lambda x: -x.nbytes))
 
     def nbytes(self, *kinds: StorageKind) -> tuple[int, ...]:
-        """Return the bytes alive at each program point in storages of the given kinds, or in all if none is given."""
+        """Return the bytes alive at each program point in storages of the given kinds, by default of all kinds."""
         chosen = (x for x in self.lifetimes if not kinds or x.kind in kinds)
         return sums_of(((x.nbytes, x.first, x.last) for x in chosen), len(self.program_points))
 
     @property
     def peak_point(self) -> int:
-        """Index of the first program point with the most bytes alive."""
+        """Index of the first program point at which the most bytes are alive."""
         sums = self.nbytes()
         return sums.index(max(sums))
 
@@ -290,7 +290,7 @@ class StepWalk:
         outputs: bytes of each storage of the user's outputs, by storage key.
         saved_for_backward: nodes of forward whose values are saved for backward.
         tangents: by key of each storage of a tangent, the first placeholder that uses it.
-        last_read: by key of each storage passed to backward, the program point of its last use there.
+        last_read: by key of each storage passed to backward, the program point of its last use in backward.
             Empty until `lifetimes` or `storages` has run to its end.
     """
 
@@ -398,7 +398,7 @@ class StepWalk:
     def _walk(
         self, nodes: list[fx.Node], start: int, existing: set[int]
     ) -> tuple[dict[int, tuple[fx.Node, int]], dict[int, int]]:
-        """Return two dicts by storage key: (allocating node, its program point), and last program point of use."""
+        """Return two dicts from storage keys: to (allocating node, its program point), and to the last use."""
         allocations: dict[int, tuple[fx.Node, int]] = {}
         last: dict[int, int] = {}
         keys_of = self.sizes.keys
@@ -428,7 +428,7 @@ class StepWalk:
         return allocations, last
 
     def _key_for(self, node: fx.Node, key: int, *, apart: bool) -> int:
-        """Return the key for a node's storage: the key of a viewed value, or a new key if ``apart``, or ``key``."""
+        """Return the key for a node's storage: for a view, the base's; otherwise ``key``, or a new key if ``apart``."""
         sizes = self.sizes
         # If the base of a view runs several times, the view shares memory with the run that it reads. This need not
         # be the latest run.

@@ -43,7 +43,7 @@ def highest_of_graphs(graphs: Sequence[PartitionedGraph]) -> tuple[tuple[int, in
 
     Args:
         graphs: the graphs in the order of their forwards; a graph that runs several times is listed
-            once, and its figures are the maximum over its runs.
+            once, and its result is the maximum over its runs.
     """
     runs = _in_turns(graphs)
     step = _Step([graph for _, graph in runs])

@@ -174,7 +174,7 @@ def sizes_at(sizes: Mapping[str, int]) -> Iterator[None]:
 
 
 def planned_sizes() -> Mapping[str, int]:
-    """Return the numbers that the current `sizes_at` block gives to symbols, by symbol name; empty outside of one."""
+    """Return the numbers that the current `sizes_at` block gives to symbols, by symbol name; empty without a block."""
     return _SIZES.get() or {}
 
 
@@ -262,7 +262,7 @@ class Sizes:
         return cached
 
     def rename(self, node: fx.Node, key: int, other: int) -> None:
-        """Replace one of a node's storage keys by another key, whose storage has the same bytes."""
+        """Replace one of a node's storage keys by another key, and record the same size for the new key."""
         self._keys[node] = tuple(other if k == key else k for k in self.keys(node))
         self.nbytes[other] = self.nbytes[key]
         if key in self.symbolic:

@@ -108,7 +108,7 @@ def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> No
 def unversioned_outputs(joint: JointGraph) -> tuple[int, ...]:
     """Return the indices of user outputs that autograd cannot protect from writes before backward.
 
-    Unprotected outputs come from AOTAutograd, Inductor, and from operators such as ``_unsafe_view``,
+    Unprotected outputs come from AOTAutograd, from Inductor, and from operators such as ``_unsafe_view``,
     which PyTorch 2.15 traces in a linear layer.
     """
     of_base = _copyable_outputs(joint, _Roots(joint))

@@ -1,4 +1,4 @@
-"""Find in an operator's schema the arguments that a call writes to, or of which it returns views.
+"""Read from an operator's schema which arguments a call writes to, and which arguments its results are views of.
 
 A schema marks arguments and results that share memory, and arguments that the operator writes to.
 The schema of `set_` states that the result shares memory with the destination, but the call makes the
@@ -82,7 +82,7 @@ def root_of(node: fx.Node) -> fx.Node:
 
 
 def by_target(nodes: Iterable[fx.Node], ask: Callable[[fx.Node], T]) -> list[T]:
-    """Return ``ask(node)`` for each node; call ``ask`` once per operator, on which alone its result depends."""
+    """Return ``ask(node)`` for each node; ``ask`` runs once per operator, because it must depend on nothing else."""
     nodes = list(nodes)
     # The nodes keep their targets alive, so each `id` stays unique.
     # By identity, because hashing an overload takes longer.

@@ -156,7 +156,7 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
                 backward, or is the memory of the saved candidates.
 
         Returns:
-            Six numbers by the names that PyTorch uses.
+            A dict of six numbers, with PyTorch's names as keys.
 
         Raises:
             ProblemError: a candidate is in both lists or in neither list, or an index does not
@@ -235,7 +235,7 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
             max_mem_budget: the largest budget, in the unit of the knapsack's memories. Returned if
                 the frontier shows no trade-off.
             min_mem_budget: the smallest budget, in the same unit.
-            iterations: number of budgets to try with a solver, at least 2.
+            iterations: number of budgets for which the solver runs, at least 2.
 
         Raises:
             ProblemError: ``iterations`` is below 2 and a solver is given.

@@ -62,7 +62,7 @@ class Lowered:
     fixed: FixedBranches = FixedBranches()
 
     def priced(self, costs: Sequence[int], unit: str) -> Lowered:
-        """Return a copy whose values have other costs, by joint-graph position; states and snapshots cost nothing."""
+        """Return a copy with other costs of values, by joint-graph position; states and snapshots cost nothing."""
         prices = (
             costs[at] if kind is SavedKind.VALUE else 0
             for kind, at in zip(self.kind, self.position, strict=True)
@@ -116,7 +116,7 @@ class Offload:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes that the copy takes in the host's memory; see `host_bytes_of`."""
+        """Bytes that the offloaded copy takes in the host's memory; see `host_bytes_of`."""
         return host_bytes_of(self.nbytes, pinned=self.pinned)
 
 
@@ -201,7 +201,7 @@ def tag_of(node: fx.Node) -> str:
 def lower(
     index: GraphIndex, roles: Roles, storages: Storages, costs: Sequence[int], unit: str
 ) -> Lowered:
-    """Build the graph problem of a joint graph: which values to save, which to recompute.
+    """Build the graph problem of a joint graph: which values to save and which to recompute.
 
     Args:
         index: node positions of the joint graph.
@@ -422,7 +422,7 @@ class _Rules:
         return i not in self.fixed and maker not in self.fixed and self._may_run_again(i)
 
     def _may_run_again(self, i: int) -> bool:
-        """Return whether the node at position ``i`` may run again, if it decides no branch."""
+        """Return whether the node at position ``i`` may run again under all rules but the one on branch values."""
         index, node = self._index, self._index.nodes[i]
         if node.op in ("placeholder", "get_attr"):
             # Backward reads an attribute from its own module, but an input must be passed to backward.

@@ -55,7 +55,7 @@ class LoweredSchedule:
     of_value: dict[str, int]
 
     def runs_of(self, name: str) -> tuple[int, ...]:
-        """Return the problem nodes for a run of a joint-graph node in forward, with a saved generator state first."""
+        """Return the problem node for a joint-graph node's run in forward, preceded by that for its generator state."""
         at, state = self.of_name.get(name), self.of_name.get(name + _DRAWN)
         return () if at is None else (at,) if state is None else (state, at)
 

@@ -1,6 +1,6 @@
 """Rules on how often, and in which order, the nodes of forward and backward run.
 
-Random draws, effects and collectives happen once, draws and effects in the joint graph's order. A
+Random draws, effects and collectives happen once. Draws and effects keep the joint graph's order. A
 node that runs again runs the same operator on the same inputs.
 """
 
@@ -35,7 +35,7 @@ def nothing_random_runs_twice(facts: Facts) -> Iterator[Fault]:
 
 
 def nothing_effectful_runs_twice(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each second run of a collective, an effect, or an undeclared custom operator."""
+    """Yield a fault for each second run of a collective, a node with effects, or an undeclared custom operator."""
     again = [n for nodes in facts.special[1:] for n in nodes if RUN_OF in n.meta]
     for node in (*again, *(n for n in facts.special[2] if n.name in facts.calls)):
         where = "twice" if RUN_OF in node.meta else "in both graphs"
@@ -55,7 +55,7 @@ def nothing_effectful_runs_twice(facts: Facts) -> Iterator[Fault]:
 
 
 def nothing_special_is_lost(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each random operator, effect or collective that must run but is in neither graph."""
+    """Yield a fault for each random operator, effect or collective that neither forward nor backward runs."""
     ran = {n.name for nodes in facts.split_nodes for n in nodes}
     for node in facts.special[0]:
         if node.name in ran:

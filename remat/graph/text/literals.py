@@ -63,7 +63,7 @@ _FUNCTIONS: dict[str, str] = {
 
 
 class Opaque:
-    """Stand-in for an object whose contents the text of a graph cannot hold.
+    """Replacement for an object whose contents the text of a graph cannot hold.
 
     Attributes:
         kind: dotted name of the original object's class, with its module.
@@ -101,7 +101,7 @@ def write_opaque(value: Any) -> str:
 
 
 def read_opaque(source: Source, node: ast.expr) -> Opaque:
-    """Return a stand-in, of a new class, for an object that was written as ``opaque("module.Class", "text")``.
+    """Return an `Opaque`, of a new class, for an object that was written as ``opaque("module.Class", "text")``.
 
     Raises:
         ProblemError: the expression is not ``opaque("module.Class", "text")``.

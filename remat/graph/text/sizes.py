@@ -68,7 +68,7 @@ _OPERATORS: dict[type[ast.operator], Callable[..., Any]] = {
 
 @functools.cache
 def _functions() -> dict[str, Any]:
-    """Return the functions that are calls in the text of sizes, by name: PyTorch's additions to SymPy, and logic."""
+    """Return the functions that the text of a size may call, by name: PyTorch's additions to SymPy, and logic."""
     own = {
         name: kind
         for name, kind in vars(functions).items()

@@ -391,7 +391,7 @@ class ValueReader:
 
 
 def has_numbers(value: object) -> bool:
-    """Return whether a constant's text states its numbers, as known and dense ones up to `MAX_CONSTANT` elements."""
+    """Return whether a constant's text states its numbers: if known, dense, and at most `MAX_CONSTANT` of them."""
     return _real(value) is not None
 
 

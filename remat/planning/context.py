@@ -1,4 +1,4 @@
-"""Problems, costs, limits and options of one prepared graph, before planning decides.
+"""The graph problem, costs, limits and options of one prepared graph, from which planning decides what to save.
 
 A prepared graph is a joint graph after the passes that precede every decision.
 """
@@ -49,14 +49,14 @@ def check_joint(joint: object) -> None:
 
 
 def fingerprint_of(joint: JointGraph) -> str:
-    """Return the digest that matches saved plans to a graph; raise a ProblemError if ``joint`` is no `JointGraph`."""
+    """Return a joint graph's digest, which identifies its saved plans; raise a ProblemError for other types."""
     check_joint(joint)
     return joint.fingerprint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """Figures of the step without remat, with which plans are compared.
+    """Peak, cost and memory curve of the step without remat, with which plans are compared.
 
     Attributes:
         peak_bytes: simulated peak of the step; 0 if unknown.
@@ -151,7 +151,7 @@ class GraphContext:
         )
 
     def like(self, other: GraphContext) -> bool:
-        """Return whether another context has an equal graph, and equal options except the budget."""
+        """Return whether another context has an equal graph, and equal options (the budget may differ)."""
         request = replace(other.request, budget=self.request.budget)
         return other.fingerprint == self.fingerprint and request == self.request
 
@@ -166,7 +166,7 @@ class GraphContext:
         return Hull.of(self.lowered.problem)
 
     def cuts(self, most: int) -> list[tuple[int, tuple[int, ...]]]:
-        """Return about ``most`` vertices of the `hull`, both ends included, as pairs of saved bytes and saved nodes."""
+        """Return about ``most`` vertices of the `hull`, with both ends, each as a pair (saved bytes, saved nodes)."""
         vertices = self.hull.vertices
         some = {*range(0, len(vertices), max(1, len(vertices) // most)), len(vertices) - 1}
         invert = self.hull.reduction.invert
@@ -174,7 +174,7 @@ class GraphContext:
 
     @cached_property
     def _limits(self) -> tuple[int, int]:
-        """Two numbers: the bytes that the runtime-optimal partition saves, and the least bytes that any plan saves."""
+        """The bytes that the runtime-optimal partition saves, and the least bytes that any plan saves, as a pair."""
         return full_and_least(self.state)
 
     @property
@@ -194,7 +194,7 @@ class GraphContext:
 
     @cached_property
     def region_budget(self) -> float | None:
-        """The ratio of saved bytes that the user's code sets for the graph; None if the code sets none."""
+        """The budget, a ratio of saved bytes, that the user's code sets for the graph; None if it sets none."""
         return self.state.get(RegionBudget())
 
     @cached_property
@@ -233,7 +233,7 @@ class GraphContext:
 
     @cached_property
     def step_costs(self) -> Sequence[int]:
-        """Cost of one run of each node, by position in the joint graph; empty if backward cannot be priced."""
+        """Cost of one run of each node of the joint graph; empty if the cost model cannot price backward."""
         return step_costs_of(self.state, self.request.cost)
 
     @property
@@ -242,7 +242,7 @@ class GraphContext:
         return sum(self.step_costs)
 
     def capacities(self, most: int | None = None) -> list[int]:
-        """Return the limits on saved bytes, up to ``most``, at which a frontier has its decisions, lowest first."""
+        """Return the limits on saved bytes, each at most ``most``, at which decisions of a frontier are made."""
         # Evenly spaced limits, and the saved bytes of vertices of the hull.
         vertices = [v.saved_bytes for v in self.hull.vertices]
         least, full_bytes = vertices[0], max(vertices[-1], self.full_bytes)
@@ -255,7 +255,7 @@ class GraphContext:
     # ---- the host's memory --------------------------------------------------------------------------
     @cached_property
     def tagged(self) -> list[Tagged]:
-        """The values that the user tags for offloading; those that must be offloaded come first."""
+        """The values that the user tags for offloading; values that must be offloaded come first."""
         request, why = self.request, ""
         if request.hooks is not None:
             why = f"hooks={request.hooks.name!r} pack every saved value"
@@ -271,7 +271,7 @@ class GraphContext:
 
     @property
     def link(self) -> str:
-        """The link to the host as text; empty if the request has no link and no value is tagged for offloading."""
+        """The link to the host as text; empty if the request names no link and no value is tagged for offloading."""
         return str(self.request.link) if self.request.offload or self.tagged else ""
 
     @cached_property
@@ -281,7 +281,7 @@ class GraphContext:
 
     @cached_property
     def forward_time(self) -> int:
-        """Summed time in ps of all operators that forward can run, each run once."""
+        """Summed run time in ps of all operators that forward can run, where each operator runs once."""
         late = self.state.roles.tangent_closure
         nodes = zip(self.state.index.nodes, late, strict=True)
         return sum(self.times.of_name[node.name] for node, is_late in nodes if not is_late)

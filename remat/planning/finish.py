@@ -1,4 +1,4 @@
-"""Build a plan from a split graph: compute its figures, and verify both modules."""
+"""Build a plan from a split graph: compute the plan's bytes and costs, and verify both modules of the graph."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def finish(
     search: str = "",
     copied_outputs: tuple[int, ...] = (),
 ) -> Plan:
-    """Build a plan from a split graph: compute its figures, and verify both modules. No other function builds plans.
+    """Build a plan from a split graph: compute the plan's bytes and costs, and verify both modules of the split graph.
 
     Args:
         state: the graph, split into forward and backward modules by its decision.
         cost: the cost model.
         budget: the requested budget.
         fingerprint: digest of the joint graph as it was captured.
-        baseline: figures of the step without remat; None: unknown, or computed by ``later``.
+        baseline: peak and cost of the step without remat; None: unknown, or computed by ``later``.
         later: function that computes the figures in `LATER` when one is first read; None: `finish` computes these
             figures.
         link: the link to the host if values may be offloaded, or empty text.
@@ -187,7 +187,7 @@ def finish(
 def later_figures(
     state: State, peak_bytes: int, baseline: Baseline, costs: Sequence[int]
 ) -> dict[str, Any]:
-    """Return the figures of a plan that `LATER` lists, by field, from the simulated peak and the cost of each run."""
+    """Compute the plan fields that `LATER` lists, from the simulated peak and each run's cost; return a dict."""
     return {
         "peak_bytes": peak_bytes,
         "step_cost": sum(costs),

@@ -27,7 +27,7 @@ from remat.units import Budget, format_apart, format_bytes, format_cost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontierPoint:
-    """Figures of one plan on a frontier.
+    """Saved bytes, cost and peak of one plan on a frontier.
 
     Attributes:
         saved_bytes: bytes that forward hands to backward, beyond inputs and outputs.
@@ -129,11 +129,11 @@ class Frontier:
         return self.solver + (f", offload {self.link}" if self.link else "")
 
     def bytes_of(self, point: FrontierPoint | PlanRecord) -> int:
-        """Return the bytes of a point or a plan on the frontier's axis: its saved bytes or its peak."""
+        """Return the position of a point or plan on the frontier's axis of bytes: the saved bytes or the peak."""
         return point.saved_bytes if self.by == "saved" else point.peak_bytes
 
     def knee(self, *, by: str = "origin") -> FrontierPoint:
-        """Return the point beyond which more memory reduces the cost only a little.
+        """Return the frontier's knee: the point beyond which more memory reduces the cost only a little.
 
         Distances are measured after bytes and costs have been scaled to [0, 1] over the frontier.
 
@@ -285,7 +285,7 @@ class Frontier:
         return write_page(lambda: self._page(plan, title, on_progress), path)
 
     def _page(self, plan: Plan, title: str, on_progress: Callable[[str], None] | None) -> Page:
-        """Return the page that `explore` writes, whose slider shows each decision once; arguments as in `explore`."""
+        """Return the HTML page that `explore` writes; the page's slider has one position for each decision."""
         # The slider and the text of a frontier have the same stops.
         points, knee, plans = self.thinned(MOST_SHOWN), plan, list[Plan]()
         with warnings.catch_warnings():
@@ -314,11 +314,11 @@ class Frontier:
         )
 
     def to_json(self) -> str:
-        """Return the figures of the frontier as JSON text, without its plans."""
+        """Return the attributes of the frontier, such as its points, as JSON text, without the plans."""
         return write_record(self)
 
     def save(self, path: str | Path) -> None:
-        """Write the figures of the frontier to a JSON file, atomically, without the data from which plans are built.
+        """Write the attributes of the frontier, such as its points, to a JSON file, atomically, without the plans.
 
         Raises:
             PlanError: the file cannot be written; an existing file stays unchanged.
@@ -326,7 +326,7 @@ class Frontier:
         save_record(self, path)
 
     def thinned(self, rows: int) -> list[FrontierPoint]:
-        """Return at most ``rows`` points of the frontier, evenly spaced, with both ends and the knee.
+        """Return at most ``rows`` evenly spaced points of the frontier, including both ends and the knee.
 
         Args:
             rows: number of points to return at most; less than 3 counts as 3.

@@ -1,4 +1,4 @@
-"""The default pipeline in two parts, before and after the decision, and pipelines that are parsed from text."""
+"""The default passes before and after the decision what to save, and pipelines of passes parsed from text."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def prepare(
     at_budget: bool = False,
     chunk: Pass | None = None,
 ) -> State:
-    """Run the passes that precede any decision; return the resulting state, from which many plans can be made.
+    """Run the passes that precede decisions; return the prepared graph, from which many plans can be made.
 
     Args:
         joint: the captured step.
@@ -151,14 +151,14 @@ def prepare(
 
 
 def _after_policies(state: State) -> State:
-    """Run the passes that follow the tagging by policies and precede any decision; change the graph in place."""
+    """Run, in place, the passes that follow the tagging of nodes by policies and precede a decision what to save."""
     return _CLASSIFY.run(state, in_place=True, verify=False).state
 
 
 def initial_state(
     joint: JointGraph, *, in_place: bool, count_outputs: bool, reread_inputs: bool = True
 ) -> State:
-    """Return the state of a captured graph before any pass; arguments as in `prepare`."""
+    """Return a captured graph as a state on which no pass has run; arguments as in `prepare`."""
     # `user_mutable` and `operators` are computed before any pass runs. After equal nodes are merged, the graph no
     # longer shows which inputs and operators the user's code has.
     state = State(
@@ -177,7 +177,7 @@ def initial_state(
 
 
 def with_copies(state: State, places: Collection[int]) -> State:
-    """Change a prepared graph, in place, to return copies of the user's outputs at ``places``; return its state."""
+    """Change a prepared graph, in place, to return copies of the user's outputs at positions ``places``."""
     with state.edit():
         copy_outputs(state.joint, places)
     return state
@@ -185,7 +185,7 @@ def with_copies(state: State, places: Collection[int]) -> State:
 
 @paused_collection()
 def split(state: State) -> State:
-    """Split the graph of a state into forward and backward modules by the state's decision; return the new state.
+    """Split a state's graph into forward and backward modules, as the state's decision says; return the new state.
 
     Without a decision, all values that backward reads are saved, except those tagged for recomputation.
     """

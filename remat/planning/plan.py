@@ -26,7 +26,7 @@ class Plan(PlanRecord):
         return summary(self)
 
     def explain(self) -> str:
-        """Return the plan as text: its figures, the saved activations, and the recomputed operators.
+        """Return the plan as text: bytes and costs, the saved activations, and the recomputed operators.
 
         A saved activation is shown with its bytes, its source line, and the cost of recomputing it alone. A recomputed
         operator is shown with its cost and the reason for the run: a tag, the bytes that it frees, or another
@@ -35,7 +35,7 @@ class Plan(PlanRecord):
         return explained(self)
 
     def uses(self) -> list[Use]:
-        """Return each operator node of forward, with the bytes that the plan saves and the cost that it recomputes.
+        """For each operator node of forward, return its recompute cost and the bytes of its saved results.
 
         Raises:
             PlanError: the plan was read from a file.
@@ -44,7 +44,7 @@ class Plan(PlanRecord):
 
     @property
     def rows(self) -> list[tuple[str, str]]:
-        """The figures of the plan as pairs of name and text, such as ``("recomputed", "3 nodes, at no cost")``."""
+        """The plan's bytes and costs as pairs (name, text), such as ``("recomputed", "3 nodes, at no cost")``."""
         return rows_of(self)
 
     @property
@@ -57,7 +57,7 @@ class Plan(PlanRecord):
         return view_step(self)
 
     def plot(self, path: str | Path, *, x: str = "time") -> None:
-        """Draw memory over the step and the values that fill the peak, with the step without remat for comparison.
+        """Draw the bytes alive over the step and the values alive at its peak, compared with the step without remat.
 
         A budget on the peak is drawn as a line. A budget on saved bytes is not drawn, because it bounds only a
         part of the memory shown. The step without remat is grey: a curve if this plan was just made. For any other
@@ -75,7 +75,7 @@ class Plan(PlanRecord):
         plot_step(self.view, path, x=x)
 
     def explore(self, path: str | Path, *, title: str = "") -> Mapping[str, Any]:
-        """Write an HTML page that shows the step; see `Frontier.explore` for a page with a slider.
+        """Write an HTML page that shows the plan's step; see `Frontier.explore` for a page with a slider.
 
         The page is a single file, which loads no other file and needs no server.
 
@@ -92,7 +92,7 @@ class Plan(PlanRecord):
         return write_page(lambda: page_of([self], self, title=title), path)
 
     def export(self, path: str | Path, *, format: str | None = None) -> None:  # noqa: A002
-        """Write the step in the format of another tool; see `remat.report.exports.export`.
+        """Write the plan's step in the file format of another tool; see `remat.report.exports.export`.
 
         Args:
             path: the file.

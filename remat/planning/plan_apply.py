@@ -1,4 +1,4 @@
-"""Apply a saved plan to its graph: refuse offloads that the graph cannot do, and a step above the plan's budget.
+"""Check a saved plan on its graph: refuse offloads that the graph does not allow, and a step above the budget.
 
 The figures of an applied plan, its bytes and costs, are computed on the graph. The figures in the plan's file are not
 compared with the computed ones, because workspaces and measured costs depend on the machine, and figures of symbolic
@@ -50,7 +50,7 @@ def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
 
 
 def _check_offloads(plan: Plan, sizes: dict[str, int]) -> None:
-    """Raise a PlanError if a value is offloaded twice, is not saved, or has other bytes in the graph (``sizes``)."""
+    """Raise a PlanError if an offloaded value is listed twice, is not saved, or has another size in the graph."""
     seen, saved = set(), set(plan.saved)
     for value in plan.offloads:
         if value.name in seen:
@@ -105,7 +105,7 @@ def check_applied(plan: Plan, applied: Plan, *, alone: bool) -> None:
 
 
 def _counted_peak(plan: Plan, applied: Plan, limit: int) -> int:
-    """Return the peak that `check_applied` compares with a limit, both in bytes."""
+    """Return the peak of an applied plan, in bytes, that `check_applied` compares with the budget."""
     if plan.lower == "inductor" and plan.planned_peak_bytes:
         # The plan has the peak of its compiled step, and this process has not compiled the step yet. A compiled step meets
         # a ratio of the peak only approximately, so nothing is compared with a ratio.

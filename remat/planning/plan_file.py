@@ -20,7 +20,7 @@ SavedPlan = Plan | PlanSet | str | Path
 
 
 def read_known_plan(plan: SavedPlan) -> Plan | PlanSet:
-    """Read saved plans as `read_plan` does; raise an error if remat does not know a plan's cost model.
+    """Read saved plans as `read_plan` does; raise an error if a plan names an unknown cost model.
 
     Raises:
         ProblemError: this installation does not know the cost model of a plan.
@@ -70,7 +70,7 @@ def plan_for(
     nth: int = 0,
     others: bool = False,
 ) -> Plan | None:
-    """Return the saved plan that was made for a graph; None if there is none, and planning the graph is allowed.
+    """Return the saved plan that was made for a graph; None if no saved plan was, and the graph may be planned anew.
 
     Args:
         joint: the graph.
@@ -107,7 +107,7 @@ def plan_for(
 
 
 def why_not_for(joint: JointGraph, plans: Sequence[Plan]) -> str:
-    """Explain why no saved plan matches a graph, and what to do about it."""
+    """Return a text that explains why no saved plan matches a graph, and what the user can do."""
     lowers = {p.lower for p in plans}
     if joint.lower not in lowers:
         lowering = sorted(lowers)[0]

@@ -1,4 +1,4 @@
-"""The plans of all graphs of one step, as a sequence with figures for the whole step."""
+"""The plans of all graphs of one step, as a sequence with bytes and costs of the whole step."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PlanSet(Record, Sequence[Plan]):
             self._check_budget(Budget.parse(self.budget))
 
     def _check_budget(self, budget: Budget) -> None:
-        """Raise a ProblemError if the recorded peak or saved bytes of all plans together exceed ``budget``."""
+        """Raise a ProblemError if the step's recorded peak, or the saved bytes of all plans, exceed ``budget``."""
         # The budget of each single plan is checked when the plan is applied to its graph.
         bounds = (("peak_bytes", budget.peak_bytes), ("saved_bytes", budget.nbytes))
         for name, limit in bounds:
@@ -80,7 +80,7 @@ class PlanSet(Record, Sequence[Plan]):
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of the values that all runs offload; all these values are in the host's memory when forward ends."""
+        """Bytes that all runs of all graphs offload, and that are in the host's memory when forward ends."""
         return self._summed("host_bytes")
 
     @property
@@ -99,7 +99,7 @@ class PlanSet(Record, Sequence[Plan]):
         )
 
     def _summed(self, name: str) -> int:
-        """Return the sum of the plans' field ``name`` over all runs of all graphs."""
+        """Return the sum of the plan field ``name`` over all runs of all graphs."""
         return sum(runs * getattr(p, name) for runs, p in zip(self._runs, self.plans, strict=True))
 
     @property
@@ -126,7 +126,7 @@ class PlanSet(Record, Sequence[Plan]):
         return iter(self.plans)
 
     def explain(self) -> str:
-        """Return a text: one line with the sums of the plans' figures, then `Plan.explain` of each plan."""
+        """Return a text: a line with the summed bytes and costs of all plans, then `Plan.explain` of each plan."""
         return "\n\n".join(
             [f"{len(self)} graphs: {self._head}", *(p.explain() for p in self.plans)]
         )
@@ -148,7 +148,7 @@ class PlanSet(Record, Sequence[Plan]):
 
     @property
     def _head(self) -> str:
-        """One line of text with the sums of the plans' figures."""
+        """One line of text with the summed bytes and costs of all plans."""
         unit = self.plans[0].unit
         on_peak = self.budget and Budget.parse(self.budget).on_peak
         allowed = "" if on_peak else f" of {format_bytes(self.capacity)} allowed"

@@ -1,7 +1,7 @@
 """Planning: from a joint graph and a request to a decision, and from a decision to a plan.
 
 `docs/architecture.md` lists the source files that take part in planning. Once a graph is split into a forward and a
-backward module, `finish` computes the plan's figures and verifies both modules.
+backward module, `finish` computes the plan's bytes and costs, and verifies both modules.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def plan_graph(
 
 
 def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: bool) -> Plan:
-    """Split a joint graph by the saved plan that was made for the graph; return the plan with figures of this graph."""
+    """Split a joint graph as its saved plan says; return the plan with bytes and costs computed on this graph."""
     if plan.reread_inputs and not request.reread_inputs:
         raise PlanError(
             f"this plan for '{plan.graph}' may read inputs again in backward, but reread_inputs is "
@@ -219,7 +219,7 @@ def warn_of_peak(plan: Plan, figures: BeforeAfter | None = None) -> None:
 
 @cache
 def warn_without_kernel() -> None:
-    """Warn once per process if the solvers' compiled C++ kernel, which finds better plans within a peak, is missing."""
+    """Warn once per process if the compiled C++ kernel is missing, without which plans within a peak are worse."""
     if reason := missing():
         warn(
             f"solver 'native' cannot run: {reason}. Without it, plans within a peak may recompute several times as "
@@ -235,7 +235,7 @@ class Planner:
         search: the search for candidates of the graph.
         ends: peaks in bytes that the ratios 0 and 1 of the request's budget stand for. None: the least peak found, and
             the peak of the plan for budget 1.
-        baseline: figures of the step without remat; None: computed when first read.
+        baseline: peak and cost of the step without remat; None: computed when first read.
     """
 
     def __init__(
@@ -250,7 +250,7 @@ class Planner:
 
     @classmethod
     def of(cls, joint: JointGraph, request: PlanRequest, **options: Any) -> Self:
-        """Return the planner of a joint graph; with ``chunk="auto"``, choose into how many chunks the loss is split.
+        """Return the planner of a joint graph; with ``chunk="auto"``, also choose the number of chunks of the loss.
 
         A step whose loss cannot be split is planned without chunks, with a warning. ``options`` are keyword arguments
         of `GraphContext.of`.
@@ -281,7 +281,7 @@ class Planner:
 
     @classmethod
     def _cheapest_of(cls, planners: Sequence[Self]) -> Self:
-        """Return the planner whose step is cheapest within the budget; if none is within, that of the least peak."""
+        """Return the planner whose step is cheapest within the budget, or has the least peak if none is within."""
         budget = planners[0].context.request.budget
         limit = planners[0].limit_of(budget)
         best, least = min(planners, key=lambda p: p.search.least_found), math.inf
@@ -299,7 +299,7 @@ class Planner:
         return best
 
     def estimated(self, before: CompiledSearch | None = None) -> CompiledSearch:
-        """Return a search for candidates by estimated peak; it keeps those of ``before`` if both graphs are equal."""
+        """Return a search for candidates by estimated peak, with those of ``before`` if both graphs are equal."""
         # If planning chose the number of chunks, the peak ratio 1 stands for the step without chunks.
         most = 0 if self._ends is None else self.baseline.estimated_bytes
         return CompiledSearch(self.search, most, before)
@@ -310,7 +310,7 @@ class Planner:
         return self.search.peak_of(budget, ends)
 
     def decide(self, budget: Budget) -> Candidate:
-        """Return the decision within a budget, and within the budget that the user's code may set for the graph.
+        """Return the decision within a budget, and within a budget that the user's code sets for the graph, if any.
 
         Raises:
             BudgetError: no decision is within the budget.
@@ -335,7 +335,7 @@ class Planner:
         return with_tagged(self._saving(budget))
 
     def _saving(self, budget: Budget) -> Candidate:
-        """Return the decision under a budget on saved bytes, before values that the user tags are offloaded."""
+        """Return the decision under a budget on saved bytes, without offloading the values that the user tags."""
         context, decisions = self.context, self.search.decisions
         limits = replace(context.request.deciding(), budget=budget).limits(context.state)
         if limits.capacity != context.full_bytes:
@@ -344,7 +344,7 @@ class Planner:
 
     @cached_property
     def baseline(self) -> Baseline:
-        """Figures of the step without remat, hooks, policies and chunks; all are 0 if no plan is found for budget 1."""
+        """Peak and cost of the step without remat, hooks, policies and chunks; 0 if no plan is found for budget 1."""
         if self._baseline is not None:
             return self._baseline
         context, search = self.context, self.search
@@ -398,7 +398,7 @@ class Planner:
         measure: str = "simulated",
         copied_outputs: tuple[int, ...] = (),
     ) -> Plan:
-        """Build the plan of a decision; under a budget on saved bytes, the figures in `LATER` are computed when read.
+        """Build the plan of a decision; under a budget on saved bytes, plan fields in `LATER` are computed when read.
 
         Args:
             decided: the decision.
@@ -444,7 +444,7 @@ class Planner:
         )
 
     def _described(self, decided: Candidate, limit: int, measure: str) -> str:
-        """Return text that states how many candidates each proposer found, and why one candidate was chosen."""
+        """Return text that states how many candidates each proposer found, and why the decision was chosen."""
         counts, peaks = self.search.decisions.proposed, self.search.measures
         each = ", ".join(f"{count} {proposer}" for proposer, count in counts.most_common())
         rounds_run = self.search.rounds_run
@@ -461,7 +461,7 @@ class Planner:
 
 
 def _by_bounds(search: Search, plan: Plan) -> tuple[BeforeAfter | None, bool]:
-    """Return a plan's comparison with the step without remat by bounds on both peaks, and whether they are exact."""
+    """Compare bounds on the peaks with and without remat; return the comparison, and whether the bounds are exact."""
     context = search.context
     if not context.is_eager or context.request.hooks is not None or context.state.plain:
         return None, False
@@ -488,7 +488,7 @@ def _by_bounds(search: Search, plan: Plan) -> tuple[BeforeAfter | None, bool]:
 
 @paused_collection()
 def _figures(planner: Planner, state: State, decided: Candidate) -> dict[str, Any]:
-    """Return those figures of a plan that are computed when they are first read, as a dict by field; see `LATER`."""
+    """Return a dict from the plan fields that are computed when first read (see `LATER`) to their values."""
     measures, context = planner.search.measures, planner.context
     measure_deferred(context.state.joint.graph)
     alone = context.request.hooks is None and state.decision == decided.decision

@@ -1,4 +1,4 @@
-"""Functions that parse the options of planning, one for each option."""
+"""Functions that each parse one option of planning."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _read_bytes(given: object) -> int:
 
 
 def _read_chunk(given: object) -> ChunkLoss | Literal["auto"] | None:
-    """Parse the option ``chunk``; return the pass that splits the loss, ``"auto"``, or None for a whole loss."""
+    """Parse the option ``chunk``; return the pass that splits the loss, ``"auto"``, or None to leave the loss whole."""
     if given == "auto" or isinstance(given, ChunkLoss):
         return given
     chunks = int(given) if isinstance(given, str) and given.isdigit() else given

@@ -81,7 +81,7 @@ class PlanRequest:
 
     @property
     def decides(self) -> bool:
-        """Whether planning chooses what to save under ``budget``; False with a saved plan or the user's pipeline."""
+        """Whether planning chooses what to save under ``budget``; False with a saved plan or a user's pipeline."""
         return self.plan is None and self.pipeline is None
 
     @classmethod
@@ -153,12 +153,12 @@ class PlanRequest:
 
     @property
     def example(self) -> Pipeline:
-        """A valid pipeline of default passes, with those options of this request that a pipeline can have."""
+        """A valid pipeline of default passes, as text, with those options of this request that a pipeline can have."""
         alone = self.budget.on_peak or self.plan is not None
         return (PlanRequest.of() if alone else replace(self, pipeline=None)).as_pipeline()
 
     def check(self, situation: Situation, subject: str = "") -> None:
-        """Raise an error if the table `CONFLICTS` refuses options of the request in a situation.
+        """Raise an error if, by the table `CONFLICTS`, options of the request conflict in a situation.
 
         Args:
             situation: name of the situation, as in `CONFLICTS`.
@@ -179,7 +179,7 @@ class PlanRequest:
         return self.chunk.chunks if isinstance(self.chunk, ChunkLoss) else 1
 
     def each_chunk(self) -> list[PlanRequest]:
-        """Return one request for each number of chunks into which to try splitting the loss.
+        """Return a copy of the request for each number of chunks into which to try to split the loss.
 
         With ``chunk="auto"``, `Effort.chunks` lists the numbers, fewest first. With any other value, return this
         request.
@@ -189,7 +189,7 @@ class PlanRequest:
         return [replace(self, chunk=ChunkLoss(chunks=n) if n > 1 else None) for n in DEFAULT.chunks]
 
     def by(self, solver: str | Solver, *, isolation: str | None = None) -> PlanRequest:
-        """Return the request with another solver, by name or as an instance; ``isolation`` as in `Registry.solver`.
+        """Return a copy of the request with another solver, given by name or as an instance.
 
         Raises:
             SolverError: no solver has the name, or the solver cannot run on this machine.
@@ -198,11 +198,11 @@ class PlanRequest:
             return replace(self, solver=registry().solver(solver, isolation=isolation))
 
     def with_graph_cost(self, joint: JointGraph) -> PlanRequest:
-        """Return a copy of the request in which a cost model such as ``auto`` is replaced by the model selected for a graph."""
+        """Return a copy of the request in which a cost model such as ``auto`` is resolved for a given graph."""
         return replace(self, cost=self.cost.for_graph(joint))
 
     def for_graph(self, joint: JointGraph, fingerprint: str, nth: int = 0) -> PlanRequest:
-        """Return a copy of the request for one graph, with the saved plan that was made for the graph, if any.
+        """Return a copy of the request for one graph, with the graph's saved plan if the request has saved plans.
 
         Args:
             joint: the graph.
@@ -222,7 +222,7 @@ class PlanRequest:
         return replace(self, plan=plan, of_several=several)
 
     def how_to_run(self, peak_bytes: int, subject: str = "that plan") -> str:
-        """Return advice, as text for an error message, on how to run a plan with a given peak.
+        """Return advice for an error message: how the user can run a plan with a given peak.
 
         Args:
             peak_bytes: the peak of the plan, in bytes.
@@ -249,7 +249,7 @@ class PlanRequest:
         )
 
     def as_pipeline(self) -> Pipeline:
-        """Return the pipeline for this request: the user's pipeline if one is given, or that of the default passes.
+        """Return the pipeline for this request: the user's pipeline if one is given, or the pipeline of default passes.
 
         Raises:
             ProblemError: the budget is on the peak. Such a budget needs many plans to compare, but a pipeline makes
@@ -268,7 +268,7 @@ class PlanRequest:
 
 
 class Conflict(NamedTuple):
-    """A row of the table `CONFLICTS`: an option that a request must not have in a situation.
+    """A row of the table `CONFLICTS`: an option that is refused in a situation.
 
     Attributes:
         option: name of the option to change.

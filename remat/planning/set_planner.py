@@ -1,4 +1,4 @@
-"""Plan all graphs of one step under one budget. A step has several graphs if the model has graph breaks.
+"""Plan all graphs of one step, such as those of a model with graph breaks, under one budget.
 
 Planning chooses one decision from the frontier of each graph, so that all graphs together keep the budget at the least
 cost.
@@ -46,7 +46,7 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
             the peak, the ratio from the user's code applies in addition.
 
     Returns:
-        The plans of all graphs, with figures for the whole step.
+        The plans of all graphs, with bytes and costs of the whole step.
 
     Raises:
         BudgetError: the graphs together cannot save as few bytes as the budget allows, or no plans were found within
@@ -60,7 +60,7 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
 
 
 def set_planner(joints: Sequence[JointGraph], request: PlanRequest) -> SetPlanner:
-    """Return the planner of all graphs of a step; arguments and errors as in `plan_graphs`."""
+    """Return the planner of all graphs of a step; takes the arguments and raises the errors of `plan_graphs`."""
     request.check("several graphs")
     if not joints:
         raise PlanError("there are no graphs to plan: remat.plan was given an empty list")
@@ -76,7 +76,7 @@ def set_planner(joints: Sequence[JointGraph], request: PlanRequest) -> SetPlanne
 
 
 class SetPlanner:
-    """Planner of all graphs of a step under one budget; the graphs are given in the order in which they run."""
+    """Planner that chooses one decision for each graph of a step, so that all together keep one budget."""
 
     def __init__(self, joints: Sequence[JointGraph], request: PlanRequest) -> None:
         self._request, self._passed = request, _Passed(joints)
@@ -90,7 +90,7 @@ class SetPlanner:
         self._planners, self._graphs = [*map(Planner, searches)], SeveralGraphs(searches)
 
     def within_bytes(self) -> PlanSet:
-        """Plan all graphs under a budget on saved bytes: a number of bytes, or a ratio as in `plan_graphs`."""
+        """Plan all graphs of a step under a budget on saved bytes: a number, or a ratio as in `plan_graphs`."""
         planners, passed, budget = self._planners, self._passed, self._request.budget
         graphs = self._graphs
         # If the user's code sets a budget for a graph, only this budget counts for the graph. The requested budget
@@ -152,7 +152,7 @@ class SetPlanner:
         return self._graphs.peak(decided)
 
     def within_peak(self, budget: Budget | None = None) -> PlanSet:
-        """Plan all graphs under a budget on the peak of the step: ``budget``, or the request's budget if it is None."""
+        """Plan all graphs of a step under the peak budget ``budget``, or the request's budget if ``budget`` is None."""
         budget = budget or self._request.budget
         label, count = budget.label, len(self._planners)
         if self._request.hooks is not None:
@@ -181,7 +181,7 @@ class SetPlanner:
         return [m + rest * n // total for m, n in zip(must, full_bytes, strict=True)]
 
     def _finished(self, decided: Sequence[Candidate], capacity: int, budget: Budget) -> PlanSet:
-        """Build the plan of each graph from its decision, and compute the figures of the whole step."""
+        """Build the plan of each graph from the graph's decision; compute bytes and costs of the whole step."""
         planners, request, passed = self._planners, self._request, self._passed
         decided = [p.search.offloads.with_tagged(d) for p, d in zip(planners, decided, strict=True)]
         offloaded_bytes = sum(r * d.host_bytes for r, d in zip(self._runs, decided, strict=True))
@@ -231,7 +231,7 @@ class SetPlanner:
 
 
 def _refuse_strange_order(joints: Sequence[JointGraph]) -> None:
-    """Raise an error unless the graphs are all graphs of one step, in the order in which they run."""
+    """Raise an error unless the given graphs are all graphs of one step, given in the order in which they run."""
     for joint in joints:
         if joint.runs not in (1, len(joint.turns)):
             raise PlanError(
@@ -259,7 +259,7 @@ def _refuse_strange_order(joints: Sequence[JointGraph]) -> None:
 
 
 def _why_least(searches: Sequence[Search]) -> tuple[str, str]:
-    """Return two texts for an error: why the graphs together cannot save fewer bytes, and how they could."""
+    """Return two error texts: why a step's graphs cannot save fewer bytes, and what would let them save fewer."""
     texts = [
         least_causes(s.context.state, s.context.state.get(LeastDecision()))
         for s in searches
@@ -270,7 +270,7 @@ def _why_least(searches: Sequence[Search]) -> tuple[str, str]:
 
 
 def _shares(searches: Sequence[Search], runs: Sequence[int], room: int) -> list[int] | None:
-    """Distribute ``room`` saved bytes over graphs at the least total cost; None if all graphs need more bytes."""
+    """Divide ``room`` saved bytes among graphs at the least total cost; None if the graphs need more bytes."""
 
     def extend(k: int, saved: int, cost: int, decided: Candidate) -> tuple[int, int] | None:
         saved += runs[k] * decided.saved_bytes
@@ -310,7 +310,7 @@ class _Passed:
         return sum(self._bytes.values())
 
     def saved_bytes(self, decided: Sequence[Candidate]) -> int:
-        """Return the bytes of the passed activations that the producing or a receiving graph saves, each once."""
+        """Return the bytes of the passed activations that any graph saves; each activation is counted once."""
         saved = [set(d.decision.saved) for d in decided]
         return sum(
             nbytes

@@ -1,1 +1,1 @@
-"""Show a plan to people: rows, figures and text."""
+"""Show a plan to people as tables, texts and pages."""

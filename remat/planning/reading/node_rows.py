@@ -1,4 +1,4 @@
-"""Rows on the values that a plan keeps and recomputes, one row for each node or storage."""
+"""Build the rows of tables on the values that a plan keeps or recomputes, one row for each node or storage."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def kept_storages(plan: PlanRecord) -> list[KeptStorage]:
 
 
 def _owner(node: fx.Node) -> fx.Node:
-    """Return the node at the end of a chain of views; forward may return a view instead of the saved value."""
+    """Return the node that made the storage of a view; forward may return a view instead of the saved value."""
     while isinstance(base := aliased_argument(node), fx.Node) and base.op == "call_function":
         node = base
     return node
@@ -83,7 +83,7 @@ def _runs_once(problem: GraphProblem, index: Mapping[str, int], node: fx.Node) -
 
 
 def _branch(node: fx.Node, branches: set[fx.Node]) -> str:
-    """Return the attribute ``branch`` of a `KeptStorage` whose value cannot be recomputed."""
+    """Return what to store as ``branch`` in the `KeptStorage` of a value that cannot be recomputed."""
     maker = maker_of(node)
     if maker in branches:
         return "branch value"
@@ -97,12 +97,12 @@ def _undeclared(node: fx.Node) -> tuple[str, ...]:
 
 
 def _saved_name(node: fx.Node) -> str:
-    """Return the name in the joint graph of a value that forward returns, and that a hook may have packed."""
+    """Return the joint graph's name of a value that forward returns, even if a hook on saved tensors packed it."""
     return str(node.meta.get("packed_from", node.name))
 
 
 def runs_of(plan: PlanRecord) -> list[OperatorRun]:
-    """Return the runs of operators in a plan's forward, then in its backward."""
+    """Return the runs of operators in a plan's forward, followed by the runs in the plan's backward."""
     problem, costs, backward = plan.problem, plan.node_costs, plan.backward
     index = {name: i for i, name in enumerate(problem.names)}
     # Nodes that backward needs, and the inputs of nodes that only backward runs.
@@ -171,7 +171,7 @@ def price(problem: GraphProblem, present: set[int], i: int) -> int | None:
 
 
 def uses(plan: PlanRecord, keeps: Sequence[KeptStorage], runs: Sequence[OperatorRun]) -> list[Use]:
-    """Return each operator node of forward with the bytes that the plan keeps and the costs that it recomputes."""
+    """For each operator node of forward, return its recompute cost and the bytes of its kept results."""
     saved = {k.name: k.nbytes for k in keeps}
     offloaded = {value.name: value.nbytes for value in plan.offloads}
     cost = Counter[str]()

@@ -1,4 +1,4 @@
-"""Format the figures of a plan as text."""
+"""Format a plan's bytes, costs and peaks as text."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def summary(plan: PlanRecord) -> str:
 
 
 def rows_of(plan: PlanRecord) -> list[tuple[str, str]]:
-    """Return the figures of a plan as pairs (name, text), such as ``("recomputed", "3 nodes, at no cost")``.
+    """Return a plan's bytes and costs as pairs (name, text), such as ``("recomputed", "3 nodes, at no cost")``.
 
-    Figures that do not apply to the plan, such as ``"offloaded"`` without a link, are left out.
+    Pairs that do not apply to the plan, such as ``"offloaded"`` without a link, are left out.
     """
     rows = [
         ("graph", plan.of_step),
@@ -55,7 +55,7 @@ def rows_of(plan: PlanRecord) -> list[tuple[str, str]]:
 
 
 def _saved(plan: PlanRecord) -> str:
-    """Format the bytes that a plan saves, with three other numbers of saved bytes to compare them with."""
+    """Format the bytes that a plan saves, and three other numbers of saved bytes for comparison."""
     share = f" ({plan.saved_bytes / plan.full_bytes:.0%} of" if plan.full_bytes else " (of"
     if plan.saved_bytes > plan.full_bytes:
         share = " (more than the"
@@ -67,7 +67,7 @@ def _saved(plan: PlanRecord) -> str:
 
 
 def _offloaded(plan: PlanRecord) -> str:
-    """Format the offloaded values, their bytes and their exposed transfer time; empty without a link."""
+    """Format the number, bytes and exposed transfer time of a plan's offloaded values; empty without a link."""
     if not plan.link:
         return ""
     if not plan.offloads:
@@ -94,7 +94,7 @@ def _recomputed(plan: PlanRecord) -> str:
 
 
 def _peak(plan: PlanRecord) -> str:
-    """Format the peaks with and without remat: compiled and estimated for a compiled step, simulated otherwise."""
+    """Format the peaks of a step with and without remat: simulated peaks unless the step was compiled."""
     limit = (
         f"; a share of {plan.requested.peak_share} comes to {format_bytes(plan.peak_limit)}"
         if plan.peak_limit
@@ -110,7 +110,7 @@ def _peak(plan: PlanRecord) -> str:
 
 
 def _simulated(plan: PlanRecord) -> str:
-    """Format the simulated peak by which a compiled step was planned; empty if the step was not compiled."""
+    """Format the simulated peak that planning computed for a compiled step; empty if the step is not compiled."""
     if not plan.planned_peak_bytes:
         return ""
     comparison = _instead_of(plan.without_peak_bytes)
@@ -118,12 +118,12 @@ def _simulated(plan: PlanRecord) -> str:
 
 
 def _instead_of(nbytes: int, about: str = "") -> str:
-    """Return a clause such as " instead of 5.1 GiB without remat"; empty for 0 bytes, which stand for an unknown peak."""
+    """Return a clause such as " instead of 5.1 GiB without remat"; empty if ``nbytes`` is 0, for an unknown peak."""
     return f" instead of {about}{format_bytes(nbytes)} without remat" if nbytes else ""
 
 
 def _decided_by(plan: PlanRecord) -> str:
-    """Format the name of the solver, the number of nodes among which the solver chose, and the solver's time."""
+    """Format a plan's solver: its name, the number of nodes among which it chose, and its time."""
     took = f"{plan.solve_s:.3f} s" if plan.solve_s >= 0.001 else "less than 1 ms"
     over = f" over {plan.items} items in {took}" if plan.items else ""
     return plan.solver + over + ("" if plan.deterministic else "; a clock ended it")
@@ -143,7 +143,7 @@ def _region(plan: PlanRecord) -> str:
 
 
 def _raised(plan: PlanRecord) -> str:
-    """Return a text that no plan saves as few bytes as the budget's ratio allows; empty if some plan does."""
+    """Return a text which states that every plan saves more than the budget's ratio allows; empty if one does not."""
     share = Budget.parse(plan.region_budget) if plan.region_budget else plan.requested
     full_bytes, least = max(plan.full_bytes, plan.least_bytes), plan.least_bytes
     is_raised = plan.least_because and share.share is not None and plan.capacity == least
@@ -156,7 +156,7 @@ def _raised(plan: PlanRecord) -> str:
 
 
 def cards(plan: PlanRecord) -> list[tuple[str, str, str]]:
-    """Return the main figures of a plan for an HTML page, each as three texts: name, value and comparison.
+    """Return a plan's main numbers for an HTML page, each as three texts: name, value and comparison.
 
     A comparison is, for example, ``"8 GiB at budget 1"``, or the proven bound on the cost.
     """
@@ -190,7 +190,7 @@ def _without_remat(without: str) -> str:
 
 
 def offload_lines(plan: PlanRecord, graph: fx.Graph | None) -> list[str]:
-    """Return a heading and one line of text for each offloaded value, largest first.
+    """Return lines of text on the values that a plan offloads: a heading, then one line per value, largest first.
 
     After `MOST_LISTED` values, one line sums up the others. The list is empty if the plan offloads nothing.
 

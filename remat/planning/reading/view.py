@@ -1,4 +1,4 @@
-"""Views of a plan: its record as text, as the data that pictures and exports draw, and as a page."""
+"""Show a plan as text, as an HTML page, and as the data for pictures and exports."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _NAMES = (
 
 
 def explained(plan: PlanRecord) -> str:
-    """Return a plan as text with its figures, saved activations and recomputed operators; see `Plan.explain`."""
+    """Return a plan as text: bytes and costs, saved activations and recomputed operators; see `Plan.explain`."""
     graph = None
     with contextlib.suppress(RematError):  # the figures can be shown without modules, too
         graph = plan.forward.graph
@@ -75,7 +75,7 @@ def explained(plan: PlanRecord) -> str:
 
 
 def view_step(plan: PlanRecord) -> StepView:
-    """Return the data of a plan's step that pictures, pages and exports show.
+    """Return the data on a plan's step that pictures, pages and exports show.
 
     Raises:
         PlanError: the plan has no modules.
@@ -199,12 +199,12 @@ def page_of(
 
 
 def figures_of(plan: PlanRecord) -> dict[str, Any]:
-    """Return a dict from name to value of a plan's fields, as in the plan's JSON, without lists of node names."""
+    """Return a dict from a plan's field names to values, as in the plan's JSON, without lists of node names."""
     return {k: v for k, v in json.loads(plan.to_json()).items() if k not in _NAMES}
 
 
 def _shape(node: fx.Node | None) -> str:
-    """Return dtype and shape of a node's value, such as ``"float32[8, 16]"``; empty if unknown."""
+    """Return the dtype and shape of a node's value as text, such as ``"float32[8, 16]"``; empty if unknown."""
     value = None if node is None else node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return ""

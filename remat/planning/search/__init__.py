@@ -1,1 +1,1 @@
-"""One search: proposers find candidates of a graph, measures compute their peaks, and a pool chooses among them."""
+"""Search for a plan: proposers find candidates, measures compute the candidates' peaks, a pool chooses the best."""

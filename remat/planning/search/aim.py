@@ -1,4 +1,4 @@
-"""Aim at a peak: ask for a candidate within a limit, measure its peak, and correct the limit by the difference."""
+"""Aim at a peak: find a candidate within a limit, measure the candidate's peak, and correct the limit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def aim(
         measure: function that returns the peak of a candidate in bytes.
         wanted: the limit on the peak by ``measure``, in bytes.
         start: the first limit.
-        rounds: maximum number of candidates.
+        rounds: maximum number of candidates to yield.
         last: a candidate that is known already.
     """
     limit = start

@@ -1,4 +1,4 @@
-"""The search for the candidates of one graph at all peaks: the frontier by peak."""
+"""Search for the frontier of one graph by peak: its Pareto-optimal candidates by (peak, cost)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _simulated(search: Search, candidate: Candidate) -> Candidate:
 def _down_to_least(
     search: Search, candidates: Sequence[Candidate], *, ordered: bool
 ) -> list[Candidate]:
-    """Return candidates with peaks from the least peak found up to the lowest peak of a frontier."""
+    """Return candidates whose peaks lie between the least peak found and the lowest peak of ``candidates``."""
     lowest = _simulated(search, search.within_peak(search.least_found, offload=False))
     least, points = lowest.peak_bytes, list[Candidate]()
     first = next((f for f in candidates if not f.ordered), None)
@@ -91,7 +91,7 @@ def _down_to_least(
 def _above(
     search: Search, line: tuple[tuple[int, int], ...], candidates: list[Candidate]
 ) -> list[Candidate]:
-    """Record the lower bound on cost in each candidate; return the Pareto-optimal candidates, lowest peak first."""
+    """Store a lower bound on the cost in each candidate; return Pareto-optimal candidates, lowest peak first."""
     pool = CandidatePool[Candidate]()
     for before in candidates:  # a bound holds for the decision with its tagged values offloaded
         d = search.offloads.with_tagged(before)
@@ -104,7 +104,7 @@ def _above(
 def _cheaper_with_offloads(
     search: Search, candidates: Sequence[Candidate], least_possible: int
 ) -> list[Candidate]:
-    """Return candidates with offloads that improve a frontier, because they are cheaper or have lower peaks."""
+    """Return candidates that offload values, and that are cheaper or have lower peaks than a frontier's."""
     thin = candidates[:: max(1, len(candidates) // search.effort.all_peaks.offloaded)]
     wanted: list[tuple[int, Candidate | None]] = [(d.peak_bytes, d) for d in thin]
     lowest = candidates[0].peak_bytes

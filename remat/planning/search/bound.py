@@ -30,7 +30,7 @@ from remat.solvers.graph.problem import GraphProblem
 
 
 class PeakBounds:
-    """Lower bounds on the cost of every schedule of one prepared graph within a peak.
+    """Computes lower bounds on the cost of every schedule of one prepared graph within a peak.
 
     Args:
         state: the prepared graph, as `remat.planning.pipelines.prepare` returns it.
@@ -74,7 +74,7 @@ class PeakBounds:
         return max(bounds)
 
     def _hull(self, program_point: int) -> tuple[Hull, int]:
-        """Return the hull of what to save for runs after ``program_point``, and the bytes alive at this point."""
+        """Return the hull of the graph problem for runs after ``program_point``, and the bytes alive at this point."""
         state, problem, sizes = self._state, self._problem, self._sizes
         index, late, lowered = state.index, state.roles.tangent_closure, state.lowered()
         before = self._reach(program_point, index.inputs)
@@ -133,7 +133,7 @@ def line_of_bounds(
     bound: Callable[[int, Iterable[int]], int],
     starts: Iterable[Iterable[int]],
 ) -> tuple[tuple[int, int], ...]:
-    """Return a lower bound on the cost of a schedule for each peak, as a line that falls in steps.
+    """Return a lower bound on the cost of every schedule, as a step function of the peak.
 
     No schedule of the step lies below the line. A bound that is proven for one peak also holds for all lower peaks. The
     line is therefore constant between the peaks at which bounds are computed.

@@ -1,4 +1,4 @@
-"""Candidates: decisions on one graph with their saved bytes, costs and peaks."""
+"""Candidates: decisions what to save in one graph, with saved bytes, costs and peaks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WITH_OFFLOADS = "with offloads"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Candidate:
-    """A decision on one graph, with its saved bytes, its cost and, if known, its peak.
+    """A decision what to save in one graph, with saved bytes, cost and, if known, peak.
 
     Attributes:
         lowered: the graph problem, and the map from its nodes to the joint graph.
@@ -53,7 +53,7 @@ class Candidate:
 
     @classmethod
     def of(cls, lowered: Lowered, decision: Decision, cost: int, **more: Any) -> Self:
-        """Build a candidate from a `Decision`, with or without node orders and offloads; ``more``: other attributes."""
+        """Build a candidate from a `Decision` and its cost; ``more`` are other attributes of the candidate."""
         saved, size = lowered.saved_of(decision), lowered.problem.size
         return cls(
             lowered=lowered,
@@ -71,22 +71,22 @@ class Candidate:
         return self.ordered or self.lowered.decision(self.saved)
 
     def with_provenance(self, **changes: Any) -> Self:
-        """Return a copy of the candidate with some fields of its provenance replaced."""
+        """Return a copy of the candidate in which the given fields of ``provenance`` are replaced."""
         return replace(self, provenance=replace(self.provenance, **changes))
 
     @property
     def key(self) -> Decision | tuple[int, ...]:
-        """Key that is different for different decisions on the same graph."""
+        """Hashable key that differs between different decisions on one graph."""
         return self.ordered or self.saved
 
     @property
     def offloads_more(self) -> bool:
-        """Whether a search chose values to offload, in addition to tagged ones."""
+        """Whether a search chose values to offload, besides the values that the user tags."""
         return self.provenance.proposer == WITH_OFFLOADS
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of the offloaded values in the host's memory."""
+        """Bytes that the candidate's offloaded values take in the host's memory."""
         return sum(value.host_bytes for value in self.decision.offloads)
 
 

@@ -28,7 +28,7 @@ from remat.units import Budget, bytes_of_share, format_bytes
 
 @dataclass(slots=True)
 class CompiledRound:
-    """The compilations so far of one step under one budget, each of which exceeded the budget.
+    """The compilations of one step under one budget so far; the step exceeded the budget in each.
 
     Attributes:
         peaks: compiled peak in bytes of each decision that was compiled.
@@ -45,13 +45,13 @@ class CompiledRound:
     search: CompiledSearch | None = None
 
     def is_last(self, budget: Budget) -> bool:
-        """Return whether the next compilation under a budget is the last one that is allowed."""
+        """Return whether remat allows only one more compilation of the step under a budget."""
         effort = DEFAULT.compiling
         return self.times >= (effort.replans if budget.peak_share is None else effort.of_ratio)
 
 
 class CompiledSearch:
-    """Search for candidates of one graph under a budget on the peak of fused code; some candidates were compiled.
+    """Search for candidates of one graph under a budget on the peak of the code that Inductor compiles.
 
     Args:
         search: the search for candidates; its pool contains all candidates.
@@ -73,7 +73,7 @@ class CompiledSearch:
 
     @cached_property
     def input_bytes(self) -> int:
-        """Bytes of parameters, buffers and inputs, which are alive throughout the step."""
+        """Bytes of the step's parameters, buffers and inputs, which are alive throughout the step."""
         joint = self._context.state.joint
         return sum(Sizes(joint.memories).of_all(primals_of(joint)).values())
 
@@ -148,7 +148,7 @@ class CompiledSearch:
             )
 
     def _best(self, budget: Budget, past: CompiledRound, limit: int, margin: int) -> Candidate:
-        """Return the candidate to compile next, or one that was compiled and is to be kept."""
+        """Return the candidate to compile next, or an already compiled candidate that should be used."""
         peaks, last = past.peaks, past.is_last(budget)
         pool, at_budget_one, estimated = (
             self.search.pool,
@@ -217,12 +217,12 @@ class CompiledSearch:
 
     @property
     def _vertices(self) -> list[int]:
-        """Saved bytes of those vertices of the hull, about `Effort.vertices`, that the user's code allows."""
+        """Saved bytes of about `Effort.vertices` vertices of the hull, all of which the user's code allows."""
         most = self._context.most_saved
         return [n for n, _ in self._context.cuts(DEFAULT.vertices) if most is None or n <= most]
 
     def _explore(self) -> tuple[int, int]:
-        """Search for candidates at all peaks up to budget 1; return the estimated peaks for the ratios 0 and 1."""
+        """Search for candidates at all peaks up to budget 1; return the estimated peaks that ratios 0 and 1 mean."""
         search = self.search
         at = self.try_saved(without_gaps(self._vertices))
         # The least peak may lie between two limits.
@@ -237,7 +237,7 @@ class CompiledSearch:
         return self._estimated(search.pool.best(self._estimated)), max(most, self._most)
 
     def _lower(self) -> None:
-        """Search for decisions with estimated peaks below those of all candidates, and add them to the pool."""
+        """Search for decisions with lower estimated peaks than all candidates; add these decisions to the pool."""
         context, search = self._context, self.search
         starts = [saved for _, saved in context.cuts(4 * DEFAULT.vertices)]
         # Each search assumes that fusion saves as many bytes as in the best candidate so far.
@@ -250,7 +250,7 @@ class CompiledSearch:
                 return
 
     def try_saved(self, capacities: Sequence[int]) -> dict[int, int]:
-        """Add the decision at each limit on saved bytes to the pool; return a dict from limit to estimated peak."""
+        """Add to the pool the decision at each limit on saved bytes; return a dict from limit to estimated peak."""
         candidates = {nbytes: self.search.decisions.at(nbytes) for nbytes in capacities}
         self.search.add(*candidates.values())
         with_tagged = self.search.offloads.with_tagged
@@ -271,11 +271,11 @@ class CompiledSearch:
                     break
 
     def _limits(self, wanted: int, peaks: Mapping[Decision, int] | None = None) -> Limits:
-        """Return limits that allow estimated peaks of at most ``wanted``, and no decision that ``peaks`` contains."""
+        """Return limits that allow only estimated peaks up to ``wanted`` and decisions that are not in ``peaks``."""
         return replace(self.search.limits(wanted, self._estimated), without=peaks or ())
 
     def _aim(self, wanted: int, peaks: Mapping[Decision, int]) -> bool:
-        """Search for candidates within an estimated peak; return whether one within this peak was not compiled."""
+        """Search for candidates within an estimated peak; return whether an uncompiled candidate is within it."""
         search, limits = self.search, self._limits(wanted, peaks)
         search.add(search.decisions.allowed_at_budget_one)
         if wanted < self.input_bytes:  # nor has any estimate
@@ -284,7 +284,7 @@ class CompiledSearch:
         return search.pool.cheapest(limits, cost_of) is not None
 
     def _offloading(self, wanted: int) -> None:
-        """Search for decisions near an estimated peak that may offload values, and add them to the pool."""
+        """Search near an estimated peak for decisions that may offload values; add the decisions to the pool."""
         search = self.search
         least = search.least_found
         lowest = search.within_peak(least, offload=False)
@@ -307,7 +307,7 @@ class CompiledSearch:
 
 
 def without_gaps(vertices: Sequence[int]) -> list[int]:
-    """Return the given limits on saved bytes and, in large intervals between them, evenly spaced further limits."""
+    """Return the given limits on saved bytes, with evenly spaced limits added in large gaps between two limits."""
     limits, most = set(vertices), max(1, max(vertices) // DEFAULT.compiling.gap)
     for a, b in pairwise(sorted(vertices)):
         parts = -(-(b - a) // most)
@@ -316,7 +316,7 @@ def without_gaps(vertices: Sequence[int]) -> list[int]:
 
 
 def beside_least(at: Mapping[int, int]) -> list[int]:
-    """Return the midpoints between the limit on saved bytes of least estimated peak and the limits next to it."""
+    """Find the limit on saved bytes with the least peak; return the midpoints between it and the adjacent limits."""
     limits = sorted(at)
     k = min(range(len(limits)), key=lambda i: at[limits[i]])
     return [(a + b) // 2 for a, b in pairwise(limits[max(0, k - 1) : k + 2])]

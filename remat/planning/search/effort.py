@@ -1,4 +1,4 @@
-"""Numbers that limit how much work planning may take, with the benchmark that set each number."""
+"""Limits on the work of planning, with the benchmark by which each limit was set."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """Numbers that control how a search approaches a limit on the peak by one measure.
+    """Parameters of the search for candidates within a limit on the peak, for one measure of the peak.
 
     Attributes:
-        prices: number of searches in the node order of the passes.
-        orders: number of searches in other node orders, from a candidate near the limit.
-        from_least: number of searches in other node orders, from the candidate with the least peak.
+        prices: number of searches to run in the node order of the passes.
+        orders: number of searches to run in other node orders, from a candidate near the limit.
+        from_least: number of searches to run in other node orders, from the candidate with the least peak.
         share: edits of each search in other node orders, as a ratio of the usual number. Several short searches find
             cheaper candidates than a long search, because each starts from the best candidate so far.
         idle: searches in other node orders end after this many searches in a row that find nothing cheaper.
@@ -20,7 +20,7 @@ class Rounds:
         lowered: after a search in other node orders that finds nothing within the limit, its limit falls by this ratio
             of the wanted peak.
         negligible: other node orders are searched unless a candidate costs at most this ratio of the step's cost.
-        lowest: number of searches for the least peak, each from the result of the search before.
+        lowest: number of searches to run for the least peak, each from the result of the previous search.
         lower: edits for each run of the schedule in one round of a search for the least peak. More edits lower the
             estimated peak of a ResNet, but not the simulated peaks of eight nets.
     """
@@ -66,29 +66,29 @@ class Edits:
     lower_most: int = 330_000
 
     def usual(self, runs: int, share: float) -> float:
-        """Return the number of edits of a schedule with so many runs that is ``share`` times the usual number."""
+        """Return ``share`` times the usual number of edits that a search tries on a schedule of ``runs`` runs."""
         return share * min(self.most, self.per_run * runs)
 
     def least(self, runs: int, per_run: int) -> int:
-        """Return how many edits of a schedule one round of a search for the least peak tries."""
+        """Return how many edits of a schedule of ``runs`` runs a search for the least peak tries in one round."""
         return min(self.lower_most, per_run * runs)
 
     def allowed(self, edits: float, runs: int) -> int:
-        """Return how many of ``edits`` edits a search tries on a schedule with so many runs."""
+        """Return how many of ``edits`` edits a search may try on a schedule of ``runs`` runs."""
         return int(edits * min(1.0, self.many / max(1, runs)) ** 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllPeaks:
-    """Numbers that limit the search for a frontier by peak (benchmark ``frontier``).
+    """Limits on the work of the search for a frontier by peak (benchmark ``frontier``).
 
     Attributes:
         starts: about how many vertices of the hull the search starts from.
         simulated: number of nodes of all plans on the frontier together, up to which each plan is simulated.
         to_least: parts of the range from the least peak to the lowest peak found; node orders are searched between
             parts.
-        ordered: about how many points node orders are searched from.
-        offloaded: about how many peaks offloading is tried at.
+        ordered: about how many points of the frontier searches over node orders start from.
+        offloaded: number of peaks, approximately, at which offloading is tried.
         below: parts of the range from the least possible peak; offloading is tried between the parts.
         peaks: number of peaks for which prices of memory are adjusted.
         cuts: most minimum cuts for each of these ``peaks``.
@@ -110,7 +110,7 @@ class AllPeaks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offloading:
-    """Numbers that limit the search for values to offload (benchmark ``offloading``).
+    """Limits on the work of the search for values to offload (benchmark ``offloading``).
 
     Attributes:
         small: a value is left out if its bytes times this number are fewer than the bytes of all values.
@@ -119,8 +119,8 @@ class Offloading:
         share: edits of a search over node orders, as a ratio of the usual number, if a decision without offloads is known.
         above: searches start from decisions above the peak by these ratios of the bytes that the link sends in forward.
         reordered: number of decisions for which node orders are searched.
-        placed: how many combinations of offloads in a round may be rejected after the graph was split.
-        aimed: number of searches near an estimated peak.
+        placed: how many sets of values to offload a round may reject after splitting the graph.
+        aimed: number of searches to run near an estimated peak.
         steps: the first search near an estimated peak is below the least simulated peak by at most this part of it.
     """
 
@@ -137,7 +137,7 @@ class Offloading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Several:
-    """Numbers that limit the search for decisions of several graphs of one step.
+    """Limits on the work of the search for the decisions of several graphs of one step.
 
     Attributes:
         rounds: most rounds of a loop towards a peak of the step.
@@ -145,7 +145,7 @@ class Several:
         searched: number of graphs, those of highest cost, for which cheaper decisions are searched.
         shared: most rounds that distribute saved bytes over the graphs.
         combinations: about how many combinations of decisions are kept after each graph; further ones are nearly equal.
-        parts: most parts of the runs of one graph that are first planned apart.
+        parts: the runs of one graph are first divided into at most this many parts, each with its own plan.
         kinds: maximum number of different plans for the runs of one graph, because each plan is compiled.
     """
 
@@ -160,7 +160,7 @@ class Several:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiling:
-    """Numbers that control which candidate is compiled (benchmark ``compiled-peaks``).
+    """Parameters of the choice of candidates to compile (benchmark ``compiled-peaks``).
 
     Attributes:
         gap: neighbouring limits on saved bytes differ by at most this part of the largest limit.
@@ -187,16 +187,16 @@ class Compiling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitEffort:
-    """Numbers that limit the search for plans that fit a step into a rank's memory (benchmark ``fit``).
+    """Limits on the work of the search for plans that fit a step into a rank's memory (benchmark ``fit``).
 
     Attributes:
         searches: most searches that aim at the bytes of a rank's memory.
         ratios: budgets as ratios of saved bytes to try if several ranks train, highest first.
         few_ratios: budgets as ratios of saved bytes whose decisions are candidates for every size of the memory.
-        nodes: nodes of a graph, divided by which the parts of the range of peaks are counted for other batch sizes.
+        nodes: for other batch sizes, this number divided by the graph's nodes is the number of parts of the peaks' range.
         parts: the fewest and the most parts into which the range of peaks is divided for other batch sizes.
         part: the search for the largest batch ends if two batch sizes differ by at most this part of the batch.
-        width: batch sizes that an executor without a number of processes tries at once.
+        width: number of batch sizes to try at once on an executor that states no number of processes.
     """
 
     searches: int = 4
@@ -208,14 +208,14 @@ class FitEffort:
     width: int = 4
 
     def peaks(self, nodes: int) -> int:
-        """Return into how many parts to divide the range of peaks of a graph with so many nodes."""
+        """Return the number of parts into which to divide the range of peaks of a graph with ``nodes`` nodes."""
         least, most = self.parts
         return min(most, max(least, self.nodes // nodes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aiming:
-    """Numbers that decide when the search in `remat.planning.search.aim` ends (benchmark ``compiled-peaks``).
+    """Parameters that decide when the loop in `remat.planning.search.aim` ends (benchmark ``compiled-peaks``).
 
     Attributes:
         lowered: a limit that is too high falls by at least this part of the wanted peak.
@@ -230,7 +230,7 @@ class Aiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """Numbers that limit the work of a search; the benchmark ``peak-plans`` set those without another benchmark.
+    """Limits on the work of a search; those without a named benchmark were set by the benchmark ``peak-plans``.
 
     Attributes:
         work: evaluations of decisions in a search by prices, times the nodes of the graph.
@@ -240,8 +240,8 @@ class Effort:
         draws: random changes that a repair tries for each value that may be saved.
         misses: values in a row that filling tries to save in vain, if the schedule problem is that of fused code.
         large: number of nodes in a graph above which node orders are searched instead of values to save one by one.
-        few: runs of a step up to which node orders are searched all along a frontier (benchmark ``frontier``).
-        small: runs of a step up to which a frontier includes the least peak (benchmark ``frontier``).
+        few: most runs of a step for which node orders are searched at all peaks of a frontier (benchmark ``frontier``).
+        small: most runs of a step for which a frontier includes the least peak (benchmark ``frontier``).
         slack: if the peak of the cheapest candidate is below this ratio of the limit, the solver proposes decisions.
         closing: number of limits on saved bytes that are tried to find the largest one whose decision is within a peak.
         vertices: about how many vertices of the hull a search starts from.
@@ -249,13 +249,13 @@ class Effort:
         stretches: parts of backward from each of which one node gives a lower bound.
         bounds: intervals between the peaks at which a line of lower bounds is computed.
         split: most nodes of all split graphs together that stay cached.
-        edits: numbers for edits of schedules.
-        all_peaks: numbers for a frontier by peak.
-        offloading: numbers for values to offload.
-        several: numbers for several graphs of one step.
-        compiling: numbers for the choice of candidates to compile.
-        fitting: numbers for fitting a step into a rank's memory.
-        aiming: numbers for the loop that aims at a peak.
+        edits: limits on the edits of schedules.
+        all_peaks: limits on the search for a frontier by peak.
+        offloading: limits on the search for values to offload.
+        several: limits on the search over several graphs of one step.
+        compiling: parameters of the choice of candidates to compile.
+        fitting: limits on the search for plans that fit a step into a rank's memory.
+        aiming: parameters of the loop that aims at a peak.
         chunks: numbers of chunks of the loss that ``chunk="auto"`` compares.
         lower_surely: a plan's compiled peak is not estimated if its simulated peak times this is below that of budget
             1.
@@ -291,7 +291,7 @@ class Effort:
     lower: tuple[float, ...] = (0.98, 0.99, 0.97, 0.95)
 
     def evaluations(self, nodes: int, least: int | None = None) -> int:
-        """Return how many decisions a search on a graph of so many nodes may evaluate, ``least`` on a graph of any size."""
+        """Return how many decisions a search may evaluate on a graph of ``nodes`` nodes; this is at least ``least``."""
         return max(self.least if least is None else least, self.work // max(1, nodes))
 
 

@@ -1,4 +1,4 @@
-"""Peaks of candidates by each measure, which are computed once, when they are first read."""
+"""Peaks of candidates by each measure, simulated or estimated; a peak is computed when it is first read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from remat.units import format_bytes
 
 
 def curve_of(state: State) -> MemoryCurve:
-    """Return the simulated bytes alive over a step, from a state that `split` returned."""
+    """Return the bytes alive over a step, simulated on the split graph that `split` returned."""
     return memory_curve(*for_walk(state))
 
 
@@ -55,7 +55,7 @@ class Measures:
         return self._estimated[key]
 
     def split_of(self, candidate: Candidate) -> State:
-        """Return the graph split by a candidate into forward and backward modules; the last few results stay cached."""
+        """Return the graph, split into forward and backward by a candidate's decision; recent results are cached."""
         state = self._splits.pop(candidate.decision, None)
         if state is None:
             with suppress_warnings():  # the candidate may never become a plan
@@ -72,7 +72,7 @@ class Measures:
         return state
 
     def take_split(self, candidate: Candidate) -> State:
-        """Return the graph split by a candidate, removed from the cache, so that the caller may change the graph."""
+        """Return the graph split by a candidate's decision, uncached, so that the caller may change the graph."""
         state = self.split_of(candidate)
         del self._splits[candidate.decision]
         return state

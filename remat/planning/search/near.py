@@ -36,12 +36,12 @@ class Near:
 
     @classmethod
     def of(cls, schedules: Schedules, effort: Effort, offset: int = 0) -> Near:
-        """Return the searches on the schedule problem of ``schedules``."""
+        """Return a search by prices and a search over node orders, both on the schedule problem of ``schedules``."""
         return cls(PriceSearch(schedules, effort), Orders(schedules), offset)
 
 
 def near_fused(state: State, schedules: Schedules, effort: Effort) -> Near:
-    """Return searches by the estimated peaks of fused code, for schedules near one candidate.
+    """Return searches that use the estimated peaks of fused code, for schedules near one candidate.
 
     Args:
         state: the graph split by the candidate, which gives the differences between unfused graphs and fused code.

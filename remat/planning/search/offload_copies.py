@@ -20,7 +20,7 @@ _COPIES = (OFFLOAD, RELOAD, WAIT_COPIED)
 
 
 class Copies:
-    """Scheduler of the copies of offloaded values in one partitioned step.
+    """Schedules the copies of offloaded values to and from the host in one partitioned step.
 
     Args:
         state: the split step. The forward graph offloads each value after the value's last use, and the backward graph
@@ -43,7 +43,7 @@ class Copies:
         self._transfers = self._needed(link) if self._has_room else []
 
     def _needed(self, link: Link) -> list[Transfer]:
-        """Return the copies of each offloaded value as a transfer over the link, in the order of the offloads."""
+        """Return, for each offloaded value in order, the transfer of the value over a link."""
         nodes, at = self._nodes, {node: k for k, node in enumerate(self._nodes)}
         first, second = nodes[: self._boundary], nodes[self._boundary :]
         waits = {str(n.meta.get("packed_from")): n for n in first if n.target is WAIT_COPIED}
@@ -127,7 +127,7 @@ class Copies:
 
     @cached_property
     def _times(self) -> Sequence[int]:
-        """Time of each run of forward and backward, in order; 0 for offloading copies, which overlap with operators."""
+        """Run time of each operator of forward and backward, in order; 0 for copies, which overlap with operators."""
         return [
             0 if node.target in _COPIES else self._of_operators.of_node(node)
             for node in self._nodes

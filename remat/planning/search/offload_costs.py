@@ -1,4 +1,4 @@
-"""Run times of operators, and the values that may or must be offloaded to the host's memory."""
+"""Run times of operators, and which values may or must be offloaded to the host's memory."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Tagged:
     why: str
 
     def refusal(self, why: str) -> PlanError:
-        """Return the error for a value that must be offloaded and stays on the device.
+        """Return the error to raise if a value that must be offloaded cannot be.
 
         Args:
             why: the reason for the message, used only if the attribute ``why`` is empty.
@@ -146,7 +146,7 @@ def tagged_values(state: State, lowered: Lowered) -> list[Tagged]:
 
 
 def check_host_memory(limit: int | None, nbytes: int, whose: str) -> None:
-    """Raise a BudgetError if the ``nbytes`` bytes that graphs must offload exceed ``limit``, the host's memory."""
+    """Raise a BudgetError if graphs must offload ``nbytes`` bytes, but the host's memory is limited to ``limit``."""
     if limit is not None and nbytes > limit:
         raise BudgetError(
             f"host_memory is {format_bytes(limit)} ({limit} bytes), and the values of {whose} that must be offloaded "

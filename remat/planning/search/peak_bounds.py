@@ -70,7 +70,7 @@ class _Step:
         self._end = 4 * len(self._index)
 
     def _reached(self, roots: Iterable[int], there: Iterable[int]) -> list[int]:
-        """Return the positions of the nodes that must run to compute ``roots`` if the values of ``there`` are in memory."""
+        """Return which nodes must run to compute the nodes ``roots`` if the values of ``there`` are in memory."""
         seen, stack, reached = bytearray(len(self._index)), [*roots], list[int]()
         for i in there:
             seen[i] = 1
@@ -102,7 +102,7 @@ class _Step:
         return tuple(resident + max(sums_of(each, self._end + 1)) for each in (low, high))  # type: ignore[return-value, arg-type]
 
     def _tuples(self, runs: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Yield the position of each operator that returns several results, and the bytes of its unread results."""
+        """Yield, for each operator with several results, its position and the bytes of results that no node reads."""
         index, there = self._index, frozenset(runs)
         for i in runs:
             value = index.values[i]
@@ -114,7 +114,7 @@ class _Step:
         return self._owner[i] == i and self._index.nodes[i].op == "call_function"
 
     def _of_forward(self, inputs: set[int]) -> Iterator[Span]:
-        """Yield size and lifetime of each storage that forward allocates, without the storages of ``inputs``."""
+        """Yield the size and lifetime of each storage that forward allocates, except the storages of ``inputs``."""
         owner, program_point = self._owner, self._program_points
         last = [0] * len(self._index)
         for i in self._forward:
@@ -145,7 +145,7 @@ class _Step:
                 )
 
     def _of_backward(self, inputs: set[int]) -> Iterator[Span]:
-        """Yield size and lifetime of the storages of tangents, and of storages that backward allocates."""
+        """Yield the size and lifetime of each tangent's storage, and of each storage that backward allocates."""
         owner, size, n = self._owner, self._size, len(self._index)
         earliest, latest = self._points_of_backward
         least, most = self._last_in_backward
@@ -160,7 +160,7 @@ class _Step:
             yield size[o], 2 * n, ends[0], 2 * n, ends[1]
 
     def _inside(self) -> Iterator[Span]:
-        """Yield bytes and lifetime of the workspaces and the unread results of operators."""
+        """Yield the bytes and lifetime of each operator's workspace, and of results that no node reads."""
         earliest, latest = self._points_of_backward
         for runs, first, last, is_main in (
             (self._forward, self._program_points, self._program_points, self._required),
@@ -214,7 +214,7 @@ class _Step:
 
     @cached_property
     def _last_in_backward(self) -> tuple[list[int], list[int]]:
-        """For each storage, by owner, the earliest and the latest program point at which backward may last use it."""
+        """For each storage: the earliest and the latest program point at which backward's last use of it may be."""
         n, owner = len(self._index), self._owner
         earliest, latest = self._points_of_backward
         least, most = [0] * n, [0] * n

@@ -1,4 +1,4 @@
-"""The pool of candidates, which chooses among those that a search has found."""
+"""The pool: it collects the candidates that a search finds, and chooses the best one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from remat.solvers.graph.pareto import pareto
 
 
 class Scored(Protocol):
-    """Attributes that a candidate in a pool must have, be it of one graph or of all graphs of a step.
+    """Attributes that a candidate in a pool must have, whether it is for one graph or for all graphs of a step.
 
     Attributes:
         cost: recompute cost plus exposed transfer time.
@@ -44,7 +44,7 @@ Rank = Callable[[Any], Any]
 
 
 def scheduled_peak(candidate: Scored) -> int:
-    """Return the peak of a candidate's schedule, which is the fastest measure of a peak."""
+    """Return the peak of a candidate's schedule, which is computed faster than other peaks."""
     return candidate.peak_bytes
 
 
@@ -69,13 +69,13 @@ class Limits:
     without: Container[Any] = ()
 
     def at(self, program_point: int) -> float:
-        """Return the most bytes that may be alive at a program point; at -1, the most bytes that may be saved."""
+        """Return the limit on bytes alive at ``program_point``, or the limit on saved bytes if this is -1."""
         if program_point >= 0:
             return self.peak_bytes
         return math.inf if self.saved_bytes is None else self.saved_bytes
 
     def excess(self, candidate: Scored) -> float:
-        """Return the bytes by which a candidate exceeds the limits on peak and on saved bytes, summed, or 0."""
+        """Return a candidate's bytes above the limit on the peak plus its bytes above the limit on saved bytes."""
         over = max(0, self.measure(candidate) - self.peak_bytes)
         return (
             over
@@ -95,12 +95,12 @@ class Limits:
         )
 
     def rank(self, candidate: Scored) -> tuple[float, int]:
-        """Return a sort key that is least for the best candidate: (excess bytes, cost)."""
+        """Return a candidate's sort key (bytes above the limits, cost), which is least for the best candidate."""
         return self.excess(candidate), candidate.cost
 
 
 def cost_of(candidate: Scored) -> int:
-    """Return the cost of a candidate as a sort key, by which the first of equally cheap candidates is best."""
+    """Return a candidate's cost as the only sort key, so that the first of equally cheap candidates is best."""
     return candidate.cost
 
 
@@ -127,12 +127,12 @@ class CandidatePool(Generic[T]):
         return len(self._candidates)
 
     def add(self, *candidates: T) -> None:
-        """Add candidates to the pool, unless the pool has a candidate of the same decision."""
+        """Add candidates to the pool, except those whose decision is in the pool already."""
         for candidate in candidates:
             self._candidates.setdefault(candidate.key, candidate)
 
     def cached(self, saved: tuple[int, ...]) -> T | None:
-        """Return the pool's candidate, in the passes' node order, that saves ``saved``; None if there is none."""
+        """Return the candidate that saves the nodes ``saved`` and keeps the passes' node order; None if missing."""
         return self._candidates.get(saved)
 
     def within(self, limits: Limits) -> list[T]:
@@ -140,7 +140,7 @@ class CandidatePool(Generic[T]):
         return [d for d in self if limits.allow(d)]
 
     def cheapest(self, limits: Limits = Limits(), rank: Rank = by_cost) -> T | None:
-        """Return the best candidate of the pool within limits; None if no candidate is within.
+        """Return the best candidate of the pool within limits; None if no candidate is within them.
 
         Args:
             limits: the limits.

@@ -1,6 +1,6 @@
-"""The proposers of candidates, in the order in which a search asks them.
+"""The proposers: functions that find candidates, listed in the order in which a search calls them.
 
-A search asks each proposer for candidates within a limit on the peak. The simulated peak is that of the schedule
+A search calls each proposer to find candidates within a limit on the peak. The simulated peak is that of the schedule
 problem, so one search of the proposer within the limit suffices. Estimated peaks differ from those of the schedule
 problem, by similar bytes for similar candidates. For estimated peaks, a proposer therefore searches several times, and
 corrects each limit by the differences that the measure shows.
@@ -22,12 +22,12 @@ Seeds = Sequence[Candidate]
 
 
 def at_budget_one(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
-    """Propose the decision at budget 1."""
+    """Propose the decision at budget 1 as a candidate."""
     yield search.decisions.allowed_at_budget_one
 
 
 def by_named_solver(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
-    """Propose decisions at limits on saved bytes, and a schedule, by the solver that the user named."""
+    """Let the solver that the user named propose decisions at limits on saved bytes, and a schedule."""
     context = search.context
     if not context.is_alone:
         return
@@ -46,7 +46,7 @@ def by_named_solver(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
 
 
 def by_prices(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
-    """Propose minimum cuts under prices of memory, in the node order of the passes."""
+    """Propose decisions that are minimum cuts under prices of memory, in the node order of the passes."""
     if search.context.is_alone or search.is_solved(limits):
         return
     wanted, exact = int(limits.peak_bytes), search.is_exact(limits.measure)
@@ -72,7 +72,7 @@ def by_prices(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
 
 
 def by_node_orders(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
-    """Propose cheaper schedules with node orders of their own, unless a known candidate costs next to nothing."""
+    """Propose cheaper schedules with other node orders, unless a known candidate costs next to nothing."""
     context = search.context
     if context.is_alone or context.request.hooks or search.is_solved(limits):
         return
@@ -137,7 +137,7 @@ def _annealed(search: Search, limits: Limits, start: Candidate, searches: int) -
 
 
 def from_least_peak(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
-    """Propose the candidate of least peak, and others at slightly lower limits, if no candidate is within the limits."""
+    """If no candidate is within the limits, propose that of least peak, and others at slightly lower limits."""
     context, hooks = search.context, search.context.request.hooks
     if context.is_alone or not search.is_exact(limits.measure):
         return
@@ -157,13 +157,13 @@ def from_least_peak(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
 
 
 def _closing_in(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
-    """Yield the candidates within limits that are found by prices of memory and by searches over node orders."""
+    """Yield candidates within limits, found by a search by prices of memory and by searches over node orders."""
     yield from by_prices(search, limits, seeds)
     yield from by_node_orders(search, limits, seeds)
 
 
 def at_ratio_zero(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
-    """Propose candidates at the least peak, so that no higher ratio of the peak costs more than ratio 0."""
+    """Propose candidates within the least peak, so that a higher peak ratio never costs more than ratio 0."""
     if not _is_searched(search, limits, seeds):
         return
     least, best = search.known_least, search.recomputing(limits)
@@ -175,7 +175,7 @@ def at_ratio_zero(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
 
 
 def at_more_saved_bytes(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
-    """Propose decisions of the solver if the peak of the cheapest candidate is far below the limit on the peak."""
+    """Propose the solver's decisions if the cheapest candidate's peak is far below the limit on the peak."""
     if not _is_searched(search, limits, seeds):
         return
     best, peak_bytes = search.recomputing(limits), int(limits.peak_bytes)
@@ -187,7 +187,7 @@ def at_more_saved_bytes(search: Search, limits: Limits, seeds: Seeds) -> Candida
 
 
 def _is_searched(search: Search, limits: Limits, seeds: Seeds) -> bool:
-    """Return whether remat itself searches by the simulated peak, with no hooks on saved tensors and no seeds."""
+    """Return whether remat's own search runs by simulated peak, without hooks on saved tensors and without seeds."""
     context = search.context
     own = context.is_alone or context.request.hooks or seeds
     return not own and search.is_exact(limits.measure)
@@ -219,5 +219,5 @@ PROPOSERS: tuple[Proposer, ...] = (
 
 
 def search_of(context: GraphContext) -> Search:
-    """Return a search of a prepared graph that asks all proposers."""
+    """Return a search for candidates of a prepared graph that calls all proposers."""
     return Search(context, PROPOSERS)

@@ -1,4 +1,4 @@
-"""Schedules of one graph's decisions in the node order of the passes, and the bytes alive over each schedule."""
+"""Schedules that follow from one graph's decisions, in the node order of the passes, with their bytes alive."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAVED = -1
 
 
 class Schedules:
-    """Decisions of one prepared graph, each with its schedule and the schedule's peak.
+    """Decisions on one prepared graph, each with its schedule and the schedule's peak.
 
     Args:
         context: the prepared graph.
@@ -51,7 +51,7 @@ class Schedules:
 
     @cached_property
     def least_possible(self) -> int:
-        """Lower bound in bytes on the peaks of all schedules of the step."""
+        """Lower bound, in bytes, on the peak of every schedule of the step."""
         return self.lowered_schedule.least_peak
 
     def start(self, candidate: Candidate) -> tuple[Sequence[int], int]:
@@ -63,7 +63,7 @@ class Schedules:
 
     @cached_property
     def _runs_of(self) -> list[tuple[int, ...]]:
-        """For each position in the joint graph: the nodes of the schedule problem that stand for the node's first run."""
+        """For each node of the joint graph: the nodes of the schedule problem that stand for the node's first run."""
         # Two nodes for a random operator whose generator state is saved, and none for a view.
         return [self.lowered_schedule.runs_of(node.name) for node in self._state.index.nodes]
 
@@ -148,7 +148,7 @@ class Schedules:
         return tuple(position[v] for v in gradients if v in position)
 
     def candidate(self, saved: Iterable[int]) -> Candidate:
-        """Compute saved bytes, cost and bytes alive of a decision, cached; return the decision as a candidate.
+        """Return a decision as a candidate with its saved bytes, cost and bytes alive; results are cached.
 
         Args:
             saved: nodes of the graph problem that the decision saves.
@@ -178,7 +178,7 @@ class Schedules:
         return candidate
 
     def highest(self, candidate: Candidate) -> tuple[int, ...]:
-        """Divide backward into at most `Effort.stretches` parts; return the position of most bytes alive in each part.
+        """Divide backward into up to `Effort.stretches` parts; return where each part has the most bytes alive.
 
         The candidate must come from the method `candidate`, which computes the bytes alive.
         """
@@ -191,7 +191,7 @@ class Schedules:
     def uses(
         self, checkpoints: frozenset[int] = frozenset()
     ) -> tuple[list[int], list[int], list[int]]:
-        """Return where each node of the graph problem is computed, and where backward first and last uses it; cached.
+        """Return where each node of the graph problem is computed, and where backward uses it first and last.
 
         Recomputation counts as a use: a value is also used where backward first uses a value computed from it.
 

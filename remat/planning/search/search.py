@@ -36,7 +36,7 @@ _UNSHRUNK = (
 
 
 class Proposer(Protocol):
-    """Function that yields candidates within limits; the search adds each candidate to its pool at once.
+    """Function that yields candidates within limits; the search adds each yielded candidate to its pool.
 
     Args:
         search: the search, with its context, its measures and its pool.
@@ -50,7 +50,7 @@ class Proposer(Protocol):
 
 
 class Search:
-    """Search for the candidates of one graph within any limit on the peak.
+    """Search for candidates of one graph within limits on the peak.
 
     Args:
         context: the prepared graph.
@@ -63,7 +63,7 @@ class Search:
         measures: peaks of the candidates.
         decisions: decisions of the solver at limits on saved bytes.
         pool: all candidates that were found.
-        rounds_run: numbers of searches by prices of memory, and of searches over node orders.
+        rounds_run: how many searches by prices of memory, and how many searches over node orders, were run.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Search:
 
     @cached_property
     def schedules(self) -> Schedules:
-        """Decisions of the graph, with the schedule that each leads to and the schedule's peak."""
+        """Decisions on the graph, each with its schedule and the schedule's peak."""
         return Schedules(self.context)
 
     @cached_property
@@ -92,7 +92,7 @@ class Search:
 
     @cached_property
     def bounds(self) -> PeakBounds:
-        """Lower bounds on the cost of decisions without offloads, for any limit on the peak."""
+        """Lower bounds on the cost of every decision without offloads, as a function of the limit on the peak."""
         return PeakBounds(self.context.state, self.context.lowered.problem)
 
     @cached_property
@@ -102,7 +102,7 @@ class Search:
         return Offloads(self.context, self.measures, self.decisions, near.prices, near.orders)
 
     def adopt(self, other: Search) -> bool:
-        """Copy decisions and peaks from a search on another trace; return False if the graphs or options differ."""
+        """Copy decisions and peaks from another trace's search; return False if the graphs or options differ."""
         if not self.context.like(other.context):
             return False
         self.decisions.adopt(other.decisions)
@@ -112,7 +112,7 @@ class Search:
         return True
 
     def add(self, *candidates: Candidate) -> None:
-        """Offload the tagged values of candidates, and add those candidates to the pool that the user's code allows."""
+        """Add candidates that the user's code allows to the pool, changed to offload the values that the user tags."""
         allowed = filter(self.context.may_save, candidates)
         self.pool.add(*map(self.offloads.with_tagged, allowed))
 
@@ -151,7 +151,7 @@ class Search:
         return self._bounded(best, peak_bytes)
 
     def choose_again(self, candidates: Mapping[int, Candidate]) -> dict[int, Candidate]:
-        """For each limit on the simulated peak, choose again among the candidates that were found within any limit."""
+        """For each limit on the simulated peak, choose again among all candidates found so far for any limit."""
         # The result: no larger limit has a higher cost than a smaller limit, and no smaller limit has the higher peak.
         pool = CandidatePool([*candidates.values(), *self.pool])
         chosen = {}
@@ -166,7 +166,7 @@ class Search:
         return candidate.cost, self.measures.simulated(candidate), candidate.saved_bytes
 
     def propose(self, limits: Limits, *seeds: Candidate) -> None:
-        """Ask each proposer for candidates within limits, and add all candidates to the pool.
+        """Let each proposer find candidates within limits, and add all these candidates to the pool.
 
         Args:
             limits: the limits, with the measure of the peak.
@@ -178,14 +178,14 @@ class Search:
                 self.add(candidate)
 
     def searched(self, limits: Limits, *seeds: Candidate) -> Candidate | None:
-        """Search for candidates within limits, without offloads; return the cheapest one, or None if none is within."""
+        """Return the cheapest candidate found within limits, without offloads of untagged values; None if none is."""
         self.propose(replace(limits, offload=False), *seeds)
         best = self.recomputing(limits)
         return None if best is None else self._bounded(best, int(limits.peak_bytes))
 
     # ---- for proposers ---------------------------------------------------------------------------
     def rounds(self, measure: Measure) -> Rounds:
-        """Return the numbers that control how a search approaches a limit on the peak by the given measure."""
+        """Return the parameters of searches for candidates within a limit on the peak, for the given measure."""
         return SIMULATED if self.is_exact(measure) else ESTIMATED
 
     def is_exact(self, measure: Measure) -> bool:
@@ -193,11 +193,11 @@ class Search:
         return measure == self.measures.simulated
 
     def recomputing(self, limits: Limits) -> Candidate | None:
-        """Return the cheapest candidate within limits that offloads no untagged values; None if there is none."""
+        """Return the pool's cheapest candidate within limits that offloads only tagged values; None if none is."""
         return self.pool.cheapest(replace(limits, offload=False), cost_of)
 
     def is_solved(self, limits: Limits) -> bool:
-        """Return whether a candidate within the limits is so cheap that the search can end."""
+        """Return whether some candidate within the limits is so cheap that the search can end."""
         least = int(self.rounds(limits.measure).negligible * self.context.step_cost)
         if self.is_exact(limits.measure):
             # Without node orders of its own, no decision costs less than this end of the hull.
@@ -211,7 +211,7 @@ class Search:
         return self.least_found if "least_found" in vars(self) else None
 
     def near(self, measure: Measure, candidate: Candidate | None) -> Near:
-        """Return searches on a schedule problem whose peaks, near a candidate, are measured peaks plus a constant."""
+        """Return searches on a schedule problem in which peaks near a candidate are measured peaks plus a constant."""
         if candidate is None or self.is_exact(measure):
             return self.simulated
         return near_fused(self.measures.split_of(candidate), self.schedules, self.effort)
@@ -221,7 +221,7 @@ class Search:
         return self.pool.best(lambda d: abs(limits.measure(d) - limits.peak_bytes))
 
     def _none_within(self, budget: str, possible: int, *, infeasible: bool = False) -> BudgetError:
-        """Return the error that no plan was found within a limit on the peak."""
+        """Return the error to raise if no plan was found within a limit on the peak."""
         context, least = self.context, self.least_found
         alive = f"{possible} bytes ({format_bytes(possible)})"
         if infeasible:
@@ -256,14 +256,14 @@ class Search:
 
     @cached_property
     def least_found(self) -> int:
-        """The least simulated peak of three candidates: `least_peak`, that for budget 1, and the cheapest one."""
+        """The least simulated peak of three candidates: `least_peak`, the candidate for budget 1, and the cheapest."""
         decisions = self.decisions
         ends = self.least_peak, decisions.allowed_cheapest, decisions.allowed_at_budget_one
         return min(map(self.measures.simulated, ends))
 
     @cached_property
     def least_peak(self) -> Candidate:
-        """The candidate with the least peak that was found.
+        """The candidate with the lowest peak that the search found.
 
         With the solver ``auto``, remat searches for the candidate with the least peak. If the user named another
         solver, the candidate is that solver's decision with the least peak, of those at several limits on saved bytes.

@@ -30,7 +30,7 @@ Same = tuple[str, tuple[str, ...]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Together:
-    """One candidate for each graph of a step, together a candidate of the whole step.
+    """One candidate for each graph of a step; together they are a candidate for the whole step.
 
     Attributes:
         each: the candidates, in the order in which the graphs run forward.
@@ -54,12 +54,12 @@ class Together:
 
     @property
     def offloads_more(self) -> bool:
-        """Whether a search chose values of a graph to offload, in addition to tagged ones."""
+        """Whether a search chose values of a graph to offload, besides the values that the user tags."""
         return any(d.offloads_more for d in self.each)
 
 
 class SeveralGraphs:
-    """Search for the decisions of all prepared graphs of a step by the peak of the whole step.
+    """Search for decisions, one for each graph of a step, that keep the whole step within a peak.
 
     A graph that runs several times in a step has one decision for all of its runs. A *combination* is one decision for each
     graph, with the saved bytes and a score of all graphs together.
@@ -127,7 +127,7 @@ class SeveralGraphs:
         return self._with_offloads(chosen, peak_bytes) if offloads else chosen
 
     def _together(self, decided: Sequence[Candidate]) -> Together:
-        """Return one candidate for each graph as a candidate of the whole step."""
+        """Combine candidates, one for each graph, into a candidate for the whole step."""
         return Together(
             each=tuple(decided),
             cost=self.cost(decided),
@@ -135,7 +135,7 @@ class SeveralGraphs:
         )
 
     def _split(self, k: int, decided: Candidate) -> PartitionedGraph:
-        """Return the graph at index ``k``, split by a decision into two modules, which equal graphs share."""
+        """Split graph ``k`` into two modules by a decision; equal graphs share the result."""
         search = self._searches[k]
         key = self._same[k], decided.decision
         if key not in self._modules:
@@ -146,12 +146,12 @@ class SeveralGraphs:
 
     @cached_property
     def _same(self) -> list[Same]:
-        """For each graph of the step, a key that equal graphs share."""
+        """For each graph of the step, a key that is equal for equal graphs."""
         return [*map(_identity, self._searches)]
 
     @cached_property
     def _options(self) -> list[list[Candidate]]:
-        """For each graph of the step, the candidates from which a combination takes one."""
+        """For each graph of the step, the candidates among which a combination chooses one."""
         # Equal graphs, such as equal layers, are decided once and share their candidates.
         by_graph: dict[Same, list[Candidate]] = {}
         for key, search in zip(self._same, self._searches, strict=True):
@@ -166,7 +166,7 @@ class SeveralGraphs:
 
     @cached_property
     def _others(self) -> list[int]:
-        """For each graph, the bytes of other graphs, such as parameters, that are alive at the graph's own peak."""
+        """For each graph, the bytes that belong to other graphs, such as parameters, and are alive at its own peak."""
         # Other decisions than those at budget 1 hardly change these bytes.
         at_budget_one = [s.decisions.allowed_at_budget_one for s in self._searches]
         saved, others = 0, []
@@ -197,7 +197,7 @@ class SeveralGraphs:
 
     @cached_property
     def _lowest(self) -> list[Candidate]:
-        """The candidates, one per graph, with the least peak of the step that was found."""
+        """The candidates, one per graph, with which the step has the lowest peak found."""
         # `_least` has the least estimated peak, so the split graphs may peak elsewhere.
         chosen = [*self._least[2]]
         for _ in range(DEFAULT.several.rounds):
@@ -215,7 +215,7 @@ class SeveralGraphs:
         return chosen
 
     def _chosen(self, limits: Limits) -> Iterator[Together]:
-        """Yield cheap decisions, one per graph, with which the peak of the step approaches a limit."""
+        """Yield sets of cheap decisions, one decision per graph, with step peaks that approach a limit."""
 
         def ask(peak_bytes: int) -> Together | None:
             combinations = self._combinations(
@@ -274,7 +274,7 @@ class SeveralGraphs:
         return None
 
     def _searched(self, chosen: list[Candidate], peak_bytes: int) -> list[Candidate]:
-        """Search for cheaper decisions of the costliest graphs, within the bytes that the other graphs leave free."""
+        """Search for cheaper decisions on the costliest graphs, within the bytes that the other graphs leave free."""
         dearest = sorted(range(len(chosen)), key=lambda k: (-self.runs[k] * chosen[k].cost, k))
         for k in dearest[: DEFAULT.several.searched]:
             alone = self._searches[k].context.is_alone  # a named solver decides alone

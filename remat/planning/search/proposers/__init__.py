@@ -1,1 +1,1 @@
-"""Proposers: each finds candidates of one graph in its own way."""
+"""Proposers: functions and classes that each find candidates of one graph by another method."""

@@ -15,7 +15,7 @@ from remat.planning.search.schedules import SAVED, Schedules
 def checkpointed(
     cuts: Cuts, limits: Limits, sets: Sequence[frozenset[int]]
 ) -> list[tuple[frozenset[int], Candidate]]:
-    """Return up to two of the given sets of checkpoints, with which a search by prices is to be repeated.
+    """Return up to two of the given sets of checkpoints, for which the caller repeats a search by prices.
 
     Each set comes with a candidate that saves the checkpoints and little else. The last set returned has the fewest
     segments of those whose candidate is within the limits; if there is none, its candidate exceeds the limits least.

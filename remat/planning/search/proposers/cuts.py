@@ -35,7 +35,7 @@ class Cuts:
         return Network(self.problem)
 
     def at(self, prices: Prices, checkpoints: frozenset[int] = frozenset()) -> Candidate:
-        """Return the decision of the minimum cut under prices, which saves ``checkpoints`` at any price.
+        """Return the minimum cut under prices of memory as a decision, which also saves ``checkpoints``.
 
         A cut minimises recompute cost plus, over all program points, price times bytes alive.
         """

@@ -1,4 +1,4 @@
-"""Propose decisions near a candidate: save more values, exchange saved values, or repair an excess of the limits."""
+"""Propose decisions similar to a candidate: save more values, exchange saved values, or drop bytes above the limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Propose decisions to start from: vertices of the hull, and decisions between two vertices that are near a peak."""
+"""Propose decisions from which searches start: vertices of the hull, and decisions between two vertices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remat.solvers.run import run
 
 
 class Starts:
-    """Decisions of one prepared graph from which searches start.
+    """Decisions on one prepared graph from which searches start.
 
     Args:
         context: the prepared graph.
@@ -27,7 +27,7 @@ class Starts:
         self._context, self._decisions, self._schedules = context, decisions, schedules
 
     def search_within(self, peak_bytes: int) -> list[tuple[int, ...]]:
-        """Return the decisions from which each search within a peak starts, each as the tuple of its saved nodes."""
+        """Return the decisions from which searches within a peak start, each as a tuple of saved nodes."""
         decisions, context = self._decisions, self._context
         decided = (
             decisions.allowed_cheapest,
@@ -38,7 +38,7 @@ class Starts:
         return [*(d.saved for d in decided), *self._closing_in(peak_bytes), *cuts]
 
     def between(self, peak_bytes: int) -> tuple[int, int]:
-        """Return the saved bytes of the last vertex of the hull within a peak, and those of the vertex after it."""
+        """Return the saved bytes of the hull's last vertex within a peak, and those of the next vertex."""
         # The least bytes of any plan stand for a missing vertex before, and those of budget 1 for one after.
         below, above = _around(self._ends(), peak_bytes)
         low = below[0] if below else self._context.least_bytes
@@ -87,6 +87,6 @@ class Starts:
 def _around(
     ends: list[tuple[int, int]], peak_bytes: int
 ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
-    """Return the last pair (saved bytes, peak) with a peak within ``peak_bytes``, and the next; None if missing."""
+    """Return the last pair (saved bytes, peak) within ``peak_bytes`` and the pair after it; None if missing."""
     last = max((k for k, (_, peak) in enumerate(ends) if peak <= peak_bytes), default=-1)
     return ends[last] if last >= 0 else None, ends[last + 1] if ends[last + 1 :] else None

@@ -1,4 +1,4 @@
-"""Propose Pareto-optimal decisions by (peak, cost), without a search for each peak.
+"""Propose decisions that are Pareto-optimal by (peak, cost), without a separate search for each peak.
 
 1. Minimum cuts propose the first decisions. Cuts with one price for every saved byte are the vertices of the hull of
    the graph problem. Other cuts have a price of a byte at each program point. Prices at program points rise while the
@@ -30,7 +30,7 @@ def by_peak(candidate: Candidate) -> tuple[int, int]:
 
 
 class Mixtures:
-    """Search for the Pareto-optimal decisions of one prepared graph by (peak, cost), all peaks at once.
+    """Search for the decisions on one prepared graph that are Pareto-optimal by (peak, cost), for all peaks at once.
 
     Args:
         schedules: the decisions of the graph; decisions that are found are added to ``schedules.seen``.
@@ -74,7 +74,7 @@ class Mixtures:
         return cheapest
 
     def _follow(self, peaks: list[int]) -> None:
-        """Evaluate minimum cuts under prices (Lagrange multipliers) per program point, adjusted for each peak."""
+        """For each peak, evaluate minimum cuts under prices (Lagrange multipliers) of a byte at each program point."""
         cuts, prices = Cuts(self._schedules), Prices()
         # The prices for each lower peak start from the last prices for the peak before.
         for peak_bytes in reversed(peaks):
@@ -122,7 +122,7 @@ class Mixtures:
                 values = values[: len(values) // 4]
 
     def _room(self, candidate: Candidate, peak_bytes: int) -> list[int]:
-        """Return recomputed values that can probably be saved together within a peak, highest cost per byte first."""
+        """Return recomputed values that may all be saved within a peak, highest cost per byte first."""
         problem, (begin, first, _) = self.problem, self._schedules.uses()
         room = np.full(self._nodes + 1, peak_bytes)
         for program_point, nbytes in candidate.alive.items():

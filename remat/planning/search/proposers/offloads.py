@@ -1,4 +1,4 @@
-"""Propose which values to save, which to recompute, and which to offload to the host's memory.
+"""Propose decisions that save, recompute and offload values to the host's memory.
 
 A decision with offloads is searched as an `OffloadPlan`, which names nodes of the schedule problem. Afterwards, the
 copies of offloaded values are scheduled in forward and backward, and the offload plan becomes a `Candidate`.
@@ -30,7 +30,7 @@ from remat.solvers.schedule.offload_search import OffloadSearch
 
 
 class Offloads:
-    """Search for values of one prepared graph to offload over the request's link to the host.
+    """Search for the values of one prepared graph that should be offloaded to the host.
 
     Args:
         context: the prepared graph.
@@ -59,7 +59,7 @@ class Offloads:
 
     @cached_property
     def _node_of(self) -> list[int]:
-        """For each node of the graph problem, the schedule problem's node that computes its value; -1 if none does."""
+        """For each node of the graph problem, the schedule problem's node of the same value; -1 if there is none."""
         of_value, problem = self._schedules.lowered_schedule.of_value, self.lowered.problem
         return [
             of_value.get(name, -1) if size and save else -1
@@ -67,7 +67,7 @@ class Offloads:
         ]
 
     def with_offloads(self, peak_bytes: int, without: Candidate | None) -> Candidate | None:
-        """Return the first decision found that offloads values within a simulated peak and costs less than ``without``.
+        """Return a decision with offloads that is within a simulated peak and costs less than ``without``.
 
         Args:
             peak_bytes: limit on the peak of the device's memory, in bytes.
@@ -102,7 +102,7 @@ class Offloads:
         return without
 
     def _problem(self) -> OffloadProblem:
-        """Build a schedule problem with copy times, which also asks what to offload between forward and backward."""
+        """Build a schedule problem with copy times, whose answers also state what is offloaded until backward."""
         state, lowered, lowered_schedule = (
             self.state,
             self.lowered,
@@ -146,7 +146,7 @@ class Offloads:
         )
 
     def _is_pinned(self, i: int) -> bool:
-        """Return whether the host stores the copy of a node's value in page-locked memory."""
+        """Return whether the host's copy of an offloaded value is in page-locked memory."""
         return is_pinned(self.state.index.values[self.lowered.position[i]])
 
     def _scheduled(self, saved: Iterable[int]) -> tuple[Sequence[int], int]:
@@ -157,7 +157,7 @@ class Offloads:
     def _candidates(
         self, peak_bytes: int, without: Candidate | None
     ) -> list[tuple[OffloadPlan, Decision | None]]:
-        """Return offload plans, best first, each with the `Decision` of its node orders; None for the passes' order."""
+        """Return offload plans, best first, each with the `Decision` that has its node orders, or None without any."""
         graph = self.lowered.problem
         search = OffloadSearch(self._problem(), graph, self._node_of, self._scheduled, peak_bytes)
         offload_plans = [self._best(search, without), *self._from_above(search)]
@@ -173,7 +173,7 @@ class Offloads:
 
     @property
     def _starts(self) -> list[tuple[int, ...]]:
-        """The saved nodes of each decision that every search for offloads starts from."""
+        """The decisions from which every search for offloads starts, each as its saved nodes."""
         decisions = (
             self._decisions.cheapest,
             self._decisions.at_budget_one,
@@ -182,7 +182,7 @@ class Offloads:
         return [d.saved for d in decisions]
 
     def _best(self, search: OffloadSearch, without: Candidate | None) -> OffloadPlan:
-        """Return the best offload plan that is found by a search starting from known decisions without offloads."""
+        """Return the best offload plan that a search finds from known decisions without offloads."""
         saved = self._starts
         if without is not None and not without.decision.is_ordered:
             saved.append(without.saved)
@@ -190,7 +190,7 @@ class Offloads:
         return search.best(saved)
 
     def _from_above(self, search: OffloadSearch) -> Iterator[OffloadPlan]:
-        """Yield offload plans from decisions whose peak is above the limit, by offloading until the peak is within."""
+        """Yield offload plans: decisions above the peak, with values offloaded until they are within the peak."""
         seen, peak_bytes = set[tuple[int, ...]](), search.capacity
         room = self.request.link.bytes_in(self._context.forward_time)
         for share in DEFAULT.offloading.above:
@@ -213,7 +213,7 @@ class Offloads:
         offload_plan: OffloadPlan,
         without: Candidate | None,
     ) -> tuple[OffloadPlan, Decision | None]:
-        """Search for node orders that improve an offload plan; return the best plan, and its `Decision` or None."""
+        """Improve an offload plan by searching node orders; return the best plan, and its `Decision` or None."""
         if not offload_plan.offloaded:
             return offload_plan, None
         best: tuple[OffloadPlan, Decision | None] = offload_plan, None
@@ -233,7 +233,7 @@ class Offloads:
     def _orders_from(
         self, search: OffloadSearch, start: OffloadPlan, share: float
     ) -> Iterator[tuple[OffloadPlan, Decision]]:
-        """Yield offload plans found by searches over node orders, which begin with the offloads of ``start``."""
+        """Yield the offload plans that searches over node orders find when they begin with the plan ``start``."""
         orders, aimed, fits = self._orders, search.capacity, False
         schedule = start.schedule.sequence, start.schedule.boundary
         # First as if copies took no time, then with the copies of `start`. If operators still wait or the peak is exceeded,
@@ -259,7 +259,7 @@ class Offloads:
     def _as_candidate(
         self, offload_plan: OffloadPlan, ordered: Decision | None, peak_bytes: int
     ) -> tuple[Candidate | None, int]:
-        """Convert an offload plan to a candidate with scheduled copies; return it with its excess bytes, or None, 0."""
+        """Convert an offload plan to a candidate; return it with its bytes above the peak, or None and 0."""
         problem = self.lowered.problem
         named = {at: i for i, at in enumerate(self._node_of) if at >= 0}
         offloads = tuple(
@@ -277,7 +277,7 @@ class Offloads:
         )
 
     def _fitting(self, host_bytes: int, saved: Container[str]) -> list[Tagged]:
-        """Return those saved values with a tag for offloading that fit into the host's memory together."""
+        """Return the saved values, among those tagged for offloading, that together fit into the host's memory."""
         fitting, most = [], self.host_bytes
         for tagged in self._context.tagged:
             name, nbytes = tagged.value.name, tagged.value.host_bytes
@@ -290,7 +290,7 @@ class Offloads:
         return fitting
 
     def with_tagged(self, decided: Candidate) -> Candidate:
-        """Return a decision changed to offload those saved values that the user tags; unchanged if it has none.
+        """Return a decision, changed to offload the saved values that the user tags for offloading.
 
         Raises:
             BudgetError: the values that must be offloaded exceed the host's memory.
@@ -303,7 +303,7 @@ class Offloads:
         return self._with_tagged.get(decided.decision, decided)
 
     def _offload_tagged(self, decided: Candidate) -> Candidate:
-        """Return what `with_tagged` caches: a decision changed to offload those saved values that the user tags."""
+        """Compute the result of `with_tagged`: a decision, changed to offload the saved values that the user tags."""
         before = decided.decision.offloads
         offloaded = {value.name for value in before}
         missing = set(decided.decision.saved) - offloaded
@@ -336,7 +336,7 @@ class Offloads:
     def _with_copies(
         self, base: Candidate, offloads: tuple[Offload, ...], peak_bytes: int
     ) -> tuple[Candidate | None, int]:
-        """Schedule the copies of a decision within a peak; return a candidate and its excess bytes, or None and 0."""
+        """Schedule a decision's copies; return a candidate and its bytes above the peak, or None and 0."""
         decision = replace(base.decision, offloads=offloads)
         decided = replace(self.state, decision=decision, provenance=base.provenance)
         plain = PassManager(SPLIT).run(decided, in_place=True, verify=False).state

@@ -30,7 +30,7 @@ from remat.solvers.schedule.problem import ScheduleProblem, evaluate_schedule
 
 
 class Orders:
-    """Search the schedules of one prepared graph: for a cheaper schedule within a peak, or for one with a lower peak.
+    """Search for schedules of one prepared graph that are cheaper within a peak, or that have a lower peak.
 
     Each search begins with a schedule that the caller gives.
 
@@ -51,7 +51,7 @@ class Orders:
 
     @cached_property
     def _free(self) -> ScheduleProblem:
-        """The schedule problem with a further rule: a value that must stay alive is computed only once."""
+        """A copy of the schedule problem in which values that must stay alive are computed only once."""
         # In the schedule problem, the value of a later run replaces that of an earlier run.
         problem, index = self.lowered_schedule.problem, self._state.index
         # A second run of an operator that returns a tuple computes all elements again, even those that may only be
@@ -119,7 +119,7 @@ class Orders:
         peak_bytes: int,
         time_limit: float | None = None,
     ) -> Candidate | None:
-        """Ask a solver for a schedule within a limit on the peak; return it as a candidate, or None.
+        """Let a solver find a schedule within a limit on the peak; return the schedule as a candidate, or None.
 
         Args:
             solver: a solver that implements `solve_schedule`.
@@ -149,7 +149,7 @@ class Orders:
         return candidate.with_provenance(deterministic=solution.deterministic)
 
     def lowest(self, starts: Iterable[Candidate], per_run: int) -> Candidate | None:
-        """Search for the schedule with the least peak, from each of the given starts and from the best schedule found.
+        """Search for the schedule with the least peak, starting from given candidates and then from the best result.
 
         Args:
             starts: the candidates whose schedules are edited.
@@ -192,7 +192,7 @@ class Orders:
         share: float = 1.0,
         moves: int | None = None,
     ) -> list[tuple[Sequence[int], int]]:
-        """Search for the cheapest schedule within a peak; if none is found, for the schedule with the lowest peak.
+        """Search for cheap schedules within a peak or, if none is found, for schedules with a lower peak.
 
         Args:
             sequence: the schedule to start from: for each run in order, a node of the schedule problem.
@@ -227,7 +227,7 @@ class Orders:
         return [changed.invert(*schedule) for schedule in better]
 
     def _runs_once(self, sequence: Sequence[int]) -> list[int]:
-        """Return the positions of a schedule's runs, without repeated runs of nodes that `_free` lets run only once."""
+        """Return the positions of runs in a schedule, without repeated runs of nodes that must run only once."""
         # The passes may run an operator again although `_free` forbids it: one element of its tuple is needed again, and
         # another may only be saved.
         once = {*self._free.once}
@@ -247,7 +247,7 @@ class Orders:
         return replace(candidate, peak_bytes=evaluation.peak_bytes, schedule=(sequence, boundary))
 
     def decision_of(self, sequence: Sequence[int], boundary: int) -> Decision | None:
-        """Convert a schedule, in the form of `improved`, to a decision; None if the schedule cannot be executed."""
+        """Convert a schedule to a decision with node orders; None if the schedule cannot be executed."""
         forward, backward = self.lowered_schedule.orders(sequence, boundary)
         state, index, lowered = self._state, self._state.index, self._lowered
         kinds = zip(lowered.kind, lowered.position, strict=True)

@@ -1,4 +1,4 @@
-"""Propose minimum cuts under prices of memory, which rise where the step exceeds the peak.
+"""Propose minimum cuts under prices of memory; the prices rise where the step exceeds the limit on the peak.
 
 The limit on the peak is replaced by prices (Lagrange multipliers): each byte that is alive at a program point costs the
 price of this point. Under given prices, the best decision is a minimum cut. A subgradient search with Polyak's step
@@ -22,7 +22,7 @@ from remat.solvers.schedule.prices import search_by_prices
 
 
 class PriceSearch:
-    """Search by prices of memory over the decisions of one prepared graph, in the node order of the passes.
+    """Search for decisions on one prepared graph by prices of memory, in the node order of the passes.
 
     Args:
         schedules: the decisions of the graph, by the peaks of their schedules.
@@ -70,7 +70,7 @@ class PriceSearch:
     def search_within(
         self, limits: Limits, starts: Iterable[Iterable[int]], *, orders: bool
     ) -> Candidate:
-        """Search by prices of memory, then save further values in the best candidate; return the resulting candidate.
+        """Search by prices of memory, then save further values in the best candidate; return the improved candidate.
 
         Args:
             limits: as in `reached`.
@@ -86,7 +86,7 @@ class PriceSearch:
     def _priced(
         self, limits: Limits, best: Candidate, checkpoints: frozenset[int] = frozenset()
     ) -> Candidate:
-        """Search for a better candidate by minimum cuts under prices; return the best candidate."""
+        """Search for a better candidate than ``best`` by minimum cuts under prices; return the best candidate."""
         # Polyak's step needs the optimal cost, which is unknown. The cost of the best candidate is used instead, or
         # twice this cost if the candidate exceeds the limits.
         most = max(1, best.cost if not limits.excess(best) else 2 * best.cost)

@@ -1,4 +1,4 @@
-"""Decisions of the solver at limits on saved bytes, each computed once and cached."""
+"""The solver's decisions at limits on saved bytes; each decision is computed once and cached."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SolverDecisions:
         self.proposed: Counter[str] = Counter()
 
     def at(self, capacity: int) -> Candidate:
-        """Return the solver's decision for a limit of ``capacity`` saved bytes, cached.
+        """Return the solver's cached decision within ``capacity`` saved bytes.
 
         The caller must respect the budget that the user's code may set for the graph.
         """
@@ -93,7 +93,7 @@ class SolverDecisions:
         return self._better_than_cut(partial(self.search_within, limits, usual))
 
     def _better_than_cut(self, solved: Callable[[], Candidate]) -> Candidate:
-        """Return the decision at budget 1: the runtime-optimal partition unless the solver's is surely better."""
+        """Return the decision at budget 1: the solver's if it is surely better than the runtime-optimal partition's."""
         context, measures = self._context, self._measures
         # A step without a budget must be no worse than without remat, although costs and estimated peaks have errors.
         cut, error = context.runtime_optimal, COST_ERROR * context.step_cost
@@ -109,13 +109,13 @@ class SolverDecisions:
 
     @cached_property
     def cheapest(self) -> Candidate:
-        """The decision with the least recompute cost, at any number of saved bytes."""
+        """The decision with the least recompute cost, with no limit on saved bytes."""
         context = self._context
         return self.at(max(context.hull.ends[1].saved_bytes, context.full_bytes))
 
     @property
     def allowed_at_budget_one(self) -> Candidate:
-        """The decision at budget 1; if the user's code allows fewer saved bytes, the decision at these bytes."""
+        """The decision at budget 1, or at the saved bytes that the user's code allows if these are fewer."""
         most = self._context.most_saved
         return self.at_budget_one if most is None else self.at(min(most, self._context.full_bytes))
 
@@ -154,7 +154,7 @@ class SolverDecisions:
             low, high = (middle, high) if measure(decided) <= peak_bytes else (low, middle)
 
     def swept(self, limits: Limits) -> Iterator[Candidate]:
-        """Yield decisions at several limits on saved bytes, highest first, then near the cheapest within ``limits``."""
+        """Yield decisions at falling limits on saved bytes, then at limits between the best one and the next higher."""
         context = self._context
         capacities = context.capacities(context.most_saved)
         first = self.allowed_at_budget_one if context.is_alone else context.runtime_optimal

@@ -6,7 +6,7 @@ import sys
 
 def _drop_working_directory() -> None:
     """Remove the working directory from the front of ``sys.path``, where ``python -m`` puts it."""
-    # Otherwise a file `torch.py` there would be imported instead of PyTorch. If remat itself lies there, the directory
+    # Otherwise a file `torch.py` in it would be imported instead of PyTorch. If remat itself is in it, the directory
     # moves to the end, so that subprocesses still find remat.
     if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
         here = sys.path.pop(0)

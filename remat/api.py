@@ -153,7 +153,7 @@ def plan(
     )
     if isinstance(joint, (list, tuple)):
         return plan_graphs(joint, request)
-    return plan_graph(joint, request)  # type: ignore[arg-type]  # other types are refused there
+    return plan_graph(joint, request)  # type: ignore[arg-type]  # `plan_graph` refuses other types
 
 
 @passes_on(KeywordOptions.__annotations__, PlanOptions)

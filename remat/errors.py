@@ -27,7 +27,7 @@ class RematError(Exception):
 
     def __init__(self, *args: object, option: str = "") -> None:
         super().__init__(*args)
-        if option:  # without it, the class attribute is the default, also if `__init__` did not run
+        if option:  # otherwise, the class attribute is the default, also if `__init__` did not run
             self.option = option
 
 
@@ -196,7 +196,7 @@ def warn(text: str, category: type[Warning]) -> None:
     """Warn at the innermost line of the user's code, and append the warning to the lists of `record_warnings`."""
     if _SUPPRESSED.get():
         return
-    # Before `warnings.warn`, which raises under the filter "error".
+    # This comes before `warnings.warn`, which raises under the filter "error".
     for recorded in _RECORDED.get():
         recorded.append((text, category))
     warnings.warn(text, category, stacklevel=levels_to_user())

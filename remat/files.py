@@ -49,7 +49,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
             # Otherwise a crash soon after the rename could leave an empty file.
             os.fsync(file.fileno())
         draft.replace(target)
-    except BaseException:  # Ctrl-C must not leave the draft behind either
+    except BaseException:  # even Ctrl-C must not leave the temporary file behind
         with contextlib.suppress(OSError):
             draft.unlink()
         raise
@@ -137,7 +137,7 @@ def read_as(
     """
     try:
         with Path(path).open("rb") as file:
-            # The file's size is not asked for, because a pipe has none.
+            # The file's size is not queried, because a pipe has none.
             data = file.read(max_bytes + 1)
         if len(data) > max_bytes:
             raise ProblemError(f"it is larger than the {max_bytes} bytes that are read")

@@ -95,7 +95,7 @@ class PlanRecord(Record):
             ``saved_bytes`` and ``peak_bytes`` are then those of the compiled code; else 0.
         planned_peak_bytes: simulated peak before compilation. Set once Inductor has compiled the step, else 0.
         forward_order: nodes that forward runs, in this order; empty if the passes order the nodes. Only a budget on the
-            peak can set an order. A node that is listed several times runs as often. In the module, the last
+            peak can set an order. A node that is listed several times runs that often. In the module, the last
             run has the node's name, unless the node is an input of the module too; other runs are called
             ``NAME_again``. Views are not listed: they are computed where they are read.
         backward_order: nodes that backward runs, in the form of ``forward_order``.
@@ -112,8 +112,8 @@ class PlanRecord(Record):
         without_recompute_cost: recompute cost of the step without remat, in ``unit``.
         without_estimated_bytes: estimated peak of the step without remat once Inductor has compiled it; to be
             compared with the peak of a compiled step. 0 if unknown.
-        offloads: the saved values that are offloaded. Each names the node after which the device's memory is freed,
-            and the node before which the value is fetched.
+        offloads: the saved values that are offloaded. Each entry names the node after which the device's memory is
+            freed, and the node before which the value is fetched.
         exposed_time: exposed transfer time, in ``unit``: the time for which operators wait for copies to and
             from the host.
         link: the link to the host, if values may be offloaded; else empty.

@@ -266,8 +266,8 @@ def rows_of(batches: Sequence[int], plan_batches: PlanBatches) -> dict[int, FitR
     """Plan the step at the listed batch sizes; return a dict from each batch size to its `FitRow`."""
     answers = dict(plan_batches(batches, ()))
     largest = max((b for b in batches if answers[b][0].fits), default=0)
-    # A smaller batch than one that fits should fit, too. Unless that is proven wrong, it is planned again with the
-    # decisions of the larger batch.
+    # A batch smaller than one that fits should fit, too. Unless it is proven not to fit, such a batch is planned
+    # again with the decisions of the larger batch.
     again = [b for b, (row, _) in answers.items() if b < largest and not (row.fits or row.proven)]
     if again:
         answers |= plan_batches(again, answers[largest][1])
@@ -360,7 +360,7 @@ def _answer(job: _Job, report: Callable[[str], None] = lambda _: None) -> Answer
 
 def _by_speed(answer: Answer) -> tuple[float, bool, int]:
     """Return a sort key for the rows planned for one batch size; the best row has the least key."""
-    # Plans that fit come first, fastest first. Answers without one follow, lowest peak first: those without a proof
+    # Plans that fit come first, fastest first. All other answers follow, lowest peak first: those without a proof
     # that no plan fits before those with a proof.
     row, _ = answer
     return -(row.samples_per_s or 0.0), row.proven, row.peak_bytes

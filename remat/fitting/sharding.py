@@ -45,7 +45,7 @@ class Sharding:
         reduced_bytes: bytes of whole gradients of blocks while backward runs, in addition to the shards.
         final_bytes: bytes of the root's whole parameters and gradients at the end of backward, in addition to the
             shards.
-        block_sizes: sizes in bytes of the parameters of blocks. A gradient of another size is the root's.
+        block_sizes: sizes in bytes of the parameters of blocks. A gradient of another size counts as the root's.
         bucket_bytes: bytes of buckets, which are on the rank all the time.
         sent_bytes: bytes that the rank sends in a step; under FSDP2, in each micro-batch.
     """

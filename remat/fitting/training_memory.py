@@ -412,7 +412,7 @@ class StepFit:
                 candidate = self.planner.search.offloads.with_tagged(
                     Candidate.of(lowered, decision, cost)
                 )
-                # This splits the graph, which may fail: whether a value is a view can depend on sizes.
+                # Computing the peak splits the graph, which may fail: whether a value is a view can depend on sizes.
                 self._peak(candidate)
             except (RematError, KeyError):  # another batch may have other operators
                 continue

@@ -1,4 +1,4 @@
-"""Plot of bytes alive over one training step, by kind of storage, and list of the source lines that fill the peak."""
+"""Plot of the bytes alive over one step, by kind of storage, with a list of the source lines that fill the peak."""
 
 from __future__ import annotations
 

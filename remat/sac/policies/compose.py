@@ -64,7 +64,7 @@ class _Composed:
             end(part)
 
     def __call__(self, ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        # Every policy is asked, because a policy may count operators.
+        # Every policy is called, because a policy may count operators.
         answers = [ask(p, ctx, op, args, kwargs) for p in self.parts]
         musts = [(p, a) for p, a in zip(self.parts, answers, strict=True) if a in MUST]
         for other, answer in musts[1:]:

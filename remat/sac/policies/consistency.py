@@ -125,7 +125,7 @@ class Writes:
     def __init__(self) -> None:
         # Keys are storage ids. `_makers`: the operator that made the tensor, and whether this operator is saved.
         # `_read`: the last recomputed reader. `_saved_writes`: storages that saved operators wrote to.
-        # `_versions`: the first recomputed reader, and the version that the tensor had then.
+        # `_versions`: the first recomputed reader, and the tensor's version at that read.
         self._makers: dict[int, tuple[Any, bool]] = {}
         self._read: dict[int, Any] = {}
         self._saved_writes: set[int] = set()

@@ -51,7 +51,7 @@ class Lifetimes:
         self.last_write = recorder.last_write
 
     def alive(self, numbers: Iterable[int]) -> Ints:
-        """Return, for each program point, how many bytes of the storages with these numbers are alive."""
+        """Return the bytes alive at each program point, summed over the storages with the given numbers."""
         chosen = np.fromiter(numbers, dtype=np.int64)
         change = np.zeros(self.program_points + 1, dtype=np.int64)
         # change[...] += … would count a program point that occurs several times only once. The maximum with 0 is

@@ -131,7 +131,7 @@ class _Watch:
         self._watcher = watcher
         self._thread: int | None = threading.get_ident()
         self._roots: dict[str, nn.Module] = {}
-        # Adopted modules by id. The dict keeps the modules alive, so that no id is reused.
+        # Modules whose calls are reported, by id. The dict keeps the modules alive, so that no id is reused.
         self._adopted: dict[int, nn.Module] = {}
         self._undo: list[Callable[[], None]] = []
         # For each module (by id) whose first call is running: number of its calls that have not ended.

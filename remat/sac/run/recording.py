@@ -211,7 +211,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
                 self.born.append(_UNCOUNTED)
                 self.died.append(-1)
                 self.nbytes.append(0)
-                # On the storage, not the tensor, because memory stays allocated as long as any view of it lives.
+                # The storage is watched, not the tensor, because memory stays allocated as long as any view lives.
                 weakref.finalize(storage_of(part) or part, self._freed, key).atexit = False
             if self.born[number] == _UNCOUNTED != born:
                 self.born[number], self.nbytes[number] = born, _bytes(part)

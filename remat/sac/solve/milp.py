@@ -143,7 +143,7 @@ def _options(
     for k in positions:
         module = tree.modules[k]
         stats = module.operators
-        # The mean over the calls, because all calls of a module store the same set of results.
+        # The mean over the calls is taken, because all calls of a module store the same set of results.
         most = sum(c.freeable_bytes for c in module.calls) // len(module.calls)
         key = (most, repr(stats))  # mutable statistics have no hash
         if key not in cached:

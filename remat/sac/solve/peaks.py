@@ -83,7 +83,7 @@ class AddedBytes:
         )
 
     def at(self, program_points: Ints) -> Ints:
-        """Return the bytes that checkpointing adds: a row per stored set, a column per point of ``program_points``."""
+        """Return the bytes that checkpointing adds: a row per stored set, a column per program point (in order)."""
         added = np.zeros((len(self.stored), len(program_points)), dtype=np.int64)
         for call in self.calls:
             begin, end, back, over = np.searchsorted(

@@ -1,4 +1,4 @@
-"""Make the code that Inductor generates meet a budget: plan, compile, simulate its memory, and replan."""
+"""Make the code that Inductor generates meet a budget: plan, compile, simulate the code's memory, and replan."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def compile_within_budget(
 ) -> Compiled:
     """Compile a step with Inductor, and replan until the compiled step meets its budget.
 
-    Only a limited number of replans is tried. If no compiled step meets the budget, a peak in bytes raises
+    The number of replans is limited. If no compiled step meets the budget, a peak in bytes raises
     an error, and a budget on saved bytes causes a warning. If the budget is a ratio of the peak, the
     returned step is the one with the least compiled peak.
 
@@ -62,7 +62,7 @@ def compile_within_budget(
             if planned is None:
                 break
             again, over = plans_again(planned, budget)
-            # Every rank knows the largest excess of all ranks. Comparing by it makes all ranks pick the same plan.
+            # Every rank knows the largest excess of all ranks. All ranks compare this excess and pick the same plan.
             taken = budget.over if options.with_others else planned.plan.peak_bytes
             attempts.append((taken, planned, compiled))
             if again:
@@ -90,8 +90,8 @@ def plans_again(planned: Planned, budget: CompiledBudget) -> tuple[bool, str]:
     """Return whether to replan a compiled step that exceeds its budget, and the text for `Planned.over`.
 
     Args:
-        planned: the graph, with the figures of the compiled step.
-        budget: measurements from this and earlier compilations of the step; it is updated.
+        planned: the graph, whose plan has the memory of the compiled step.
+        budget: measurements from this and earlier compilations of the step; they are updated.
 
     Raises:
         BudgetError: the compiled step exceeds a peak in bytes, and no replan is left.
@@ -219,7 +219,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
     ) -> Compiled:
         """Plan and compile the step with Inductor.
 
-        The plan of the result has the figures of the compiled code, if these are known. The result has no plan if the
+        The plan of the result has the memory of the compiled code, if that is known. The result has no plan if the
         whole step came from AOTAutograd's cache.
         """
         unloaded: list[GeneratedCode] = []
@@ -353,7 +353,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
         symbolic = options.in_bytes and (plan.symbolic or plan.learns_sizes)
         for kind in (True, False) if symbolic else (False,):
             try:
-                # The plan keeps its estimated figures if the code cannot be simulated.
+                # The plan keeps its estimated memory if the code cannot be simulated.
                 timeline = timeline or compiled_timeline(*self._graphs, symbolic=kind)
             except Exception:  # this generated code cannot be simulated, for example a C++ wrapper
                 _LOG.info("the memory of '%s' as compiled is not known", plan.graph, exc_info=True)

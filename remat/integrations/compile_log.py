@@ -20,8 +20,8 @@ def plans() -> tuple[Plan, ...]:
     """Return the plans that compiled models of this process run, newest last; at most 1,000.
 
     A plan has its forward and backward modules as long as its compiled step, or another reference to the plan, exists.
-    Afterwards only the plan's figures remain. For a plan by `remat.partitioner`, remaining figures that planning did
-    not need, such as the peak under a ratio, are 0, for unknown.
+    Afterwards only the plan's numbers, such as its peak, remain. Numbers that `remat.partitioner` did not need for
+    planning, such as the peak under a ratio, are then 0, for unknown.
     """
     with _LOCK:
         return tuple(plan() or figures for plan, figures in _PLANS)

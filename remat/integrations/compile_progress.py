@@ -20,7 +20,7 @@ _CLEAR = "\r\x1b[2K"
 
 
 class CompileProgress:
-    """Show the stage of a compilation on a terminal, after the first `SILENT_S` seconds.
+    """Show the stage of a compilation on a terminal, if the compilation takes more than `SILENT_S` seconds.
 
     Nothing is written if the stream is not a terminal.
 

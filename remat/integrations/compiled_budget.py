@@ -17,8 +17,8 @@ from remat.planning.search.compiled import CompiledRound
 from remat.planning.search.effort import DEFAULT
 from remat.units import Budget, format_apart, format_bytes
 
-#: The budget that asks for the least peak. Before a peak in bytes is refused, the step is also planned for the least
-#: peak.
+#: The budget under which planning finds the least peak. Before a peak in bytes is refused, the step is also planned
+#: under this budget.
 LEAST = Budget(peak_share=0.0)
 _UNSHRUNK = (
     "Weights, gradients and what one operator needs at once do not shrink with the budget. Raise the budget, "
@@ -123,7 +123,7 @@ class CompiledBudget:
         If the result is True, the next call of `plan` plans for fewer bytes.
 
         Args:
-            plan: the plan, with the figures of the compiled step.
+            plan: the plan, with the memory of the compiled step.
             request: the options that the step was planned under.
             can_hold: whether a plan within the budget may exist. If not, this rank replans only
                 because other ranks do.

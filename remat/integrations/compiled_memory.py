@@ -190,7 +190,7 @@ class _Sizes:
             n for _, v in forward.given for n in _numbers(v) if expression_of(n) is not None
         ]
         if any(not n.node.has_hint() for n in unbacked):
-            # The symbol of such a size could not be told from symbols that the generated code creates.
+            # The symbol of such a size could not be distinguished from symbols that the generated code creates.
             raise NotImplementedError("an input has sizes without a hint")
         at = planned_sizes()
         described = symbols_of(symbols, backed[0].node.shape_env if backed else None)

@@ -33,7 +33,7 @@ class GraphMemory:
         own: parameters and buffers that are attributes of the graph's module instead of inputs.
         parameters: positions of the inputs that are parameters.
         values: positions of the inputs that are tensors but not parameters.
-        sizes: reader of the sizes of a run; None if ``bytes_at`` is None.
+        sizes: reader of the symbolic sizes in a run of the graph; None if ``bytes_at`` is None.
         bytes_at: function from ranges of sizes to an upper bound of the graph's own peak in bytes.
             None if that peak does not depend on sizes.
         fixed_bytes: bytes of all parameters and buffers. This part of the peak does not depend on
@@ -88,7 +88,7 @@ class GraphMemory:
     def scaled(self, arguments: Sequence[Any], node: Any) -> float:
         """Return the factor by which a run, because of its sizes, takes more bytes than planned; at least 1.
 
-        The compared bytes are those of the graph's peak without parameters and buffers.
+        The factor compares the bytes of the graph's peak without parameters and buffers.
         """
         if self.bytes_at is None or self.sizes is None:
             return 1.0

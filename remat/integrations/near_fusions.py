@@ -91,9 +91,9 @@ class PlannedOrder(CustomSchedulerPass):
 class NearFusions(InductorChoices):
     """Inductor's fusion rules without fusions that would keep values alive longer in backward.
 
-    A fused kernel runs after all operators that its parts depend on, so the earlier part of the kernel may have to
-    wait. An extern operator is one for which Inductor generates no kernel, such as a matrix product. The position of a
-    kernel is that in the schedule before any fusion.
+    A fused kernel runs after all operators that its parts depend on, so the earlier part of the kernel may run
+    later than without fusion. An extern operator is one for which Inductor generates no kernel, such as a matrix
+    product. The position of a kernel is the position in the schedule before any fusion.
     """
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class NearFusions(InductorChoices):
 
     def _look_at(self, scheduler: Any) -> None:
         """Compute what the fusion rules need to know about a schedule, unless this is already computed."""
-        # Computed once for each schedule, because Inductor asks about many pairs of kernels.
+        # Computed once for each schedule, because Inductor calls the fusion rules for many pairs of kernels.
         if self._scheduler is scheduler:
             return
         placed = _placed(scheduler)
@@ -192,7 +192,7 @@ def _chunks(node: Any) -> set[int]:
 
 
 def _side(node: Any) -> set[int]:
-    """Return the number that marks a node of a one-graph step as part of forward or backward; empty if unmarked."""
+    """Return the number that marks a node of a one-graph step as part of forward or backward; empty if none."""
     origins = node.node.get_origins() if getattr(node, "node", None) is not None else ()
     return {max(sides)} if (sides := [o.meta[SIDE] for o in origins if SIDE in o.meta]) else set()
 

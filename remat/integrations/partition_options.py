@@ -46,7 +46,7 @@ class CompiledGraphs:
         has_breaks: whether the step has graph breaks. A pattern that matches no module in one graph
             may then match a module in another graph.
         host_bytes: dict from the identity of each graph to the bytes that the graph offloads.
-        unplanned: identities of the functions without a plan that a warning has named.
+        unplanned: identities of the functions that have no plan and that a warning has named.
         from_caches: whether compiled steps may come from a cache, which has no graph that could be planned again.
         replanned: how often the graphs of a step were planned together after a run.
         last_warnings: dict from the identity of each graph to the bytes that warnings about the graph named.
@@ -77,8 +77,9 @@ class PartitionOptions:
             alone.
         repro: the folder for reproducers of planning errors; None for no reproducers.
         strict: whether a budget in bytes that cannot be met raises an error at every compilation.
-        exact_branches: whether Inductor rounds each 16-bit result of a graph that branches on one.
-        check: ``"recomputed"`` if backward compares what it recomputes with forward's values; else
+        exact_branches: whether Inductor rounds every 16-bit result of a graph that branches on a
+            16-bit value.
+        check: ``"recomputed"`` if backward compares recomputed values with forward's values; else
             None.
         graphs: record of the graphs that were partitioned.
     """
@@ -142,7 +143,7 @@ class PartitionOptions:
     def __getstate__(self) -> dict[str, Any]:
         """Return all attributes except ``graphs``, for copying and pickling.
 
-        AOTAutograd copies this object for its cache keys, which must not depend on earlier steps.
+        AOTAutograd copies this object for AOTAutograd's cache keys, which must not depend on earlier steps.
         """
         return {k: v for k, v in vars(self).items() if k != "graphs"}
 
@@ -166,7 +167,7 @@ class PartitionOptions:
         return self.agree is not None and other_ranks() is not None
 
     def largest(self, number: int) -> int:
-        """Return the largest of the numbers that the ranks of a job pass to this method.
+        """Return the largest number that any rank of the job passes to this method.
 
         Every rank that runs the newest plan must call this method. Without other ranks, ``number``
         is returned.

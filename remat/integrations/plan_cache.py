@@ -84,7 +84,7 @@ class CachedPlan:
 
 def _made_again(plan: Plan, joint: str, hooks: Any, reread_inputs: bool) -> Plan:
     """Apply a cached plan to its joint graph, and return the plan with its graph modules."""
-    # Without a version in ``remat``, the plan's figures are not checked, since users do not edit cached plans.
+    # Without a version in ``remat``, the plan's numbers are not checked, since users do not edit cached plans.
     # ``of_several`` skips the check of a peak budget, which may be one budget for several graphs.
     unchecked = replace(plan, remat="")
     request = PlanRequest.of(plan=unchecked, hooks=hooks, reread_inputs=reread_inputs)

@@ -2,8 +2,8 @@
 
 Forward also saves each value that backward computes again, and backward compares the saved value
 with the recomputed one. A checked step therefore saves at least what it saves at budget 1. Under
-Inductor, the compared values are written to memory, so that kernels may fuse, and round, otherwise
-than without the check.
+Inductor, the compared values are written to memory, so that kernels may fuse, and round, differently
+from kernels without the check.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def compare_again(
         branch: whether the value is a branch value.
 
     Returns:
-        The largest difference; infinity if only one of two elements is a number.
+        The largest difference; infinity if only one of two compared elements is a number.
 
     Raises:
         RecomputeError: a branch value differs.

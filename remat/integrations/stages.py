@@ -55,8 +55,8 @@ class Arrived:
         earlier: identities of the graphs that were planned before this compilation; see
             `CompiledGraphs.planned`.
         stage: called with the name of each stage of the compilation, such as ``"planning"``.
-        watched: whether the backend checks each run of the step: its sizes, and whether the user
-            has written to its outputs.
+        watched: whether the backend checks, in each run of the step, the run's sizes, and whether the user
+            has written to the step's outputs.
         tally: the object that counts the bytes of all graphs of the step; None unless the budget is
             a peak in bytes.
         other_graphs_runs: number of runs of the step's other graphs, from `StepTally.runs`.
@@ -68,8 +68,8 @@ class Arrived:
             ``trace_autograd_ops``.
         is_alone: whether the graph is planned without a backward graph: a whole step, or an inference; see
             `remat.integrations.alone`.
-        over: text that says why the budget cannot be met, if an earlier compilation has found that
-            out and the step runs nevertheless; else empty.
+        over: text that says why the budget cannot be met, if an earlier compilation has found this
+            and the step runs nevertheless; else empty.
     """
 
     options: PartitionOptions
@@ -295,13 +295,13 @@ class Planned:
     Attributes:
         arrived: the stage of the graph before planning.
         plan: the plan, whose modules live as long as this object. Once the step is compiled, it has
-            the figures of the compiled code, if these are known.
+            the memory of the compiled code, if that is known.
         request: the options that the graph was planned under.
         kind: identity of the graph's code and parameters; see `code_of`.
         over: text that says why the budget cannot be met, if the step runs nevertheless; else
             empty.
-        joint: the joint graph before the split, to plan it together with others; None if it comes from a cache, or
-            is not planned again.
+        joint: the joint graph before the split, to plan it with other graphs; None if the step comes from a cache,
+            or is not planned again.
     """
 
     arrived: Arrived
@@ -415,7 +415,7 @@ class Planned:
                 saved=self.saved_plan,
                 watched=arrived.watched,
             )
-        # Compiling a step takes much longer than its figures, and they outlive the step.
+        # Compiling a step takes much longer than computing its plan's numbers, and these numbers outlive the step.
         compile_log.add(
             self.plan, self.plan.figures if arrived.watched else self.plan.known_figures
         )
@@ -505,7 +505,7 @@ class Compiled:
     """A compiled graph, the last stage of a compilation.
 
     Attributes:
-        planned: the stage of the planned graph, with the figures of the compiled code; None if the graph has no plan.
+        planned: the stage of the planned graph, with the memory of the compiled code; None if the graph has no plan.
         run: the compiled graph.
         unloaded: the graph's generated code whose kernels are not compiled yet.
     """

@@ -1,8 +1,8 @@
 """Check that a compiled step meets its budget in bytes at the sizes of each run.
 
 Upper bounds of the step's bytes give the largest sizes that meet the budget. A guard makes Dynamo
-recompile for larger sizes. Sizes that no guard can bound are checked when the step runs, and so are
-all sizes of a step that exceeds its budget.
+recompile for larger sizes. Sizes that no guard can bound, and all sizes of a step that
+exceeds its budget, are checked when the step runs.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def guard_sizes(
 
     Args:
         example_inputs: inputs that the step was traced with.
-        plan: the step's plan, with the figures of the compiled code if these are known.
+        plan: the step's plan, with the memory of the compiled code if that is known.
         budget: the step's budget, which the plan may exceed.
         last_warning: the bytes that warnings about this step have named.
-        saved: the saved plan that the step was split by, which no new plan may replace; None if the step was planned.
+        saved: the saved plan that was applied to the step, which no new plan may replace; None if a new plan was made.
         watched: whether the returned callback will be called after each run.
 
     Returns:

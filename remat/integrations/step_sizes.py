@@ -148,7 +148,7 @@ def largest_declared(example_inputs: Sequence[Any]) -> dict[str, Size]:
     that allows only this value, and the size would become constant.
 
     Returns:
-        A dict from the symbol's name to the `Size`, whose attribute ``number`` is the size to plan
+        A dict from each symbol's name to the `Size`, whose attribute ``number`` is the size to plan
         for.
     """
     largest = {}
@@ -191,7 +191,7 @@ class SizedBytes:
     The bytes are those that the step's budget limits: the bytes of the peak, or the saved bytes.
 
     Args:
-        plan: the step's plan, with the figures of the compiled code if there are any.
+        plan: the step's plan, with the memory of the compiled code if that is known.
 
     Attributes:
         taken: bytes at the sizes that were planned for.
@@ -214,7 +214,7 @@ class SizedBytes:
         self._sizes = {size: _multiplied(size) for _, size, *_ in self._spans if size is not None}
         self.symbols = {s.name for size in self._sizes for s in size.free_symbols}
         # The timeline leaves out saved-tensor hooks. It also leaves out Inductor's changes if Inductor's code could not
-        # be simulated with symbolic sizes. The plan's figures may include both, so the bytes are scaled up.
+        # be simulated with symbolic sizes. The plan's bytes may include both, so the bytes are scaled up.
         simulated = self._sum({})
         self._more = max(1.0, self.taken / simulated) if simulated else 1.0
 

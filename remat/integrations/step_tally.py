@@ -1,9 +1,9 @@
 """Add up the bytes that all graphs of one step have alive, under a budget on the peak in bytes.
 
 A plan states the memory of a single graph. How often a graph runs in a step, and which other memory is then alive, is
-known only at run time. Several forwards may run before the first backward. The tally includes inputs of all graphs that
-ran in the step, saved values, live outputs, gradients of parameters, and allocations of the running graph. The tally
-includes neither memory of operators between the graphs nor memory of saved-tensor hooks.
+known only at run time. Several forward graphs may run before the first backward. The tally includes inputs of all
+graphs that ran in the step, saved values, live outputs, gradients of parameters, and allocations of the running graph.
+The tally includes neither memory of operators between the graphs nor memory of saved-tensor hooks.
 """
 
 from __future__ import annotations
@@ -344,7 +344,7 @@ class StepTally:
                 self._warn(run, at_end=False)
 
     def _forget_others(self) -> None:
-        """Remove parameters that no graph reads in this step from the tally; replace freed parameters by shards."""
+        """Remove from the tally parameters that this step does not read; count freed parameters as their shards."""
         freed = {key[0] for key, parameters in self._parameters.items() if parameters.freed}
         for key, parameters in list(self._parameters.items()):
             if key not in self._ran:

@@ -1,10 +1,10 @@
 """Plan the graphs of a step together, once a step has shown which graphs it runs.
 
 Blocks that are compiled one by one, and graphs between graph breaks, are planned one after the other. When the first
-graph is compiled, nothing tells that others follow. After a step, all its graphs and their runs are known. If the step
-exceeds its budget, its graphs are planned together, and their code is compiled again at its next call. The runs of one
-graph, such as equal blocks, may get different plans. A graph with several plans is compiled once for each of these
-plans.
+graph is compiled, remat does not know that other graphs follow. After a step, all graphs of the step and their runs
+are known. If the step exceeds its budget, the graphs are planned together, and each graph is compiled again at its
+next call. The runs of one graph, such as equal blocks, may get different plans. A graph with several plans is compiled
+once for each of these plans.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class StepTogether:
 
         Args:
             graphs: the graphs that ran.
-            runs: number of their runs.
+            runs: number of runs of these graphs.
             peak_bytes: peak of the step in bytes.
             sharded: whether ``peak_bytes`` includes shards instead of whole parameters, as under FSDP.
 
@@ -310,5 +310,5 @@ def _with_others(plans: PlanSet, before: PlanSet | None) -> PlanSet:
         if plan.fingerprint not in own
     ]
     runs = (*(plans.runs or (1,) * len(plans)), *(runs for _, runs in others))
-    # The figures of the set are those of one step only, so its budget is left empty.
+    # The numbers of the set are those of one step only, so the budget of the set is left empty.
     return replace(plans, plans=(*plans, *(plan for plan, _ in others)), runs=runs, budget="")

@@ -20,7 +20,7 @@ def code_of(parameters: str) -> str:
 
     A recompilation of the code, such as for other shapes, gets the same text. The returned text
     consists of Dynamo's number of the code and of ``parameters``. Two layers of one class share
-    their code, but may differ in the shapes of their parameters. The returned text is empty if
+    code, but may differ in the shapes of their parameters. The returned text is empty if
     Dynamo is not compiling.
     """
     where = torch_compat.CompileContext.current_compile_id()

@@ -90,7 +90,7 @@ class Compilations:
         )
 
 
-#: The compilations that this process asked ``torch.compile`` for.
+#: Counts of the calls of ``torch.compile`` in this process.
 COMPILATIONS = Compilations()
 
 

@@ -154,7 +154,7 @@ def planned_order(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_unsound_reinplacing(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Forbid Inductor to let operators overwrite their input, if the result may be wrong."""
+    """Forbid Inductor to make operators overwrite their inputs where the results may be wrong."""
     # If the step updates an input, a ``copy_`` at the end of the graph writes the new value into the input. PyTorch
     # 2.13 to 2.15 let another operator that reads the input write its result into the input's memory, if only the
     # ``copy_`` uses the input afterwards (``torch/_inductor/fx_passes/reinplace.py``, ``can_inplace``). That is right

@@ -17,7 +17,7 @@ from remat.passes.core.state import PassResult, State
 
 
 class Stage(enum.IntEnum):
-    """Stage of a pipeline to which a pass belongs.
+    """One of the stages of a pipeline; every pass belongs to one stage.
 
     A pass may not run after a pass of a later stage, unless the stage of one of these passes is `ANY`.
 
@@ -58,7 +58,7 @@ class Pass(ABC):
 
     @abstractmethod
     def run(self, state: State) -> PassResult:
-        """Run the pass on ``state`` and return the result, which holds the new state.
+        """Run the pass on ``state``, and return a result that has the new state.
 
         The pass may change the graphs of ``state`` in place, but only inside ``with state.edit()``.
         """

@@ -68,7 +68,7 @@ def write_option(value: Any) -> str:
 
 
 def _named(value: Any) -> str:
-    """Return the text of an option's value that is an object, such as a solver or a cost model."""
+    """Return the text of an object that is the value of an option, such as a solver or a cost model."""
     shown = str(value)
     name = getattr(value, "name", None)
     # A text such as ``roofline:h100`` begins with the name, and says more.

@@ -16,7 +16,7 @@ class SavedLimits:
         region_budget: budget ratio that the user's code sets for the graph, with
             ``torch.autograd.graph.region_activation_memory_budget``; None if the code sets none.
         least_because: reasons why no decision saves less than ``least_bytes``; empty unless a budget
-            asks for less than ``least_bytes``.
+            is below ``least_bytes``.
     """
 
     capacity: int | None = None
@@ -35,8 +35,8 @@ class Provenance:
             decision.
         proposer: how a search found the decision, such as ``by prices``; empty without a search.
         items: number of nodes of the graph problem that the solver solved; 0 if no solver ran.
-        deterministic: False if a time limit ended the search, so another run may decide
-            differently.
+        deterministic: False if a time limit ended the search, so that another run of the solver
+            may find another decision.
         elapsed_s: seconds that all calls of the solver took together.
         recompute_bound: proven lower bound on the cost of every decision within the limits, in the
             unit of the cost model.
@@ -60,7 +60,7 @@ class BanRules:
             value's users.
         ban_long_fusible_chains: ban the node at which a chain of fusible nodes becomes longer than
             `remat.passes.decide.bans.LONG_CHAIN`.
-        ban_materialized_backward: ban values that a backward node reads but cannot fuse with.
+        ban_materialized_backward: ban values that a node of backward reads without being able to fuse with them.
             Recomputing such a value is not free, because backward writes the recomputed value to
             memory.
         ban_not_in_allowlist: ban every operator that is not known to be cheap. If False, ban only

@@ -118,7 +118,7 @@ class AnalysisCache:
         self._results = preserved
 
     def results(self) -> tuple[tuple[Analysis[Any], Any], ...]:
-        """Return a pair of each cached analysis and its result, in the order of their computation."""
+        """Return pairs of a cached analysis and its result, in the order in which the results were computed."""
         return tuple(self._results.items())
 
 
@@ -146,12 +146,12 @@ class State:
 
     Attributes:
         joint: the joint graph.
-        cut_rules: which heuristics ban nodes from recomputation in the pipeline's minimum cut.
+        cut_rules: which heuristics keep the pipeline's minimum cut from recomputing certain nodes.
         decision: which values are saved, and optionally in which order nodes run; None until a pass
             has decided.
         limits: limits on the saved bytes under which the decision was made; None until a pass has
             decided.
-        provenance: who found the decision, and how; None until a pass has decided.
+        provenance: which solver or search found the decision; None until a pass has decided.
         forward: the forward module; None before partitioning.
         backward: the backward module; None before partitioning.
         count_outputs: whether forward's outputs count as saved bytes.
@@ -162,7 +162,7 @@ class State:
             that forward saves.
         operators: digest of the operators that the graph had before any pass ran; empty if unknown.
         policies: the option ``policies`` of `remat.plan` as text; empty if none were given.
-        chunk: the pass that split the loss into chunks, as text; empty if the loss is whole.
+        chunk: text of the pass that split the loss into chunks; empty if the loss is not split.
         plain: the state that would result without policies and without chunks of the loss; None if
             this state has neither.
         cache: results of the analyses of the joint graph.
@@ -186,7 +186,7 @@ class State:
     cache: AnalysisCache = field(default=AnalysisCache(()), repr=False)
 
     def __post_init__(self) -> None:
-        # `dataclasses.replace` passes the cache on, also to a state with another graph or options.
+        # `dataclasses.replace` copies the cache even to a state with another graph or other options.
         owner = (self.joint, self.count_outputs, self.reread_inputs)
         if self.cache.owner != owner:
             object.__setattr__(self, "cache", AnalysisCache(owner))

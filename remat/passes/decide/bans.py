@@ -100,8 +100,8 @@ def banned(state: State, rules: BanRules, fusion: Fusion) -> bytearray:
     """Return a bytearray with 1 at the position of each node that the ban rules keep from being recomputed.
 
     Views, aliases, nodes that forward does not require, and nodes tagged for recomputation are
-    never banned. Other operators tagged MUST_SAVE, PREFER_SAVE or for offloading are banned under any
-    rules, except ``getitem``.
+    never banned. Other operators tagged MUST_SAVE, PREFER_SAVE or for offloading, except ``getitem``, are
+    banned under any rules.
 
     Args:
         state: the state with the joint graph.

@@ -94,7 +94,7 @@ class Budgeted(Pass):
 
         Returns:
             The solution of least cost; and its provenance: the solver's name, the solver's time and
-            the proven lower bound.
+            the proven lower bound on the cost.
 
         Raises:
             PlanError: the pass has no solver, or recompute tags conflict.
@@ -118,7 +118,7 @@ class Budgeted(Pass):
                 # A larger budget should never give a costlier plan. A solution within a smaller budget is also legal
                 # within the given one, so some smaller budgets are tried too.
                 solutions += self._lower_rungs(problem, hull, solutions[0], limits)
-            if is_auto(solver):  # a solver that the user named decides without the cuts
+            if is_auto(solver):  # a solver that the user named does not consider the cuts
                 solutions += self._cut_solutions(problem, solutions[0])
         best = min(solutions, key=lambda s: (s.cost, s.saved_bytes))
         return best, Provenance(
@@ -241,7 +241,7 @@ class RegionBudget(Analysis[float | None]):
 
 def full_and_least(state: State) -> tuple[int, int]:
     """Return the bytes that the runtime-optimal cut saves, and the fewest bytes that a decision can save."""
-    # The first number is never below the second.
+    # `max` makes the first number at least as large as the second.
     size = state.lowered().problem.size
     least = sum(size[i] for i in state.get(LeastDecision()))
     return max(least, sum(size[i] for i in state.get(RuntimeOptimalCut(state.cut_rules)))), least

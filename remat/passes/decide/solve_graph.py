@@ -13,7 +13,7 @@ class SolveGraph(Budgeted):
     """Keep the saved bytes within a budget at the least recompute cost that a solver finds.
 
     The solver decides on all nodes of the graph problem together. A solver that only solves
-    knapsacks works as in the pass `Knapsack`.
+    knapsack problems is used as in the pass `Knapsack`.
     """
 
     name: ClassVar[str] = "solve-graph"

@@ -47,7 +47,7 @@ class PackSaved(Pass):
     """Pack saved tensors in forward and unpack them in backward, by a pair of hooks such as "float8".
 
     The pack hook runs right after a saved tensor's last use in forward, and the unpack hook right
-    before the tensor's first use in backward. The peak memory therefore falls with the saved bytes.
+    before the tensor's first use in backward. Packing therefore lowers the peak memory, and not only the saved bytes.
 
     A saved tensor is not packed if it shares its storage with another saved tensor, or covers only a
     part of its storage. States of random generators, and tensors that backward writes to, are not

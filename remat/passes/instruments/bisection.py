@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class OptBisect(Instrument):
     """Instrument that runs the first ``limit`` passes of a pipeline and skips the rest.
 
-    Every run of a pass counts towards ``limit``, including runs inside a `Fixpoint`; the `Fixpoint`
-    itself does not. A pass with ``optional=False`` always runs and does not count.
+    Every run of a pass counts towards ``limit``, including runs inside a `Fixpoint`; a run of the
+    `Fixpoint` itself does not count. A pass with ``optional=False`` always runs and does not count.
 
     Args:
         limit: number of counted passes to run; negative: run all.

@@ -281,7 +281,7 @@ def instance_of(error: Exception, state: State, cost: str, unit: str = "") -> In
     if not isinstance(problem, GraphProblem):
         return None
     full_bytes = least = 0
-    with contextlib.suppress(Exception):  # the instance is useful without these figures
+    with contextlib.suppress(Exception):  # the instance is useful without this data
         full_bytes, least = full_and_least(state)
     return Instance(
         name="failure",

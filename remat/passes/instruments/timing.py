@@ -67,7 +67,7 @@ class Timing(Instrument):
     pipeline and not for the passes.
 
     Attributes:
-        root: root of the timing tree; the root stands for the whole pipeline.
+        root: root of the timing tree; the root is the node of the whole pipeline.
     """
 
     def __init__(self) -> None:

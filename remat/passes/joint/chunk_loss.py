@@ -1,4 +1,4 @@
-"""Split the final linear layer and the loss of a language model along the tokens."""
+"""Split the final linear layer and the loss of a language model along the dimension of the tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ChunkLoss(Pass):
     The logits are often the largest values of a step. After the pass, the step computes the logits
     chunk by chunk, and only the values of one chunk need to be alive together. Gradients of the hidden
     states are concatenated over the chunks. Gradients of the weight and the bias are summed over the
-    chunks, so they may differ by rounding from the gradients without the pass.
+    chunks, so these gradients may differ by rounding from the gradients without the pass.
 
     Attributes:
         chunks: number of chunks. The last chunk may be shorter. 1: leave the step unchanged.

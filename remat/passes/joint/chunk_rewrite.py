@@ -49,7 +49,7 @@ class Split:
         self._sums: dict[fx.Node, fx.Node] = {}
         #: Values from outside the region, viewed so that one dimension holds all tokens; and slices of these views.
         self._views: dict[tuple[Any, ...], fx.Node] = {}
-        #: For each node between the tangent and the region, its copy, which reads 1 in place of the tangent.
+        #: Dict from each node between the tangent and the region to a copy that reads 1 in place of the tangent.
         self._copies: dict[fx.Node, fx.Node] = {}
         self._new: list[fx.Node] = []
         self._meta: dict[str, Any] = {}

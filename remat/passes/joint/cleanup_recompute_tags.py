@@ -25,8 +25,8 @@ class CleanupRecomputeTags(Pass):
     """Correct the tags of values at the boundaries of checkpointed regions, and of values copied into inputs.
 
     Results of regions that later regions read, results with a backward hook, and values that forward
-    copies into inputs get the tag MUST_SAVE. A result of plain checkpointing that operators outside of
-    all regions read loses its tag.
+    copies into inputs get the tag MUST_SAVE. A result of plain checkpointing loses its tag if operators
+    outside of all regions read the result.
     """
 
     name: ClassVar[str] = "cleanup-recompute-tags"

@@ -15,7 +15,7 @@ from remat.passes.core.state import PassResult, State
 class DistanceFromBackward(Pass):
     """Compute the least number of edges from each forward node to a node that forward does not require.
 
-    The pass changes no graph. Later passes read the distances by ``state.get(Distances())``.
+    The pass changes no graph. Later passes get the distances from ``state.get(Distances())``.
     """
 
     name: ClassVar[str] = "dist-from-backward"

@@ -20,7 +20,7 @@ from remat.errors import PlanError
 from remat.passes.packing.pairs import SavedTensorHooks, check_unpacked, find, naming
 from remat.torch_compat import pytree
 
-#: Results of pack that wait for backward, by the number that their ticket holds.
+#: Dict from the number in a ticket to the packed value, which is kept until backward unpacks it.
 _PACKED: dict[int, Any] = {}
 _NUMBERS = itertools.count(1)
 

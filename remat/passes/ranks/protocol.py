@@ -173,7 +173,7 @@ class Ranks:
             return number
 
     def _await_numbers(self, place: str, key: str, wait_s: float) -> None:
-        """Wait until every rank that uses this rank's decision has stored its number for `largest`."""
+        """Wait until every rank that uses this rank's decision has stored the number that it passed to `largest`."""
         pending = {*range(torch.distributed.get_world_size())} - {self.rank}
         for _ in _polls(wait_s):
             for rank in sorted(pending):
@@ -273,7 +273,7 @@ class Ranks:
         return _unpacked(self._shared.get(key))
 
 
-#: Ranks by process group. Weak keys, so that the store is freed with its group.
+#: Dict from process group to `Ranks`. The keys are weak, so that a store is freed with its group.
 _OF_GROUP: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
 
 
@@ -281,7 +281,7 @@ def other_ranks() -> Ranks | None:
     """Return this process's access to the other ranks of the default process group.
 
     Returns:
-        The access; None without a process group, with a single rank, in a fake group, or after the
+        The access object; None without a process group, with a single rank, in a fake group, or after the
         store has failed.
     """
     distributed = torch.distributed

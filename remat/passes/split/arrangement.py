@@ -27,7 +27,7 @@ class Arrangement:
         forward: positions of the nodes that forward runs, in order, including views. A node whose
             position is repeated runs again.
         backward: positions of the nodes that backward runs, in the form of ``forward``.
-        read: positions of the values that backward reads and forward hands over.
+        read: positions of the values that forward hands over to backward, which reads the values.
         snapshots: positions of the inputs of which backward reads a copy taken before forward.
     """
 

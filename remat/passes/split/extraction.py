@@ -45,7 +45,7 @@ class Extraction:
     Attributes:
         saved: nodes of the tensors that forward hands to backward, in the order of the joint graph.
             Autograd checks the version counters of these tensors.
-        unchecked: like ``saved``, for tensors whose version counters autograd does not check.
+        unchecked: nodes of handed-over tensors whose version counters autograd does not check.
         objects: nodes of the opaque objects that forward hands to backward.
         sizes: nodes of the symbolic sizes that forward hands to backward.
         snapshots: positions of the inputs of which forward hands a copy to backward.
@@ -227,7 +227,7 @@ class Extraction:
         return graph, copies
 
     def _backward(self, copies: dict[int, Any]) -> fx.Graph:
-        """Build the backward graph for the decision; ``copies`` holds the fake value of each copied input."""
+        """Build the backward graph for the decision; ``copies`` has each copied input's fake value."""
         index = self._index
         _, outputs, _, descs = split_outputs(self._joint)
         graph = fx.Graph()

@@ -17,7 +17,7 @@ class RaiseGetitems(Pass):
     """Move every ``getitem`` right after the operator that returns the tuple, to free unused elements early.
 
     The pass works on the joint graph, or on forward and backward after partitioning. remat's own
-    pipelines run the pass after partitioning and reordering, which may both move elements of tuples.
+    pipelines run the pass after partitioning and reordering, and both of these may move elements of tuples.
     """
 
     name: ClassVar[str] = "raise-getitems"

@@ -102,7 +102,7 @@ def reorder(graph: fx.Graph) -> int:
 
 
 def _ordered_by_memory(nodes: list[fx.Node], plain: Sequence[bool]) -> dict[fx.Node, list[fx.Node]]:
-    """Return a dict from a node to the earlier nodes that it must follow because of writes to shared memory."""
+    """Return a dict from each node to the earlier nodes that must precede it because they share written memory."""
     written = {n: written_by(n) for n, harmless in zip(nodes, plain, strict=True) if not harmless}
     if not any(written.values()):
         return {}

@@ -54,7 +54,7 @@ _KINDS = {
     "cast": "_to_copy to type_as convert_element_type",
     # Rounded alike in every kernel (IEEE 754), if nothing else is fused between them.
     "arithmetic": "add sub rsub mul div reciprocal",
-    # Return one of the values that they compare. A comparison with the result asks which value that was.
+    # Return one of the values that they compare. A comparison with the result finds which value that was.
     "selecting": "max min amax amin aminmax topk kthvalue median nanmedian mode sort cummax cummin "
     "linalg_vector_norm scatter_reduce index_reduce segment_reduce",
     # Discontinuous functions whose result is a float. Backward of a step may need another step, such as the floor of a
@@ -120,7 +120,7 @@ def fix_branches(
     Args:
         index: node positions of the joint graph.
         roles: classification of the nodes as forward or backward.
-        runs_again: whether all other rules allow the node at a position to run again.
+        runs_again: whether all rules but the one on branch values allow the node at a position to run again.
         is_tagged: whether a checkpoint policy asks to recompute the node at a position.
     """
     graph = Branches(index, roles)

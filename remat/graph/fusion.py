@@ -109,7 +109,7 @@ def _is_summed_product(node: fx.Node) -> bool:
     value = node.meta.get("val")
     if node.target is not torch.ops.aten.bmm.default or not isinstance(value, torch.Tensor):
         return False
-    # It does on a CPU, if the products have one row or one column.
+    # Inductor does so on a CPU, if the products have one row or one column.
     return value.device.type == "cpu" and any(hint(n) <= 1 for n in value.shape[1:])
 
 

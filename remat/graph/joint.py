@@ -102,7 +102,7 @@ class JointGraph:
             index of the earlier graph in the captured list, index among that graph's forward
             outputs).
         shared: primals that an earlier graph of the same step received too, such as tied weights:
-            (position of the primal, index of the first such graph, position of the primal there).
+            (position of the primal, index of the first such graph, position in that graph).
         returned: indices of forward outputs that both a later graph and the step's caller receive.
         dropped: indices of forward outputs that are freed before backward reaches the graph; see `Turn`.
         runs: number of runs of the graph in one step; above 1 if equal layers are compiled once.

@@ -223,7 +223,7 @@ def _is_declared(target: Target) -> bool:
 
 
 def may_have_effects(node: fx.Node) -> bool:
-    """Return whether the user might notice it if the node ran twice or not at all."""
+    """Return whether running the node twice, or not at all, may change what the user observes."""
     return is_random(node) or is_effectful(node) or is_opaque(node) or is_unread_collective(node)
 
 
@@ -255,7 +255,7 @@ def is_collective(node: fx.Node) -> bool:
 
 def is_unread_collective(node: fx.Node) -> bool:
     """Return whether a node is a collective, or a wait for a collective, whose result no node reads."""
-    # Another rank may read the result, and would wait for this rank forever if the node went.
+    # Another rank may read the result, and would wait for this rank forever without the node.
     return not node.users and is_collective(node)
 
 

@@ -5,7 +5,7 @@ joint graph, which remat can plan. `joined` makes one graph of the forward and b
 
 The *line* between forward and backward is the first node that AOTAutograd marks as part of backward. In a graph without
 marks, as from `make_fx`, the line is the node at which most bytes are alive. *Late* nodes form the joint graph's
-backward: they depend on the node at the line, or come behind it in a graph without marks. The line decides
+backward: they depend on the node at the line, or come after that node in a graph without marks. The line decides
 which values may be computed twice, and changes no result.
 """
 

@@ -143,7 +143,7 @@ def _separate(call: fx.Node, region: fx.GraphModule) -> None:
 
 
 def _base(inner: fx.Node, ends: Mapping[Any, Any]) -> tuple[fx.Node, list[fx.Node]]:
-    """Return the node in ``ends`` whose memory a region's view shows, and the views between; ``inner`` if none."""
+    """Return the node in ``ends`` that ``inner`` is a view of, and the views in between; ``inner`` if there is none."""
     views: list[fx.Node] = []
     node = inner
     while node not in ends or not views:

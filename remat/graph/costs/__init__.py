@@ -1,4 +1,4 @@
-"""Cost models: the cost of running a node once, as an integer."""
+"""Cost models, which return the cost of running a node once as an integer."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class CostModel:
         """After a call of `costs`, describe the nodes for which the model used another cost model as a fallback.
 
         Returns:
-            By default nothing. A model returns one line for each distinct call, in the order of ``nodes``, or
+            By default, an empty tuple. A model returns one line for each distinct call, in the order of ``nodes``, or
             one line for the whole graph. Each line has the reason and the fallback.
         """
         return ()
@@ -200,7 +200,7 @@ def _nested_cost(model: CostModel, node: fx.Node, called: Sequence[Sequence[fx.N
 def _rounds(node: fx.Node) -> int:
     """Return how many times a higher-order operator, such as a scan, calls its graph; 1 if unknown."""
     name = str(node.target)
-    # A loop with an unknown number of rounds counts as one round.
+    # A loop with an unknown number of iterations counts as one iteration.
     if name not in ("scan", "map_impl"):
         return 1
     sequences: Any = node.args[2 if name == "scan" else 1]

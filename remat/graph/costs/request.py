@@ -28,7 +28,7 @@ class Request:
         override: device to move every tensor to; None keeps each tensor on its device.
         devices: the different devices of the call's real tensors.
         nbytes: bytes of the call's input tensors and of its result.
-        refusal: why the call must not run; None if it may.
+        refusal: why the call must not be run for timing; None if it may be run.
         key: the call as text. Calls with equal texts have equal costs on the same kind of device.
             The text has device types without indices, because each rank may use another index.
     """
@@ -162,7 +162,7 @@ def _stride(value: torch.Tensor) -> tuple[int, ...]:
 
 
 def _refusal(node: fx.Node) -> str | None:
-    """Return why a node's operator must not be run for timing; None if it may."""
+    """Return why a node's operator must not be run for timing; None if it may be run."""
     target: Any = node.target
     if isinstance(target, torch_compat.HigherOrderOperator):
         if str(target).startswith("triton_kernel_wrapper"):

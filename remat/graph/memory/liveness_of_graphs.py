@@ -79,7 +79,7 @@ class _Step:
 
     def __init__(self, graphs: Sequence[PartitionedGraph]) -> None:
         self._graphs = graphs
-        # By `id` of the forward module, because all runs of a graph share one walk.
+        # By `id` of the forward module, because all runs of a graph share one simulation.
         walk_of: dict[int, StepWalk] = {}
         for g in graphs:
             if id(g.forward) not in walk_of:

@@ -211,7 +211,7 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
                     current += memory[missing]
                     stack.extend(graph.predecessors(missing))
             peak = max(peak, current)
-            # After backward has visited a candidate, it is dropped, even if it was saved.
+            # Once backward has visited a candidate, its value is dropped, even if it was saved.
             present.discard(node)
             current -= memory[node]
         return peak
@@ -232,7 +232,7 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
         Args:
             knapsack_algo: solver to run on ``iterations`` budgets. None: compute the exact frontier
                 in one run and examine all its points.
-            max_mem_budget: the largest budget, in the unit of the knapsack's memories. Returned if
+            max_mem_budget: the largest budget, in the unit of the knapsack's memories; returned if
                 the frontier shows no trade-off.
             min_mem_budget: the smallest budget, in the same unit.
             iterations: number of budgets for which the solver runs, at least 2.

@@ -56,8 +56,8 @@ class StepRuns:
         Args:
             graphs: the joint graphs of the step.
             held_by_caller: tensors that the step's caller holds.
-            graph_of: the graph of each run, if backward has reached the first run by now, so that outputs which
-                nobody holds are known. Parts of the runs of a graph may count as graphs of their own.
+            graph_of: the graph of each run. Given once backward has reached the first run, when it is known
+                which outputs nobody holds. Parts of the runs of a graph may count as graphs of their own.
         """
         received = {(j, k) for _, turn in self._turns for _, j, k in turn.received}
         caller_holds = {self._returned_by[v] for v in held_by_caller if v in self._returned_by}

@@ -8,8 +8,8 @@ floating-point operators may round differently in a second run. Exact operators,
 gathers and maxima, give the same bits in every run.
 
 A branch value may run again only if it is computed from *settled* values, which are the
-same bit for bit in every plan. A settled value is an input, is never recomputed, or is an exact
-function of settled values.
+same bit for bit in every plan. A settled value is an input, a value that is never recomputed, or an
+exact function of settled values.
 
 Masks that only multiply gradients of continuous functions, such as the mask of ReLU, are no branch
 values: near the threshold, both pieces of the function have nearly the same value. Values that a

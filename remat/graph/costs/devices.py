@@ -33,10 +33,10 @@ class Device:
             ``memory_tbps`` is used instead.
         draws_tops: random numbers drawn, 10¹² per second; 0 means that only memory bandwidth
             limits the rate.
-        tanh_tops: hyperbolic tangents computed (as in GPT-2's GELU), 10¹² per second; 0 as for
-            ``draws_tops``.
-        pooled_tops: elements read by max-pooling windows, 10¹² per second; 0 as for
-            ``draws_tops``. An element counts once for each window that reads it.
+        tanh_tops: hyperbolic tangents computed (as in GPT-2's GELU), 10¹² per second; 0 means
+            that only memory bandwidth limits the rate.
+        pooled_tops: elements read by max-pooling windows, 10¹² per second, each counted once for
+            each window that reads it; 0 means that only memory bandwidth limits the rate.
 
     Raises:
         ProblemError: the name is empty, or a rate is not a finite number above 0. The last four

@@ -3,8 +3,8 @@
 Candidates are the nodes that may be saved or recomputed. A knapsack solution saves some of the
 candidates and recomputes the others. The classes replace those of
 ``torch/_functorch/_activation_checkpointing`` in PyTorch, with four differences. All derived graphs
-keep the order of the nodes, so results do not depend on hash seeds. In the graph of the candidates
-alone, an edge stands for a path on which no other candidate lies. The memory of the backward pass
+keep the order of the nodes, so results do not depend on hash seeds. In the graph that has only
+the candidates, an edge stands for a path on which no other candidate lies. The memory of the backward pass
 counts no candidate twice. The knee comes from one run that computes the whole frontier, instead of
 a hundred solver runs.
 """
@@ -153,7 +153,7 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
             saved_nodes_idxs: indices of the candidates that are saved.
             recomputable_node_idxs: indices of all other candidates.
             account_for_backward_pass: whether the peak includes candidates that are recomputed during
-                backward, or is the memory of the saved candidates.
+                backward. If False, the peak is the memory of the saved candidates.
 
         Returns:
             A dict of six numbers, with PyTorch's names as keys.

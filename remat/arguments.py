@@ -20,7 +20,7 @@ class DefaultText(str):
 
 
 class DefaultRatio(float):
-    """A ratio that is the default of an argument; its type tells it from an equal ratio that a caller passes."""
+    """Default ratio of an argument; the type `DefaultRatio` tells the default from an equal ratio of a caller."""
 
 
 #: Default budget, solver and cost model of `remat.plan`, and of functions with the same arguments.

@@ -27,7 +27,7 @@ class RematError(Exception):
 
     def __init__(self, *args: object, option: str = "") -> None:
         super().__init__(*args)
-        if option:  # otherwise, the class attribute is the default, also if `__init__` did not run
+        if option:  # otherwise the class attribute applies, as it does if `__init__` did not run
             self.option = option
 
 
@@ -162,7 +162,7 @@ def first_line(error: BaseException) -> str:
 
 
 def summary(error: BaseException) -> str:
-    """Return ``Class: message`` for an error, with the first line of its message; the class if there is no message."""
+    """Return ``Class: message`` for an error, with the message's first line; only the class if there is no message."""
     kind, first = type(error).__name__, first_line(error).rstrip(".")
     return kind if first == kind else f"{kind}: {first}"
 

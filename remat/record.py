@@ -268,7 +268,7 @@ class PlanRecord(Record):
 
     @property
     def timeline(self) -> Timeline:
-        """Lifetimes of storages over the step: of the compiled code if the step was compiled, else of its operators."""
+        """Lifetimes of storages over the step: of compiled code if the step was compiled, else of single operators."""
         return self.simulated if self._timeline is None else self._timeline
 
     @property
@@ -320,7 +320,7 @@ class PlanRecord(Record):
 
     @property
     def gap(self) -> int:
-        """The cost that the plan adds to the step, minus its proven bound: the most that another plan could avoid."""
+        """Added cost of the plan minus the proven bound on added cost: the most cost that another plan could avoid."""
         return self.added_cost - self.recompute_bound
 
     @property
@@ -330,13 +330,13 @@ class PlanRecord(Record):
 
     @property
     def figures(self) -> Self:
-        """A copy of the plan with its figures but without its modules, as if it had been read from a file."""
+        """A copy of the plan with bytes and costs but without graph modules, as if it had been read from a file."""
         none: dict[str, Any] = dict.fromkeys((*_OF_MODULES, "_again", "_timeline", "_without"))
         return replace(self, **none)
 
     @property
     def known_figures(self) -> Self:
-        """A copy of the plan without its modules, like `figures`, but with 0 for figures not computed yet."""
+        """A copy of the plan without graph modules, like `figures`, but with 0 for numbers not computed yet."""
         unread: dict[str, Any] = dict.fromkeys(() if self._later is None else LATER, 0)
         return replace(self, _later=None, **unread).figures
 

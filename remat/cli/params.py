@@ -28,7 +28,7 @@ class Checked(ParamType):
         name: name of the type in the help.
         read: function that converts the option's text to the value, or ``"module:function"`` to import it when a value
             is read. A `RematError` that the function raises becomes wrong usage.
-        as_text: whether the option's value stays text, which ``read`` only checks.
+        as_text: whether the option's value stays text; if so, ``read`` only checks the text.
     """
 
     def __init__(

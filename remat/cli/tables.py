@@ -71,7 +71,7 @@ def names_table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str)
 
 
 def cost_text(resolved: str, requested: str) -> str:
-    """Return the name of the used cost model and, if the user chose none, the option that selects another device."""
+    """Return the cost model's name and, if the user chose no cost model, the option that selects another device."""
     if requested != "auto":
         return resolved
     name, _, device = resolved.partition(":")

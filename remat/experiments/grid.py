@@ -217,7 +217,7 @@ def _plan_all(
     on_row: Callable[[ExperimentRow], None] | None,
     on_start: Callable[[Mapping[str, int]], None] | None = None,
 ) -> tuple[ExperimentRow, ...]:
-    """Plan all jobs without rows in the journal; return all rows, ordered by model, cost model, budget and solver."""
+    """Plan the jobs whose rows the journal lacks; return all rows, ordered by model, cost model, budget and solver."""
     pending = []
     for job in jobs:
         missing = tuple(b for b in job.budgets if job.row(b).key not in journal.rows)

@@ -277,7 +277,7 @@ def _as_text(rows: Iterable[ExperimentRow], head: Sequence[str], figures: Sequen
 
 
 def checked_path(path: str | Path) -> Path:
-    """Return the path of a table; raise a ProblemError unless its suffix names a format."""
+    """Return the path of a table; raise a ProblemError unless the path's suffix names a format."""
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise ProblemError(f"'{path}' must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")

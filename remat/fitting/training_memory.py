@@ -164,7 +164,7 @@ class StepMemory:
         """Compute the memory of a step under a candidate: simulated for an eager graph, estimated for fused code.
 
         Args:
-            measures: measures that split the graph.
+            measures: object that splits the graph into forward and backward.
             candidate: the candidate.
             block_sizes: sizes in bytes of the parameters of FSDP2 blocks. A gradient of another size counts as a
                 gradient of the root.
@@ -293,7 +293,7 @@ class StepFit:
 
     @property
     def _eager(self) -> bool:
-        """Whether the step runs its graph unfused, so that proven bounds on the simulated peak hold for the step."""
+        """Whether the step's graph runs unfused, so that proven bounds on the simulated peak hold for the step."""
         # Peaks of fused code are only estimated, and no bound on them is proven.
         return self.planner.context.is_eager
 
@@ -306,12 +306,12 @@ class StepFit:
 
     @cached_property
     def _outside_graph(self) -> int:
-        """Bytes on the rank during forward and backward, such as optimizer state, that the graph's own peak omits."""
+        """Bytes, such as optimizer state, on the rank during forward and backward that are not in the graph's peak."""
         at_budget_one = self._at_budget_one
         return self._peak(at_budget_one) - self._memory(at_budget_one).peak
 
     def _memory(self, candidate: Candidate) -> StepMemory:
-        """Return the memory of the step under a candidate; it is computed once for each decision."""
+        """Return the memory of the step under a candidate; the memory is computed once for each decision."""
         memory = self._memories.get(candidate.decision)
         if memory is None:
             sizes = self.rank.sharding.block_sizes
@@ -503,7 +503,7 @@ def _without_gradient(
 
 
 def _gradients(joint: JointGraph, *, only_static: bool) -> Iterator[tuple[Any, torch.dtype]]:
-    """Yield shape and dtype of each input, or each static input, for which backward returns a gradient."""
+    """Yield shape and dtype of each input, or only each static one, for which backward returns a gradient."""
     returned = split_outputs(joint)[1]
     for i, (node, gradient) in enumerate(zip(primals_of(joint), returned, strict=False)):
         value = node.meta.get("val")

@@ -75,7 +75,7 @@ class Filling:
 
 
 class _Axis:
-    """Horizontal axis of a plot: converts a program point of a step to a time or, without a clock, to its number."""
+    """Horizontal axis of a plot: gives each program point of a step a time or, without a clock, the point's number."""
 
     def __init__(self, clock: Clock | None) -> None:
         self._clock = clock
@@ -298,7 +298,7 @@ def _without(
 
 
 def _mark_peak(axes: Axes, step: Timeline, scale: Scale, x: _Axis) -> None:
-    """Mark the peak of a step, and label it with its bytes and the node that runs at the peak."""
+    """Mark the peak of a step, with the peak's bytes and the node that runs at the peak as label."""
     from matplotlib.patheffects import withStroke
 
     peak, program_point = step.peak, step.peak_point

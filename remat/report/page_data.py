@@ -52,7 +52,7 @@ class Stop:
 
     Attributes:
         label: name of the plan on the page.
-        spoken: the main figures of the plan in one line, for screen readers.
+        spoken: peak, cost and other main figures of the plan in one line, for screen readers.
         cards: the main figures as texts (name, value, comparison).
         rows: all figures as texts (name, value).
         view: the step under the plan.

@@ -183,7 +183,7 @@ class FrontierView:
         by: what the bytes of each point are: ``"saved"`` for saved bytes, ``"peak"`` for the peak of the step.
         unit: unit of the costs.
         points: points of the frontier.
-        texts: figures of each point as text.
+        texts: saved bytes, recompute cost and peak of each point, as text.
         bound: vertices of a line below which no plan lies.
         knee: point beyond which more memory reduces the cost only a little.
         full_bytes: bytes that may be saved at budget 1.

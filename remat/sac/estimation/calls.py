@@ -24,7 +24,7 @@ class CallStats:
         input_bytes: bytes of the call's inputs that the step allocates and, without checkpointing,
             frees at or before ``back``.
         gradient_bytes: most bytes alive in the step from ``back`` to ``back_end``, minus the bytes alive
-            at ``back``. PyTorch's program reads this field.
+            at ``back``. PyTorch's integer program uses this number.
         allocated: for each program point of the call's forward, the bytes of the storages that the call has
             allocated and that are alive.
         freed_at: (program point of the run, program point at which the result is freed) of each operator of the call.

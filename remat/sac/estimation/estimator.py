@@ -46,8 +46,8 @@ class SACEstimator:
     * Results that the module returns cost nothing to store, because they stay alive anyway. Returned
       results are identified by the storages of the module's outputs.
     * Batch normalisation in training counts as an in-place write to its running statistics.
-    * If an operator overwrites a tensor that an earlier operator reads, both operators are stored, or both are
-      recomputed.
+    * If an operator overwrites a tensor that an earlier operator reads, both results are stored, or both
+      operators are recomputed.
     * The result of an operator counts as saved by autograd even if another module saves the result.
 
     Args:

@@ -163,7 +163,7 @@ def end(policy: Policy) -> None:
 
 
 def name_of(policy: Policy) -> str:
-    """Return the name of a policy for error messages; for a `functools.partial`, of its function."""
+    """Return a policy's name for error messages; a `functools.partial` has the name of the wrapped function."""
     while isinstance(policy, functools.partial):
         policy = policy.func
     named = getattr(policy, "__qualname__", None) or getattr(policy, "__name__", None)

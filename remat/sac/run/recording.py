@@ -123,8 +123,8 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 
     Args:
         existing: tensors that exist before the step.
-        concluded: called with the recorder and the position of a call in ``spans`` when an outermost
-            module call ends without an exception.
+        concluded: function that is called when an outermost module call ends without an exception. The
+            arguments are the recorder and the call's position in ``spans``.
 
     Attributes:
         now: number of the current program point.

@@ -42,8 +42,8 @@ class Outcome:
     Attributes:
         decision: dict from the position of each checkpointed module to its stored set.
         simulated: simulated memory of the step under the decision.
-        bound_ps: lower bound in picoseconds on the recompute time of all decisions over the same sets
-            that fit the budget; 0 if none is proven.
+        bound_ps: lower bound in picoseconds on the recompute time of every decision that fits the budget and
+            selects from the same stored sets; 0 if no bound is proven.
     """
 
     decision: Decision

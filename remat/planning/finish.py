@@ -58,8 +58,8 @@ def finish(
         budget: the requested budget.
         fingerprint: digest of the joint graph as it was captured.
         baseline: peak and cost of the step without remat; None: unknown, or computed by ``later``.
-        later: function that computes the figures in `LATER` when one is first read; None: `finish` computes these
-            figures.
+        later: function that computes the plan fields in `LATER` when one is first read; None: `finish` computes
+            these fields.
         link: the link to the host if values may be offloaded, or empty text.
         host_bytes: bytes that offloaded values may take in the host's memory; None: no limit.
         exposed_time: time that the step waits for copies to and from the host, in the unit of the cost model.

@@ -274,8 +274,8 @@ class Frontier:
             on_progress: called with a line of text before each plan for the slider is made; None: no calls.
 
         Returns:
-            The data of the page, which the page also contains as JSON: the figures of the plan, the frontier, and the
-            figures of each plan of the slider.
+            The data of the page, which the page also contains as JSON: the fields of the plan, the frontier, and the
+            fields of each plan of the slider.
 
         Raises:
             PlanError: Bokeh is not installed, the plan was read from a file, or the page cannot be written.

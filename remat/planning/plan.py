@@ -18,7 +18,7 @@ from remat.report.step_view import StepView
 
 
 class Plan(PlanRecord):
-    """The plan of one graph of a training step: a `PlanRecord` with methods that show the plan as text, picture and page."""
+    """The plan of one graph of a step: a `PlanRecord` with methods that show the plan as text, picture and page."""
 
     __slots__ = ()
 
@@ -84,7 +84,7 @@ class Plan(PlanRecord):
             title: title of the page; empty: the name of the graph.
 
         Returns:
-            The figures of the page, which the page also contains as JSON.
+            The data of the page, which the page also contains as JSON.
 
         Raises:
             PlanError: Bokeh is not installed, the plan was read from a file, or the page cannot be written.

@@ -1,8 +1,7 @@
 """Check a saved plan on its graph: refuse offloads that the graph does not allow, and a step above the budget.
 
-The figures of an applied plan, its bytes and costs, are computed on the graph. The figures in the plan's file are not
-compared with the computed ones, because workspaces and measured costs depend on the machine, and figures of symbolic
-sizes on the sizes that were traced.
+The bytes and costs of an applied plan are computed on the graph. They are not compared with the bytes and costs in the
+plan's file, because workspaces and measured costs depend on the machine, and symbolic sizes on the traced sizes.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ def check_applied(plan: Plan, applied: Plan, *, alone: bool) -> None:
 
     Args:
         plan: the saved plan.
-        applied: the plan that results from applying ``plan`` to its graph, with the figures of the graph.
+        applied: the plan that results from applying ``plan`` to its graph, with bytes and costs of the graph.
         alone: whether the budget is for this graph alone.
 
     Raises:

@@ -1,7 +1,7 @@
 """Planning: from a joint graph and a request to a decision, and from a decision to a plan.
 
 `docs/architecture.md` lists the source files that take part in planning. Once a graph is split into a forward and a
-backward module, `finish` computes the plan's bytes and costs, and verifies both modules.
+backward module, the function `finish` computes the plan's bytes and costs, and verifies both modules.
 """
 
 from __future__ import annotations

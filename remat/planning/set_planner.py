@@ -289,7 +289,7 @@ def _shares(searches: Sequence[Search], runs: Sequence[int], room: int) -> list[
 
 
 class _Passed:
-    """The activations that one graph of a step passes to a later graph, with their bytes."""
+    """The activations that one graph of a step passes to a later graph, and the bytes of each activation."""
 
     def __init__(self, joints: Sequence[JointGraph]) -> None:
         self._bytes: dict[tuple[int, int], int] = {}

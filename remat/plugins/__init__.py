@@ -1,4 +1,4 @@
-"""Registration and discovery of solvers, passes, analyses, operators and cost models."""
+"""Plugins: registration and discovery of solvers, passes, analyses, operators and cost models."""
 
 from remat.plugins.hooks import hookimpl as hookimpl
 from remat.plugins.registry import PluginWarning as PluginWarning

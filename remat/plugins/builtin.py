@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def remat_solvers() -> list[type[Solver]]:
-    """Return remat's own solver classes, in the order in which tables list them."""
+    """Return remat's own solver classes, in the order of tables of solvers."""
     # Imported here, because `import remat` must not wait for modules that only a solver needs.
     from remat.solvers.auto import Auto
     from remat.solvers.graph.cut import CutSolver
@@ -46,7 +46,7 @@ def remat_solvers() -> list[type[Solver]]:
 
 @hookimpl
 def remat_passes() -> list[type[Pass]]:
-    """Return remat's own pass classes, in the order in which ``remat passes`` lists them; imports torch."""
+    """Return remat's own pass classes, in the order that ``remat passes`` prints; this call imports torch."""
     # Imported here, because passes import torch, and solvers are listed without torch.
     from remat.passes.core.control import Fixpoint
     from remat.passes.decide.knapsack import Knapsack
@@ -91,7 +91,7 @@ def remat_passes() -> list[type[Pass]]:
 
 @hookimpl
 def remat_analyses() -> list[type[Analysis[Any]]]:
-    """Return remat's own analysis classes, in the order in which ``remat passes`` lists them; imports torch."""
+    """Return remat's own analysis classes, in the order that ``remat passes`` prints; this call imports torch."""
     from remat.passes.core import analyses
     from remat.passes.decide import budgeted, min_cut
 
@@ -112,7 +112,7 @@ def remat_analyses() -> list[type[Analysis[Any]]]:
 
 @hookimpl
 def remat_cost_models() -> list[type[CostModel]]:
-    """Return remat's own cost model classes; imports torch."""
+    """Return remat's own cost model classes; this call imports torch."""
     from remat.graph.costs import builtin_cost_models
 
     return list(builtin_cost_models())

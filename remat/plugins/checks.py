@@ -44,7 +44,7 @@ def check_class(offered: object, base: type) -> str | None:
 
 
 def check_options(offered: Any) -> str | None:
-    """Return why the fields of ``offered`` cannot serve as options; None if they can.
+    """Return why the fields of a plugin's class cannot serve as its options; None if they can.
 
     ``offered`` is a pass or an analysis class, which must be a frozen dataclass.
     """
@@ -128,7 +128,7 @@ CHECKS: Mapping[str, Callable[[object], str | None]] = {
 
 
 def _check_capabilities(solver: type[Solver]) -> str | None:
-    """Return why a class attribute of a solver has a wrong type or value; None if all are valid."""
+    """Return which class attribute of a solver has a wrong type or value, and why; None if all are valid."""
     where = solver.__qualname__
     for flag in ("exact", "deterministic", "time_limit"):
         given: Any = getattr(solver, flag)
@@ -144,7 +144,7 @@ def _check_capabilities(solver: type[Solver]) -> str | None:
 
 
 def _check_methods(solver: type[Solver]) -> str | None:
-    """Return why remat could not call a method of a solver; None if remat can call all methods."""
+    """Return which method of a solver remat could not call, and why; None if remat can call all methods."""
     where = solver.__qualname__
     if not solver.solves:
         return f"{where} solves nothing: implement solve(self, problem, *, time_limit=None)"

@@ -28,22 +28,22 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def remat_solvers() -> list[type[Solver]]:  # type: ignore[empty-body]
-    """Return solver classes. Import a solver's libraries in its method ``solve``, not in this hook."""
+    """Return a plugin's solver classes; a solver's method ``solve``, not this hook, imports the solver's libraries."""
 
 
 @hookspec
 def remat_passes() -> list[type[Pass]]:  # type: ignore[empty-body]
-    """Return pass classes. A plugin may import torch in this hook, because remat calls it only if passes are needed."""
+    """Return a plugin's pass classes. The hook may import torch, because remat calls it only if passes are needed."""
 
 
 @hookspec
 def remat_analyses() -> list[type[Analysis[Any]]]:  # type: ignore[empty-body]
-    """Return analysis classes, which the command ``remat passes`` lists."""
+    """Return a plugin's analysis classes, which the command ``remat passes`` lists."""
 
 
 @hookspec
 def remat_operators() -> OpTaxonomy:  # type: ignore[empty-body]
-    """Return an `OpTaxonomy` that declares properties of custom operators to the planner.
+    """Return a plugin's `OpTaxonomy`, which declares properties of custom operators to the planner.
 
     Without a declaration, a plan does not recompute a custom operator: the operator runs exactly as
     often as the step calls it.
@@ -54,4 +54,4 @@ def remat_operators() -> OpTaxonomy:  # type: ignore[empty-body]
 
 @hookspec
 def remat_cost_models() -> list[type[CostModel]]:  # type: ignore[empty-body]
-    """Return cost model classes. remat calls the hook for cost models only if cost models are needed."""
+    """Return a plugin's cost model classes. remat calls this hook only if cost models are needed."""

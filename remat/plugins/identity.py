@@ -1,4 +1,4 @@
-"""Describe code, versions and options, for keys under which plans and results of solvers are cached."""
+"""Describe code, versions and options as text for the keys of caches of plans and solvers' results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LIBRARIES = ("cbcbox", "highspy", "networkx", "numpy", "ortools", "pulp", "scip
 
 
 def identity(subject: object) -> str:
-    """Return text that identifies a solver or a cost model: its class, options and source code."""
+    """Return text that identifies a solver or cost model by class, options and source code."""
     if isinstance(subject, Isolated):  # running in another process does not change results
         subject = subject.inner
     kind = type(subject)
@@ -63,12 +63,12 @@ def described(value: Any) -> Any:
 
 
 def is_known_elsewhere(description: Any) -> bool:
-    """Return whether a description has the same meaning in other processes."""
+    """Return whether a description from `described` is valid in other processes too."""
     return _OF_THIS_PROCESS not in json.dumps(description)
 
 
 def _state(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name and value of each attribute of an instance, including slots."""
+    """Yield the name and value of each attribute of an instance, including attributes in slots."""
     if is_dataclass(value):
         yield from ((f.name, getattr(value, f.name)) for f in fields(value))
         return
@@ -81,10 +81,10 @@ def _state(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def surroundings() -> dict[str, Any]:
-    """Describe everything that a plan depends on besides its graph and options, such as code and versions.
+    """Return a description of what a plan depends on besides its graph and options, such as code and versions.
 
     Every module of remat that stores users' declarations about operators has a function
-    ``declared()``. The entry ``declared`` of the result has what all functions ``declared()``
+    ``declared()``. The entry ``declared`` of the result contains what all these functions
     return.
 
     Returns:
@@ -126,7 +126,7 @@ def _origin(module: str) -> str:
 
 @functools.cache
 def _origin_of(package: str) -> str:
-    """Return a digest of the Python, compiled and TOML files of a package."""
+    """Return a digest of a package's Python, compiled and TOML files."""
     # Unlike a version number, the digest changes with every edit of a file. Code that was typed into an interpreter has
     # no files, so its text is unique to this process.
     loaded = sys.modules.get(package)
@@ -146,7 +146,7 @@ def _origin_of(package: str) -> str:
 
 @functools.cache
 def _versions() -> dict[str, str | None]:
-    """Return the installed version of each library in `_LIBRARIES`; None if not installed."""
+    """Return a dict from each library in `_LIBRARIES` to its installed version, or None if it is missing."""
     from importlib.metadata import PackageNotFoundError, version
 
     versions: dict[str, str | None] = {}

@@ -63,7 +63,7 @@ class Registry:
 
     @property
     def solvers(self) -> Mapping[str, type[Solver]]:
-        """Solver classes as a dict by name, including solvers that cannot run on this machine.
+        """A dict from names to solver classes, including solvers that cannot run on this machine.
 
         remat's own solver classes come first. The solver classes of plugins follow, sorted by name.
         """
@@ -71,16 +71,16 @@ class Registry:
 
     @property
     def passes(self) -> Mapping[str, type[Pass]]:
-        """Pass classes of remat and its plugins, as a dict by name."""
+        """A dict from names to the pass classes of remat and its plugins."""
         return self._kind("remat_passes")
 
     @property
     def analyses(self) -> Mapping[str, type[Analysis[Any]]]:
-        """Analysis classes of remat and its plugins, as a dict by name."""
+        """A dict from names to the analysis classes of remat and its plugins."""
         return self._kind("remat_analyses")
 
     def learn_operators(self) -> None:
-        """Add the operators that plugins declare to the operator taxonomy that planning uses.
+        """Add the operators that plugins declare to planning's operator taxonomy.
 
         The taxonomy states, for instance, which operators may be recomputed. Calling this method
         again has no effect. Unregistering a plugin removes the plugin's operators.
@@ -100,12 +100,12 @@ class Registry:
 
     @property
     def cost_models(self) -> Mapping[str, type[CostModel]]:
-        """Cost model classes of remat and its plugins, as a dict by name."""
+        """A dict from names to the cost model classes of remat and its plugins."""
         return self._kind("remat_cost_models")
 
     @property
     def problems(self) -> tuple[PluginError, ...]:
-        """Errors that give the reasons why plugins, or objects that plugins return, were refused.
+        """Errors that state why plugins, or objects that plugins returned, were refused.
 
         Errors about objects of one kind, such as passes, are missing until that kind is first
         requested.
@@ -161,7 +161,7 @@ class Registry:
         return kind.__module__.partition(".")[0] != _OURS
 
     def _ready(self, name: str) -> Solver:
-        """Return a new instance of the named solver; raise `SolverError` if it cannot run on this machine."""
+        """Return a new instance of a solver; raise `SolverError` if the solver cannot run on this machine."""
         kind = self.solver_class(name)
         reason = unavailable(kind)
         if reason is not None:
@@ -324,7 +324,7 @@ class Registry:
         return self._collected[hook]
 
     def _keep(self, hook: str, classes: Mapping[str, Any], problems: list[PluginError]) -> None:
-        """Store the classes that one hook returned and the errors of refused ones, and warn about new errors."""
+        """Store the classes that a hook returned and the errors of refused classes; warn about new errors."""
         self._collected[hook] = MappingProxyType(classes)
         self._offer_problems[hook] = problems
         self._warn()
@@ -353,7 +353,7 @@ class Registry:
             yield from ((call.plugin_name, offer) for offer in offers)
 
     def _forget(self) -> None:
-        """Forget all classes collected from plugins, so that the next request calls the plugins' hooks again."""
+        """Clear the stored classes of all plugins, so that the next request calls the plugins' hooks again."""
         learnt = _OPERATORS in self._collected
         while self._unlearn:
             self._unlearn.pop()()
@@ -364,7 +364,7 @@ class Registry:
             self.learn_operators()
 
     def _warn(self) -> None:
-        """Issue a `PluginWarning` for each error in `problems` for which none has been issued yet."""
+        """Issue a `PluginWarning` for each error in `problems` that has not caused such a warning yet."""
         fresh = [str(p) for p in self.problems if str(p) not in self._warned]
         self._warned.update(fresh)
         for message in fresh:
@@ -378,14 +378,14 @@ def registry() -> Registry:
 
 
 def unknown(noun: str, name: str, registered: Iterable[str]) -> str:
-    """Return the error message for an unknown name, with all registered names and the most similar name."""
+    """Return the error message for an unknown name, which lists all registered names and the most similar one."""
     names = list(registered)
     meant = did_you_mean(name.lower(), names)
     return f"unknown {noun} '{name}': known are {', '.join(names)}{meant}"
 
 
 def _extend_taxonomy(offer: OpTaxonomy) -> Callable[[], None]:
-    """Add the operators of a plugin's taxonomy to the planner's; return a function that removes these operators."""
+    """Add a plugin's operators to the planner's taxonomy; return a function that removes these operators."""
     from remat.graph.ops import default_taxonomy, packet
 
     added: list[tuple[set[Any], set[Any]]] = []

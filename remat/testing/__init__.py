@@ -1,1 +1,1 @@
-"""Conformance suite that every solver must pass, and the pytest plugin that runs it."""
+"""The conformance suite, tests that every solver must pass, and the pytest plugin that runs the suite."""

@@ -1,4 +1,4 @@
-"""Cases of the conformance suite for solvers: named problems with known optima.
+"""Cases for the conformance suite of solvers: named problems whose optima are known.
 
 A bug found in one solver becomes a case for all solvers. Published cases never change.
 """
@@ -32,12 +32,12 @@ class Case:
 
     @property
     def kind(self) -> str:
-        """Kind of the problem; only solvers that solve this kind run the case."""
+        """Kind of the case's problem; the case runs only on solvers that solve this kind."""
         return self.problem.kind
 
     @property
     def optimum(self) -> int:
-        """Greatest value of a knapsack, or least cost of other problems, from the certificate or by enumeration."""
+        """The problem's best value or cost, from the case's certificate or by enumeration."""
         best = optimum(self.problem) if self.certificate is None else self.certificate
         assert best is not None
         return best
@@ -128,7 +128,7 @@ _LARGE: dict[tuple[str, int, int, int, int], int] = {
 
 
 def _drawn_small() -> list[Case]:
-    """Build a random knapsack of twelve items for each family and each of three capacities."""
+    """Build random knapsacks of twelve items: one for each pair of a family and one of three capacities."""
     return [
         Case(
             name=f"{name}-12-at-{share}",

@@ -1,4 +1,4 @@
-"""Families of random knapsacks; each family is a rule for drawing weights and values.
+"""Families of random knapsacks; each family is a rule by which weights and values of items are drawn.
 
 `family` returns the same knapsack for the same arguments on every machine.
 
@@ -26,7 +26,7 @@ _BASE_ITEMS = 2
 
 
 def _valued(value: Callable[[int, int, Draw], int]) -> Family:
-    """Return a family with uniform random weights, and with values that ``value(weight, span, draw)`` computes."""
+    """Return a family of random knapsacks with values that ``value(weight, span, draw)`` computes."""
 
     def items(count: int, span: int, draw: Draw) -> Items:
         weights = [draw(1, span) for _ in range(count)]
@@ -46,7 +46,7 @@ def _similar_weights(count: int, _: int, draw: Draw) -> Items:
 
 
 def _spanner(base: Family) -> Family:
-    """Return a family whose items are random multiples of two items drawn from family ``base``."""
+    """Return a family of knapsacks whose items are random multiples of two items from the family ``base``."""
 
     def items(count: int, span: int, draw: Draw) -> Items:
         # Divided by 11 and rounded up, as in the source, so that the multiples keep to the span.
@@ -104,7 +104,7 @@ def drawer(seed: int) -> Draw:
 
 
 def family(name: str, *, items: int, span: int, share: int, seed: int) -> KnapsackProblem:
-    """Draw a random knapsack of a family.
+    """Draw a random knapsack of the named family.
 
     Args:
         name: a key of `FAMILIES`.

@@ -1,4 +1,4 @@
-"""Graph problems for tests: random, layered and wide."""
+"""Build graph problems for tests: random ones, chains of layers, and wide graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check laws on many random problems; a law is a property that must hold for every problem.
+"""Check laws, which are properties that must hold for every problem, on many random problems.
 
 Hypothesis, if it is installed, draws the problems; otherwise, problems are drawn from fixed seeds.
 """

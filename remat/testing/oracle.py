@@ -1,4 +1,4 @@
-"""Optima of small problems by enumeration, in integers of any size, for each kind of problem."""
+"""Compute optima of small problems of each kind by enumeration, in integers of any size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_ITEMS = 20
 
 @functools.cache  # the tests of every solver need the same optima
 def optimum(problem: Problem[Any]) -> int | None:
-    """Return the greatest value or least cost of the answers within the capacity; None if no answer fits."""
+    """Return the best value or cost of a problem's answers within its capacity; None if no answer fits."""
     if isinstance(problem, KnapsackProblem):
         return brute_force(problem)
     if isinstance(problem, ScheduleProblem):
@@ -31,7 +31,7 @@ def optimum(problem: Problem[Any]) -> int | None:
 
 
 def brute_force(problem: KnapsackProblem) -> int:
-    """Return the greatest value of any choice of items within the capacity, by enumeration.
+    """Return the greatest value of a knapsack within its capacity, by enumeration of all choices of items.
 
     Raises:
         ProblemError: there are more than 20 items.
@@ -49,7 +49,7 @@ def brute_force(problem: KnapsackProblem) -> int:
 
 
 def decisions(problem: GraphProblem) -> list[Evaluation]:
-    """Return the bytes and the cost of every decision in a graph problem, whatever the capacity.
+    """Return the saved bytes and the cost of every decision in a graph problem, whatever the capacity.
 
     A decision is a set of nodes to save. Sets of saved nodes from which backward cannot compute all
     values that it needs are left out.
@@ -62,7 +62,7 @@ def decisions(problem: GraphProblem) -> list[Evaluation]:
 
 
 def least_cost_schedule(problem: ScheduleProblem) -> int | None:
-    """Return the least cost of any schedule within the capacity; None if no schedule fits.
+    """Return the least cost of a schedule within a problem's capacity; None if no schedule fits.
 
     The number of states grows as 4 to the power of the number of nodes, so the problem should have at
     most eight nodes.

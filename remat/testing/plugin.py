@@ -1,4 +1,4 @@
-"""The pytest plugin: ``pytest --solver=NAME`` runs every solver test on that solver.
+"""The pytest plugin with which ``pytest --solver=NAME`` runs every solver test on the solver ``NAME``.
 
 A solver test is a test that uses the ``solver`` fixture of this plugin. pytest loads this file in
 every run if remat is installed. The plugin therefore imports as little as possible until a solver
@@ -31,7 +31,7 @@ _PROPERTY = "remat.solved"
 
 
 def for_solvers_of(kind: str) -> Callable[[Test], Test]:
-    """Return a decorator that restricts a test to solvers that solve one kind of problem.
+    """Return a decorator with which a test runs only on solvers of one kind of problem.
 
     Args:
         kind: ``"knapsack"``, ``"graph"`` or ``"schedule"``.
@@ -45,7 +45,7 @@ def for_solvers_of(kind: str) -> Callable[[Test], Test]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options ``--solver`` and ``--known-failures``."""
+    """Add the options ``--solver`` and ``--known-failures`` to pytest."""
     group = parser.getgroup("remat", "solver tests (remat)")
     group.addoption(
         "--known-failures",
@@ -67,7 +67,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Look up the selected solvers and the known failures before collection."""
+    """Look up the solvers that ``--solver`` names, and read the known failures, before pytest collects tests."""
     names = config.getoption("remat_solvers")
     if names:
         from remat.testing.selection import select
@@ -77,7 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _known_failures(config: pytest.Config) -> Mapping[str, str]:
-    """Return a dict from the name of each test that is known to fail to the reason."""
+    """Return the tests that are known to fail, as a dict from a test's name to the reason."""
     folder, listed = config.invocation_params.dir, config.getoption("remat_known_failures")
     if listed:
         return _read_known_failures(folder / listed)
@@ -87,7 +87,7 @@ def _known_failures(config: pytest.Config) -> Mapping[str, str]:
 
 
 def _read_known_failures(path: Path) -> Mapping[str, str]:
-    """Read a file with one test name per line, as pytest prints it after ``::``, and a reason after ``#``."""
+    """Read known failures from a file of lines ``name # reason``; pytest prints a test's name after ``::``."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -131,8 +131,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Select the tests to run, and mark the tests that are known to fail.
 
-    A test for one kind of problem is removed for solvers of other kinds. With ``--solver``, all
-    tests that are not solver tests are also removed.
+    A test for one kind of problem does not run on solvers of other kinds. With ``--solver``, all
+    tests that are not solver tests are removed.
     """
     _keep(config, items, _is_of_its_kind)
     known_failures = config.stash[_KNOWN]
@@ -155,7 +155,7 @@ def _keep(
 
 
 def _solver_of(item: pytest.Item) -> SolverUnderTest | None:
-    """Return the solver on which a solver test runs; None for a test that is no solver test."""
+    """Return the solver on which a test runs; None if the test is no solver test."""
     selection = sys.modules.get("remat.testing.selection")  # imported only once a solver is needed
     callspec = getattr(item, "callspec", None)
     if selection is None or callspec is None:
@@ -165,7 +165,7 @@ def _solver_of(item: pytest.Item) -> SolverUnderTest | None:
 
 
 def _is_of_its_kind(item: pytest.Item) -> bool:
-    """Return whether a solver test is for a kind of problem that its solver solves; True for other tests."""
+    """Return whether a test's solver solves the test's kind of problem; True if the test is no solver test."""
     tested = _solver_of(item)
     if tested is None:
         return True
@@ -179,7 +179,7 @@ def _is_of_its_kind(item: pytest.Item) -> bool:
 def _mark_known(
     config: pytest.Config, items: list[pytest.Item], known_failures: Mapping[str, str]
 ) -> None:
-    """Mark the tests in ``known_failures`` as expected to fail; raise UsageError if a solver has no test of that name."""
+    """Mark known failures as expected to fail; raise UsageError if a known failure names no test of a solver."""
     for item in items:
         if item.name in known_failures:
             item.add_marker(pytest.mark.xfail(strict=True, reason=known_failures[item.name]))
@@ -197,9 +197,9 @@ def _mark_known(
 def pytest_terminal_summary(
     terminalreporter: Any, exitstatus: int | pytest.ExitCode, config: pytest.Config
 ) -> None:
-    """Print why solvers were skipped, and a table that compares the solvers if there are several.
+    """Print why solvers were skipped and, if several solvers ran, a table that compares their results.
 
-    If ``--solver`` was given but no solver test was collected, print how to run the suite.
+    If ``--solver`` was given, but pytest collected no solver test, print how to run the suite.
     """
     selected = config.stash.get(_SELECTED, ())
     for tested in selected:
@@ -234,7 +234,7 @@ def pytest_terminal_summary(
 
 @pytest.fixture(scope="session", name=FIXTURE)
 def _solver(request: pytest.FixtureRequest) -> Solver:
-    """The solver under test. A test runs once per solver that `pytest_generate_tests` chooses."""
+    """The solver under test: a test runs once on each solver that `pytest_generate_tests` chooses."""
     tested: SolverUnderTest = request.param
     return tested.solver()
 
@@ -243,7 +243,7 @@ def _solver(request: pytest.FixtureRequest) -> Solver:
 def solve_case(
     solver: Solver, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
 ) -> Callable[[Case], Checked | None]:
-    """Function that solves a `Case` with the solver under test, and adds the result to the comparison table.
+    """Return a function that solves a `Case` with the solver under test, and adds the result to the table.
 
     The function returns the verified solution, or None if the solver finds no schedule within the
     capacity. A solver may find no schedule. If the solver refuses a knapsack, the test is skipped
@@ -273,7 +273,7 @@ def solve_case(
 
 
 def _is_ours(metafunc: pytest.Metafunc) -> bool:
-    """Return whether ``solver`` in a test is this plugin's fixture, not a parameter of the test itself."""
+    """Return whether a test's argument ``solver`` is this plugin's fixture, not a parameter of the test itself."""
     definitions = getattr(metafunc, "_arg2fixturedefs", {}).get(FIXTURE, ())
     calls = getattr(metafunc, "_calls", ())
     return (

@@ -1,4 +1,4 @@
-"""Random problems for the conformance suite, of all three kinds: knapsacks, graph problems and schedule problems."""
+"""Random problems for the conformance suite: knapsacks, graph problems and schedule problems."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from remat.testing.oracle import decisions
 
 
 def refusal(solver: Solver, problem: Problem[Any]) -> str | None:
-    """Return why a solver refuses a knapsack, the only kind of problem it may refuse; None if it accepts."""
+    """Return why a solver refuses a knapsack; None if it accepts the problem, as it must if that is no knapsack."""
     return solver.refuses(problem) if isinstance(problem, KnapsackProblem) else None
 
 
@@ -47,7 +47,7 @@ class Sample:
 
     Attributes:
         name: name shown in test ids.
-        kind: kind of the problems: ``"knapsack"``, ``"graph"`` or ``"schedule"``.
+        kind: the kind of all problems in the sample: ``"knapsack"``, ``"graph"`` or ``"schedule"``.
         draw: a function that draws the problems; every call draws the same problems.
     """
 
@@ -63,7 +63,7 @@ def _small_knapsacks(name: str) -> Iterator[Problem[Any]]:
 
 
 def _small_graphs(block: int) -> Iterator[Problem[Any]]:
-    """Yield small graph problems of a block of 30 seeds, each with a capacity that some decision fits."""
+    """Yield small random graph problems, one for each of 30 seeds, whose capacity at least one decision fits."""
     draw = random.Random(block)
     for seed in range(30 * block, 30 * block + 30):
         problem = graphs.random_graph(seed, nodes=9)
@@ -73,7 +73,7 @@ def _small_graphs(block: int) -> Iterator[Problem[Any]]:
 
 
 def _small_schedules(block: int) -> Iterator[Problem[Any]]:
-    """Yield small schedule problems of a block of 25 seeds, each with a capacity that may be too small."""
+    """Yield small random schedule problems, one for each of 25 seeds; a capacity may be too small to solve."""
     draw = random.Random(block)
     for seed in range(25 * block, 25 * block + 25):
         problem = steps.random_schedule_problem(seed, nodes=5, plain=seed % 3 == 0)
@@ -148,5 +148,5 @@ ROOMY = (
 
 
 def _own_peak(step: ScheduleProblem) -> int:
-    """Return the peak of a schedule problem in bytes if each node runs once, in the problem's order."""
+    """Return the peak in bytes of the schedule that runs each node of a schedule problem once, in order."""
     return evaluate_schedule(step, step.order).peak_bytes

@@ -1,4 +1,4 @@
-"""Table that compares solvers by their results on the cases of the conformance suite."""
+"""Format a table that compares solvers by their results on the cases of the conformance suite."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEGEND = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solved:
-    """One solver's verified result on one case.
+    """A solver's verified result on one case of the conformance suite.
 
     Attributes:
         solver: name of the solver, as registered or as given to ``--solver``.
@@ -26,7 +26,7 @@ class Solved:
         value: value of the solver's items for a knapsack; cost of the solver's answer for a graph or
             schedule problem.
         optimum: greatest value, or least cost, that is possible for the case.
-        elapsed_s: seconds that the solver took.
+        elapsed_s: seconds that the solver took for the case.
         least: whether ``value`` is a cost, so that the least value is best.
     """
 
@@ -53,7 +53,7 @@ class Solved:
 
 
 def table(results: Iterable[Solved]) -> list[str]:
-    """Format a comparison of solvers over the cases, as lines of text; see `LEGEND`.
+    """Format a table of solvers and their results on all cases, as lines of text; `LEGEND` explains the columns.
 
     If a solver solved a case twice, the later result counts. The rows are sorted, best first, by wins,
     then by mean gap, then by name.

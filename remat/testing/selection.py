@@ -32,19 +32,19 @@ class SolverUnderTest:
     reason: str | None
 
     def solves(self, kind: object) -> bool:
-        """Return whether the solver solves ``kind``; True if that is no kind of problem, or if the class is unknown."""
+        """Return whether the solver solves problems of ``kind``; True if the kind or the solver's class is unknown."""
         kinds = [problem.kind for problem in KINDS]
         return self.kind is None or kind in self.kind.solves or kind not in kinds
 
     def solver(self) -> Solver:
-        """Return an instance of the solver, or skip the current test with ``reason``."""
+        """Return an instance of the solver, or skip the current test if the solver cannot be tested."""
         if self.reason is not None or self.kind is None:
             pytest.skip(f"solver '{self.name}' is not available: {self.reason}")
         return self.kind()
 
 
 def select(names: Iterable[str], folder: Path) -> tuple[SolverUnderTest, ...]:
-    """Look up and return the solvers given to ``--solver``, each once, in the given order.
+    """Return the solvers that the option ``--solver`` names, each once, in the given order.
 
     Args:
         names: registered names, ``module:Class``, or ``all`` for every registered solver.

@@ -36,7 +36,7 @@ _GRACE_S = 3.0  # a busy machine may delay a solver by this much
 
 
 def each(samples: Sequence[Sample]) -> pytest.MarkDecorator:
-    """Return a decorator that runs a test once per sample, on solvers of the sample's kind of problem."""
+    """Return a decorator that runs a test once for each sample, on solvers that solve the sample's problems."""
     return pytest.mark.parametrize("sample", samples, ids=lambda sample: sample.name)
 
 
@@ -55,7 +55,7 @@ def claimed(problem: Problem[Any], solution: AnySolution) -> int:
 def assert_honest(
     solver: Solver, problem: Problem[Any], solution: AnySolution, optimum: int | None, label: str
 ) -> None:
-    """Assert that a verified solution and the solver's claims agree with the known optimum.
+    """Assert that a solution, and the solver's claims about it, agree with the problem's known optimum.
 
     No answer may be better than the optimum, and no claimed bound may exclude the optimum. On a
     knapsack, an exact solver must also prove its answer optimal. An ``optimum`` of None, where no answer
@@ -80,7 +80,7 @@ def assert_honest(
 
 
 def assert_agree(solver: Solver, one: Solution, other: Solution, factor: int, label: str) -> None:
-    """Assert that the answers to two related knapsacks do not contradict each other.
+    """Assert that a solver's answers to two related knapsacks do not contradict each other.
 
     The caller ensures that the second knapsack's optimum is at least ``factor`` times the first
     one's. The bound of the answer ``other`` must therefore be at least ``factor * one.value``, and
@@ -99,12 +99,12 @@ def assert_agree(solver: Solver, one: Solution, other: Solution, factor: int, la
 
 
 def taken(solver: Solver, sample: Sample) -> list[Problem[Any]]:
-    """Return the problems of a sample that the solver does not refuse."""
+    """Return those problems of a sample that a solver does not refuse."""
     return [problem for problem in sample.draw() if refusal(solver, problem) is None]
 
 
 def assert_alike(one: AnySolution | None, other: AnySolution | None) -> None:
-    """Assert that two answers to one problem are the same, if both are deterministic.
+    """Assert that two answers to one problem are equal if both answers are deterministic.
 
     An answer of None stands for a search that found no schedule.
     """
@@ -120,13 +120,13 @@ def choice(solution: AnySolution) -> Sequence[int]:
 
 
 def test_is_usable(solver: Solver) -> None:
-    """The solver's class attributes and signatures meet the registry's requirements."""
+    """The solver's class attributes and method signatures meet the requirements of the plugin registry."""
     assert check_solver(type(solver)) is None
 
 
 @for_solvers_of("knapsack")
 def test_takes_problems_at_all(solver: Solver) -> None:
-    """The solver accepts at least half of the small knapsacks, so that the other tests have problems to run."""
+    """The solver accepts at least half of the small knapsacks, so that other tests have problems for it."""
     small = [
         case.problem
         for case in cases()
@@ -154,7 +154,7 @@ def test_case(solver: Solver, case: Case, solve_case: Callable[[Case], AnySoluti
 
 @each(SMALL)
 def test_many_small_problems(solver: Solver, sample: Sample) -> None:
-    """On small random problems, the solver's answers and claims agree with the optimum."""
+    """On small random problems, the solver's answers and claimed bounds agree with the known optimum."""
     answered = 0
     for problem in sample.draw():
         solution = solved(solver, problem)
@@ -166,9 +166,9 @@ def test_many_small_problems(solver: Solver, sample: Sample) -> None:
 
 @each(ROOMY)
 def test_room_for_everything_is_enough(solver: Solver, sample: Sample) -> None:
-    """If the capacity suffices to save everything, the solver finds an answer.
+    """If a problem's capacity suffices to save everything, the solver finds an answer.
 
-    For a graph problem, the answer recomputes no node that has a cost.
+    To a graph problem of such a capacity, the solver's answer recomputes no node that has a cost.
     """
     for problem in sample.draw():
         solution = run(solver, problem)
@@ -179,7 +179,7 @@ def test_room_for_everything_is_enough(solver: Solver, sample: Sample) -> None:
 
 @for_solvers_of("graph")
 def test_less_than_the_least_is_refused(solver: Solver) -> None:
-    """If no decision fits the capacity, a `BudgetError` states the least capacity that suffices."""
+    """If no decision fits a problem's capacity, the `BudgetError` states the least capacity that suffices."""
     for problem in map(random_graph, range(1_000)):
         least = min((e.saved_bytes for e in decisions(problem)), default=0)
         if least > 0:
@@ -190,7 +190,7 @@ def test_less_than_the_least_is_refused(solver: Solver) -> None:
 
 @for_solvers_of("knapsack")
 def test_any_problem(solver: Solver) -> None:
-    """On knapsacks with small and huge numbers, answers and claims agree with the optimum."""
+    """On knapsacks of small and huge numbers, the solver's answers and bounds agree with the known optimum."""
 
     def law(draw: Draw) -> None:
         problem = any_problem(draw)
@@ -205,7 +205,7 @@ def test_any_problem(solver: Solver) -> None:
 def test_numbers_up_to_its_limit(solver: Solver) -> None:
     """The solver solves a knapsack whose weights and values each add up to its ``integer_limit``.
 
-    If ``integer_limit`` is None, weights and values each add up to 2**63 - 1, and the solver may
+    If the solver's ``integer_limit`` is None, weights and values each add up to 2**63 - 1, and the solver may
     refuse the knapsack.
     """
     limit = INT64_MAX if solver.integer_limit is None else solver.integer_limit
@@ -224,7 +224,7 @@ def test_numbers_up_to_its_limit(solver: Solver) -> None:
 
 @for_solvers_of("knapsack")
 def test_order_of_items_does_not_matter(solver: Solver) -> None:
-    """The solver's answers do not contradict each other if a knapsack's items are reordered."""
+    """The solver's answers to a knapsack and to the same knapsack in another item order do not contradict."""
 
     def law(draw: Draw) -> None:
         problem = any_problem(draw)
@@ -246,7 +246,7 @@ def test_order_of_items_does_not_matter(solver: Solver) -> None:
 @for_solvers_of("knapsack")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_units_do_not_matter(solver: Solver, name: str) -> None:
-    """The solver's answers do not contradict each other if weights and values are in other units."""
+    """The solver's answers to a knapsack in two systems of units do not contradict each other."""
     # All weights are multiples of `factor`, so `factor - 1` further bytes of capacity allow no other choice.
     problem = family(name, items=30, span=200, share=40, seed=3)
     coarse = solved(solver, problem)
@@ -263,7 +263,7 @@ def test_units_do_not_matter(solver: Solver, name: str) -> None:
 
 @for_solvers_of("knapsack")
 def test_more_room_is_never_worse(solver: Solver) -> None:
-    """The solver's answers at a smaller and a larger capacity do not contradict each other.
+    """The solver's answers to a knapsack with a smaller and a larger capacity do not contradict each other.
 
     The value of the answer at the smaller capacity is at most the bound claimed at the larger
     capacity.
@@ -283,7 +283,7 @@ def test_more_room_is_never_worse(solver: Solver) -> None:
 @pytest.mark.parametrize("time_limit", [0.001, 0.2])
 @each(PLAIN)
 def test_takes_a_time_limit(solver: Solver, sample: Sample, time_limit: float) -> None:
-    """With a time limit, the solver may stop early, but its answer fits the capacity, and its bound is true.
+    """A solver with a time limit may stop early, but the answer fits the capacity and the claimed bound is true.
 
     A bound is true if no answer found with or without the time limit exceeds the bound.
     """
@@ -296,7 +296,7 @@ def test_takes_a_time_limit(solver: Solver, sample: Sample, time_limit: float) -
 
 @each(HARD)
 def test_keeps_its_time_limit(solver: Solver, sample: Sample) -> None:
-    """The solver returns soon after its time limit.
+    """The solver returns soon after its time limit has passed.
 
     If possible, the solver runs in another process, which is killed if the solver does not return.
     """
@@ -325,7 +325,7 @@ def test_leaves_standard_output_alone(
 
 @each(PLAIN)
 def test_answers_repeat(solver: Solver, sample: Sample) -> None:
-    """If a deterministic solver solves a problem twice, the two answers are the same.
+    """If a deterministic solver solves a problem twice, the two answers are equal.
 
     Without a time limit, no solution may report that the clock ended the search.
     """

@@ -27,7 +27,7 @@ def aim(
         ask: function that finds a candidate whose ``peak_bytes`` are within a limit; a result of None ends the search.
         measure: function that returns the peak of a candidate in bytes.
         wanted: the limit on the peak by ``measure``, in bytes.
-        start: the first limit.
+        start: the limit on the peak for the first candidate, in bytes.
         rounds: maximum number of candidates to yield.
         last: a candidate that is known already.
     """

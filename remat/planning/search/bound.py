@@ -58,8 +58,8 @@ class PeakBounds:
 
         Args:
             peak_bytes: limit on the peak, in bytes.
-            program_points: positions in the joint graph of nodes that backward runs under every decision, such as nodes that
-                depend on a tangent. For each node, one bound is computed from the bytes alive while the node runs.
+            program_points: positions in the joint graph of nodes that backward runs under every decision, such as nodes
+                that depend on a tangent. For each node, one bound is computed from the bytes alive while the node runs.
 
         Returns:
             The highest of the bounds for each program point; 0 if ``program_points`` is empty.

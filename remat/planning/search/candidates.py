@@ -27,7 +27,7 @@ class Candidate:
         saved_bytes: bytes of the saved nodes, without offloaded values.
         cost: recompute cost plus ``exposed_time``, in the unit of the cost model.
         exposed_time: time that the step waits for copies to and from the host, in the unit of the cost model.
-        provenance: who found the decision, and a lower bound on the cost.
+        provenance: which search found the decision, and a lower bound on the cost.
         limits: the limits on saved bytes under which the decision was made; None: it was searched within a peak.
         ordered: the decision in full. If None, ``saved`` is the whole decision, without node orders and offloads.
         schedule: the schedule that the node orders were read from, as a pair. First, for each run in order,
@@ -98,7 +98,7 @@ def combine(
     options: Iterable[Sequence[Candidate]],
     extend: Callable[[int, int, int, Candidate], tuple[int, int] | None],
 ) -> list[Combination]:
-    """Choose one decision for each graph of a step; return the combinations that are Pareto-optimal by (saved bytes, score).
+    """Combine one decision for each graph; return combinations that are Pareto-optimal by (saved bytes, score).
 
     Args:
         options: for each graph, its decisions.
@@ -108,9 +108,9 @@ def combine(
             decision cannot be added. A score is a number to minimise, such as a cost.
 
     Returns:
-        Combinations, fewest saved bytes first. A combination is a tuple of saved bytes, score, and one decision for each graph.
-        If there are more than some thousand combinations, evenly spaced ones are returned. The list is empty if ``extend``
-        allows no combination.
+        Combinations, fewest saved bytes first. A combination is a tuple of saved bytes, score, and one decision for
+        each graph. Of more than some thousand combinations, evenly spaced ones are returned. The list is empty if
+        ``extend`` allows no combination.
     """
     best: list[Combination] = [(0, 0, ())]
     for k, candidates in enumerate(options):

@@ -33,8 +33,8 @@ class CompiledRound:
     Attributes:
         peaks: compiled peak in bytes of each decision that was compiled.
         limit: bytes that the budget allowed the last compiled step.
-        excess: margin in bytes by which the next plan must be below the budget; see `remat.integrations.compiled_budget`.
-        times: how often the step was planned again.
+        excess: bytes by which the next plan must be below the budget; see `remat.integrations.compiled_budget`.
+        times: how often the step was planned again because a compiled step exceeded the budget.
         search: the search that found the last plan, with its pool of candidates. None if no plan was searched.
     """
 

@@ -15,7 +15,7 @@ class Rounds:
         from_least: number of searches to run in other node orders, from the candidate with the least peak.
         share: edits of each search in other node orders, as a ratio of the usual number. Several short searches find
             cheaper candidates than a long search, because each starts from the best candidate so far.
-        idle: searches in other node orders end after this many searches in a row that find nothing cheaper.
+        idle: searches in other node orders end after this many searches in a row find no cheaper candidate.
         above: a search in other node orders starts from a candidate of at most this multiple of the wanted peak.
         lowered: after a search in other node orders that finds nothing within the limit, its limit falls by this ratio
             of the wanted peak.
@@ -84,16 +84,16 @@ class AllPeaks:
 
     Attributes:
         starts: about how many vertices of the hull the search starts from.
-        simulated: number of nodes of all plans on the frontier together, up to which each plan is simulated.
+        simulated: plans of a frontier are simulated if their graphs together have at most this many nodes.
         to_least: parts of the range from the least peak to the lowest peak found; node orders are searched between
             parts.
         ordered: about how many points of the frontier searches over node orders start from.
         offloaded: number of peaks, approximately, at which offloading is tried.
         below: parts of the range from the least possible peak; offloading is tried between the parts.
         peaks: number of peaks for which prices of memory are adjusted.
-        cuts: most minimum cuts for each of these ``peaks``.
+        cuts: most minimum cuts for each peak at which prices of memory are adjusted.
         parts: parts of the range of peaks at which mixtures and additions aim.
-        least: evaluations of additions on a graph of any size.
+        least: evaluations of decisions that save additional values, allowed on a graph of any size.
     """
 
     starts: int = 40
@@ -116,7 +116,7 @@ class Offloading:
         small: a value is left out if its bytes times this number are fewer than the bytes of all values.
         rounds: most rounds of the search; a round that exceeds the peak makes the next one aim lower by the excess.
         starts: about how many vertices of the hull a search starts from.
-        share: edits of a search over node orders, as a ratio of the usual number, if a decision without offloads is known.
+        share: ratio of the usual edits of a search over node orders, if a decision without offloads is known.
         above: searches start from decisions above the peak by these ratios of the bytes that the link sends in forward.
         reordered: number of decisions for which node orders are searched.
         placed: how many sets of values to offload a round may reject after splitting the graph.
@@ -140,11 +140,11 @@ class Several:
     """Limits on the work of the search for the decisions of several graphs of one step.
 
     Attributes:
-        rounds: most rounds of a loop towards a peak of the step.
-        low: number of decisions tried for the graph in which the step has its peak.
-        searched: number of graphs, those of highest cost, for which cheaper decisions are searched.
-        shared: most rounds that distribute saved bytes over the graphs.
-        combinations: about how many combinations of decisions are kept after each graph; further ones are nearly equal.
+        rounds: most iterations of a loop that approaches a limit on the peak of the step.
+        low: number of decisions to try for the graph in which the step has its peak.
+        searched: number of graphs, highest cost first, for which cheaper decisions are searched.
+        shared: most iterations of the loop that distributes saved bytes over the graphs.
+        combinations: about how many combinations of decisions are kept each time that a graph is added.
         parts: the runs of one graph are first divided into at most this many parts, each with its own plan.
         kinds: maximum number of different plans for the runs of one graph, because each plan is compiled.
     """
@@ -164,7 +164,7 @@ class Compiling:
 
     Attributes:
         gap: neighbouring limits on saved bytes differ by at most this part of the largest limit.
-        halvings: how often the two intervals beside the best limit on saved bytes are halved.
+        halvings: how often the intervals below and above the best limit on saved bytes are halved.
         far: compiled peaks are far above a limit if they exceed the limit by more than this part of the limit.
         margin: an estimated peak counts as within a budget if the peak is below the budget by this part of the budget.
         perhaps: the plan for budget 1 is compiled first if its estimated peak is at most this multiple of the budget.
@@ -193,8 +193,8 @@ class FitEffort:
         searches: most searches that aim at the bytes of a rank's memory.
         ratios: budgets as ratios of saved bytes to try if several ranks train, highest first.
         few_ratios: budgets as ratios of saved bytes whose decisions are candidates for every size of the memory.
-        nodes: for other batch sizes, this number divided by the graph's nodes is the number of parts of the peaks' range.
-        parts: the fewest and the most parts into which the range of peaks is divided for other batch sizes.
+        nodes: for other batch sizes, the range of peaks has as many parts as this number divided by the graph's nodes.
+        parts: for other batch sizes, the fewest and the most parts into which the range of peaks is divided.
         part: the search for the largest batch ends if two batch sizes differ by at most this part of the batch.
         width: number of batch sizes to try at once on an executor that states no number of processes.
     """
@@ -237,18 +237,18 @@ class Effort:
         least: evaluations that a search by prices may make on a graph of any size.
         cuts: most minimum cuts of a search by prices: without checkpoints, and with checkpoints.
         segments: most segments into which checkpoints divide forward.
-        draws: random changes that a repair tries for each value that may be saved.
-        misses: values in a row that filling tries to save in vain, if the schedule problem is that of fused code.
-        large: number of nodes in a graph above which node orders are searched instead of values to save one by one.
+        draws: random changes, per value that may be saved, to bring a decision within the limits.
+        misses: for fused code, saving more values ends after this many values in a row do not lower the cost.
+        large: above this number of nodes in a graph, node orders are searched instead of values to save one by one.
         few: most runs of a step for which node orders are searched at all peaks of a frontier (benchmark ``frontier``).
         small: most runs of a step for which a frontier includes the least peak (benchmark ``frontier``).
         slack: if the peak of the cheapest candidate is below this ratio of the limit, the solver proposes decisions.
-        closing: number of limits on saved bytes that are tried to find the largest one whose decision is within a peak.
+        closing: number of limits on saved bytes to try in search of the largest one whose decision is within a peak.
         vertices: about how many vertices of the hull a search starts from.
-        steps: equal intervals of saved bytes at whose ends a frontier by saved bytes is decided.
-        stretches: parts of backward from each of which one node gives a lower bound.
-        bounds: intervals between the peaks at which a line of lower bounds is computed.
-        split: most nodes of all split graphs together that stay cached.
+        steps: number of equal intervals of saved bytes; a frontier by saved bytes has a decision at each end.
+        stretches: number of parts of backward; one node of each part gives a lower bound on the cost.
+        bounds: number of intervals between the peaks at which lower bounds on the cost are computed.
+        split: split graphs stay cached if they have at most this many nodes together.
         edits: limits on the edits of schedules.
         all_peaks: limits on the search for a frontier by peak.
         offloading: limits on the search for values to offload.

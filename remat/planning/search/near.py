@@ -22,7 +22,7 @@ from remat.planning.search.schedules import Schedules
 
 @dataclass(frozen=True, slots=True)
 class Near:
-    """The searches on one schedule problem: by prices of memory, and over node orders.
+    """Two searches on one schedule problem: one by prices of memory, and one over node orders.
 
     Attributes:
         prices: the search by prices of memory, in the node order of the passes.

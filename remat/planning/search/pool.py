@@ -113,7 +113,7 @@ class CandidatePool(Generic[T]):
     """Set of candidates of one graph, or of all graphs of a step, at most one for each decision.
 
     Args:
-        candidates: the candidates with which the pool begins.
+        candidates: the candidates that the pool contains at first.
     """
 
     def __init__(self, candidates: Iterable[T] = ()) -> None:

@@ -85,9 +85,9 @@ class Schedules:
             saved: nodes of the graph problem that the decision saves.
 
         Returns:
-            Three items: for each run in order, its node of the schedule problem; for each run, its program point; and the
-            position where backward begins among the runs. A program point is a position in the joint graph: of the node itself,
-            or of the node of backward that a recomputation runs for.
+            Three items: for each run in order, its node of the schedule problem; for each run, its program point; and
+            the position among the runs where backward begins. A run's program point is the position in the joint graph
+            of the node itself, or of the node of backward for which a recomputation runs.
         """
         lowered, index, roles = self._lowered, self._state.index, self._state.roles
         keep = {lowered.position[i] for i in saved if lowered.kind[i] is SavedKind.VALUE}

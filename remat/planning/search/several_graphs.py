@@ -61,8 +61,8 @@ class Together:
 class SeveralGraphs:
     """Search for decisions, one for each graph of a step, that keep the whole step within a peak.
 
-    A graph that runs several times in a step has one decision for all of its runs. A *combination* is one decision for each
-    graph, with the saved bytes and a score of all graphs together.
+    A graph that runs several times in a step has one decision for all of its runs. A *combination* is one decision for
+    each graph, with the saved bytes and a score of all graphs together.
 
     Args:
         searches: one search for each graph, in the order in which the graphs run forward.

@@ -17,9 +17,9 @@ def checkpointed(
 ) -> list[tuple[frozenset[int], Candidate]]:
     """Return up to two of the given sets of checkpoints, for which the caller repeats a search by prices.
 
-    Each set comes with a candidate that saves the checkpoints and little else. The last set returned has the fewest
-    segments of those whose candidate is within the limits; if there is none, its candidate exceeds the limits least.
-    The set before, if any, has the next fewer segments, and restricts cuts less.
+    Each set has a candidate that saves the checkpoints and little else. The last set returned is the one of fewest
+    segments whose candidate is within the limits. If no candidate is within the limits, the last set is the one whose
+    candidate exceeds the limits least. The set returned before the last has the next fewer segments.
     """
     # At this price, saving a value of 1 KiB costs as much as recomputing everything.
     prices = {SAVED: sum(cuts.problem.cost) / 1024}

@@ -24,10 +24,11 @@ def filled(
 ) -> Candidate:
     """Lower the cost of a candidate within the limits; return the resulting candidate.
 
-    In a first stage, recomputed values are saved instead, in descending order of cost per byte. In a second stage, saved values are exchanged for values that
-    cost more to recompute. Saving and exchanging are repeated until the cost no longer falls. If node orders can be
-    searched, no values are exchanged, because a search over node orders lowers the cost further. If the caller gave the
-    schedule problem, saving ends after ``effort.misses`` values in a row that lower no cost.
+    In a first stage, values that were recomputed are saved, in descending order of cost per byte. In a second stage,
+    saved values are exchanged for values that cost more to recompute. Both stages are repeated until the cost no longer
+    falls. If node orders can be searched, no values are exchanged, because a search over node orders lowers the cost
+    further. If the caller gave the schedule problem, saving ends after ``effort.misses`` values in a row whose saving
+    does not lower the cost.
     """
     problem = schedules.problem
 

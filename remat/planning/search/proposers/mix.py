@@ -122,7 +122,7 @@ class Mixtures:
                 values = values[: len(values) // 4]
 
     def _room(self, candidate: Candidate, peak_bytes: int) -> list[int]:
-        """Return recomputed values that may all be saved within a peak, highest cost per byte first."""
+        """Return recomputed values that can probably all be saved within a peak, highest cost per byte first."""
         problem, (begin, first, _) = self.problem, self._schedules.uses()
         room = np.full(self._nodes + 1, peak_bytes)
         for program_point, nbytes in candidate.alive.items():

@@ -190,7 +190,7 @@ class Offloads:
         return search.best(saved)
 
     def _from_above(self, search: OffloadSearch) -> Iterator[OffloadPlan]:
-        """Yield offload plans: decisions above the peak, with values offloaded until they are within the peak."""
+        """Yield offload plans: decisions above the limit on the peak, with values offloaded to meet the limit."""
         seen, peak_bytes = set[tuple[int, ...]](), search.capacity
         room = self.request.link.bytes_in(self._context.forward_time)
         for share in DEFAULT.offloading.above:

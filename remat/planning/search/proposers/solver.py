@@ -41,7 +41,7 @@ class SolverDecisions:
     def at(self, capacity: int) -> Candidate:
         """Return the solver's cached decision within ``capacity`` saved bytes.
 
-        The caller must respect the budget that the user's code may set for the graph.
+        The caller must respect the budget that the user's code sets for the graph, if any.
         """
         if capacity not in self._at:
             self._context.on_progress(f"deciding at {format_bytes(capacity)}")
@@ -75,8 +75,8 @@ class SolverDecisions:
     def at_budget_one(self) -> Candidate:
         """The decision under budget 1, which saves at most as many bytes as the runtime-optimal partition.
 
-        If the user named a solver, its decision is returned. The default solver's decision is compared with the
-        runtime-optimal partition in `_better_than_cut`.
+        If the user named a solver, the decision is that of this solver. The default solver's decision is compared with
+        the runtime-optimal partition in `_better_than_cut`.
         """
         solved = partial(self.at, self._context.full_bytes)
         return solved() if self._context.is_alone else self._better_than_cut(solved)

@@ -118,7 +118,7 @@ def _gradients(joint: JointGraph) -> list[Item]:
 
 def _drop_gradients(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
     """Replace the gradients at the given positions by None."""
-    # The position of a gradient says which primal it belongs to, so the position stays, with None.
+    # The position of a gradient determines its primal, so None takes the place of the gradient.
     outputs = enumerate(_outputs(joint))
     _set_outputs(joint, [(None if k in items else v, desc) for k, (v, desc) in outputs])
     return joint
@@ -251,7 +251,7 @@ def _new_fake(value: torch.Tensor) -> torch.Tensor:
 
 
 def _kind_of(value: Any) -> Any:
-    """Return the properties in which two tensors must agree to replace each other; None if a value is no tensor."""
+    """Return the properties that a tensor must share with a replacement; None if the value is no tensor."""
     return form_of(value) if isinstance(value, torch.Tensor) else None
 
 

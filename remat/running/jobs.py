@@ -82,7 +82,7 @@ def run_jobs(
     Operators that `remat.declare_pure` has declared in this process are pure in worker processes, too.
 
     Args:
-        work: computes the answer of one job; its exceptions are raised here. For workers, ``work`` must be
+        work: computes the answer of one job; exceptions are raised in this process. For workers, ``work`` must be
             a module-level function, and jobs and answers must support pickling.
         jobs: the arguments with which ``work`` is called, one for each job.
         executor: where the jobs run; see `AnyExecutor`.

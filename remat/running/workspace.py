@@ -6,8 +6,8 @@ or keep partial results. No graph shows workspaces, and the size of a workspace 
 the device and the shapes. To measure a workspace, the operator is called on tensors of zeros. Calls of
 one kind have the same operator, sizes, strides, dtypes, number arguments and thread count.
 
-A call with a batch too large to run is not run. Its workspace is extrapolated from runs with two smaller
-batches, because workspaces grow linearly with the batch size.
+If a call with a batch axis is too large to run, its workspace is extrapolated from two smaller batches,
+because workspaces grow linearly with the batch size.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Auto(Solver):
 
     The compiled kernel runs first, because it proves nearly every optimum in milliseconds. A solver that
     is not installed, fails, refuses the problem, or returns a wrong answer is skipped. Without a time
-    limit, limits count operations instead of seconds, so every run returns the same answer.
+    limit, solvers' limits count operations instead of seconds, so every run returns the same answer.
     """
 
     __slots__ = ()
@@ -71,7 +71,7 @@ class Auto(Solver):
         gap between cost and bound is at most 0.1 % of the cost.
         """
         # The kernel is fast if few values are alive at a time, and HiGHS if many are. On the wrong kind of graph,
-        # either takes a hundred times as long, so the first rounds are short. HiGHS cannot be interrupted at the
+        # either solver takes a hundred times as long, so the first rounds are short. HiGHS cannot be interrupted at the
         # root of its search tree, so rounds that allow less work than the root needs leave HiGHS out.
         search = Search(problem, time_limit=time_limit)
         # All solvers share one `Search`, so the hull is computed once.

@@ -50,7 +50,7 @@ def milp(
         integral: for each variable, whether its value is an integer.
         gap: difference between objective and bound at which to stop, as a fraction of the objective.
         nodes: the most branch-and-bound nodes to open if there is no time limit.
-        time_limit: seconds; None: the nodes are limited instead.
+        time_limit: seconds after which HiGHS stops; None: the number of nodes is limited instead.
     """
     import numpy as np
     from scipy.sparse import csc_array

@@ -245,7 +245,7 @@ class KnapsackProblem(Problem[Solution]):
         return relax(self.weights, self.values, self.capacity)
 
     def repaired(self, picked: Iterable[int]) -> tuple[int, ...]:
-        """Make a choice of items fit the capacity, and fill the remaining capacity greedily."""
+        """Drop picked items that do not fit the capacity, and fill the remaining capacity greedily with items."""
         return repair(self.weights, self.values, self.capacity, picked)
 
     def limits(self) -> Limits:

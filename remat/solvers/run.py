@@ -38,7 +38,8 @@ def run(
     Args:
         solver: the solver to run.
         problem: the problem to solve, with its capacity.
-        time_limit: seconds; None: the solver counts its work, or runs until it is done.
+        time_limit: seconds after which the solver stops; None: the solver limits its work, or
+            runs until it is done.
         knapsack: whether to convert a graph problem to knapsacks even if the solver has
             ``solve_graph``.
 

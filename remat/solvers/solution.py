@@ -9,7 +9,7 @@ from typing import ClassVar
 
 
 class Status(enum.Enum):
-    """Whether a solution is proven optimal or only known to be feasible."""
+    """Whether a solution is proven optimal, or is only known to fit the capacity."""
 
     OPTIMAL = "optimal"
     FEASIBLE = "feasible"

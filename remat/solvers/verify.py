@@ -34,7 +34,7 @@ def verify(problem: Problem[S], solver: Solver, answer: object) -> S:
 def read(problem: Problem[Any], solver: Solver, answer: object) -> Answer:
     """Convert a solver's answer to an `Answer` of plain ints, without evaluating the answer.
 
-    The chosen items, nodes or runs are in ``saved``, for schedule problems too. A malformed answer raises
+    The chosen items, nodes or runs are in the answer's ``saved``, for schedule problems too. A malformed answer raises
     a `SolverError`.
     """
     # A bare iterable becomes an answer without claims.
@@ -43,7 +43,7 @@ def read(problem: Problem[Any], solver: Solver, answer: object) -> Answer:
         refuse(solver, f"returned {claim.status!r} as status: use Status.OPTIMAL or .FEASIBLE")
     if not isinstance(claim.choice, Iterable):
         refuse(solver, f"returned {type(claim.choice).__name__} where {problem.expected}")
-    # One entry too many shows an excess; generators may be endless.
+    # Read at most one entry too many: that shows the mistake, and generators may be endless.
     entries = list(islice(claim.choice, problem.most_entries + 1))
     try:
         choice = problem.read(entries)

@@ -79,7 +79,7 @@ def _rounds(
     offered: int,
 ) -> Iterator[tuple[Solution, tuple[int, ...] | None]]:
     """Yield each knapsack's solution, and the nodes that a minimum cut then saves, or None if these do not fit."""
-    # The minimum cut often saves fewer bytes than the picked items weigh. The next round offers the bytes left over.
+    # The minimum cut often saves fewer bytes than the picked items weigh. The next knapsack gets the bytes left over.
     for _ in range(EFFORT.rounds):
         knapsack = KnapsackProblem(
             weights=tuple(weight[i] for i in items),

@@ -123,7 +123,7 @@ class Hull:
         module = kernel()
         assert module is not None
         core = module.GraphCore(*_columns(self.core, self.losses(edge)), edge.price)
-        # One assignment of key and result, because another thread may ask for another edge meanwhile.
+        # One assignment of key and result, because another thread may call this method for another edge meanwhile.
         self._compiled = (key, core)
         return core
 

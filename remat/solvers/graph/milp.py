@@ -52,7 +52,7 @@ class GraphMilp(Solver):
         return search.answer(self.improve(search, search.repair(search.start())))
 
     def improve(self, search: Search, best: Incumbent) -> Incumbent:
-        """Run HiGHS, and return the cheaper of HiGHS's decision and ``best``, with the tighter bound."""
+        """Run HiGHS, and return the cheaper of HiGHS's decision and ``best``, with the tighter of both bounds."""
         if best.gap <= self.gap or search.late():
             return best
         program, unit = _program(search, best)

@@ -35,8 +35,8 @@ def lower_hull(front: Iterable[T], of: Callable[[T], tuple[int, int]]) -> list[T
 def knee(points: Sequence[tuple[int, int]], by: str) -> int:
     """Return the index of the point beyond which more bytes lower the cost only a little.
 
-    Bytes and cost are scaled to [0, 1] over the points. If all points have the same bytes or the same
-    cost, the last index is returned.
+    Bytes and cost are scaled to [0, 1] over the points. If all points have equal bytes or equal
+    costs, the last index is returned.
 
     Args:
         points: (bytes, cost) of Pareto-optimal items, fewest bytes first.

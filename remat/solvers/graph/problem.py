@@ -29,7 +29,7 @@ class GraphProblem(Problem[GraphSolution]):
         names: name of each node, for messages.
         inputs: for each node, the nodes from which it is computed, all at smaller positions.
         cost: cost of one further run of each node, in ``unit``.
-        size: bytes that saving each node takes; 0 for a value that is alive in any case.
+        size: bytes that saving each node takes; 0 for a value that stays alive even if not saved.
         savable: whether each node may be saved.
         recomputable: whether each node may run again in backward.
         in_forward: whether forward runs each node even if nothing is saved. Any other node first

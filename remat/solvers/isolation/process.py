@@ -50,8 +50,8 @@ def isolated(
 
     Args:
         solver: the solver to run in the process; its class must be importable by name.
-        memory_bytes: bytes that the process may allocate after its imports; None: no limit. Not
-            enforced on macOS.
+        memory_bytes: bytes that the process may allocate after its imports; None: no limit. The limit
+            is not enforced on macOS.
         grace_s: seconds beyond a call's time limit after which the process is killed.
         hang_s: seconds after which the process is killed if a call has no time limit; None:
             such a call may take any time.

@@ -25,7 +25,7 @@ from remat.solvers.base import Solver
 from remat.solvers.run import solver_errors
 from remat.solvers.verify import read
 
-# Built at import, because after a lack of memory even this may fail.
+# Build this reply at import, because after a lack of memory even that may fail.
 _EXHAUSTED = json.dumps({"exhausted": True}).encode()
 _ORPHAN_S = 30.0
 

@@ -107,7 +107,7 @@ class CpSat(CoreSolver):
         status = interruptible(lambda: solver.solve(model), solver.stop_search)
         by_clock = time_limit is not None and status != cp_model.OPTIMAL
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            # Positions are distinct, but unused ones leave gaps: a model has more positions than runs.
+            # Runs have distinct positions, with gaps between them: a model has more positions than runs.
             runs = sorted((solver.value(t), v) for v, p, t in rows if solver.boolean_value(p))
             schedule = core.invert([v for _, v in runs])[0]
             # A search that was cut short may end with a schedule that is worse than its hint.

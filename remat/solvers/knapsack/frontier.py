@@ -1,8 +1,8 @@
 """Compute all Pareto-optimal (weight, value) pairs of a knapsack in one run.
 
 One run replaces a sweep over capacities, because the best value for any capacity is that of the
-heaviest pair that fits. The compiled kernel computes the frontier or, if the kernel is missing,
-NumPy. Kernel and NumPy use the algorithm of Nemhauser and Ullmann (1969), which adds one item after
+heaviest pair that fits. The compiled kernel computes the frontier. If the kernel is missing,
+NumPy does. Kernel and NumPy use the algorithm of Nemhauser and Ullmann (1969), which adds one item after
 another. The kernel also groups identical items.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KnapsackFrontier:
-    """The Pareto-optimal choices of a knapsack up to its capacity, or *points*, lightest first.
+    """The *points* of a knapsack: its Pareto-optimal choices within the capacity, lightest first.
 
     Attributes:
         weights: weight of each point, int64, strictly rising.
@@ -66,8 +66,8 @@ class KnapsackFrontier:
     def knee(self, *, by: str = "origin") -> int:
         """Return the index of the point beyond which more weight adds little value.
 
-        Weight and loss, the value that a point lacks to the greatest value, are scaled to [0, 1] over the
-        frontier. If all points have the same weight or the same value, the last index is returned.
+        The *loss* of a point is the greatest value less the point's value. Weight and loss are scaled to
+        [0, 1] over the frontier. If all points have the same weight or the same value, the last index is returned.
 
         Args:
             by: ``"origin"``: the point nearest to zero scaled weight and zero scaled loss.

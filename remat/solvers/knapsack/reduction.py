@@ -1,4 +1,4 @@
-"""Reduce a knapsack to its *core*, the undecided items, and extend answers for the core to the whole problem."""
+"""Reduce a knapsack to the undecided items, its *core*, and add the decided items to answers for the core."""
 
 from __future__ import annotations
 

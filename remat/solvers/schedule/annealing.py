@@ -1,4 +1,4 @@
-"""Solve the schedule problem (see `ScheduleProblem`) by simulated annealing in the compiled C++ kernel.
+"""Solve schedule problems (see `ScheduleProblem`) with the compiled C++ kernel's simulated annealing.
 
 A schedule is a sequence of runs of nodes. One edit moves a run, or adds or removes a second or later
 run of a node. A *turn* is one annealing search of the kernel, with a given number of edits.

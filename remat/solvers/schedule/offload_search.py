@@ -29,7 +29,7 @@ Scheduled = tuple[Sequence[int], int]
 
 
 class OffloadSearch:
-    """Search for the cheapest decision, to save, recompute or offload each value, that respects a peak limit.
+    """Search for the cheapest way to save, recompute or offload each value while the peak stays within a limit.
 
     Args:
         problem: the schedule problem with its copy times.
@@ -154,7 +154,7 @@ class OffloadSearch:
         The search starts from the sets of saved nodes in ``starts``, of which there is at least one.
         """
         self._grant(1.0)
-        # Local moves only find nearby decisions, so start from decisions without and with offloads.
+        # Local searches only find nearby decisions, so start from decisions without and with offloads.
         begun = [self.decide(saved, ()) for saved in starts]
         begun += [self.greedy(c) for c in begun]
         begun.sort(key=lambda c: c.rank)

@@ -92,8 +92,8 @@ def place(
     """Choose when each copy runs in a schedule, so that runs wait for the link as little as the capacity allows.
 
     The memory of a sent value is free once the runs during its copy have taken as long as the copy. If a
-    run needs the memory sooner, the schedule waits. All copies to the host end before forward ends, and no
-    copy back begins before backward. No other placement with the same order of copies waits less.
+    run needs the memory sooner, the schedule waits. Every copy to the host ends before forward ends, and
+    no copy back begins before backward. No other placement with the same order of copies waits less.
 
     Args:
         times: time of each run.
@@ -102,7 +102,7 @@ def place(
             position ``ready`` and from its position ``needed`` on.
         transfers: the values that are sent and fetched.
         capacity: bytes that may be alive; None: no limit. If the capacity is too small even when
-            the schedule waits for every copy, ``bytes_alive`` of the result exceeds it.
+            the schedule waits for every copy, ``bytes_alive`` of the result exceeds the capacity.
     """
     # Each send starts as early as possible, each fetch ends as late as possible, and neither delays another copy.
     n = len(times)

@@ -1,6 +1,6 @@
 """The search for candidates of one graph within a peak, simulated or estimated.
 
-In every search, each proposer is asked for candidates within limits, and one pool collects the candidates. A measure
+In every search, each proposer yields candidates within limits, and one pool collects these candidates. A measure
 computes the peak of each candidate, and the pool chooses the best candidate within the limits.
 `remat.planning.search.proposals` lists the proposers.
 """
@@ -54,7 +54,7 @@ class Search:
 
     Args:
         context: the prepared graph.
-        proposers: functions that find candidates, in the order in which they are asked.
+        proposers: functions that find candidates, in the order in which the search calls them.
         effort: limits on the work of each search.
 
     Attributes:

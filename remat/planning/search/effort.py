@@ -240,7 +240,7 @@ class Effort:
         draws: random changes, per value that may be saved, to bring a decision within the limits.
         misses: for fused code, saving more values ends after this many values in a row do not lower the cost.
         large: above this number of nodes in a graph, node orders are searched instead of values to save one by one.
-        few: most runs of a step for which node orders are searched at several peaks of a frontier (benchmark ``frontier``).
+        few: most runs of a step for which node orders are searched along a frontier (benchmark ``frontier``).
         small: most runs of a step for which a frontier includes the least peak (benchmark ``frontier``).
         slack: if the peak of the cheapest candidate is below this ratio of the limit, the solver proposes decisions.
         closing: number of limits on saved bytes to try in search of the largest one whose decision is within a peak.

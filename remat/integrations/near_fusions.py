@@ -192,7 +192,7 @@ def _chunks(node: Any) -> set[int]:
 
 
 def _side(node: Any) -> set[int]:
-    """Return the number that marks a node of a one-graph step as part of forward or backward; empty if none."""
+    """Return the mark of a node in a one-graph step: forward or backward. The set is empty without a mark."""
     origins = node.node.get_origins() if getattr(node, "node", None) is not None else ()
     return {max(sides)} if (sides := [o.meta[SIDE] for o in origins if SIDE in o.meta]) else set()
 

@@ -97,7 +97,7 @@ def _(gradient: torch.Tensor, seen: list[torch.Tensor], names: str) -> torch.Ten
 def add_checks(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int) -> None:
     """Change both graphs in place, so that backward compares each recomputed value with forward's value.
 
-    Backward does not compare values without memory of their own, such as views.
+    The checks compare no recomputed value that has no memory of its own, such as a view.
     """
     values = outputs_of(forward.graph)
     own, saved = values[:num_fwd_outputs], values[num_fwd_outputs:]

@@ -1,4 +1,4 @@
-"""Create random real values for fake values, with equal shapes; tensors that share memory still share it."""
+"""Create random real values with the shapes of fake values; real tensors share memory where the fake tensors do."""
 
 from __future__ import annotations
 

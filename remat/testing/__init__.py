@@ -1,1 +1,1 @@
-"""The conformance suite, tests that every solver must pass, and the pytest plugin that runs the suite."""
+"""The conformance suite (tests that every solver must pass), and the pytest plugin that runs the suite."""

@@ -104,7 +104,7 @@ class FusedWalk(StepWalk):
                     yield node, tensor_bytes(a.meta.get("val")), computed[a], program_point
 
     def _end_of_kernel(self, program_point: int) -> int:
-        """Return the last program point before the next node that never fuses; the step's last if none follows."""
+        """Return the last program point before the first later node that never fuses; the step's last without such a node."""
         ran = [*self._forward, *self._backward]
         later = enumerate(ran[program_point + 1 :], program_point)
         return next((m for m, n in later if not (may_fuse(n) or is_passed_on(n))), len(ran) - 1)

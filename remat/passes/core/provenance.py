@@ -28,7 +28,7 @@ class SavedLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Which solver and search found a decision, and a proven lower bound on the recompute cost of every decision.
+    """Which solver and search found a decision, and a proven lower bound: no valid decision has a smaller cost.
 
     Attributes:
         solver: name of the solver that found the decision; ``min-cut`` if a minimum cut is the

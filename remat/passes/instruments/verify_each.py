@@ -183,7 +183,7 @@ def _modules(state: State) -> list[fx.GraphModule]:
 
 
 def same_result(result: Any, other: Any) -> bool:
-    """Return whether two results of an analysis are equal, as far as a comparison is possible."""
+    """Return whether two results of an analysis are equal; parts that cannot be compared count as equal."""
     # Dataclasses are compared field by field, even if they do not define equality. Tensors, and objects that only
     # compare by identity, count as equal.
     return alike(result, other, _same_value)

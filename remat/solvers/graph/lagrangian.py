@@ -110,7 +110,7 @@ class Search:
     def exact(self, best: Incumbent, *, work: int, tolerance: float = EFFORT.gap) -> Incumbent:
         """Enumerate the decisions that could be cheaper than ``best``; return the cheapest one, or ``best``.
 
-        The enumeration also raises the lower bound on the cost. The enumeration ends early if the gap falls to
+        While the search enumerates decisions, it also raises the lower bound on the cost. The enumeration ends early if the gap falls to
         ``tolerance``, a fraction of the cost, or if a limit on work or time is reached. Without the kernel,
         ``best`` is returned unchanged.
         """

@@ -1,4 +1,4 @@
-"""Dynamic programming over the capacity of a knapsack, divided into a bounded number of steps.
+"""Solve a knapsack by dynamic programming; the capacity is divided into a bounded number of steps.
 
 Source: the textbook recursion over items and capacities, vectorised over capacities. PyTorch's
 ``dp`` rounds weights to the nearest of 10,000 steps, so its choice can exceed the budget. This module
@@ -36,7 +36,7 @@ class DynamicProgram(CoreSolver):
             raise ProblemError(f"steps must be at least 1, got {self.steps}")
 
     def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Return the best choice from a table of the greatest value per capacity, or a better greedy choice."""
+        """Fill a table with the greatest value for each capacity; return its choice, or the greedy choice if that is better."""
         deadline = None if time_limit is None else time.monotonic() + time_limit
         unit = -(-core.capacity // self.steps)  # 1 (no rounding) if capacity <= steps
         # In multiples of `unit`. Weights are rounded up and the capacity down, so that a choice always fits.
@@ -60,7 +60,7 @@ class DynamicProgram(CoreSolver):
 def _fill_table(
     problem: KnapsackProblem, order: tuple[int, ...], deadline: float | None
 ) -> tuple[list[int], bool]:
-    """Return the best, then lightest, choice among the items tried before the deadline, and whether all were tried."""
+    """Return the choice of greatest value (of equal values, the lightest), and whether the deadline allowed all items."""
     import numpy as np
 
     columns = problem.capacity + 1  # weights and capacity are in multiples of a step

@@ -117,7 +117,7 @@ def improve(
 def _rank(
     problem: ScheduleProblem, runs: Sequence[int], boundary: int | None = None
 ) -> tuple[bool, int, int]:
-    """Return a schedule's sort key: False, cost and peak; or True, peak and peak if it exceeds the capacity."""
+    """Return a sort key: ``(False, cost, peak)`` for a schedule within the capacity, else ``(True, peak, peak)``."""
     evaluation = evaluate_schedule(problem, runs, boundary)
     over = problem.capacity is not None and evaluation.peak_bytes > problem.capacity
     return over, evaluation.peak_bytes if over else evaluation.cost, evaluation.peak_bytes

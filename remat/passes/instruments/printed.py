@@ -39,7 +39,7 @@ class Printed(Instrument):
     For a `Fixpoint`, the graphs before or after its inner passes are shown.
 
     Args:
-        only: names of the passes at which the graphs are shown; None: all passes.
+        only: name or names of the passes at which the graphs are shown; None: all passes.
         changed: whether to show, instead of the graphs after a pass, a unified diff from the graphs
             before the pass. After a pass that partitions the joint graph, both new graphs are shown
             whole.
@@ -58,13 +58,13 @@ class Printed(Instrument):
     def __init__(
         self,
         *,
-        only: Iterable[str] | None = None,
+        only: str | Iterable[str] | None = None,
         changed: bool = False,
         to: Callable[[str], None] | str | Path = to_stderr,
         before: bool = False,
         after: bool = True,
     ) -> None:
-        self._only = None if only is None else tuple(only)
+        self._only = (only,) if isinstance(only, str) else None if only is None else tuple(only)
         self._changed, self._to = changed, Path(to) if isinstance(to, str) else to
         self._before, self._after = before, after
         # `start` does not reset the number, so files of a second run do not replace earlier files.

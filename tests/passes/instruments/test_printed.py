@@ -33,8 +33,11 @@ def test_files_are_numbered_and_read_back(tmp_path: Path) -> None:
     assert "tangents_1" in backward
 
 
-def test_only_some_passes_are_dumped_under_the_same_numbers(tmp_path: Path) -> None:
-    run(step(), "dce,cse,classify,dce", Printed(to=tmp_path, only=["dce"]))
+@pytest.mark.parametrize("only", [["dce"], "dce"])
+def test_only_some_passes_are_dumped_under_the_same_numbers(
+    tmp_path: Path, only: str | list[str]
+) -> None:
+    run(step(), "dce,cse,classify,dce", Printed(to=tmp_path, only=only))
     assert [p.name for p in sorted(tmp_path.iterdir())] == [
         "001-dce.after.txt",
         "004-dce.after.txt",

@@ -152,21 +152,13 @@ def rooms() -> Drawing:
     }
     for name, (color, left, lines) in about.items():
         d.box(left - 4, 150, 176, 104, [name, *lines], color)
-    for left, right, there, back in (
-        (196, 248, "facts", ""),
-        (424, 476, "problem", "decision"),
-        (652, 704, "", ""),
-    ):
-        if back:
-            d.arrow((left, 186), (right, 186))
-            d.arrow((right, 222), (left, 222))
-            d.text((left + right) / 2, 178, there, "small", anchor="middle")
-            d.text((left + right) / 2, 240, back, "small", anchor="middle")
-        elif there:
-            d.arrow((left, 202), (right, 202))
-            d.text((left + right) / 2, 194, there, "small", anchor="middle")
-        else:
-            d.arrow((right, 202), (left, 202), color="orange")
+    d.arrow((196, 202), (248, 202))
+    d.text(222, 194, "facts", "small", anchor="middle")
+    d.arrow((424, 186), (476, 186))
+    d.text(450, 178, "problem", "small", anchor="middle")
+    d.arrow((476, 222), (424, 222))
+    d.text(450, 240, "decision", "small", anchor="middle")
+    d.arrow((704, 202), (652, 202), color="orange")
     d.arrow((792, 150), (792, 132), (336, 132), (336, 150), color="orange")
     d.arrow((336, 254), (336, 300))
     d.text(348, 282, "a plan: two graphs, with the proven gap to the optimum", "small")

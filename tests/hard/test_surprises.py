@@ -495,31 +495,13 @@ def test_the_knee_saves_half_of_what_the_budget_allows() -> None:
     layers = [nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32)) for _ in range(8)]
     model, x = nn.Sequential(*layers), torch.randn(64, 32)
 
-    def saved(budget: float, solver: str) -> int:
-        nbytes = 0
+    def theirs(budget: float, solver: str = "dp") -> int:
+        with functorch_config.patch(activation_memory_budget_solver=solver):
+            return saved_bytes(model, x, budget, False, **THEIRS)
 
-        def partition(graph: Any, args: Any, **options: Any) -> Any:
-            nonlocal nbytes
-            done = min_cut_rematerialization_partition(graph, args, **options)
-            values = done[0].graph.output_node().args[0][1:]
-            nbytes = sum(v.meta["val"].nbytes for v in values if v.op != "placeholder")
-            return done
-
-        run = lambda graph, _: make_boxed_func(graph.forward)  # noqa: E731
-        backend = aot_autograd(fw_compiler=run, bw_compiler=run, partition_fn=partition)
-        torch._dynamo.reset()
-        with functorch_config.patch(
-            activation_memory_budget=budget,
-            activation_memory_budget_solver=solver,
-            enable_autograd_cache=False,
-        ):
-            torch.compile(model, backend=backend)(x).sum()
-        return nbytes
-
-    all_bytes = saved(1, "dp")
-    assert saved(0.5, "dynamic_memory_budget_dp") < 0.3 * all_bytes
-    assert saved(0.5, "dp") > 0.4 * all_bytes
-    assert saved(0.6, "dp") == saved(0.9, "dp") < 0.65 * all_bytes
+    most = theirs(1)
+    assert theirs(0.5, "dynamic_memory_budget_dp") < 0.3 * most < 0.4 * most < theirs(0.5)
+    assert theirs(0.6) == theirs(0.9) < 0.65 * most
     joint = remat.capture(model, (x,))
     bytes_at_1 = remat.plan(joint, 1).saved_bytes
     for ratio in (0.6, 0.9):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import re
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,16 +19,12 @@ from remat.running import measure
 from remat.running.measure import measure_step
 from tests.integrations.blocks import Block, Blocks, by_block, made, measured, step, whole
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.torch.jit:DeprecationWarning", "ignore:The .grad attribute of a Tensor"
-)
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
+pytestmark = [
+    pytest.mark.usefixtures("fresh_compiler"),
+    pytest.mark.filterwarnings(
+        "ignore:.torch.jit:DeprecationWarning", "ignore:The .grad attribute of a Tensor"
+    ),
+]
 
 
 @pytest.mark.parametrize("how", ["tied", "breaks"])

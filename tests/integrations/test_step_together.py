@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,16 +21,12 @@ from remat.planning.search.effort import DEFAULT
 from remat.planning.set_planner import SetPlanner
 from tests.integrations.blocks import Block, Blocks, by_block, made, measured, step, whole
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.torch.jit:DeprecationWarning", "ignore:The .grad attribute of a Tensor"
-)
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
+pytestmark = [
+    pytest.mark.usefixtures("fresh_compiler"),
+    pytest.mark.filterwarnings(
+        "ignore:.torch.jit:DeprecationWarning", "ignore:The .grad attribute of a Tensor"
+    ),
+]
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ SLOW = frozenset(
         "fitting",
         "fuzz",
         "graph/capture/test_step.py",
+        "graph/test_branch_values.py",
+        "graph/test_whole_graph.py",
         "graph/text/test_files.py",
         "hard",
         "integrations",
@@ -91,6 +93,11 @@ def _vectorised_loops(request: pytest.FixtureRequest) -> Iterator[None]:
     with config.patch({"cpp.simdlen": None}), pytest.MonkeyPatch.context() as patched:
         patched.delenv("TORCHINDUCTOR_VEC_ISA_OK")
         yield
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave the files in `SLOW` unimported for ``-m "not slow"``: importing them takes seconds."""
+    return (collection_path in SLOW and config.getoption("markexpr") == "not slow") or None
 
 
 @pytest.hookimpl(wrapper=True)

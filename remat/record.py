@@ -30,11 +30,11 @@ _BYTES = (
     "planned_peak_bytes", "without_peak_bytes", "without_estimated_bytes", "peak_limit",
 )  # fmt: skip
 _COSTS = (
-    "recompute_cost", "recompute_bound", "step_cost", "without_recompute_cost", "exposed_time", "solve_s",
+    "recompute_cost", "recompute_bound", "step_cost", "without_cost", "exposed_time", "solve_s",
 )  # fmt: skip
 #: Fields that a plan may compute when one of them is read first: see `PlanRecord._later`.
 LATER = (
-    "peak_bytes", "step_cost", "without_peak_bytes", "without_recompute_cost", "without_estimated_bytes", "_costs",
+    "peak_bytes", "step_cost", "without_peak_bytes", "without_cost", "without_estimated_bytes", "_costs",
     "_without",
 )  # fmt: skip
 #: Fields that a plan lacks if it was read from a file or a cache. A plan from a cache builds its fields when needed.
@@ -109,7 +109,8 @@ class PlanRecord(Record):
             backward.
         without_peak_bytes: simulated peak of the step without remat, to be compared with the planned peak. 0 if a
             user's pipeline made the plan.
-        without_recompute_cost: recompute cost of the step without remat, in ``unit``.
+        without_cost: cost of the step without remat, in ``unit``, with what this step recomputes; meaningless if
+            ``step_cost`` is 0.
         without_estimated_bytes: estimated peak of the step without remat once Inductor has compiled it; to be
             compared with the peak of a compiled step. 0 if unknown.
         offloads: the saved values that are offloaded. Each entry names the node after which the device's memory is
@@ -127,7 +128,7 @@ class PlanRecord(Record):
         remat: the version of remat that computed the figures; empty in older files.
     """
 
-    form: ClassVar[Form] = Form("plan", "remat_plan", 1)
+    form: ClassVar[Form] = Form("plan", "remat_plan", 2)
 
     graph: str
     fingerprint: str
@@ -165,7 +166,7 @@ class PlanRecord(Record):
     planned_peak_bytes: int = 0
     step_cost: int = 0
     without_peak_bytes: int = 0
-    without_recompute_cost: int = 0
+    without_cost: int = 0
     without_estimated_bytes: int = 0
     offloads: tuple[Offload, ...] = ()
     exposed_time: int = 0
@@ -375,7 +376,7 @@ class PlanRecord(Record):
             step_cost=self.step_cost,
             recompute_cost=self.recompute_cost,
             exposed_time=self.exposed_time,
-            without_recompute_cost=self.without_recompute_cost,
+            without_cost=self.without_cost,
             unit=self.unit,
         )
 

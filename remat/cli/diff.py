@@ -20,7 +20,7 @@ MOST_NAMES = 40
 #: Fields of a `Plan` that ``--json`` prints for each of the two plans.
 _FIELDS = (
     "budget", "solver", "cost", "unit", "capacity", "saved_bytes", "peak_bytes", "planned_peak_bytes",
-    "without_peak_bytes", "recompute_cost", "recompute_bound", "step_cost", "without_recompute_cost",
+    "without_peak_bytes", "recompute_cost", "recompute_bound", "step_cost", "without_cost",
 )  # fmt: skip
 
 

@@ -114,7 +114,7 @@ def compare(
         unit=planner.context.request.cost.unit,
         step_cost=planner.context.step_cost,
         without_peak_bytes=planner.baseline.peak_bytes,
-        without_recompute_cost=planner.baseline.recompute_cost,
+        without_cost=planner.baseline.cost,
     )
 
 

@@ -171,7 +171,7 @@ class Comparison:
         unit: unit of all costs.
         step_cost: cost of running every operator of the step once; 0 if unknown.
         without_peak_bytes: simulated peak of the step without remat, which is the step at budget 1.
-        without_recompute_cost: recompute cost of the step without remat.
+        without_cost: cost of the step without remat; meaningless if ``step_cost`` is 0.
         brief: names of the solvers that did only a fraction of their usual work, see `remat.solvers.brief`.
     """
 
@@ -181,7 +181,7 @@ class Comparison:
     unit: str = ""
     step_cost: int = 0
     without_peak_bytes: int = 0
-    without_recompute_cost: int = 0
+    without_cost: int = 0
     brief: tuple[str, ...] = ()
 
     @property
@@ -189,7 +189,7 @@ class Comparison:
         """One line with the peak and the cost of the step without remat; empty if either is unknown."""
         if not self.without_peak_bytes or not self.step_cost:
             return ""
-        step = format_cost(self.step_cost + self.without_recompute_cost, self.unit)
+        step = format_cost(self.without_cost, self.unit)
         return f"without remat: peak {format_bytes(self.without_peak_bytes)}, step {step} modelled"
 
     def to_json(self) -> str:

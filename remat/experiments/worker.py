@@ -84,11 +84,10 @@ class PreparedStep:
         """
         context, baseline = self.planner.context, self.planner.baseline
         priced = bool(context.step_cost and baseline.peak_bytes)
-        step_cost = context.step_cost + baseline.recompute_cost
         shared: dict[str, Any] = {
             "priced": str(context.request.cost),
             "without_peak_bytes": baseline.peak_bytes if priced else None,
-            "without_step_cost": step_cost if priced else None,
+            "without_step_cost": baseline.cost if priced else None,
         }
         budgets = {text: Budget.parse(text) for text in job.budgets}
         request = replace(self._request(job.solver), budget=budgets[job.budgets[0]])

@@ -61,13 +61,14 @@ class Baseline:
     Attributes:
         peak_bytes: simulated peak of the step; 0 if unknown.
         estimated_bytes: estimated peak of the step once Inductor has compiled it; 0 if unknown.
-        recompute_cost: recompute cost of the step, in the unit of the cost model.
+        cost: cost of the step, in the unit of the cost model; without the cost of running each operator once if the
+            cost model cannot price backward.
         curve: bytes alive over the step; None if unknown.
     """
 
     peak_bytes: int = 0
     estimated_bytes: int = 0
-    recompute_cost: int = 0
+    cost: int = 0
     curve: MemoryCurve | None = None
 
 

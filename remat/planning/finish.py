@@ -192,7 +192,7 @@ def later_figures(
         "peak_bytes": peak_bytes,
         "step_cost": sum(costs),
         "without_peak_bytes": baseline.peak_bytes,
-        "without_recompute_cost": baseline.recompute_cost,
+        "without_cost": baseline.cost,
         "without_estimated_bytes": baseline.estimated_bytes,
         "_costs": {n.name: c for n, c in zip(state.index.nodes, costs, strict=False)},
         "_without": baseline.curve,

@@ -94,7 +94,7 @@ class PlanSet(Record, Sequence[Plan]):
             step_cost=self._summed("step_cost") if costs_are_known else 0,
             recompute_cost=self.recompute_cost,
             exposed_time=self.exposed_time,
-            without_recompute_cost=self._summed("without_recompute_cost"),
+            without_cost=self._summed("without_cost"),
             unit=self.plans[0].unit,
         )
 

@@ -178,7 +178,7 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         baseline=Baseline(
             peak_bytes=plan.without_peak_bytes,
             estimated_bytes=plan.without_estimated_bytes,
-            recompute_cost=plan.without_recompute_cost,
+            cost=plan.without_cost,
         ),
         link=plan.link,
         host_bytes=request.host_memory,
@@ -364,7 +364,7 @@ class Planner:
         return Baseline(
             peak_bytes=measures.simulated(without_remat),
             estimated_bytes=0 if context.is_eager else search.measures.estimated(without_remat),
-            recompute_cost=without_remat.cost,
+            cost=context.step_cost + without_remat.cost,
             curve=measures.curve(without_remat),
         )
 
@@ -479,7 +479,7 @@ def _by_bounds(search: Search, plan: Plan) -> tuple[BeforeAfter | None, bool]:
         without_peak_bytes=other[0],
         step_cost=context.step_cost,
         recompute_cost=plan.recompute_cost,
-        without_recompute_cost=without_remat.cost,
+        without_cost=context.step_cost + without_remat.cost,
         unit=plan.unit,
         exposed_time=plan.exposed_time,
     )

@@ -24,7 +24,7 @@ class BeforeAfter:
             simulated, or both are estimated.
         step_cost: cost of running every operator of the step once, in ``unit``; 0 if unknown.
         recompute_cost: cost of the operators that the plan runs again, in ``unit``.
-        without_recompute_cost: cost of the operators that the step without remat runs again, in ``unit``.
+        without_cost: cost of the step without remat, in ``unit``; meaningless if ``step_cost`` is 0.
         exposed_time: time for which the plan's operators wait for copies to and from host memory,
             in ``unit``.
         unit: unit of the costs; ``"ps"`` for times.
@@ -34,7 +34,7 @@ class BeforeAfter:
     without_peak_bytes: int
     step_cost: int
     recompute_cost: int
-    without_recompute_cost: int
+    without_cost: int
     unit: str
     exposed_time: int = 0
 
@@ -42,11 +42,6 @@ class BeforeAfter:
     def cost(self) -> int:
         """Cost of the step under the plan, in ``unit``; meaningless if ``step_cost`` is 0."""
         return self.step_cost + self.recompute_cost + self.exposed_time
-
-    @property
-    def without_cost(self) -> int:
-        """Cost of the step without remat, in ``unit``; meaningless if ``step_cost`` is 0."""
-        return self.step_cost + self.without_recompute_cost
 
     @property
     def more(self) -> float | None:
@@ -125,11 +120,10 @@ class BeforeAfter:
         if is_estimated:
             planned = ", estimated before compiling: plan.estimated_peak_bytes"
             estimated = ", likewise: plan.without_estimated_bytes"
-        nbytes = f"bytes, such as budget='{format_bytes(0.8 * most).replace(' ', '')}'"
         alone = (
-            f" of this graph. If it is the whole step, so do {nbytes}"
+            " of this graph; or by bytes if the graph is the whole step"
             if of_graph
-            else f", or {nbytes}"
+            else "; or by bytes"
         )
         warn(
             f"{subject} has a peak of {lower} ({peak} bytes{planned}){costs}; budget 1 has {higher} ({most} bytes"

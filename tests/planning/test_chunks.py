@@ -53,6 +53,8 @@ def test_a_plan_with_chunks_has_a_lower_peak(lower: str) -> None:
     assert plan.peak_bytes <= 0.7 * whole.peak_bytes
     # The baseline is the step without chunks.
     assert plan.without_peak_bytes == whole.without_peak_bytes
+    assert plan.without_cost == whole.without_cost
+    assert plan.before_after.more == pytest.approx(plan.step_cost / whole.without_cost - 1)
     # Each chunk reads the weight again, and this model is small.
     assert plan.step_cost + plan.recompute_cost <= 1.3 * whole.step_cost
     # The gradients are computed in forward and saved, so that nothing of the logits is.

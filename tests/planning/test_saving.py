@@ -67,9 +67,7 @@ def test_a_set_of_many_plans_fits_a_screen(joint: remat.JointGraph) -> None:
     assert lines[-1] == f"  and {40 - len(lines) + 2} more>"
 
 
-@pytest.mark.parametrize(
-    "name", ["step_cost", "without_peak_bytes", "without_recompute_cost", "peak_bytes"]
-)
+@pytest.mark.parametrize("name", ["step_cost", "without_peak_bytes", "without_cost", "peak_bytes"])
 def test_figures_that_cannot_be_are_refused(joint: remat.JointGraph, name: str) -> None:
     text = remat.plan(joint, 0.3).to_json()
     for value in (-5, 10**400):

@@ -41,7 +41,7 @@ def joint() -> remat.JointGraph:
 def test_it_is_the_plan_at_budget_1(joint: remat.JointGraph, budget: Any, cost: str) -> None:
     full, plan = remat.plan(joint, 1, cost=cost), remat.plan(joint, budget, cost=cost)
     assert plan.without_peak_bytes == full.peak_bytes
-    assert plan.without_recompute_cost == full.recompute_cost
+    assert plan.without_cost == full.step_cost + full.recompute_cost
     assert plan.step_cost == full.step_cost
     assert full.before_after.more == 0
 
@@ -70,7 +70,7 @@ def test_only_a_surely_better_decision_replaces_the_cut_at_budget_1(
     assert full.estimated_peak_bytes <= cut.estimated_peak_bytes
     assert named.recompute_cost < cut.recompute_cost, "a solver that the user names decides alone"
     for plan in (cut, full, named, remat.plan(joint, 0.5, "lagrangian")):
-        assert plan.without_recompute_cost == full.recompute_cost
+        assert plan.without_cost == full.step_cost + full.recompute_cost
         assert plan.without_estimated_bytes == full.estimated_peak_bytes
 
 
@@ -108,7 +108,7 @@ def test_files_keep_it_and_files_from_before_are_read(joint: remat.JointGraph) -
     assert again.before_after == plan.before_after
     assert remat.plan(joint, plan=again).before_after == plan.before_after
     old = json.loads(plan.to_json())
-    for name in ("step_cost", "without_peak_bytes", "without_recompute_cost"):
+    for name in ("step_cost", "without_peak_bytes", "without_cost"):
         del old[name]
     read = remat.Plan.from_json(json.dumps(old))
     assert read.before_after.more is None
@@ -173,7 +173,7 @@ def test_it_is_the_same_step_for_every_solver(several: bool) -> None:
     graphs: Any = [joint] if several else joint
     auto, nothing = (remat.plan(graphs, remat.Peak(0.9), s) for s in ("auto", Nothing()))
     assert auto.without_peak_bytes == nothing.without_peak_bytes
-    costs = {plan.before_after.without_recompute_cost for plan in (auto, nothing)}
+    costs = {plan.before_after.without_cost for plan in (auto, nothing)}
     assert len(costs) == 1
     assert costs != {0}
 
@@ -224,7 +224,7 @@ def test_warnings_of_steps_for_inductor_go_by_expected_peaks() -> None:
         figures = (
             f"({plan.estimated_peak_bytes} bytes, estimated before compiling: plan.estimated_peak_bytes)",
             f"({plan.without_estimated_bytes} bytes, likewise: plan.without_estimated_bytes)",
-            "that of budget 1 of this graph. If it is the whole step, so do bytes, such as",
+            "that of budget 1 of this graph; or by bytes if the graph is the whole step",
         )
         assert all(text in str(w.message) for w in caught for text in figures)
         warned.append(higher)

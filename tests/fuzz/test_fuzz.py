@@ -72,7 +72,7 @@ def test_what_breaks_the_law_is_found(
 ) -> None:
     """Who forgets what draws at random, or what is written to, does not get far."""
     monkeypatch.setattr(where, name, instead)
-    assert run_portion(0, traced=0, shrink=False).fault is not None
+    assert run_portion(11, traced=0, shrink=False).fault is not None  # seed 11 shows both early
 
 
 def case_of(program: Program) -> Case:

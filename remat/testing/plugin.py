@@ -16,18 +16,12 @@ import pytest
 
 if TYPE_CHECKING:
     from remat.solvers.base import Solver
-    from remat.solvers.solution import Checked
-    from remat.testing.cases import Case
     from remat.testing.selection import SolverUnderTest
 
 Test = TypeVar("Test", bound=Callable[..., None])
 FIXTURE = "solver"
-_KNOWN_FAILURES = "known_failures.txt"
 _KIND = "remat_kind"
 _SELECTED = pytest.StashKey["tuple[SolverUnderTest, ...]"]()
-_KNOWN = pytest.StashKey["Mapping[str, str]"]()
-#: Name of the property of a test report that holds the solver's result (a `Solved`) as JSON text.
-_PROPERTY = "remat.solved"
 
 
 def for_solvers_of(kind: str) -> Callable[[Test], Test]:
@@ -52,8 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         dest="remat_known_failures",
         metavar="FILE",
         help="solver tests that are known to fail, one name per line; one that passes after all "
-        "fails the run. With --solver, known_failures.txt in the current folder is read if it is "
-        "there.",
+        "fails the run.",
     )
     group.addoption(
         "--solver",
@@ -67,46 +60,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Look up the solvers that ``--solver`` names, and read the known failures, before pytest collects tests."""
+    """Look up the solvers that ``--solver`` names, before pytest collects tests."""
     names = config.getoption("remat_solvers")
     if names:
         from remat.testing.selection import select
 
         config.stash[_SELECTED] = select(names, config.invocation_params.dir)
-    config.stash[_KNOWN] = _known_failures(config)
 
 
-def _known_failures(config: pytest.Config) -> Mapping[str, str]:
-    """Return the tests that are known to fail, as a dict from a test's name to the reason."""
-    folder, listed = config.invocation_params.dir, config.getoption("remat_known_failures")
-    if listed:
-        return _read_known_failures(folder / listed)
-    # Without --solver, a file of this name may belong to another project.
-    default = folder / _KNOWN_FAILURES
-    return _read_known_failures(default) if _SELECTED in config.stash and default.is_file() else {}
-
-
-def _read_known_failures(path: Path) -> Mapping[str, str]:
-    """Read known failures from a file of lines ``name # reason``; pytest prints a test's name after ``::``."""
+def _known_failures(path: Path) -> Mapping[str, str]:
+    """Read names of tests and reasons from a file of lines ``name # reason``; pytest prints a name after ``::``."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise pytest.UsageError(f"--known-failures={path}: {error}") from None
-    known_failures: dict[str, str] = {}
-    for number, line in enumerate(lines, 1):
-        name, _, reason = (part.strip() for part in line.partition("#"))
-        if not name:
-            continue
-        name = name.rpartition("::")[2]
-        if not name.startswith("test") or " " in name:
-            raise pytest.UsageError(
-                f"{path}:{number}: {line.strip()!r} is no name of a test: give one per line, as "
-                f"test_case[empty-mine:Mine], and a reason behind '#'"
-            )
-        if name in known_failures:
-            raise pytest.UsageError(f"{path}:{number}: {name} is listed twice")
-        known_failures[name] = reason or "a known failure"
-    return known_failures
+    parts = [line.partition("#") for line in lines]
+    return {
+        name.strip().rpartition("::")[2]: reason.strip() or "a known failure"
+        for name, _, reason in parts
+    }
 
 
 @pytest.hookimpl(trylast=True)  # after the tests' own parametrization, which `_is_ours` checks
@@ -126,8 +98,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(FIXTURE, selected, ids=ids, indirect=True, scope="session")
 
 
-# Before -k deselects tests, which `_mark_known` would report as missing.
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Select the tests to run, and mark the tests that are known to fail.
 
@@ -135,11 +105,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tests that are not solver tests are removed.
     """
     _keep(config, items, _is_of_its_kind)
-    known_failures = config.stash[_KNOWN]
-    if known_failures:
-        _mark_known(
-            config, [item for item in items if _solver_of(item) is not None], known_failures
-        )
+    listed = config.getoption("remat_known_failures")
+    known_failures = _known_failures(config.invocation_params.dir / listed) if listed else {}
+    for item in items:
+        if _solver_of(item) is not None and item.name in known_failures:
+            item.add_marker(pytest.mark.xfail(strict=True, reason=known_failures[item.name]))
     if _SELECTED in config.stash:
         _keep(config, items, lambda item: _solver_of(item) is not None)
 
@@ -176,31 +146,10 @@ def _is_of_its_kind(item: pytest.Item) -> bool:
     return all(map(tested.solves, kinds))
 
 
-def _mark_known(
-    config: pytest.Config, items: list[pytest.Item], known_failures: Mapping[str, str]
-) -> None:
-    """Mark known failures as expected to fail; raise UsageError if a known failure names no test of a solver."""
-    for item in items:
-        if item.name in known_failures:
-            item.add_marker(pytest.mark.xfail(strict=True, reason=known_failures[item.name]))
-    if any("::" in argument for argument in config.args):
-        return  # the command line selects single tests, so others are rightly not collected
-    missing = sorted(known_failures.keys() - {item.name for item in items})
-    for tested in config.stash.get(_SELECTED, ()):
-        for name in missing:
-            if items and name.endswith((f"[{tested.name}]", f"-{tested.name}]")):
-                raise pytest.UsageError(
-                    f"known failures: there is no test {name}: take it out of the list"
-                )
-
-
 def pytest_terminal_summary(
     terminalreporter: Any, exitstatus: int | pytest.ExitCode, config: pytest.Config
 ) -> None:
-    """Print why solvers were skipped and, if several solvers ran, a table that compares their results.
-
-    If ``--solver`` was given, but pytest collected no solver test, print how to run the suite.
-    """
+    """Print why solvers were skipped, and how to run the suite if ``--solver`` was given without solver tests."""
     selected = config.stash.get(_SELECTED, ())
     for tested in selected:
         if tested.reason is not None:
@@ -213,23 +162,6 @@ def pytest_terminal_summary(
             "add --pyargs remat.testing for the conformance suite",
             red=True,
         )
-    texts = [
-        text
-        for reports in terminalreporter.stats.values()
-        for report in reports
-        if getattr(report, "when", None) == "call"
-        for name, text in report.user_properties
-        if name == _PROPERTY
-    ]
-    if not texts:
-        return
-    from remat.testing.scoreboard import LEGEND, Solved, table
-
-    results = list(map(Solved.from_property, texts))
-    if len({result.solver for result in results}) > 1:
-        terminalreporter.section("solvers compared")
-        for line in (*table(results), *LEGEND):
-            terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session", name=FIXTURE)
@@ -237,39 +169,6 @@ def _solver(request: pytest.FixtureRequest) -> Solver:
     """The solver under test: a test runs once on each solver that `pytest_generate_tests` chooses."""
     tested: SolverUnderTest = request.param
     return tested.solver()
-
-
-@pytest.fixture
-def solve_case(
-    solver: Solver, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
-) -> Callable[[Case], Checked | None]:
-    """Return a function that solves a `Case` with the solver under test, and adds the result to the table.
-
-    The function returns the verified solution, or None if the solver finds no schedule within the
-    capacity. A solver may find no schedule. If the solver refuses a knapsack, the test is skipped
-    with the solver's reason.
-    """
-
-    def solve(case: Case) -> Checked | None:
-        from remat.testing.samples import solved
-        from remat.testing.scoreboard import Solved
-
-        problem = case.problem
-        solution: Checked | None = solved(solver, problem)
-        if solution is None:
-            return None
-        row = Solved(
-            solver=request.node.callspec.params[FIXTURE].name,
-            case=case.name,
-            value=getattr(solution, problem.objective),
-            optimum=case.optimum,
-            elapsed_s=solution.elapsed_s,
-            least=not problem.maximises,
-        )
-        record_property(_PROPERTY, row.as_property())
-        return solution
-
-    return solve
 
 
 def _is_ours(metafunc: pytest.Metafunc) -> bool:

@@ -7,7 +7,7 @@ parameter is a problem, or a set of problems, runs only on solvers of that kind 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -142,12 +142,12 @@ def test_takes_problems_at_all(solver: Solver) -> None:
 
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
-def test_case(solver: Solver, case: Case, solve_case: Callable[[Case], AnySolution | None]) -> None:
+def test_case(solver: Solver, case: Case) -> None:
     """The solver's answer to a case fits the capacity, and the solver's claims about the answer are true.
 
     On a knapsack, an exact solver proves its answer optimal.
     """
-    solution = solve_case(case)
+    solution = solved(solver, case.problem)
     if solution is not None:
         assert_honest(solver, case.problem, solution, case.optimum, case.name)
 

@@ -1,4 +1,4 @@
-"""The suite's data: the oracle, the families and the table.
+"""The suite's data: the oracle and the families.
 
 Exact solvers prove the certificates of cases in ``tests/solvers/test_conformance.py``.
 """
@@ -13,7 +13,6 @@ from remat.errors import ProblemError
 from remat.solvers import KnapsackProblem
 from remat.testing.families import family
 from remat.testing.oracle import brute_force
-from remat.testing.scoreboard import Solved, table
 
 
 def test_the_oracle_takes_few_items_only() -> None:
@@ -39,26 +38,3 @@ def test_families_are_what_the_literature_says() -> None:
     assert all(abs(v - 2 / 3 * (4e6 - (w - 2_000) ** 2) ** 0.5) < 2 for w, v in pairs("circle"))
     for base in ("uncorrelated", "weakly-correlated", "strongly-correlated"):
         assert len({Fraction(w, v) for w, v in pairs(f"spanner-{base}")}) <= 2
-
-
-def test_the_table_counts_wins_gaps_and_repeats() -> None:
-    def solved(solver: str, case: str, value: int, elapsed_s: float = 0.5) -> Solved:
-        made = Solved(solver=solver, case=case, value=value, optimum=100, elapsed_s=elapsed_s)
-        return Solved.from_property(made.as_property())
-
-    lines = table(
-        [
-            solved("bad", "one", 50),
-            solved("good", "one", 90),
-            solved("bad", "two", 100),
-            solved("good", "two", 100),
-            solved("good", "two", 100, 1.5),
-        ]
-    )
-    assert [line.split() for line in lines[1:]] == [
-        ["good", "2", "2", "10.000%", "5.000%", "2.000", "s"],
-        ["bad", "2", "1", "50.000%", "25.000%", "1.000", "s"],
-    ]
-    assert len({len(line) for line in lines}) == 1
-    empty = Solved(solver="a", case="empty", value=0, optimum=0, elapsed_s=0.0)
-    assert table([empty])[1].split()[3] == "0.000%"

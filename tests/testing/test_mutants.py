@@ -91,7 +91,6 @@ def call(test: str, solver: Solver, capfd: pytest.CaptureFixture[str]) -> None:
     given: dict[str, Any] = {"solver": solver, "capfd": capfd, "name": parameter}
     if name == "test_case":
         given["case"] = fresh(parameter)
-        given["solve_case"] = lambda case: solved(solver, case.problem)
     for samples, tests in SAMPLED.items():
         if name in tests:
             given["sample"] = next(sample for sample in samples if sample.name == parameter)

@@ -93,67 +93,55 @@ def random_schedule_problem(seed: int, *, nodes: int = 6, plain: bool = False) -
     rich = not plain
     given = draw.randint(0, 2) if rich else 0
     late_given = draw.randint(0, 1) if rich else 0
-    inputs: list[tuple[int, ...]] = [()] * (given + late_given)
-    part_of, cost, size = (
-        [-1] * len(inputs),
-        [0] * len(inputs),
-        [draw.choice((1, 2, 5)) for _ in inputs],
-    )
     at_start, at_boundary = range(given), range(given, given + late_given)
+    # Inputs, cost, size, and the node of which this node is a part.
+    rows: list[tuple[tuple[int, ...], int, int, int]] = [
+        ((), 0, draw.choice((1, 2, 5)), -1) for _ in range(given + late_given)
+    ]
     backward: list[int] = []
     boundary = (
         draw.randint(nodes // 2, nodes) if rich and (late_given or draw.random() < 0.5) else nodes
     )
-    count = 0
-    while count < nodes:
-        i = len(inputs)
+    for count in range(nodes):
+        i = len(rows)
         late = count >= boundary
-        there = [j for j in range(i) if late or j not in at_boundary]
-        near = there[-6:]
-        inputs.append(
-            tuple(sorted(draw.sample(near, min(len(near), draw.choice((0, 1, 1, 2, 2, 3))))))
-        )
-        cost.append(draw.choice((0, 1, 2, 3, 5, 8)))
-        size.append(draw.choice((0, 1, 2, 3, 4, 8)))
-        part_of.append(-1)
+        near = [j for j in range(i) if late or j not in at_boundary][-6:]
+        reads = draw.sample(near, min(len(near), draw.choice((0, 1, 1, 2, 2, 3))))
+        cost, size = draw.choice((0, 1, 2, 3, 5, 8)), draw.choice((0, 1, 2, 3, 4, 8))
+        rows.append((tuple(sorted(reads)), cost, size, -1))
         if late:
             backward.append(i)
-        count += 1
         if rich and draw.random() < 0.15:
-            inputs.append(())
-            cost.append(0)
-            size.append(draw.choice((1, 2, 3)))
-            part_of.append(i)
-    n = len(inputs)
+            rows.append(((), 0, draw.choice((1, 2, 3)), i))
+    # `at_boundary` needs a node that runs in backward. Without one, draw again with another seed.
+    if late_given and not backward:
+        return random_schedule_problem(seed + 1_000_003, nodes=nodes, plain=plain)
+    inputs, costs, sizes, part_of = zip(*rows, strict=True)
+    n = len(rows)
     runs = [i for i in range(given + late_given, n) if part_of[i] < 0]
     early = [i for i in runs if i not in backward]
 
     def some(of: list[int], share: float) -> tuple[int, ...]:
         return tuple(i for i in of if rich and draw.random() < share)
 
-    return (
-        ScheduleProblem(
-            names=tuple(f"n{i}" for i in range(n)),
-            inputs=tuple(inputs),
-            cost=tuple(cost),
-            size=tuple(size),
-            part_of=tuple(part_of) if max(part_of, default=-1) >= 0 else (),
-            extra=tuple(draw.choice((0, 0, 0, 2)) if i in runs else 0 for i in range(n))
-            if rich
-            else (),
-            once=some(runs, 0.15),
-            ordered=some(runs, 0.2),
-            at_start=tuple(at_start),
-            forward=some(early, 0.4) if backward else (),
-            backward=tuple(backward),
-            at_boundary=tuple(at_boundary) if backward else (),
-            to_end=some(list(range(n)), 0.15),
-            resident=draw.choice((0, 3)) if rich else 0,
-            unit="ps",
-        )
-        # `at_boundary` needs a node that runs in backward. Without one, draw again with another seed.
-        if backward or not late_given
-        else random_schedule_problem(seed + 1_000_003, nodes=nodes, plain=plain)
+    return ScheduleProblem(
+        names=tuple(f"n{i}" for i in range(n)),
+        inputs=inputs,
+        cost=costs,
+        size=sizes,
+        part_of=part_of if max(part_of) >= 0 else (),
+        extra=tuple(draw.choice((0, 0, 0, 2)) if i in runs else 0 for i in range(n))
+        if rich
+        else (),
+        once=some(runs, 0.15),
+        ordered=some(runs, 0.2),
+        at_start=tuple(at_start),
+        forward=some(early, 0.4) if backward else (),
+        backward=tuple(backward),
+        at_boundary=tuple(at_boundary) if backward else (),
+        to_end=some(list(range(n)), 0.15),
+        resident=draw.choice((0, 3)) if rich else 0,
+        unit="ps",
     )
 
 

@@ -9,7 +9,7 @@ read.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -48,10 +48,9 @@ def user_mutable_inputs(joint: JointGraph) -> frozenset[str]:
     static = {inputs[k] for k in joint.static_inputs if k < len(inputs)}
     candidates = [n for n in inputs if role_of(n) is Role.PRIMAL and n not in static]
     candidates = [n for n in candidates if _is_user_mutable(n)]
-    root = _Roots(joint)
-    given_back = [o for o in split_outputs(joint)[1] if isinstance(o, fx.Node)]
-    saved = _saved_by_autograd(joint, root, candidates)
-    saved |= {n for n in candidates if not root.views_of(n).isdisjoint(given_back)}
+    _, root = _views(joint)
+    saved = _saved_by_autograd(joint, root)
+    saved |= {root[o] for o in split_outputs(joint)[1] if isinstance(o, fx.Node)}
     return frozenset(n.name for n in candidates if n not in saved)
 
 
@@ -66,22 +65,33 @@ def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> No
         places: indices of the user's outputs to copy. Other outputs that share memory with one of
             these are copied too. None: copy all outputs that eager autograd does not save.
     """
-    root = _Roots(joint)
+    viewed, root = _views(joint)
     position = {n: i for i, n in enumerate(joint.graph.nodes)}
-    outputs = _copyable_outputs(joint, root)
-    saved = _saved_by_autograd(joint, root, outputs) if places is None else set()
+    # Nodes whose memory is read by a node that is not a view of it.
+    read = {
+        root[n]
+        for node in joint.graph.nodes
+        if node.op != "output"
+        for n in inputs_of(node)
+        if root[n] is not root[node]
+    }
+    if places is None:
+        read -= _saved_by_autograd(joint, root)
     of_root = {
         base: [value for value, _ in of_base]
-        for base, of_base in outputs.items()
-        if base not in saved
+        for base, of_base in _copyable_outputs(joint, root).items()
+        if base in read
         and (places is None or any(_user_index(desc) in places for _, desc in of_base))
-        and root.is_read(base)
     }
     copies: dict[fx.Node, fx.Node] = {}
     for base, values in of_root.items():
         # If several outputs share memory, their copies share memory too.
         source = values[0] if len({*values}) == 1 else base
-        views = {n for v in values for n in root.views(v, source)}
+        views: set[fx.Node] = set()
+        for view in values:
+            while view is not source:
+                views.add(view)
+                view = viewed[view]
         last = max((source, *values), key=position.__getitem__)
         with joint.graph.inserting_after(last):
             # A plan on disk may name the copy, so its name must not depend on other nodes of the graph.
@@ -111,7 +121,7 @@ def unversioned_outputs(joint: JointGraph) -> tuple[int, ...]:
     Unprotected outputs come from AOTAutograd, from Inductor, and from operators such as ``_unsafe_view``,
     which PyTorch 2.15 traces in a linear layer.
     """
-    of_base = _copyable_outputs(joint, _Roots(joint))
+    of_base = _copyable_outputs(joint, _views(joint)[1])
     views = (
         _user_index(desc)
         for base, outputs in of_base.items()
@@ -143,7 +153,9 @@ def _user_index(desc: Any) -> int | None:
     return desc.idx if isinstance(desc, torch_compat.descriptors.PlainAOTOutput) else None
 
 
-def _copyable_outputs(joint: JointGraph, root: _Roots) -> dict[fx.Node, list[tuple[fx.Node, Any]]]:
+def _copyable_outputs(
+    joint: JointGraph, root: Mapping[fx.Node, fx.Node]
+) -> dict[fx.Node, list[tuple[fx.Node, Any]]]:
     """Return forward's outputs outside of inputs' memory, in a dict by the node that owns an output's memory."""
     memories = {storage_key(n.meta.get("val")) for n in joint.graph.find_nodes(op="placeholder")}
     outputs, _, descs, _ = split_outputs(joint)
@@ -159,79 +171,35 @@ def _copyable_outputs(joint: JointGraph, root: _Roots) -> dict[fx.Node, list[tup
     return of_root
 
 
-class _Roots(dict[fx.Node, fx.Node]):
-    """Map from each node to the node that owns the memory of its result, computed on first access.
-
-    A node that is not a view maps to itself.
-    """
-
-    def __init__(self, joint: JointGraph) -> None:
-        super().__init__()
-        self._sizes = Sizes(joint.memories)
-
-    def __missing__(self, node: fx.Node) -> fx.Node:
-        views: list[fx.Node] = []
-        base = node
-        while base not in self:
-            viewed = self._base(base)
-            if viewed is None:
-                self[base] = base
-            else:
-                views.append(base)
-                base = viewed
-        self.update(dict.fromkeys(views, self[base]))
-        return self[base]
-
-    def _base(self, node: fx.Node) -> fx.Node | None:
-        """Return the argument of which a call's result is a view; None if the result is no view."""
-        return aliased_argument(node) or _hidden_base(node, self._sizes)
-
-    def views(self, node: fx.Node, base: fx.Node) -> Iterator[fx.Node]:
-        """Yield the chain of views that leads from ``node`` to ``base``."""
-        while node is not base:
-            yield node
-            viewed = self._base(node)
-            assert viewed is not None
-            node = viewed
-
-    def views_of(self, base: fx.Node) -> set[fx.Node]:
-        """Return ``base`` and all its views, including views of views."""
-        # `views` grows while the loop runs, so views of views are visited too.
-        views = [base]
-        for viewed in views:
-            views += [u for u in viewed.users if self._base(u) is viewed]
-        return {*views}
-
-    def is_read(self, base: fx.Node) -> bool:
-        """Return whether a node that is not a view of ``base`` reads the memory of ``base``."""
-        # `stack` grows while the loop runs, so views of views are visited too.
-        stack = [base]
-        for viewed in stack:
-            for user in viewed.users:
-                if user.op != "output":
-                    if self[user] is not base:
-                        return True
-                    stack.append(user)
-        return False
+def _views(joint: JointGraph) -> tuple[dict[fx.Node, fx.Node], dict[fx.Node, fx.Node]]:
+    """Return two dicts: from each view to the argument that it is a view of, and from each node to its memory's owner."""
+    sizes = Sizes(joint.memories)
+    viewed: dict[fx.Node, fx.Node] = {}
+    root: dict[fx.Node, fx.Node] = {}
+    for node in joint.graph.nodes:
+        base: Any = None
+        if node.target is operator.getitem:
+            # An element of a list of views is a view of the list.
+            base = node.args[0] if node.args[0] in viewed else None
+        elif node.op == "call_function":
+            # Fake values also show views that the operator's schema does not declare.
+            base = aliased_argument(node) or _sharing_argument(node, sizes)
+        root[node] = node if base is None else root[base]
+        if base is not None:
+            viewed[node] = base
+    return viewed, root
 
 
-def _hidden_base(node: fx.Node, sizes: Sizes) -> fx.Node | None:
+def _sharing_argument(node: fx.Node, sizes: Sizes) -> fx.Node | None:
     """Return the argument that shares memory with a call's result, according to the fake values."""
-    if node.op != "call_function":
-        return None
-    if node.target is operator.getitem:
-        maker: Any = node.args[0]
-        return maker if _hidden_base(maker, sizes) is not None else None
-    # Fake values also show views that the operator's schema does not declare.
     own_keys = {*sizes.keys(node)}
-    return next(
-        (n for n in node.all_input_nodes if own_keys and own_keys == {*sizes.keys(n)}), None
-    )
+    return next((n for n in inputs_of(node) if own_keys and own_keys == {*sizes.keys(n)}), None)
 
 
-def _saved_by_autograd(joint: JointGraph, root: _Roots, owners: Iterable[fx.Node]) -> set[fx.Node]:
-    """Return those of the nodes ``owners`` whose memory eager autograd saves for backward."""
+def _saved_by_autograd(joint: JointGraph, root: Mapping[fx.Node, fx.Node]) -> set[fx.Node]:
+    """Return the nodes of forward whose memory eager autograd saves for backward."""
     in_backward: set[fx.Node] = set()
+    saved: set[fx.Node] = set()
     for node in joint.graph.nodes:
         if node.op == "placeholder":
             if role_of(node).in_backward:
@@ -240,15 +208,10 @@ def _saved_by_autograd(joint: JointGraph, root: _Roots, owners: Iterable[fx.Node
             belongs_to_backward(node) or not in_backward.isdisjoint(inputs_of(node))
         ):
             in_backward.add(node)
-    # An operator such as `sym_size` reads a size, not memory.
-    return {
-        owner
-        for owner in owners
-        for view in root.views_of(owner) - in_backward
-        if any(
-            u in in_backward and not ops.name_of(u.target).startswith("sym_") for u in view.users
-        )
-    }
+            # An operator such as `sym_size` reads a size, not memory.
+            if not ops.name_of(node.target).startswith("sym_"):
+                saved.update(root[n] for n in inputs_of(node) if n not in in_backward)
+    return saved
 
 
 def describe_input(graph: fx.Graph, name: str) -> str:

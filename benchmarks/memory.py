@@ -37,7 +37,7 @@ import remat
 from benchmarks.experiment import Case, Experiment, Row, grid
 from benchmarks.figures import above, grouped
 from benchmarks.workloads import FITTED, text
-from remat.graph.memory.liveness import own_outputs, simulate_peak
+from remat.graph.memory.liveness import StepWalk, own_outputs
 from remat.passes.packing.pairs import pack_float8, unpack_float8
 from remat.running.measure import measure_step
 from tests.fitting.fit_cells import cells as fit_cells
@@ -95,7 +95,7 @@ def eager_cell(name: str, budget: Any, case: Case) -> Row:
     plan = remat.plans()[-1]
     outputs = own_outputs(plan.forward)
     # Storages do not see what an operator takes while it runs.
-    simulated = simulate_peak(plan.forward, plan.backward, outputs, workspaces=False)
+    simulated = max(StepWalk(plan.forward, plan.backward, outputs).alive(workspaces=False))
     row = {"simulated": simulated, "planned": plan.peak_bytes, "storages": storages}
     if case.side == "within":
         row["asked"] = budget.nbytes

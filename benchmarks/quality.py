@@ -37,7 +37,7 @@ from benchmarks.torch_partitioner import Split, generated, partition, score, spl
 from benchmarks.workloads import ARCHITECTURES, captured
 from remat.errors import BudgetError
 from remat.graph.capture.source import module_path
-from remat.graph.memory.liveness import simulate_peak
+from remat.graph.memory.liveness import memory_curve
 from remat.passes.core.state import State
 from remat.planning.pipelines import prepare
 from remat.plugins.registry import registry
@@ -295,7 +295,7 @@ def by_hand(joint: remat.JointGraph, name: str, side: str) -> tuple[int, int]:
 def by_pytorch(joint: remat.JointGraph, ratio: float | None) -> tuple[int, int]:
     """Peak in bytes and recompute cost of what PyTorch's partitioner makes of a graph."""
     modules = partition(joint.copy(), ratio)
-    peak = simulate_peak(*modules, joint.num_fwd_outputs)
+    peak = memory_curve(*modules, joint.num_fwd_outputs).peak_bytes
     return peak, score(prepare(joint), COST, Split.of(joint, modules))[0].recompute_cost
 
 

@@ -31,7 +31,7 @@ from benchmarks.quality import by_pytorch
 from benchmarks.torch_partitioner import partition
 from benchmarks.workloads import text
 from remat.errors import BudgetError
-from remat.graph.memory.liveness import simulate_peak
+from remat.graph.memory.liveness import memory_curve
 from remat.running.measure import measure_step
 from tests.architectures import attend
 
@@ -62,7 +62,7 @@ def rising(name: str, cases: Sequence[Case]) -> Iterator[Row]:
     for case in cases:
         if case.side == "pytorch":
             modules = partition(joint.copy(), case.budget)
-            peak = simulate_peak(*modules, joint.num_fwd_outputs)
+            peak = memory_curve(*modules, joint.num_fwd_outputs).peak_bytes
         else:
             peak = remat.plan(joint, remat.Peak(case.budget)).peak_bytes
         yield case.row(peak_bytes=peak)

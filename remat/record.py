@@ -15,7 +15,7 @@ from torch import fx
 from remat.errors import PlanError, ProblemError
 from remat.files import Form, Record, check_figures
 from remat.graph.costs.links import LINKS, Link
-from remat.graph.memory.fused_liveness import predict_peak
+from remat.graph.memory.fused_liveness import FusedWalk
 from remat.graph.memory.liveness import MemoryCurve, Timeline, own_outputs, timeline
 from remat.graph.memory.storages import sizes_at
 from remat.graph.problems.lowering import Decision, Offload
@@ -235,7 +235,7 @@ class PlanRecord(Record):
         return replace(
             self,
             saved_bytes=saved_bytes,
-            peak_bytes=timeline.peak.nbytes,
+            peak_bytes=timeline.peak_bytes,
             planned_saved_bytes=self.saved_bytes,
             planned_peak_bytes=self.peak_bytes,
             _timeline=timeline,
@@ -265,7 +265,7 @@ class PlanRecord(Record):
         """
         forward, backward = self._pair()
         with sizes_at(self._sizes):
-            return predict_peak(forward, backward, own_outputs(forward))
+            return max(FusedWalk(forward, backward, own_outputs(forward)).alive())
 
     @property
     def timeline(self) -> Timeline:

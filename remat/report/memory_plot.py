@@ -183,7 +183,7 @@ def step_figure(
     """
     figure, axes = figure_of((11.5, 5.2), (0.075, 0.24, 0.53, 0.62), title)
     list_axes = figure.add_axes((0.63, 0.04, 0.36, 0.82))
-    highest = max(step.peak.nbytes, without.peak_bytes if without else without_peak_bytes)
+    highest = max(step.peak_bytes, without.peak_bytes if without else without_peak_bytes)
     scale = Scale.of(highest, "B")
     x = _Axis(clock)
     _stack(axes, step, scale, highest, x)
@@ -214,12 +214,12 @@ def steps_figure(steps: Sequence[tuple[str, Timeline]], *, title: str) -> Figure
         steps: (name, memory) of each graph, in the order in which the graphs run forward.
         title: title of the plot.
     """
-    highest_first = sorted(range(len(steps)), key=lambda k: -steps[k][1].peak.nbytes)
+    highest_first = sorted(range(len(steps)), key=lambda k: -steps[k][1].peak_bytes)
     shown = [steps[k] for k in sorted(highest_first[:_PANELS])]
     note = f", the {len(shown)} highest of {len(steps)} graphs" if len(shown) < len(steps) else ""
     width = min(20.0, 3.2 * len(shown) + 2.0)
     figure, first = figure_of((width, 5.2), (0.9 / width, 0.2, 0.01, 0.66), title + note)
-    highest = max(step.peak.nbytes for _, step in shown)
+    highest = max(step.peak_bytes for _, step in shown)
     scale = Scale.of(highest, "B")
     each = (1 - 1.2 / width) / len(shown)
     for k, (name, step) in enumerate(shown):
@@ -301,15 +301,15 @@ def _mark_peak(axes: Axes, step: Timeline, scale: Scale, x: _Axis) -> None:
     """Mark the peak of a step, with the peak's bytes and the node that runs at the peak as label."""
     from matplotlib.patheffects import withStroke
 
-    peak, program_point = step.peak, step.peak_point
+    peak_bytes, program_point = step.peak_bytes, step.peak_point
     at = (x.at(program_point) + x.at(program_point + 1)) / 2
-    axes.plot([at], [peak.nbytes / scale.size], marker="v", color=RED, markersize=6)
+    axes.plot([at], [peak_bytes / scale.size], marker="v", color=RED, markersize=6)
     share = at / axes.get_xlim()[1]
     side = "left" if share < 1 / 3 else "right" if share > 2 / 3 else "center"
     axes.text(
         at,
-        1.05 * peak.nbytes / scale.size,
-        shortened(f"peak {format_bytes(peak.nbytes)} at {peak.node}", 48),
+        1.05 * peak_bytes / scale.size,
+        shortened(f"peak {format_bytes(peak_bytes)} at {step.program_points[program_point]}", 48),
         ha=side,
         va="bottom",
         color=RED,
@@ -332,7 +332,7 @@ def _list(axes: Axes, step: Timeline) -> None:
         nbytes = sum(f.nbytes for f in rest)
         entries.append(("#ffffff", nbytes, f"{len(rest)} more lines, {count} storages", ""))
     axes.text(0.0, 0.985, "What fills the peak", fontweight="bold", va="top")
-    high = step.peak.nbytes or 1
+    high = step.peak_bytes or 1
     for row, (color, nbytes, heading, source) in enumerate(entries):
         y = 0.925 - row * 0.104
         axes.barh([y - 0.022], [0.035], height=0.04, color=color)

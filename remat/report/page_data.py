@@ -115,7 +115,7 @@ class Page:
         peaks = [
             peak
             for stop in self.stops
-            for peak in (stop.view.timeline.peak.nbytes, stop.view.without_peak_bytes)
+            for peak in (stop.view.timeline.peak_bytes, stop.view.without_peak_bytes)
         ]
         return max([*peaks, without.peak_bytes if without else 0])
 
@@ -185,7 +185,7 @@ def _stop(
     program_points = highest_points(sums, COLUMNS)
     kept_values = sorted((v for v in view.values if v.state == KEPT), key=lambda v: -v.nbytes)
     named = _named(view, kept_values)
-    peak, one_by_one = step.peak, set(map(id, named))
+    peak, one_by_one = step.peak_point, set(map(id, named))
     # All values that are not drawn one by one are summed in two areas: small values, and recomputed values.
     # The two areas lie between the parameters below and the temporary values above.
     apart = (StorageKind.INPUT, StorageKind.RECOMPUTED, StorageKind.TEMPORARY)
@@ -207,10 +207,10 @@ def _stop(
         "times": [t / time.size for t in view.clock.starts] if view.clock else [],
         "base": sum(v.nbytes for v in view.values if v.kind is StorageKind.INPUT),
         "peak": {
-            "moment": step.peak_point,
-            "nbytes": peak.nbytes,
-            "text": f"The peak, {format_bytes(peak.nbytes)}, is reached in "
-            f"{'backward' if peak.in_backward else 'forward'} while {peak.node} runs.",
+            "moment": peak,
+            "nbytes": sums[peak],
+            "text": f"The peak, {format_bytes(sums[peak])}, is reached in "
+            f"{'backward' if peak >= step.boundary else 'forward'} while {step.program_points[peak]} runs.",
         },
         "columns": {
             "x": [len(sums) * k // len(program_points) for k in range(len(program_points))],
@@ -244,7 +244,7 @@ def _stop(
 
 def _named(view: StepView, kept_values: Sequence[Value]) -> list[Value]:
     """Return the values that are drawn one by one: kept values, and others that are large relative to the peak."""
-    least = view.timeline.peak.nbytes * _SMALL
+    least = view.timeline.peak_bytes * _SMALL
     others = [
         v
         for v in view.values

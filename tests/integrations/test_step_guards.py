@@ -330,7 +330,7 @@ def test_sizes_of_a_declared_range_are_planned_for(budget: Budget, first: int, l
             assert taken <= (budget.peak_bytes or 0)
     (plan,) = remat.plans()[before:]
     if budget.nbytes is None:
-        assert plan.peak_bytes == plan.timeline.peak.nbytes
+        assert plan.peak_bytes == plan.timeline.peak_bytes
     else:
         held = [x for x in plan.timeline.lifetimes if x.kind is StorageKind.SAVED]
         assert plan.saved_bytes == sum(x.nbytes for x in held)

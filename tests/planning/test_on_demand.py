@@ -12,7 +12,7 @@ from torch import nn
 
 import remat
 from remat import torch_compat
-from remat.graph.memory.liveness import simulate_peak
+from remat.graph.memory.liveness import StepWalk, memory_curve
 from remat.integrations import compile_log
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
@@ -59,9 +59,9 @@ def test_a_ratio_simulates_no_peak_until_it_is_read(budget: float, computed: lis
     assert computed == []
     full = remat.plan(joint, 1, cost="roofline")
     outputs = joint.num_fwd_outputs
-    assert plan.peak_bytes == simulate_peak(plan.forward, plan.backward, outputs)
+    assert plan.peak_bytes == memory_curve(plan.forward, plan.backward, outputs).peak_bytes
     assert {*computed} == {"curve"}
-    assert plan.without_peak_bytes == simulate_peak(full.forward, full.backward, outputs)
+    assert plan.without_peak_bytes == memory_curve(full.forward, full.backward, outputs).peak_bytes
     assert plan.without_cost == full.step_cost + full.recompute_cost
     assert plan.step_cost == sum(plan.node_costs.values()) > 0
 
@@ -70,8 +70,10 @@ def test_budget_1_measures_no_workspace_until_its_peak_is_read(computed: list[st
     joint = joint_of(CONVOLUTION, torch.randn(4, 3, 16, 16))
     plan = remat.plan(joint, 1, cost="roofline:epyc")
     assert computed == []
-    storages = simulate_peak(plan.forward, plan.backward, joint.num_fwd_outputs, workspaces=False)
-    assert plan.peak_bytes == plan.simulated.peak.nbytes > storages
+    storages = max(
+        StepWalk(plan.forward, plan.backward, joint.num_fwd_outputs).alive(workspaces=False)
+    )
+    assert plan.peak_bytes == plan.simulated.peak_bytes > storages
     assert "workspace" in computed
 
 

@@ -19,7 +19,7 @@ from remat.errors import BudgetWarning, PeakWarning
 from remat.graph.capture.fake import repair_aliases
 from remat.graph.capture.step import capture
 from remat.graph.joint import JointGraph
-from remat.graph.memory.liveness import simulate_peak
+from remat.graph.memory.liveness import memory_curve
 from remat.graph.memory.storages import WORKSPACE, expression_of, hint
 from remat.planning.pipelines import modules_of, prepare
 from remat.planning.planner import Planner
@@ -121,7 +121,7 @@ def test_the_timeline_names_what_operators_take_and_a_plan_agrees_with_the_backe
     ]
     assert inside
     assert all(x.first == x.last for x in inside)
-    assert plan.timeline.peak.nbytes == plan.peak_bytes
+    assert plan.timeline.peak_bytes == plan.peak_bytes
     joint = capture(model, (x,), lower="eager")
     assert remat.plan(joint, 1, cost="auto").peak_bytes == plan.peak_bytes
 
@@ -138,7 +138,7 @@ def test_the_search_counts_as_the_simulation_does() -> None:
     step, modules = planner.search.schedules.lowered_schedule, modules_of(done)
     assert any(step.problem.extra)
     found = evaluated(step, *modules)
-    simulated = simulate_peak(*modules, done.joint.num_fwd_outputs)
+    simulated = memory_curve(*modules, done.joint.num_fwd_outputs).peak_bytes
     assert found.peak_bytes == simulated
 
 

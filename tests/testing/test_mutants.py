@@ -18,7 +18,7 @@ from remat.errors import BudgetError, SolverError
 from remat.solvers import Solver
 from remat.testing import test_solver as kit
 from remat.testing.cases import Case, cases
-from remat.testing.samples import HARD, PLAIN, ROOMY, SMALL, solved
+from remat.testing.samples import HARD, PLAIN, ROOMY, SMALL
 
 #: Mutant: the tests of the kit that must catch it, with their parameter in brackets.
 CAUGHT_BY = {

@@ -47,14 +47,14 @@ class Kernels:
     Args:
         nodes: the call nodes of the graph.
         start: program point of the first node.
-        returned: Python ``id`` of each node that the graph returns.
+        returned: the nodes that the graph returns.
 
     Attributes:
         fuses: by node, whether the node can fuse with other nodes.
         passed_on: by node, whether the node is a view or an element of a tuple.
     """
 
-    def __init__(self, nodes: list[fx.Node], start: int, returned: set[int]) -> None:
+    def __init__(self, nodes: list[fx.Node], start: int, returned: set[fx.Node]) -> None:
         # Results are cached, because each is needed many times per node, and a search predicts dozens of plans.
         self.passed_on = {n: is_passed_on(n) for n in nodes}
         self._numel = functools.cache(numel)
@@ -104,7 +104,7 @@ class Kernels:
                 segment += 1
                 self._program_points.append(program_point + 1)
             inputs = inputs_of(node)
-            inlined = [n for n in inputs if self._inlined.get(n) and id(n) not in returned]
+            inlined = [n for n in inputs if self._inlined.get(n) and n not in returned]
             self._reads[node] = frozenset().union(
                 *(self._reads[n] if n in inlined else (self._producer(n),) for n in inputs)
             )

@@ -19,10 +19,9 @@ from remat import torch_compat
 from remat.graph import ops
 from remat.graph.fusion import INDEXED, is_passed_on, is_scatter, may_fuse, producer_of
 from remat.graph.index import inputs_of
-from remat.graph.joint import outputs_of
 from remat.graph.memory.fused_kernels import Kernels, numel
 from remat.graph.memory.liveness import StepWalk
-from remat.graph.memory.storages import MEASURE, Memories, hint, tensor_bytes
+from remat.graph.memory.storages import MEASURE, hint, tensor_bytes
 
 #: Index of the argument ``output_mask`` of ``convolution_backward``. The first two entries of this mask say whether the
 #: gradients of the convolution's input and weight are computed.
@@ -31,28 +30,8 @@ _OUTPUT_MASK = 10
 _CONTIGUOUS = (*INDEXED, torch.ops.aten.cat)
 
 
-def predict_peak(
-    forward: fx.GraphModule,
-    backward: fx.GraphModule,
-    num_fwd_outputs: int,
-    memories: Memories | None = None,
-) -> int:
-    """Predict the peak memory of a step under a fusing compiler, in bytes; for the arguments see `simulate_peak`."""
-    return max(FusedWalk(forward, backward, num_fwd_outputs, memories).alive())
-
-
 class FusedWalk(StepWalk):
     """Simulation of a step's memory that models fused kernels, unlike its base class `StepWalk`."""
-
-    def __init__(
-        self,
-        forward: fx.GraphModule,
-        backward: fx.GraphModule,
-        num_fwd_outputs: int,
-        memories: Memories | None,
-    ) -> None:
-        super().__init__(forward, backward, num_fwd_outputs, memories)
-        self._output_ids = {id(v) for m in (forward, backward) for v in outputs_of(m.graph)}
 
     def workspaces(self) -> Iterator[tuple[fx.Node, int, int, int]]:
         """Yield the predicted workspaces, as (node, bytes, first program point, last program point).
@@ -155,8 +134,10 @@ class FusedWalk(StepWalk):
         self, nodes: list[fx.Node], start: int, existing: set[int]
     ) -> tuple[dict[int, tuple[fx.Node, int]], dict[int, int]]:
         allocations, _ = super()._walk(nodes, start, existing)
-        kernels = Kernels(nodes, start, self._output_ids)
-        makes, readers, returned = self._uses(nodes, allocations, kernels.passed_on)
+        returned_nodes = {n for n in nodes if any(u.op == "output" for u in n.users)}
+        kernels = Kernels(nodes, start, returned_nodes)
+        makes, readers = self._uses(nodes, allocations, kernels.passed_on)
+        returned = {key for n in returned_nodes for key in self.sizes.keys(n)}
         written = [  # readers first, because a node moves to the kernels of its readers
             (key, node)
             for node in reversed(nodes)
@@ -196,8 +177,8 @@ class FusedWalk(StepWalk):
         nodes: list[fx.Node],
         allocations: dict[int, tuple[fx.Node, int]],
         passed_on: dict[fx.Node, bool],
-    ) -> tuple[dict[fx.Node, list[int]], dict[int, list[fx.Node]], set[int]]:
-        """Return the storage keys that each node allocates, the readers of each storage, and the returned keys."""
+    ) -> tuple[dict[fx.Node, list[int]], dict[int, list[fx.Node]]]:
+        """Return the storage keys that each node allocates, and the readers of each storage."""
         makes: dict[fx.Node, list[int]] = defaultdict(list)
         for key, (node, _) in allocations.items():
             makes[node].append(key)
@@ -207,8 +188,7 @@ class FusedWalk(StepWalk):
                 read_by = (read for read in inputs_of(node) if not _fills(read, node))
                 for key in (key for read in read_by for key in self.sizes.keys(read)):
                     readers[key].append(node)
-        returned = {key for n in nodes if id(n) in self._output_ids for key in self.sizes.keys(n)}
-        return makes, readers, returned
+        return makes, readers
 
 
 def _is_image(node: fx.Node) -> bool:

@@ -57,21 +57,6 @@ class StorageKind(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeakPoint:
-    """The program point (run of one node) at which a step has the most bytes alive.
-
-    Attributes:
-        nbytes: bytes alive at this program point, including inputs and parameters.
-        node: name of the node that runs at this program point.
-        in_backward: whether the program point is in backward.
-    """
-
-    nbytes: int
-    node: str
-    in_backward: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Lifetime:
     """Lifetime of one storage, from its allocation to its last use.
 
@@ -130,13 +115,9 @@ class Timeline:
         return sums.index(max(sums))
 
     @property
-    def peak(self) -> PeakPoint:
-        program_point = self.peak_point
-        return PeakPoint(
-            nbytes=self.nbytes()[program_point],
-            node=self.program_points[program_point],
-            in_backward=program_point >= self.boundary,
-        )
+    def peak_bytes(self) -> int:
+        """The most bytes alive at any program point, including inputs and parameters."""
+        return max(self.nbytes())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +146,14 @@ def memory_curve(
     num_fwd_outputs: int,
     memories: Memories | None = None,
 ) -> MemoryCurve:
-    """Return the bytes alive at each program point of a step; for the arguments see `simulate_peak`."""
+    """Return the bytes alive at each program point of a step, without building its `timeline`.
+
+    Args:
+        forward: module that returns the user's outputs, then the values saved for backward.
+        backward: module that takes the saved values and the tangents, and returns gradients.
+        num_fwd_outputs: number of forward's outputs before the saved values.
+        memories: cache of the storages behind the fake values; None starts an empty cache.
+    """
     step = StepWalk(forward, backward, num_fwd_outputs, memories)
     running = dict(step.running())
     runs = [run_of(running[k]) if k in running else "" for k in range(len(step.program_points))]
@@ -197,28 +185,6 @@ def timeline(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs:
         boundary=step.boundary,
         lifetimes=tuple(sorted(lifetimes, key=lambda x: (x.first, x.last))),
     )
-
-
-def simulate_peak(
-    forward: fx.GraphModule,
-    backward: fx.GraphModule,
-    num_fwd_outputs: int,
-    memories: Memories | None = None,
-    *,
-    workspaces: bool = True,
-) -> int:
-    """Return the peak memory of a step in bytes, without building its `timeline`.
-
-    Args:
-        forward: module that returns the user's outputs, then the values saved for backward.
-        backward: module that takes the saved values and the tangents, and returns gradients.
-        num_fwd_outputs: number of forward's outputs before the saved values.
-        memories: cache of the storages behind the fake values; None starts an empty cache.
-        workspaces: whether to count the workspaces of operators. Without workspaces, the peak is
-            the same on every machine.
-    """
-    step = StepWalk(forward, backward, num_fwd_outputs, memories)
-    return max(step.alive(workspaces=workspaces))
 
 
 def saved_storages(
@@ -337,7 +303,12 @@ class StepWalk:
         return frozenset(n for _, n in self.running() if first.setdefault(run_of(n), n) is not n)
 
     def alive(self, *, workspaces: bool = True) -> tuple[int, ...]:
-        """Return the bytes of device memory alive at each program point, with or without workspaces."""
+        """Return the bytes of device memory alive at each program point.
+
+        Args:
+            workspaces: whether to count the workspaces of operators. Without workspaces, the bytes are
+                the same on every machine.
+        """
         lifetimes = self.lifetimes() if workspaces else self.storages()
         return sums_of((x[2:] for x in lifetimes), len(self.program_points))
 

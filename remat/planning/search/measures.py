@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from remat.errors import suppress_warnings
-from remat.graph.memory.fused_liveness import predict_peak
+from remat.graph.memory.fused_liveness import FusedWalk
 from remat.graph.memory.liveness import MemoryCurve, memory_curve
 from remat.graph.problems.lowering import Decision
 from remat.passes.core.state import State
@@ -51,7 +51,7 @@ class Measures:
         """Return the estimated peak of a candidate's step after Inductor's fusion, in bytes."""
         key = candidate.decision
         if key not in self._estimated:
-            self._estimated[key] = predict_peak(*for_walk(self.split_of(candidate)))
+            self._estimated[key] = max(FusedWalk(*for_walk(self.split_of(candidate))).alive())
         return self._estimated[key]
 
     def split_of(self, candidate: Candidate) -> State:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import remat
-from remat.graph.memory.liveness import simulate_peak
+from remat.graph.memory.liveness import memory_curve
 from remat.graph.problems.schedule_lowering import lower_schedule
 from remat.planning.pipelines import modules_of, split
 from remat.planning.planner import Planner
@@ -49,7 +49,7 @@ def test_the_schedule_of_a_plan_has_its_peak(lower: Any) -> None:
         decided = planner.decide(Budget.parse(share))
         done = split(replace(planner.context.state, decision=decided.decision))
         modules = modules_of(done)
-        peak = simulate_peak(*modules, joint.num_fwd_outputs)
+        peak = memory_curve(*modules, joint.num_fwd_outputs).peak_bytes
         found = evaluated(lowered, *modules)
         assert found.peak_bytes == peak
         assert lowered.least_peak <= peak

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import remat
 from remat.errors import PlanError, RematError
-from remat.graph.memory.liveness import simulate_peak, timeline
+from remat.graph.memory.liveness import memory_curve, timeline
 from remat.graph.problems.lowering import Decision
 from remat.graph.verify import Split, verify
 from remat.passes.core.state import State
@@ -128,8 +128,8 @@ def test_random_orders_change_nothing_and_peak_where_they_say(name: str) -> None
         _, made = carried_out(state, decision)
         n = state.joint.num_fwd_outputs
         assert first_difference(wanted, trial.run_graphs(made.forward, made.backward, n)) is None
-        peak = simulate_peak(made.forward, made.backward, n, state.joint.memories)
-        assert peak == timeline(made.forward, made.backward, n).peak.nbytes
+        peak = memory_curve(made.forward, made.backward, n, state.joint.memories).peak_bytes
+        assert peak == timeline(made.forward, made.backward, n).peak_bytes
         assert peak <= evaluate_schedule(search._free, runs, boundary).peak_bytes
         carried += 1
         repeats += len(decision.further_runs)

@@ -54,9 +54,6 @@ class Auto(CostModel):
         # A node alone does not tell whether Inductor compiles its graph; `for_graph` knows the graph.
         return Roofline().cost(node)
 
-    def __str__(self) -> str:
-        return self.name
-
 
 def preset_for(joint: JointGraph) -> Device:
     """Return the preset rates for the device type of a graph's tensors."""

@@ -210,30 +210,26 @@ def _rounds(node: fx.Node) -> int:
 
 
 def _ask(model: CostModel, nodes: list[fx.Node]) -> list[int]:
-    """Return a model's costs of nodes, checked and converted to integers."""
+    """Return a model's costs of nodes, checked and converted to integers; raise `ProblemError` if the model raises."""
     # Unless the model overrides `costs`, nodes are priced one by one, so that an error can name the node.
-    if type(model).costs is CostModel.costs:
-        answers = [_ask_unchecked(model, [n], f" for '{n.name}' ({n.target})")[0] for n in nodes]
-    else:
-        answers = _ask_unchecked(model, nodes, "")
+    one_by_one = type(model).costs is CostModel.costs
+    answers: list[Any] = []
+    for group in [[n] for n in nodes] if one_by_one else [nodes]:
+        try:
+            answers += model.costs(group)
+        except RematError:
+            raise
+        except Exception as error:  # the model may come from a plugin, which may raise anything
+            where = f" for '{group[0].name}' ({group[0].target})" if one_by_one else ""
+            raise ProblemError(
+                f"cost model '{model}' raised {type(error).__name__}{where}: {error}"
+            ) from error
     if len(answers) != len(nodes):
         raise ProblemError(
             f"cost model '{model}' gave {len(answers)} costs for {len(nodes)} nodes; "
             f"{type(model).__name__}.costs must return one for each, in order"
         )
     return [_check_cost(model, n, cost) for n, cost in zip(nodes, answers, strict=True)]
-
-
-def _ask_unchecked(model: CostModel, nodes: list[fx.Node], where: str) -> list[Any]:
-    """Return a model's costs of nodes, without a check; raise `ProblemError` if the model raises."""
-    try:
-        return list(model.costs(nodes))
-    except RematError:
-        raise
-    except Exception as error:  # the model may come from a plugin, which may raise anything
-        raise ProblemError(
-            f"cost model '{model}' raised {type(error).__name__}{where}: {error}"
-        ) from error
 
 
 def _check_cost(model: CostModel, node: fx.Node, cost: Any) -> int:
@@ -262,14 +258,13 @@ class Forms(dict[int, bytes]):
 
     def of(self, node: fx.Node) -> bytes:
         """Return the number for the form of a node's value, as `bytes`, because no constant argument has this type."""
-        value = node.meta.get("val", self)
-        number = self.get(id(value)) if value is not self else None
+        has_value = "val" in node.meta
+        value = node.meta["val"] if has_value else node
+        number = self.get(id(value))
         if number is None:
             # A subgraph or a constant has no value, only a name.
-            form = (node.op, str(node.target)) if value is self else _form_of(value)
-            number = self._numbers.setdefault(form, b"%d" % len(self._numbers))
-            if value is not self:
-                self[id(value)] = number
+            form = _form_of(value) if has_value else (node.op, str(node.target))
+            number = self[id(value)] = self._numbers.setdefault(form, b"%d" % len(self._numbers))
         return number
 
 

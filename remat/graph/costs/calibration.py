@@ -66,9 +66,7 @@ def calibrated(device: str | torch.device = "here") -> Device:
     return _calibrated(str(_resolve(device)))
 
 
-@functools.cache
-def _calibrated(device: str) -> Device:
-    return calibrate(device)
+_calibrated = functools.cache(calibrate)
 
 
 def _resolve(device: str | torch.device) -> torch.device:

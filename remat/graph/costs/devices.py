@@ -95,12 +95,14 @@ class Device:
         except (ValueError, RecursionError) as error:  # TOML and UTF-8 errors are ValueErrors
             raise ProblemError(f"{where} is no TOML: {error}") from error
         takes = [f.name for f in fields(cls)]
-        unknown = [k for k in data if k not in takes]
-        missing = [f.name for f in fields(cls) if f.name not in data and f.default is MISSING]
-        for problem, keys in (("unknown", unknown), ("missing", missing)):
+        required = {f.name for f in fields(cls) if f.default is MISSING}
+        for problem, keys in (
+            ("unknown", data.keys() - takes),
+            ("missing", required - data.keys()),
+        ):
             if keys:
                 raise ProblemError(
-                    f"{where}: {problem} key {', '.join(map(repr, keys))}; expected {', '.join(takes)}"
+                    f"{where}: {problem} key {', '.join(map(repr, sorted(keys)))}; expected {', '.join(takes)}"
                 )
         if fault := _fault(data):
             raise ProblemError(f"{where}: {fault}")

@@ -26,7 +26,6 @@ _MOST_BYTES_PER_S = 10**18
 #: A rate without a unit must be at least this number of bytes per second. A user who writes a smaller number has
 #: probably forgotten the unit.
 _LEAST_WITHOUT_UNIT = 10**6
-_BITS = "; a small b stands for bits: 25Gb/s are 3.125GB/s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,16 +70,12 @@ class Link:
             return cls(name=text.lower(), bytes_per_s=LINKS[text.lower()])
         with_name = re.fullmatch(rf"({'|'.join(LINKS)}|measured) \((.+)\)", text)
         rate = _rate(with_name[2] if with_name else value)
-        if 1 <= rate < _LEAST_WITHOUT_UNIT and not text.lower().endswith("b/s"):
-            raise ProblemError(
-                f"offload is {value!r}, which is {rate:g} bytes per second; expected a rate with its unit, such as "
-                f"'{rate:g}GB/s'"
-            )
         if 1 <= rate <= _MOST_BYTES_PER_S:
             return cls(bytes_per_s=int(rate), name=with_name[1] if with_name else "")
         raise ProblemError(
             f"offload is {value!r}; expected the link to the host: bytes per second such as '25GB/s' or 25e9, "
-            f"'measured', or one of {', '.join(LINKS)}{_BITS if text.endswith('b/s') else ''}"
+            f"'measured', or one of {', '.join(LINKS)}. A small b stands for bits, and a number without a unit must be "
+            f"at least {_LEAST_WITHOUT_UNIT:g}"
         )
 
     def time_ps(self, nbytes: int) -> int:
@@ -140,13 +135,15 @@ def _rate(value: object) -> float:
     """Return the bytes per second that a number or a text such as ``"25GB/s"`` states; NaN for other values."""
     if isinstance(value, bool) or not isinstance(value, (str, numbers.Real)):
         return math.nan
+    # "GB" and "gb" mean bytes; a small b after a capital, as in "Gb", means bits.
+    with_unit = re.fullmatch(
+        r"([\d.]+\s*(?:[KMGTkmgt]?[iI]?B|[kmgt]?i?b))/[sS]", str(value).strip()
+    )
     try:
-        unit = re.search(r"([kmgt]?i?b)/s\s*$", str(value), re.IGNORECASE)
-        if unit is None:
-            return float(value)
-        # "GB" and "gb" mean bytes; a small b after a capital, as in "Gb", means bits.
-        of_bits = unit[1] != unit[1].lower() and unit[1].endswith("b")
-        nbytes = None if of_bits else parse_bytes(str(value)[: unit.end(1)])
+        if with_unit is None:
+            rate = float(value)
+            return rate if rate >= _LEAST_WITHOUT_UNIT else math.nan
+        nbytes = parse_bytes(with_unit[1])
     except (ValueError, OverflowError):
         return math.nan
     return math.nan if nbytes is None else nbytes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -30,8 +29,6 @@ from remat.units import format_bytes
 
 #: Total seconds for the repeated runs of one call.
 _RUNS_S = 0.05
-#: Seconds between writes of new times to disk, so that an interruption loses few measurements.
-_FLUSH_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,23 +135,14 @@ class Profile(CostModel):
 
 def _measure_all(cache: Store, missing: Mapping[Place, Request]) -> None:
     """Measure the calls whose times a store lacks, and store the times."""
-    fresh: dict[Place, int] = {}
-    flushed_s = time.monotonic()
-    try:
-        for done, (place, request) in enumerate(missing.items()):
-            report(f"timing {done + 1} of {len(missing)} operators: {request.target}")
-            result = _measure(request)
-            if isinstance(result, str):
-                cache.unmeasured[place] = result
-            else:
-                fresh[place] = result
-            if time.monotonic() - flushed_s > _FLUSH_S:
-                cache.merge(fresh)
-                fresh, flushed_s = {}, time.monotonic()
-    # An error or interrupt must not lose the times measured so far.
-    finally:
-        if fresh:
-            cache.merge(fresh)
+    for done, (place, request) in enumerate(missing.items(), start=1):
+        report(f"timing {done} of {len(missing)} operators: {request.target}")
+        result = _measure(request)
+        if isinstance(result, str):
+            cache.unmeasured[place] = result
+        else:
+            # Written one by one, so that an interruption loses no measurement.
+            cache.merge({place: result})
     if missing:
         report("planning")
 

@@ -196,19 +196,11 @@ class Kernels:
 
     def first(self, node: fx.Node) -> int:
         """Return the program point at which the first of the kernels that compute a node runs."""
-        return (
-            self._own[node]
-            if node in self._own
-            else self._program_points[min(self._segments[node])]
-        )
+        return self._own.get(node, self._program_points[min(self._segments[node])])
 
     def last(self, node: fx.Node) -> int:
         """Return the program point at which the last of the kernels that compute a node runs."""
-        return (
-            self._own[node]
-            if node in self._own
-            else self._program_points[max(self._segments[node])]
-        )
+        return self._own.get(node, self._program_points[max(self._segments[node])])
 
     def _inlines(self, node: fx.Node) -> bool:
         """Return whether every kernel that reads a node's result computes the result again."""

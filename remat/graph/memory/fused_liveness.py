@@ -73,10 +73,12 @@ class FusedWalk(StepWalk):
                 at = self._end_of_kernel(computed[producer_of(a)])
                 yield node, tensor_bytes(a.meta.get("val")), at, at
             if "convolution_backward" in str(node.target):
-                for a in filter(self._is_copied, _with_gradient(node)):
-                    # The gradient has the format of the copy. A kernel then writes the gradient in the format of `a`.
+                arguments: Any = node.args
+                weight, mask = arguments[2], arguments[_OUTPUT_MASK]
+                if mask[1] and self._is_copied(weight):
+                    # The gradient has the format of the copy. A kernel then writes it in the format of the weight.
                     at = self._end_of_kernel(program_point)
-                    yield node, tensor_bytes(a.meta["val"]), at, at
+                    yield node, tensor_bytes(weight.meta["val"]), at, at
                 # Other nodes read the value too, as with the gradient of a residual sum, so value and copy are
                 # alive.
                 for a in filter(_keeps_its_layout, node.all_input_nodes[:2]):
@@ -218,12 +220,6 @@ def _keeps_its_layout(node: fx.Node) -> bool:
     value = node.meta["val"]
     in_order = value.is_contiguous(memory_format=torch.channels_last)
     return value.device.type == "cpu" and not in_order
-
-
-def _with_gradient(node: fx.Node) -> list[Any]:
-    """Return the weight of a ``convolution_backward`` in a list; an empty list if no gradient of it is computed."""
-    weight, mask = node.args[2], node.args[_OUTPUT_MASK]
-    return [weight] if mask[1] else []  # type: ignore[index]
 
 
 def _weight_for_its_sizes(node: fx.Node) -> Any:

@@ -118,17 +118,15 @@ def _by_name(
     recorded: Sequence[float] | None,
 ) -> dict[str, float]:
     """Return memories or runtimes by candidate name, from either form of the arguments."""
-    if given is not None:
-        missing = [n for n in candidates if n not in given]
-        if missing:
-            raise ProblemError(f"all_node_{kind} lacks the candidate '{missing[0]}'")
-        return dict(given)
-    if recorded is None or len(recorded) != len(candidates):
+    if given is None and recorded is not None and len(recorded) == len(candidates):
+        return dict(zip(candidates, recorded, strict=True))
+    missing = [n for n in candidates if n not in (given or {})]
+    if given is None or missing:
         raise ProblemError(
-            f"give all_node_{kind}, or recorded_knapsack_input_{kind} with one entry for each of "
-            f"the {len(candidates)} candidates"
+            f"give all_node_{kind}, or recorded_knapsack_input_{kind}, with one entry for each of "
+            f"the {len(candidates)} candidates; there is none for {missing[:5]}"
         )
-    return dict(zip(candidates, recorded, strict=True))
+    return dict(given)
 
 
 class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
@@ -177,19 +175,14 @@ class KnapsackEvaluator(torch_compat.KnapsackEvaluator):
         again = sum(info.all_node_runtimes[names[i]] for i in recomputable_node_idxs)
         memory = sum(info.all_node_memories[n] for n in saved)
         peak = self._backward_peak(set(saved), memory) if account_for_backward_pass else memory
-        peak_without_remat, longest = (
-            info.get_non_ac_peak_memory(),
-            info.get_theoretical_max_runtime(),
-        )
+        all_memory, all_runtime = info.get_non_ac_peak_memory(), info.get_theoretical_max_runtime()
         return {
             "peak_memory": peak,
             "recomputation_runtime": again,
-            "non_ac_peak_memory": peak_without_remat,
-            "theoretical_max_runtime": longest,
-            "percentage_of_theoretical_peak_memory": peak / peak_without_remat
-            if peak_without_remat
-            else 0.0,
-            "percentage_of_theoretical_peak_runtime": again / longest if longest else 0.0,
+            "non_ac_peak_memory": all_memory,
+            "theoretical_max_runtime": all_runtime,
+            "percentage_of_theoretical_peak_memory": peak / all_memory if all_memory else 0.0,
+            "percentage_of_theoretical_peak_runtime": again / all_runtime if all_runtime else 0.0,
         }
 
     def _backward_peak(self, saved: set[str], current: float) -> float:

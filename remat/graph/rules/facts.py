@@ -84,13 +84,12 @@ class Facts:
         return {n.name: n for n in self.split_nodes[0] if n.op == "call_function"}
 
     @cached_property
-    def special(self) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node]]:
+    def special(self) -> tuple[list[fx.Node], ...]:
         """Nodes that are not plain (`ops.is_plain`): those of the joint graph, of forward and of backward."""
-        joint, fwd, bwd = (
+        return tuple(
             [n for n, plain in zip(nodes, are_plain(nodes), strict=True) if not plain]
             for nodes in (list(self.joint.values()), *self.split_nodes)
         )
-        return joint, fwd, bwd
 
     @cached_property
     def returned(self) -> tuple[list[Any], list[Any]]:
@@ -105,22 +104,14 @@ class Facts:
         return [v for v in self.returned[1] if isinstance(v, fx.Node)]
 
     @cached_property
-    def placeholders(self) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node]]:
+    def placeholders(self) -> tuple[list[fx.Node], ...]:
         """Placeholders of the joint graph, of forward and of backward, but no states of random generators."""
-        joint, fwd, bwd = (
-            [
-                n
-                for n in graph.find_nodes(op="placeholder")
-                # AOTAutograd manages these states by itself.
-                if not n.name.startswith(("fwd_rng_state_", "bwd_rng_state_"))
-            ]
-            for graph in (
-                self.split.joint.graph,
-                self.split.forward.graph,
-                self.split.backward.graph,
-            )
+        # AOTAutograd manages these states by itself.
+        states = ("fwd_rng_state_", "bwd_rng_state_")
+        return tuple(
+            [n for n in nodes if n.op == "placeholder" and not n.name.startswith(states)]
+            for nodes in (self.joint.values(), *self.split_nodes)
         )
-        return joint, fwd, bwd
 
     def is_same(self, value: Any, joint_value: Any) -> bool:
         """Return whether a value of forward or backward corresponds to a value of the joint graph."""

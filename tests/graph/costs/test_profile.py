@@ -241,10 +241,7 @@ def test_what_was_measured_before_an_interruption_is_kept(
     assert len(clock) == 1, "two of three calls were on disk"
 
 
-def test_long_work_reports_progress_and_goes_to_disk_in_between(
-    clock: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(profile, "_FLUSH_S", -1.0)
+def test_long_work_reports_progress_and_goes_to_disk_in_between(clock: list[str]) -> None:
     said: list[str] = []
     on_disk: list[int] = []
     joint = traced(chain, torch.randn(4, 4), torch.randn(4, 4))

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from remat.graph.costs.roofline import Roofline, all_bytes
+from remat.graph.costs.roofline import Roofline
 from remat.graph.fusion import may_fuse, producer_of, readers_of
 from remat.graph.memory.storages import tensor_bytes, tensors_of
 
@@ -42,7 +42,7 @@ class RooflineFused(Roofline):
     def moved_bytes(self, node: fx.Node) -> int:
         """Return the bytes that one run of a node moves, without values that pass between fused neighbours."""
         if not may_fuse(node):
-            return all_bytes(node)
+            return Roofline.moved_bytes(self, node)
         read = sum(
             tensor_bytes(n.meta.get("val"))
             for n in node.all_input_nodes

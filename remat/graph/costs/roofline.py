@@ -74,23 +74,20 @@ class Roofline(CostModel):
 
     def cost(self, node: fx.Node) -> int:
         """Return the modelled time of one run of a node in picoseconds, at least 1."""
-        return self.of(node, self.moved_bytes(node))
-
-    def of(self, node: fx.Node, moved_bytes: int) -> int:
-        """Return the time in picoseconds, at least 1, of a run of a node that moves ``moved_bytes`` bytes."""
         device = self.device
         arithmetic = count_flops(node) / device.flops_per_ps(_factor_dtype(node))
         for name, count in SLOW.items():
             if rate := getattr(device, name):
                 arithmetic += count(node) / rate
         # 1 TB/s is one byte per picosecond, and 1 TFLOP/s one operation per picosecond.
-        memory = moved_bytes / self.device.memory_tbps
-        sending = sent_bytes(node) / self.device.sent_per_ps
+        memory = self.moved_bytes(node) / device.memory_tbps
+        sending = sent_bytes(node) / device.sent_per_ps
         return max(1, math.ceil(max(arithmetic, memory, sending)))
 
     def moved_bytes(self, node: fx.Node) -> int:
-        """Return the bytes that one run of a node reads from and writes to memory."""
-        return all_bytes(node)
+        """Return the bytes of a node's result and of all its inputs, which one run writes and reads."""
+        values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+        return sum(map(tensor_bytes, values))
 
     def key(self) -> str:
         return f"{self} {self.device}"
@@ -117,9 +114,3 @@ def sent_bytes(node: fx.Node) -> int:
     times = 2 if "all_reduce" in str(node.target) else 1
     # An all-gather returns more bytes than it reads, a reduce-scatter fewer.
     return times * max(read, tensor_bytes(node.meta.get("val")))
-
-
-def all_bytes(node: fx.Node) -> int:
-    """Return the bytes of a node's result and of all its inputs."""
-    read = sum(tensor_bytes(n.meta.get("val")) for n in node.all_input_nodes)
-    return tensor_bytes(node.meta.get("val")) + read

@@ -354,13 +354,13 @@ class StepWalk:
             if key in outputs:
                 until = end
             elif key in self._saved_storages:
-                until = last[key] if key in self._initial and key in last else start - 1
+                until = self.last_read.get(key, start - 1)
             else:
                 until = ends[key]
             yield key, node, nbytes[key], program_point, until
-        for key, node in self._initial.items():
-            if key in last and key not in resident and key not in from_forward:
-                yield key, node, nbytes[key], start, last[key]
+        for key, until in self.last_read.items():
+            if key not in resident and key not in from_forward:
+                yield key, self._initial[key], nbytes[key], start, until
         resident |= self._initial.keys()
         for key, (node, program_point) in from_backward.items():
             if key not in resident:

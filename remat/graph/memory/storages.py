@@ -209,12 +209,12 @@ class Memories:
     storage.
     """
 
-    def __init__(self, records: dict[int, Memory] | None = None) -> None:
-        self._records: dict[int, Memory] = {} if records is None else records
+    def __init__(self, records: Mapping[int, Memory] | None = None) -> None:
+        self._records: dict[int, Memory] = dict(records or {})
 
     def copy(self) -> Memories:
         """Return a copy of this cache of storages, for a copy of the graph that changes independently."""
-        return Memories(dict(self._records))
+        return Memories(self._records)
 
     def of(self, value: Any) -> Memory:
         """Return (storage key, storage, value) for a value, and cache this tuple."""
@@ -276,25 +276,18 @@ class Sizes:
         """Return the storage key of each value (None for one that is no tensor), and record each storage's bytes."""
         keys: list[int | None] = []
         for key, storage, value in self._memories.of_all(values):
-            if storage is None or key is None:
-                # The `id` stays unique, because the cache keeps the value alive.
+            if storage is None and isinstance(value, torch.Tensor):
                 # A tensor whose layout has no single storage counts as a storage of its own.
-                key = id(value) if isinstance(value, torch.Tensor) else None
-                if key is not None:
-                    self.nbytes[key] = tensor_bytes(value)
-                    self._note(key, value.numel() * value.element_size())
-            elif key not in self.nbytes:
-                nbytes = storage.nbytes()
-                self.nbytes[key] = hint(nbytes)
-                self._note(key, nbytes)
+                # The `id` stays unique, because the cache keeps the value alive.
+                key = id(value)
+            if key is not None and key not in self.nbytes:
+                size = value.numel() * value.element_size() if storage is None else storage.nbytes()
+                self.nbytes[key] = tensor_bytes(value) if storage is None else hint(size)
+                expression = None if type(size) is int else expression_of(size)
+                if expression is not None:
+                    self.symbolic[key] = expression
             keys.append(key)
         return keys
-
-    def _note(self, key: int, nbytes: Any) -> None:
-        if type(nbytes) is not int:
-            expression = expression_of(nbytes)
-            if expression is not None:
-                self.symbolic[key] = expression
 
     def first_of(self, nodes: Iterable[fx.Node]) -> dict[int, fx.Node]:
         """Return a dict from each storage key to the first of the given nodes whose value is on the storage."""

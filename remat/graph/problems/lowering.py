@@ -236,10 +236,8 @@ def lower(
             source = (of_position[i],)
             snapshot[i] = add(_Row(name, i, SavedKind.SNAPSHOT, source, nbytes=nbytes, save=True))
             continue
-        reads: tuple[int, ...] = tuple([of_position[j] for j in index.inputs[i]])
-        if snapshot:
-            # A recomputed reader needs the input from before the write, which is the snapshot.
-            reads = tuple([snapshot.get(j, of_position[j]) for j in index.inputs[i]])
+        # A recomputed reader needs the input from before the write, which is the snapshot.
+        reads = tuple([snapshot.get(j, of_position[j]) for j in index.inputs[i]])
         random = not index.plain[i] and ops.is_random(node)
         if random and rules.replays(node):
             nbytes, name = state_bytes(node), f"{node.name}:state"
@@ -249,16 +247,14 @@ def lower(
         of_position[i] = add(
             _Row(node.name, i, SavedKind.VALUE, reads, costs[i], nbytes, save, again, forward)
         )
-    needed: list[int] = []
+    needed: set[int] = set()
     for i, at in enumerate(of_position):
-        if at < 0:
-            continue
-        reads_value, writes = _backward_uses(index, roles, i)
-        if i in snapshot:
-            needed += [snapshot[i]] if reads_value else []
-            needed += [at] if writes else []
-        elif reads_value or writes:
-            needed.append(at)
+        if at >= 0:
+            reads_value, writes = _backward_uses(index, roles, i)
+            if reads_value:
+                needed.add(snapshot.get(i, at))
+            if writes:
+                needed.add(at)
     columns: Any = zip(*rows, strict=True) if rows else [()] * len(_Row._fields)
     names, position, kind, inputs, cost, size, savable, recomputable, in_forward = columns
     problem = GraphProblem(
@@ -310,19 +306,10 @@ class _Row(NamedTuple):
 
 def _backward_uses(index: GraphIndex, roles: Roles, i: int) -> tuple[bool, bool]:
     """Return whether backward reads the value of node ``i``, and whether backward writes to it."""
-    reads, writes = roles.required_backward[i], False
-    for u in index.users[i]:
-        if not roles.tangent_closure[u]:
-            continue
-        if index.plain[u]:
-            reads = True
-            continue
-        user = index.nodes[u]
-        if is_destination(index.nodes[i], user):
-            writes = True
-        else:
-            reads = True
-    return reads, writes
+    users = [u for u in index.users[i] if roles.tangent_closure[u]]
+    node, nodes = index.nodes[i], index.nodes
+    writing = [u for u in users if not index.plain[u] and is_destination(node, nodes[u])]
+    return roles.required_backward[i] or len(writing) < len(users), bool(writing)
 
 
 def _tied_by_tags(index: GraphIndex, storages: Storages) -> dict[int, CheckpointPolicy]:
@@ -430,8 +417,11 @@ class _Rules:
         tag = self._tags.get(i)
         if tag is CheckpointPolicy.MUST_SAVE and isinstance(index.values[i], torch.Tensor):
             return False
-        if not index.plain[i] and (self.replays.forbid(node) or _needs_all_ranks(node)):
-            return False
+        if not index.plain[i]:
+            # A rerun of a collective needs every rank. A recompute tag is set on every rank.
+            needs_all_ranks = ops.is_collective(node) and not must_recompute(node)
+            if needs_all_ranks or self.replays.forbid(node):
+                return False
         owner, rewritten = self._storages.owner, self._storages.rewritten
         if not rewritten:
             return True
@@ -441,9 +431,3 @@ class _Rules:
             return owner[i] != i and aliased_argument(node) is not None
         early = any(i < rewritten.get(owner[j], -1) for j in index.inputs[i])
         return not early or ops.ignores_content(node)
-
-
-def _needs_all_ranks(node: fx.Node) -> bool:
-    """Return whether a node is a collective without a recompute tag."""
-    # A rerun needs every rank. A recompute tag is set on every rank.
-    return ops.is_collective(node) and not must_recompute(node)

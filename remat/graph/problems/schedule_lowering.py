@@ -189,31 +189,19 @@ def lower_schedule(
             sizeless = [at for at in reads if not rows[at].size and rows[at].part_of < 0]
             read_of[i] = (*viewed, *sizeless)
             continue
-        state: tuple[int, ...] = ()
         if i in replayed:
-            state_node = add(_Row(f"{node.name}:state", size=state_bytes(node)))
-            state = (state_node,)
+            state = add(_Row(f"{node.name}:state", size=state_bytes(node)))
+            reads.add(state)
             # A second run would read the generator state from after the draw, so the state is read once.
-            single.append(state_node)
-            of_name[node.name + _DRAWN] = state_node
-        at = add(
-            _Row(
-                node.name,
-                tuple(sorted({*reads, *state})),
-                cost,
-                sizes.nbytes[fresh[0]] if fresh else 0,
-                extra=workspace_bytes(node),
-            )
-        )
+            single.append(state)
+            of_name[node.name + _DRAWN] = state
+        size = sizes.nbytes[fresh[0]] if fresh else 0
+        at = add(_Row(node.name, tuple(sorted(reads)), cost, size, extra=workspace_bytes(node)))
         of_name[node.name] = at
-        if fresh:
-            of_key[fresh[0]] = at
-        parts = []
-        for n, key in enumerate(fresh[1:], start=1):
+        for n, key in enumerate(fresh):
             part = _Row(f"{node.name}:{n}", size=sizes.nbytes[key], part_of=at)
-            of_key[key] = add(part)
-            parts.append(of_key[key])
-        read_of[i] = tuple(dict.fromkeys([at, *parts, *viewed]))
+            of_key[key] = add(part) if n else at
+        read_of[i] = tuple(dict.fromkeys([at, *(of_key[k] for k in fresh), *viewed]))
         if in_backward[i]:
             backward.append(at)
         elif roles.required_forward[i]:
@@ -223,7 +211,7 @@ def lower_schedule(
         if in_backward[i] or not chosen.recomputable[lowered.of_position[i]]:
             single.append(at)
     columns: Any = zip(*rows, strict=True) if rows else [()] * len(_Row._fields)
-    names, inputs, costs, size, part_of, extra = columns
+    names, inputs, costs, all_sizes, part_of, extra = columns
     outputs, gradients, _, _ = split_outputs(joint)
     returned = [value for value in (*outputs, *gradients) if isinstance(value, fx.Node)]
     to_end = {of_key[k] for k in sizes.of_all(returned) if k in of_key}
@@ -232,7 +220,7 @@ def lower_schedule(
         names=names,
         inputs=inputs,
         cost=costs,
-        size=size,
+        size=all_sizes,
         part_of=part_of if any(p >= 0 for p in part_of) else (),
         extra=extra if any(extra) else (),
         once=tuple(sorted(set(single))),

@@ -13,9 +13,10 @@ from torch import fx
 
 from remat.errors import BudgetError, PlanError
 from remat.graph.joint import JointGraph, outputs_of, primals_of
-from remat.graph.memory.liveness_of_graphs import PartitionedGraph, highest_of_graphs
+from remat.graph.memory.liveness_of_graphs import highest_of_graphs
 from remat.graph.memory.storages import storage_bytes
 from remat.graph.problems.lowering import Decision
+from remat.graph.verify import Split
 from remat.passes.decide.budgeted import LeastDecision
 from remat.passes.decide.least_causes import least_causes
 from remat.passes.decide.policies import check_matched
@@ -190,9 +191,7 @@ class SetPlanner:
         each = zip(planners, decided, strict=True)
         plans = [replace(p.finish(d, budget, peak_limit=0), search="") for p, d in each]
         partitioned = [
-            PartitionedGraph(
-                joint=p.context.state.joint, forward=plan.forward, backward=plan.backward
-            )
+            Split(joint=p.context.state.joint, forward=plan.forward, backward=plan.backward)
             for p, plan in zip(planners, plans, strict=True)
         ]
         baselines = [p.baseline for p in planners]

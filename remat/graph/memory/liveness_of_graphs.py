@@ -8,33 +8,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 
 from torch import fx
 
-from remat.graph.joint import JointGraph, Role, outputs_of, primals_of, role_of, split_outputs
+from remat.graph.joint import Role, outputs_of, primals_of, role_of, split_outputs
 from remat.graph.memory.fused_liveness import FusedWalk
 from remat.graph.memory.liveness import StepWalk, sums_of
+from remat.graph.rules.facts import Split
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionedGraph:
-    """One graph of a step, partitioned into forward and backward.
-
-    Attributes:
-        joint: the joint graph, which records which of its inputs are outputs of earlier graphs, and
-            which are also inputs of earlier graphs.
-        forward: forward module of the joint graph.
-        backward: backward module of the joint graph.
-    """
-
-    joint: JointGraph
-    forward: fx.GraphModule
-    backward: fx.GraphModule
-
-
-def highest_of_graphs(graphs: Sequence[PartitionedGraph]) -> tuple[tuple[int, int], ...]:
+def highest_of_graphs(graphs: Sequence[Split]) -> tuple[tuple[int, int], ...]:
     """Return, for each graph of a step, the most bytes alive while its forward runs and while its backward runs.
 
     Parameters, inputs, gradients of parameters, outputs that no later graph receives, and the step's
@@ -42,8 +27,8 @@ def highest_of_graphs(graphs: Sequence[PartitionedGraph]) -> tuple[tuple[int, in
     backward. Memory of operators that run between the graphs is not counted.
 
     Args:
-        graphs: the graphs in the order of their forwards; a graph that runs several times is listed
-            once, and its result is the maximum over its runs.
+        graphs: the split graphs in the order of their forwards; a graph that runs several times is
+            listed once, and its result is the maximum over its runs.
     """
     runs = _in_turns(graphs)
     step = _Step([graph for _, graph in runs])
@@ -56,7 +41,7 @@ def highest_of_graphs(graphs: Sequence[PartitionedGraph]) -> tuple[tuple[int, in
     return tuple(highest)
 
 
-def _in_turns(graphs: Sequence[PartitionedGraph]) -> list[tuple[int, PartitionedGraph]]:
+def _in_turns(graphs: Sequence[Split]) -> list[tuple[int, Split]]:
     """Return all graph runs of a step in their order, as pairs (index in ``graphs``, graph)."""
     turns = [(turn, k) for k, graph in enumerate(graphs) for turn in graph.joint.turns]
     if not turns:
@@ -77,7 +62,7 @@ class _Step:
         graphs: the graph of each run, in the order of their forwards.
     """
 
-    def __init__(self, graphs: Sequence[PartitionedGraph]) -> None:
+    def __init__(self, graphs: Sequence[Split]) -> None:
         self._graphs = graphs
         # By `id` of the forward module, because all runs of a graph share one simulation.
         walk_of: dict[int, StepWalk] = {}

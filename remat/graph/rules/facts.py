@@ -18,10 +18,11 @@ from remat.graph.roles import classify
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Split:
-    """A partitioned joint graph to verify.
+    """A joint graph that is split into forward and backward, and what its plan promises.
 
     Attributes:
-        joint: the joint graph before it was partitioned.
+        joint: the joint graph before the split. It states which of its inputs are outputs, or inputs, of
+            earlier graphs of the step.
         forward: the forward module.
         backward: the backward module.
         capacity: most bytes that forward may save for backward; None for no limit.

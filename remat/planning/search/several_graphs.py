@@ -13,8 +13,9 @@ from functools import cached_property
 from torch import fx
 
 from remat.errors import BudgetError
-from remat.graph.memory.liveness_of_graphs import PartitionedGraph, highest_of_graphs
+from remat.graph.memory.liveness_of_graphs import highest_of_graphs
 from remat.graph.problems.lowering import Decision
+from remat.graph.verify import Split
 from remat.planning.pipelines import modules_of
 from remat.planning.search.aim import aim
 from remat.planning.search.all_peaks import frontier_by_peak
@@ -134,7 +135,7 @@ class SeveralGraphs:
             saved_bytes=self.saved_bytes(decided),
         )
 
-    def _split(self, k: int, decided: Candidate) -> PartitionedGraph:
+    def _split(self, k: int, decided: Candidate) -> Split:
         """Split graph ``k`` into two modules by a decision; equal graphs share the result."""
         search = self._searches[k]
         key = self._same[k], decided.decision
@@ -142,7 +143,7 @@ class SeveralGraphs:
             self._modules[key] = modules_of(search.measures.split_of(decided))
         forward, backward = self._modules[key]
         joint = search.context.state.joint
-        return PartitionedGraph(joint=joint, forward=forward, backward=backward)
+        return Split(joint=joint, forward=forward, backward=backward)
 
     @cached_property
     def _same(self) -> list[Same]:

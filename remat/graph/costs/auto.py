@@ -47,17 +47,12 @@ class Auto(CostModel):
     def for_graph(self, joint: JointGraph) -> CostModel:
         """Return `RooflineFused` for a graph lowered for Inductor, `Roofline` for other graphs."""
         kind = RooflineFused if joint.lower == "inductor" else Roofline
-        return kind(preset_for(joint))
+        return kind(DEVICES[_PRESETS.get(device_type_of(joint), "h100")])
 
     def cost(self, node: fx.Node) -> int:
         """Return the cost of a node under `Roofline` on an H100, in picoseconds."""
         # A node alone does not tell whether Inductor compiles its graph; `for_graph` knows the graph.
         return Roofline().cost(node)
-
-
-def preset_for(joint: JointGraph) -> Device:
-    """Return the preset rates for the device type of a graph's tensors."""
-    return DEVICES[_PRESETS.get(device_type_of(joint), "h100")]
 
 
 def is_for_cpu(cost: CostModel) -> bool:

@@ -138,8 +138,16 @@ class FusedWalk(StepWalk):
         allocations, _ = super()._walk(nodes, start, existing)
         returned_nodes = {n for n in nodes if any(u.op == "output" for u in n.users)}
         kernels = Kernels(nodes, start, returned_nodes)
-        makes, readers = self._uses(nodes, allocations, kernels.passed_on)
         returned = {key for n in returned_nodes for key in self.sizes.keys(n)}
+        # The storage keys that each node allocates, and the nodes that read each storage.
+        makes: dict[fx.Node, list[int]] = defaultdict(list)
+        for key, (node, _) in allocations.items():
+            makes[node].append(key)
+        readers: dict[int, list[fx.Node]] = defaultdict(list)
+        for node in nodes:
+            for read in () if kernels.passed_on[node] else inputs_of(node):
+                for key in () if _fills(read, node) else self.sizes.keys(read):
+                    readers[key].append(node)
         written = [  # readers first, because a node moves to the kernels of its readers
             (key, node)
             for node in reversed(nodes)
@@ -173,24 +181,6 @@ class FusedWalk(StepWalk):
             in_memory[key] = (node, program_point)
             last[key] = max(last.get(key, program_point), program_point)
         return in_memory, last
-
-    def _uses(
-        self,
-        nodes: list[fx.Node],
-        allocations: dict[int, tuple[fx.Node, int]],
-        passed_on: dict[fx.Node, bool],
-    ) -> tuple[dict[fx.Node, list[int]], dict[int, list[fx.Node]]]:
-        """Return the storage keys that each node allocates, and the readers of each storage."""
-        makes: dict[fx.Node, list[int]] = defaultdict(list)
-        for key, (node, _) in allocations.items():
-            makes[node].append(key)
-        readers: dict[int, list[fx.Node]] = defaultdict(list)
-        for node in nodes:
-            if not passed_on[node]:
-                read_by = (read for read in inputs_of(node) if not _fills(read, node))
-                for key in (key for read in read_by for key in self.sizes.keys(read)):
-                    readers[key].append(node)
-        return makes, readers
 
 
 def _is_image(node: fx.Node) -> bool:

@@ -64,15 +64,15 @@ class _Step:
 
     def __init__(self, graphs: Sequence[Split]) -> None:
         self._graphs = graphs
-        # By `id` of the forward module, because all runs of a graph share one simulation.
-        walk_of: dict[int, StepWalk] = {}
+        # By forward module, because all runs of a graph share one simulation.
+        walk_of: dict[fx.GraphModule, StepWalk] = {}
         for g in graphs:
-            if id(g.forward) not in walk_of:
+            if g.forward not in walk_of:
                 walk = FusedWalk if g.joint.lower == "inductor" else StepWalk
-                walk_of[id(g.forward)] = walk(
+                walk_of[g.forward] = walk(
                     g.forward, g.backward, g.joint.num_fwd_outputs, g.joint.memories
                 )
-        self.walks = [walk_of[id(g.forward)] for g in graphs]
+        self.walks = [walk_of[g.forward] for g in graphs]
         lengths = [w.boundary for w in self.walks]
         lengths += [len(w.program_points) - w.boundary for w in reversed(self.walks)]
         starts = [0, *accumulate(lengths)]
@@ -84,31 +84,25 @@ class _Step:
 
     def spans(self) -> Iterator[tuple[int, int, int]]:
         """Yield each storage of the step as (bytes, first program point, last program point)."""
-        by_walk = {id(walk): list(walk.lifetimes()) for walk in {*self.walks}}
-        lifetimes_of = [by_walk[id(walk)] for walk in self.walks]
+        lifetimes_of = {walk: list(walk.lifetimes()) for walk in {*self.walks}}
         passed = self._passed()
-        for k, (graph, walk, lifetimes) in enumerate(
-            zip(self._graphs, self.walks, lifetimes_of, strict=True)
-        ):
+        for k, (graph, walk) in enumerate(zip(self._graphs, self.walks, strict=True)):
             elsewhere = {p for p, _, _ in (*graph.joint.received, *graph.joint.shared)}
             primals = [node.name for node in primals_of(graph.joint)]
             not_mine = {primals[p] for p in elsewhere if p < len(primals)}
-            gradients, outside = self._gradients(k), self._from_outside(k)
-            for key, node, nbytes, first, last in lifetimes:
+            outside = self._from_outside(k)
+            ends = dict.fromkeys(walk.outputs, self.end) | self._gradients(k) | passed[k]
+            for key, node, nbytes, first, last in lifetimes_of[walk]:
                 start, until = self._at(k, first), self._at(k, last)
                 if key in walk.inputs:
                     # The run that returned this storage, or received it first, yields it.
                     if node.name in not_mine:
                         continue
                     start, until = 0, self.end
-                elif key in passed[k]:
-                    until = passed[k][key]
                 elif key in walk.tangents and walk.tangents[key].name in outside:
                     start = self.backward_at[-1]
-                elif key in gradients:
-                    until = gradients[key]
-                elif key in walk.outputs:
-                    until = self.end
+                else:
+                    until = ends.get(key, until)
                 yield nbytes, start, max(start, until)
 
     def _at(self, k: int, program_point: int) -> int:

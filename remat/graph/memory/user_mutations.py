@@ -22,10 +22,10 @@ from remat.graph.capture.source import source_line
 from remat.graph.index import inputs_of
 from remat.graph.joint import (
     JointGraph,
-    Role,
     is_input_mutation,
     output_node,
     outputs_of,
+    primals_of,
     role_of,
     split_outputs,
 )
@@ -46,8 +46,7 @@ def user_mutable_inputs(joint: JointGraph) -> frozenset[str]:
     """
     inputs = joint.graph.find_nodes(op="placeholder")
     static = {inputs[k] for k in joint.static_inputs if k < len(inputs)}
-    candidates = [n for n in inputs if role_of(n) is Role.PRIMAL and n not in static]
-    candidates = [n for n in candidates if _is_user_mutable(n)]
+    candidates = [n for n in primals_of(joint) if n not in static and _is_user_mutable(n)]
     _, root = _views(joint)
     saved = _saved_by_autograd(joint, root)
     saved |= {root[o] for o in split_outputs(joint)[1] if isinstance(o, fx.Node)}

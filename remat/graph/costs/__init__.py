@@ -13,9 +13,9 @@ from remat.graph.costs.counting import Unit as Unit
 from remat.graph.costs.counting import count_flops as count_flops
 from remat.graph.costs.devices import DEVICES as DEVICES
 from remat.graph.costs.devices import Device as Device
-from remat.graph.costs.fused import RooflineFused as RooflineFused
 from remat.graph.costs.profile import Profile as Profile
 from remat.graph.costs.roofline import Roofline as Roofline
+from remat.graph.costs.roofline import RooflineFused as RooflineFused
 from remat.graph.costs.store import CostWarning as CostWarning
 
 

@@ -11,9 +11,8 @@ from torch import fx
 from remat.errors import ProblemError
 from remat.graph.costs.base import CostModel
 from remat.graph.costs.devices import DEVICES, Device
-from remat.graph.costs.fused import RooflineFused
 from remat.graph.costs.profile import Profile
-from remat.graph.costs.roofline import Roofline
+from remat.graph.costs.roofline import Roofline, RooflineFused
 from remat.graph.joint import JointGraph
 
 #: Name of the preset in `DEVICES` for each device type. Device types without an entry use the H100's preset.

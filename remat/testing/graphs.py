@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Sequence
 
 from remat.solvers.graph.problem import GraphProblem
 
@@ -54,30 +55,30 @@ def layers(count: int, *, seed: int = 0) -> GraphProblem:
             inputs.append((start,) if k == 0 else (len(inputs) - 1, start))
             cost.append(price)
             size.append(nbytes)
-    n = len(inputs)
-    return GraphProblem(
-        names=tuple(f"n{i}" for i in range(n)),
-        inputs=tuple(tuple(sorted(set(r))) for r in inputs),
-        cost=tuple(cost),
-        size=tuple(size),
-        savable=(True,) * n,
-        recomputable=(True,) * n,
-        in_forward=(True,) * n,
-        needed=tuple(needed),
-    )
+    return _without_limits(inputs, cost, size, needed)
 
 
 def wide(n: int) -> GraphProblem:
     """Build a graph problem with ``2 * n`` nodes and many skip connections, as in a U-Net."""
     draw = random.Random(3)
     inputs = [(), *((i - 1, draw.randrange(i)) if i > 1 else (0,) for i in range(1, n))]
+    cost, size = ([draw.randrange(10**6, 10**7) for _ in range(2 * n)] for _ in range(2))
+    backward = ((i, n - 1 - i) for i in range(n))
+    return _without_limits([*inputs, *backward], cost, size, range(n, 2 * n))
+
+
+def _without_limits(
+    inputs: Sequence[tuple[int, ...]], cost: list[int], size: list[int], needed: Iterable[int]
+) -> GraphProblem:
+    """Build a graph problem in which every node runs in forward, and may be saved or recomputed."""
+    n = len(inputs)
     return GraphProblem(
-        names=tuple(f"v{i}" for i in range(2 * n)),
-        inputs=(*inputs, *((i, n - 1 - i) for i in range(n))),
-        cost=tuple(draw.randrange(10**6, 10**7) for _ in range(2 * n)),
-        size=tuple(draw.randrange(10**6, 10**7) for _ in range(2 * n)),
-        savable=(True,) * 2 * n,
-        recomputable=(True,) * 2 * n,
-        in_forward=(True,) * 2 * n,
-        needed=tuple(range(n, 2 * n)),
+        names=tuple(f"n{i}" for i in range(n)),
+        inputs=tuple(tuple(sorted(set(reads))) for reads in inputs),
+        cost=tuple(cost),
+        size=tuple(size),
+        savable=(True,) * n,
+        recomputable=(True,) * n,
+        in_forward=(True,) * n,
+        needed=tuple(needed),
     )

@@ -80,15 +80,8 @@ def the_budget_holds(facts: Facts) -> Iterator[Fault]:
     )
     total = sum(saved.values())
     if total > capacity:
-        sizes = Sizes()
-        # Later entries replace earlier ones, so the message names the first saved node on each storage.
-        owners = {
-            key: n
-            for n in reversed(facts.saved_for_backward)
-            for key in sizes.keys(n)
-            if key in saved
-        }
-        largest = sorted(owners, key=lambda key: -saved[key])[:3]
+        owners = Sizes().first_of(facts.saved_for_backward)
+        largest = sorted(saved, key=lambda key: -saved[key])[:3]
         text = f"{total} bytes are saved, {capacity} allowed"
         yield Fault(text, tuple(owners[key] for key in largest))
 

@@ -168,10 +168,10 @@ class FusedWalk(StepWalk):
         # only overwrite an input of equal size.
         free: dict[tuple[fx.Node, int], list[int]] = defaultdict(list)
         for key, program_point in last.items():
-            if key not in stays and (
-                node := kernels.overwriter(readers[key], program_point, writing)
-            ):
-                free[node, nbytes[key]].append(key)
+            if key not in stays:
+                output = kernels.overwriter(readers[key], program_point, writing)
+                if output is not None:
+                    free[output, nbytes[key]].append(key)
         in_memory = {}
         for key, node in reversed(written):
             program_point = kernels.first(node)

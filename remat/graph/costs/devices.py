@@ -59,11 +59,6 @@ class Device:
         if not self.label:
             object.__setattr__(self, "label", self.name)
 
-    @property
-    def sent_per_ps(self) -> float:
-        """Bytes that a rank can send to other ranks per picosecond."""
-        return self.ranks_tbps or self.memory_tbps
-
     def flops_per_ps(self, dtype: torch.dtype) -> float:
         """Return the peak rate for a dtype, in operations per picosecond, which equals TFLOP/s."""
         if dtype in (torch.bfloat16, torch.float16):

@@ -85,7 +85,7 @@ class Roofline(CostModel):
                 arithmetic += count(node) / rate
         # 1 TB/s is one byte per picosecond, and 1 TFLOP/s one operation per picosecond.
         memory = self.moved_bytes(node) / device.memory_tbps
-        sending = sent_bytes(node) / device.sent_per_ps
+        sending = sent_bytes(node) / (device.ranks_tbps or device.memory_tbps)
         return max(1, math.ceil(max(arithmetic, memory, sending)))
 
     def moved_bytes(self, node: fx.Node) -> int:

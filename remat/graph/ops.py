@@ -47,6 +47,10 @@ _CONTENT_FREE = frozenset(
 _UNINITIALISED = frozenset(
     ["empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"]
 )
+#: Operators that read memory which another operator wrote in the form of a library, such as oneDNN.
+_READ_PRIVATE_MEMORY = frozenset(
+    ["mkldnn_rnn_layer_backward", "_cudnn_rnn_backward", "miopen_rnn_backward"]
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +115,14 @@ def is_pointwise(target: Target) -> bool:
     if not isinstance(target, torch_compat.OpOverloadPacket):
         return False
     return any(torch.Tag.pointwise in getattr(target, o).tags for o in target.overloads())  # type: ignore[no-untyped-call]
+
+
+def reads_private_memory(target: Any) -> bool:
+    """Return whether an operator reads memory whose form only a library knows, so that generated numbers may crash it.
+
+    Backward of a recurrent layer reads what the library wrote in forward: zeros there crash oneDNN.
+    """
+    return name_of(target) in _READ_PRIVATE_MEMORY
 
 
 def is_random(node: fx.Node) -> bool:

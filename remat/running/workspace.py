@@ -23,6 +23,7 @@ from torch import fx
 
 from remat import torch_compat
 from remat.errors import PeakWarning, warn
+from remat.graph import ops
 from remat.graph.costs.base import Forms, signature_of
 from remat.graph.costs.measure import undisturbed
 from remat.graph.memory.storages import (
@@ -108,7 +109,7 @@ def _cached(op: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) ->
             PeakWarning,
         )
         return 0
-    if any(t.device.type != "cpu" for t in tensors):
+    if ops.reads_private_memory(op) or any(t.device.type != "cpu" for t in tensors):
         return 0
     key = repr((str(op), pytree.tree_map(_described, (args, kwargs)), torch.get_num_threads()))
     with _LOCK:

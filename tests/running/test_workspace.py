@@ -281,3 +281,21 @@ def test_elements_and_products_that_lie_densely_are_not_asked(
     note_workspaces(prepare(joint).joint.graph)
     assert "native_layer_norm" in asked
     assert not {"mm", "tanh"} & {*asked}
+
+
+def test_a_backward_that_reads_onednns_memory_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Backward of an LSTM on a CPU crashes Python if its argument ``workspace`` is zeros."""
+
+    def measured(op: Any, *_: Any) -> int:
+        ran.append(str(op))
+        return 0
+
+    ran: list[str] = []
+    monkeypatch.setattr(workspace, "_measured", measured)
+    monkeypatch.setattr(workspace, "_CACHE", {})
+    lstm = nn.LSTM(8, 8)
+    with torch._dynamo.config.patch(allow_rnn=True):
+        joint = capture(lambda x: lstm(x)[0].sin().sum(), (torch.randn(4, 2, 8),), lower="eager")
+    assert remat.plan(joint, 0.5).peak_bytes > 0
+    assert any("mkldnn_rnn_layer" in op for op in ran)
+    assert not any("rnn_layer_backward" in op for op in ran)

@@ -174,4 +174,6 @@ def _refusal(node: fx.Node) -> str | None:
         isinstance(target, torch_compat.OpOverload) and torch_compat.get_effect(target) is not None
     ):
         return "it has effects beyond its result"
+    if ops.reads_private_memory(target):
+        return "it reads memory in a form that only its library knows"
     return None

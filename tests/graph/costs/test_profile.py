@@ -183,6 +183,8 @@ def test_effects_and_subgraphs_are_not_run(clock: list[str]) -> None:
         assert says in (request_of(made).refusal or "")
         assert Profile().cost(made) == Roofline(SLOW).cost(made)
         assert says in Profile().fallbacks([made])[0]
+    backward = call_of(torch.ops.aten.mkldnn_rnn_layer_backward.default, fake, result=fake)
+    assert "a form that only its library knows" in (request_of(backward).refusal or "")
     assert clock == []
 
 

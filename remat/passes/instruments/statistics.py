@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
-from remat.passes.core.pipeline import Instrument
+from remat.passes.core.base import Pass
+from remat.passes.core.pipeline import Instrument, Run
+from remat.passes.core.state import PassResult, State
 from remat.passes.instruments.timing import ruled
-
-if TYPE_CHECKING:
-    from remat.passes.core.base import Pass
-    from remat.passes.core.state import PassResult
 
 
 class Statistics(Instrument):
@@ -24,9 +21,11 @@ class Statistics(Instrument):
     def __init__(self) -> None:
         self.counts: dict[tuple[str, ...], Counter[str]] = {}
 
-    def after(self, p: Pass, result: PassResult, path: tuple[str, ...]) -> None:
+    def around_pass(self, p: Pass, state: State, path: tuple[str, ...], run: Run) -> PassResult:
+        result = run(state)
         if result.statistics:
             self.counts.setdefault(path, Counter()).update(result.statistics)
+        return result
 
     def __str__(self) -> str:
         """Return the sums of counts as a text table, with one row for each sum that is not 0."""

@@ -9,9 +9,16 @@ from typing import ClassVar
 from torch.utils.checkpoint import CheckpointPolicy
 
 import remat
-from remat.passes.core.analyses import Distances
 from remat.passes.core.base import Stage
-from remat.passes.core.state import Classification, Costs, Memory, PassResult, Positions, State
+from remat.passes.core.state import (
+    Classification,
+    Costs,
+    Distances,
+    Memory,
+    PassResult,
+    Positions,
+    State,
+)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from remat.errors import PassError, ProblemError, RematError
 from remat.graph.joint import JointGraph, check_structure
 from remat.passes.core.base import Pass
 from remat.passes.core.control import Fixpoint, as_passes
-from remat.passes.core.ordering import check_joint_pipeline, check_order, flat
+from remat.passes.core.ordering import check_order, flat
 from remat.passes.core.pipeline_text import write_pipeline
 from remat.passes.core.state import PassResult, State
 
@@ -106,18 +106,15 @@ class Pipeline:
                 or left a graph with an invalid structure. The message names the pass and the passes
                 that ran before.
             RematError: a pass raised this error; a note on the error names the pass.
-            ProblemError: ``joint`` is no joint graph and no state; or ``joint`` is not partitioned, and
-                all passes work on the forward and backward graphs.
+            ProblemError: ``joint`` is no joint graph and no state.
         """
         if not isinstance(joint, (JointGraph, State)):
             raise ProblemError(
                 f"joint is a {type(joint).__name__}; expected a JointGraph: use remat.capture(model, args)"
             )
         state = joint if isinstance(joint, State) else State(joint=joint)
-        if state.forward is None:
-            check_joint_pipeline(self.passes)
-            if not in_place:
-                state = replace(state, joint=state.joint.copy())
+        if state.forward is None and not in_place:
+            state = replace(state, joint=state.joint.copy())
         runner = _Runner(tuple(instruments), verify=verify)
         run: Run = partial(runner.sequence, self.passes)
         for instrument in reversed(instruments):

@@ -25,7 +25,7 @@ from remat.graph.index import GraphIndex, index_graph
 from remat.graph.joint import JointGraph
 from remat.graph.memory.ownership import Storages, find_storages
 from remat.graph.problems.lowering import Decision, Lowered, lower
-from remat.graph.roles import Roles, classify
+from remat.graph.roles import Roles, classify, distances
 from remat.passes.core.provenance import BanRules, Provenance, SavedLimits
 from remat.passes.packing.pairs import SavedTensorHooks
 
@@ -336,6 +336,23 @@ class Classification(Analysis[Roles]):
 
     def compute(self, state: State) -> Roles:
         return classify(state.joint, state.index)
+
+
+@dataclass(frozen=True)
+class Distances(Analysis[tuple[int, ...]]):
+    """Distance of each node of the joint graph from backward.
+
+    The distance from backward is the least number of edges, along the data flow, to a node that forward
+    does not require. The result has one distance per node of the joint graph, in graph order. The
+    distance from backward is 0 for nodes that forward does not require, and
+    `remat.graph.roles.UNREACHABLE` for nodes without a path to such a node.
+    """
+
+    name: ClassVar[str] = "distances"
+    summary: ClassVar[str] = "edges between each forward node and backward"
+
+    def compute(self, state: State) -> tuple[int, ...]:
+        return distances(state.index, state.roles)
 
 
 @dataclass(frozen=True)

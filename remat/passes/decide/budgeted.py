@@ -1,4 +1,4 @@
-"""Base class of the passes that choose the saved values within a memory budget."""
+"""Passes by which a solver chooses the saved values within a memory budget, and their base class."""
 
 from __future__ import annotations
 
@@ -209,6 +209,31 @@ class Budgeted(Pass):
                 f"{type(self).__name__}(solver=remat.plugins.registry().solver('greedy'), budget=...)"
             )
         return self.solver
+
+
+@dataclass(frozen=True)
+class Knapsack(Budgeted):
+    """Keep the saved bytes within a budget: solve a knapsack of the operators that cost time to recompute.
+
+    The solver picks the operators that must not be recomputed. A minimum cut then finds the fewest
+    bytes to save so that no picked operator is recomputed; see `remat.solvers.graph.completion`.
+    """
+
+    name: ClassVar[str] = "knapsack"
+    summary: ClassVar[str] = "keep the saved bytes within a budget, by any solver"
+    knapsack: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class SolveGraph(Budgeted):
+    """Keep the saved bytes within a budget at the least recompute cost that a solver finds.
+
+    The solver decides on all nodes of the graph problem together. A solver that only solves
+    knapsack problems is used as in the pass `Knapsack`.
+    """
+
+    name: ClassVar[str] = "solve-graph"
+    summary: ClassVar[str] = "keep the saved bytes within a budget, on the whole graph"
 
 
 def refuse_peak_in_pass(budget: Budget, name: str) -> None:

@@ -15,9 +15,16 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from remat.graph.policies import TAGGED_BY
 from remat.graph.problems.lowering import must_recompute
-from remat.passes.core.analyses import Distances
 from remat.passes.core.base import Pass, Stage
-from remat.passes.core.state import Classification, Costs, Memory, PassResult, Positions, State
+from remat.passes.core.state import (
+    Classification,
+    Costs,
+    Distances,
+    Memory,
+    PassResult,
+    Positions,
+    State,
+)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from tests.passes.instruments.sample import WHOLE, step
 def test_only_the_first_passes_run() -> None:
     written: list[str] = []
     limited = OptBisect(3, write=written.append)
-    result = run(step(), "fixpoint(dce,cse),fixpoint(limit=1,dce,classify)", limited)
+    result = run(step(), "fixpoint(dce,cse),fixpoint(limit=1,dce,raise-getitems)", limited)
     assert written == limited.lines
     assert len(limited.paths) == 6
     assert written == [
@@ -29,7 +29,7 @@ def test_only_the_first_passes_run() -> None:
         "BISECT: running pass (3) fixpoint > dce",
         "BISECT: NOT running pass (4) fixpoint > cse",
         "BISECT: NOT running pass (5) fixpoint > dce",
-        "BISECT: NOT running pass (6) fixpoint > classify",
+        "BISECT: NOT running pass (6) fixpoint > raise-getitems",
     ]
     assert "sin_1" not in calls(result.graph_module)
 

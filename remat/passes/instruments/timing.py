@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,8 @@ class Timing(Instrument):
                     str(span.runs),
                 )
             )
-        return ruled(rows)
+        head, *lines = columns(rows)
+        return "\n".join([head, "-" * max(map(len, [head, *lines])), *lines])
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Return the nodes of the timing tree as JSON-compatible dicts, parents before children."""
@@ -135,9 +136,3 @@ def resident_bytes() -> int:
     """Return the resident memory of this process in bytes."""
     # The second field counts resident pages.
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def ruled(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as an aligned text table, with a line of dashes below the first row."""
-    head, *lines = columns(rows)
-    return "\n".join([head, "-" * max(map(len, [head, *lines])), *lines])

@@ -17,7 +17,7 @@ from remat.passes.core.state import PassResult, State
 from remat.passes.decide.min_cut import MinCut
 from remat.passes.joint.dce import DeadCode
 from tests.graphs import calls, traced
-from tests.passes.instruments.passes import Raises
+from tests.passes.instruments.passes import Raises, Twice, Wrong, run
 from tests.passes.instruments.sample import step
 
 # What is refused ----------------------------------------------------------------------------------
@@ -110,6 +110,16 @@ def test_rounds_go_on_until_one_changes_nothing(
     assert calls(result.graph_module) == [f"exp{f'_{k}' if k else ''}" for k in range(left)]
     assert {k: result.statistics.get(k, 0) for k in detail} == detail
     assert result.modified == (left < 5)
+
+
+def test_counts_of_a_composite_and_of_its_passes_add_up_by_name() -> None:
+    assert run(step(), "dce,fixpoint(cse,dce)").statistics == {
+        "removed": 1,
+        "merged": 5,
+        "rounds": 2,
+    }
+    twice = run(step(), [Twice((Wrong(), DeadCode()))])
+    assert twice.statistics == {"swapped": 2, "removed": 1, "times": 2}
 
 
 def test_a_composite_run_by_hand_does_what_it_does_in_a_pipeline() -> None:

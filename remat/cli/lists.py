@@ -65,12 +65,12 @@ def passes(pipeline: bool) -> None:
             "not_after": dict(kind.not_after),
             # Whether results stay right if the listed pass is left out.
             "optional": kind.optional,
-            "summary": kind.summary,
+            "summary": _summary(kind),
         }
         for name, kind in registry().passes.items()
     ]
     analyses: list[Row] = [
-        {"name": name, "options": _options(kind), "summary": kind.summary}
+        {"name": name, "options": _options(kind), "summary": _summary(kind)}
         for name, kind in registry().analyses.items()
     ]
     if echo_json({"passes": rows, "analyses": analyses}):
@@ -103,6 +103,11 @@ def costs() -> None:
         lines = (f"{row['name']}:{device}  {label}" for device, label in row["devices"].items())
         row["devices"] = "\n".join(lines)
     _show(rows, ("name", "unit", "summary", "devices"), name="cost model", summary="what it counts")
+
+
+def _summary(kind: type) -> str:
+    """Return the first line of a class's docstring, without backquotes."""
+    return (kind.__doc__ or "").strip().partition("\n")[0].replace("`", "")
 
 
 def _options(kind: Any) -> dict[str, str]:

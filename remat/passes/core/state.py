@@ -42,13 +42,13 @@ _AROUND: ContextVar[Callable[[Analysis[Any]], AbstractContextManager[object]]] =
 class Analysis(ABC, Generic[T_co]):
     """Base class of analyses of joint graphs. A subclass is a frozen dataclass that implements `compute`.
 
+    The command ``remat passes`` shows the first line of the docstring of a subclass.
+
     Attributes:
         name: kebab-case name in pipelines and tables.
-        summary: one line that ``remat passes`` shows.
     """
 
     name: ClassVar[str]
-    summary: ClassVar[str] = ""
 
     @abstractmethod
     def compute(self, state: State) -> T_co:
@@ -321,7 +321,6 @@ class Positions(Analysis[GraphIndex]):
     """Position, inputs and users of each node of the joint graph, as integers."""
 
     name: ClassVar[str] = "positions"
-    summary: ClassVar[str] = "nodes, inputs and users as integers"
 
     def compute(self, state: State) -> GraphIndex:
         return index_graph(state.joint.graph)
@@ -332,7 +331,6 @@ class Classification(Analysis[Roles]):
     """Which nodes of the joint graph are required by forward, and which by backward."""
 
     name: ClassVar[str] = "classification"
-    summary: ClassVar[str] = "forward, backward and unclaimed nodes"
 
     def compute(self, state: State) -> Roles:
         return classify(state.joint, state.index)
@@ -349,7 +347,6 @@ class Distances(Analysis[tuple[int, ...]]):
     """
 
     name: ClassVar[str] = "distances"
-    summary: ClassVar[str] = "edges between each forward node and backward"
 
     def compute(self, state: State) -> tuple[int, ...]:
         return distances(state.index, state.roles)
@@ -360,7 +357,6 @@ class Memory(Analysis[Storages]):
     """Which values of the joint graph share a storage, and the bytes of each storage."""
 
     name: ClassVar[str] = "storages"
-    summary: ClassVar[str] = "who shares memory, bytes, what is alive anyway"
 
     def compute(self, state: State) -> Storages:
         return find_storages(
@@ -381,7 +377,6 @@ class Costs(Analysis[tuple[int, ...]]):
     """
 
     name: ClassVar[str] = "costs"
-    summary: ClassVar[str] = "cost of running each node that could run twice"
 
     cost: CostModel
 
@@ -400,7 +395,6 @@ class GraphProblemOf(Analysis[Lowered]):
     """
 
     name: ClassVar[str] = "graph-problem"
-    summary: ClassVar[str] = "the decision as a problem in integers"
 
     cost: CostModel | None = None
 

@@ -220,7 +220,6 @@ class Knapsack(Budgeted):
     """
 
     name: ClassVar[str] = "knapsack"
-    summary: ClassVar[str] = "keep the saved bytes within a budget, by any solver"
     knapsack: ClassVar[bool] = True
 
 
@@ -233,7 +232,6 @@ class SolveGraph(Budgeted):
     """
 
     name: ClassVar[str] = "solve-graph"
-    summary: ClassVar[str] = "keep the saved bytes within a budget, on the whole graph"
 
 
 def refuse_peak_in_pass(budget: Budget, name: str) -> None:
@@ -258,7 +256,6 @@ class RegionBudget(Analysis[float | None]):
     """
 
     name: ClassVar[str] = "region-budget"
-    summary: ClassVar[str] = "the budget that the code sets for its region"
 
     def compute(self, state: State) -> float | None:
         return region_budget(state.joint, state.index, state.roles)
@@ -277,7 +274,6 @@ class LeastDecision(Analysis[tuple[int, ...]]):
     """The nodes of the graph problem that are saved by the decision with the fewest saved bytes."""
 
     name: ClassVar[str] = "least-decision"
-    summary: ClassVar[str] = "the decision that saves the fewest bytes"
 
     def compute(self, state: State) -> tuple[int, ...]:
         return find_cut(state, [False] * len(state.lowered().problem), biased=False)

@@ -25,7 +25,6 @@ class MinCut(BanRules, Pass):
 
     name: ClassVar[str] = "min-cut"
     stage: ClassVar[Stage] = Stage.DECIDE
-    summary: ClassVar[str] = "decide by a minimum cut that recomputes what is nearly free"
 
     # Nearly all containers that planning makes stay alive, so the garbage collector finds nothing.
     @paused_collection()
@@ -54,7 +53,6 @@ class Fusibility(Analysis[Fusion]):
     """Which neighbouring nodes a fusing compiler can compute in one kernel."""
 
     name: ClassVar[str] = "fusibility"
-    summary: ClassVar[str] = "which neighbours one kernel computes"
 
     def compute(self, state: State) -> Fusion:
         return Fusion(state)
@@ -68,7 +66,6 @@ class Weights(Analysis[tuple[int, ...]]):
     """
 
     name: ClassVar[str] = "cut-weights"
-    summary: ClassVar[str] = "what saving each node costs the minimum cut"
 
     def compute(self, state: State) -> tuple[int, ...]:
         return cut_weights(state, state.get(Fusibility()))
@@ -88,7 +85,6 @@ class RuntimeOptimalCut(Analysis[tuple[int, ...]]):
     """
 
     name: ClassVar[str] = "cut"
-    summary: ClassVar[str] = "what the runtime-optimal minimum cut saves"
 
     rules: BanRules = BanRules()
 

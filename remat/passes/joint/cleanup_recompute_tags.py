@@ -39,7 +39,6 @@ class CleanupRecomputeTags(Pass):
     name: ClassVar[str] = "cleanup-recompute-tags"
     stage: ClassVar[Stage] = Stage.JOINT
     optional: ClassVar[bool] = False
-    summary: ClassVar[str] = "keep the boundaries between checkpointed regions"
 
     def run(self, state: State) -> PassResult:
         marked: dict[fx.Node, CheckpointPolicy | None] = dict.fromkeys(_read_outside(state))

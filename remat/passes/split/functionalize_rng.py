@@ -40,7 +40,6 @@ class FunctionalizeRng(Pass):
     name: ClassVar[str] = "functionalize-rng"
     stage: ClassVar[Stage] = Stage.SPLIT
     optional: ClassVar[bool] = False
-    summary: ClassVar[str] = "replay in backward what forward drew at random"
 
     def run(self, state: State) -> PassResult:
         if state.forward is None or state.backward is None:

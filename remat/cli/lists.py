@@ -119,7 +119,7 @@ def _options(kind: Any) -> dict[str, str]:
         if f.name == NESTED:
             continue
         text = "" if f.default is dataclasses.MISSING else write_option(f.default)
-        if text == repr(f.default) and dataclasses.is_dataclass(f.default):
+        if dataclasses.is_dataclass(f.default) and str(f.default) == repr(f.default):
             text = ""  # the text of a pipeline cannot express this default
         options[f.name.replace("_", "-")] = text
     return options

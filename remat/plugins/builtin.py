@@ -98,7 +98,6 @@ def remat_analyses() -> list[type[Analysis[Any]]]:
         state.Costs,
         state.GraphProblemOf,
         min_cut.Fusibility,
-        min_cut.Weights,
         min_cut.RuntimeOptimalCut,
         budgeted.LeastDecision,
         budgeted.RegionBudget,

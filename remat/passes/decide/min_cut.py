@@ -59,19 +59,6 @@ class Fusibility(Analysis[Fusion]):
 
 
 @dataclass(frozen=True)
-class Weights(Analysis[tuple[int, ...]]):
-    """Weight of saving each node of the graph problem; a minimum cut has the least sum of weights.
-
-    See `cut_weights` for the formula.
-    """
-
-    name: ClassVar[str] = "cut-weights"
-
-    def compute(self, state: State) -> tuple[int, ...]:
-        return cut_weights(state, state.get(Fusibility()))
-
-
-@dataclass(frozen=True)
 class RuntimeOptimalCut(Analysis[tuple[int, ...]]):
     """The nodes of the graph problem that the runtime-optimal cut saves.
 
@@ -111,7 +98,9 @@ def find_cut(state: State, fixed: list[bool], *, biased: bool) -> tuple[int, ...
         PlanError: no cut exists; the message shows the path that makes the cut infeasible.
     """
     lowered = state.lowered()
-    weight = state.get(Weights()) if biased else lowered.problem.size
+    weight = lowered.problem.size
+    if biased:
+        weight = cut_weights(state, state.get(Fusibility()))
     try:
         return Network(lowered.problem, fixed=fixed).cut(weight).saved
     except InfeasibleCutError as error:

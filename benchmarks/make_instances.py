@@ -21,9 +21,8 @@ from remat.cli.hf import build
 from remat.graph.costs import Roofline
 from remat.graph.problems.lowering import Lowered, SavedKind
 from remat.graph.roles import UNREACHABLE
-from remat.passes.core.analyses import Distances
 from remat.passes.core.provenance import BanRules
-from remat.passes.core.state import State
+from remat.passes.core.state import Distances, State
 from remat.passes.decide.bans import banned
 from remat.passes.decide.min_cut import Fusibility
 from remat.planning.pipelines import prepare

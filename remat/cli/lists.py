@@ -65,12 +65,12 @@ def passes(pipeline: bool) -> None:
             "not_after": dict(kind.not_after),
             # Whether results stay right if the listed pass is left out.
             "optional": kind.optional,
-            "summary": kind.summary,
+            "summary": _summary(kind),
         }
         for name, kind in registry().passes.items()
     ]
     analyses: list[Row] = [
-        {"name": name, "options": _options(kind), "summary": kind.summary}
+        {"name": name, "options": _options(kind), "summary": _summary(kind)}
         for name, kind in registry().analyses.items()
     ]
     if echo_json({"passes": rows, "analyses": analyses}):
@@ -105,6 +105,11 @@ def costs() -> None:
     _show(rows, ("name", "unit", "summary", "devices"), name="cost model", summary="what it counts")
 
 
+def _summary(kind: type) -> str:
+    """Return the first line of a class's docstring, without backquotes."""
+    return (kind.__doc__ or "").strip().partition("\n")[0].replace("`", "")
+
+
 def _options(kind: Any) -> dict[str, str]:
     """Return a dict from each option of a pass or analysis to its default as text; empty if no text expresses it."""
     from remat.passes.core.pipeline_text import NESTED, write_option
@@ -114,7 +119,7 @@ def _options(kind: Any) -> dict[str, str]:
         if f.name == NESTED:
             continue
         text = "" if f.default is dataclasses.MISSING else write_option(f.default)
-        if text == repr(f.default) and dataclasses.is_dataclass(f.default):
+        if dataclasses.is_dataclass(f.default) and str(f.default) == repr(f.default):
             text = ""  # the text of a pipeline cannot express this default
         options[f.name.replace("_", "-")] = text
     return options

@@ -65,7 +65,9 @@ class _OptCommand(Command):
 @click.option("--print-changed", is_flag=True, help="print what each pass changed, as a diff")
 @click.option("--dump-dir", type=_FOLDER, help="write the graph after every pass to this folder")
 @click.option("--time-passes", is_flag=True, help="print the time and memory of each pass")
-@click.option("--statistics", is_flag=True, help="print the counters of the passes")
+@click.option(
+    "--statistics", is_flag=True, help="print the counts that passes report, summed by name"
+)
 @click.option(
     "--verify-each",
     type=click.Choice(["structure", "numbers"]),
@@ -87,7 +89,7 @@ def opt(joint: str, overrides: tuple[str, ...], **options: Any) -> None:
     input; or a MODEL to capture. The resulting graph is the joint graph or, if a pass partitions
     it, the forward and backward graphs. Everything else is printed to standard error.
     """
-    from remat.passes.instruments import OptBisect, Statistics, Timing
+    from remat.passes.instruments import OptBisect, Timing
     from remat.passes.instruments.printed import state_text
     from remat.planning import pipelines
 
@@ -106,12 +108,12 @@ def opt(joint: str, overrides: tuple[str, ...], **options: Any) -> None:
         text = state_text(result.state)
     if output is not None:
         write_file(output, text, "graph")
-    reports: dict[str, Any] = {"statistics": {}, "timing": [], "bisect": []}
+    if options["statistics"]:
+        counts = (f"  {name}: {count}" for name, count in result.statistics.items())
+        _note("\n".join(("statistics:", *counts)))
+    reports: dict[str, Any] = {"timing": [], "bisect": []}
     for each in instruments:
-        if isinstance(each, Statistics):
-            _note(f"statistics:\n{each}")
-            reports["statistics"] = {" > ".join(path): dict(n) for path, n in each.counts.items()}
-        elif isinstance(each, Timing):
+        if isinstance(each, Timing):
             _note(f"time of passes:\n{each}")
             reports["timing"] = each.to_dict()
         elif isinstance(each, OptBisect):
@@ -121,6 +123,7 @@ def opt(joint: str, overrides: tuple[str, ...], **options: Any) -> None:
         "pipeline": str(manager),
         "modified": result.modified,
         "partitioned": result.forward is not None,
+        "statistics": dict(result.statistics),
         **reports,
         "text": None if output else text,
     }
@@ -201,8 +204,6 @@ def _instruments(options: dict[str, Any]) -> Iterator[Instrument]:
         yield instruments.Printed(to=_note, only=options["print_after"])
     if options["print_changed"]:
         yield instruments.Printed(to=_note, changed=True)
-    if options["statistics"]:
-        yield instruments.Statistics()
     # Timing comes last, so that the time of a pass does not include the work of other instruments.
     if options["time_passes"]:
         yield instruments.Timing()

@@ -26,7 +26,7 @@ from remat.files import write_file, writing
 
 if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
-    from remat.passes.instruments.reproducer import Recorded
+    from remat.passes.instruments.reproducer import Failure
 
 #: Dict from each exit code with which a shell reports that it could not start a command to the reason.
 _NOT_RUN = {126: "may not execute it", 127: "does not find it"}
@@ -71,7 +71,7 @@ def reduce_(
     code is 130.
     """
     from remat.graph.text import SUFFIX, print_joint, read_joint
-    from remat.passes.instruments.reproducer import read_reproducer
+    from remat.passes.instruments.reproducer import GRAPH, read_reproducer
     from remat.reduction import reduce
 
     params.check_exists(source, "file or folder")
@@ -88,7 +88,7 @@ def reduce_(
         raise click.UsageError(f"there is no folder '{target.resolve().parent}'")
     with Progress() as progress, tempfile.TemporaryDirectory(prefix="remat-reduce-") as room:
         progress.stage(f"reading {source}")
-        joint = read_joint(source if recorded is None else recorded.graph)
+        joint = read_joint(source if recorded is None else source / GRAPH)
         place = Path(room) / source.name
         if recorded is not None:
             shutil.copytree(source, place)
@@ -115,7 +115,7 @@ def reduce_(
         click.get_current_context().exit(INTERRUPTED)
 
 
-def _fails_alike(recorded: Recorded) -> Callable[[JointGraph], bool]:
+def _fails_alike(recorded: Failure) -> Callable[[JointGraph], bool]:
     """Return a function that tests whether a recorded failure, replayed on a graph, raises the same kind of error."""
     wanted = recorded.type, _kind(recorded.message)
 
@@ -182,25 +182,22 @@ def _command(command: str, timeout_s: float | None, place: Path) -> Callable[[Jo
 
 
 def _write_folder(
-    source: Path, target: Path, recorded: Recorded, joint: JointGraph, text: str
+    source: Path, target: Path, recorded: Failure, joint: JointGraph, text: str
 ) -> None:
     """Write a reproducer folder for the reduced graph atomically; ``text`` is the graph's text."""
-    from remat.passes.instruments.reproducer import Failure, files_of, new_folder
+    from remat.passes.instruments.reproducer import GRAPH, Failure, new_folder, write_files
 
-    error = replay(joint.copy(), recorded)
-    files = {"graph.joint": text}
-    if error is not None:
-        failure = Failure(
-            graph=text,
-            pipeline=recorded.pipeline,
-            options=recorded.options,
-            path=recorded.path,
-            error=error,
-            note=recorded.note,
-        )
-        files = files_of(failure, target.name)
+    error = replay(joint, recorded)
     with writing(target, kind="reproducer", error=RematError), new_folder(target) as draft:
         outdated = shutil.ignore_patterns(*_OUTDATED)
         shutil.copytree(source, draft, ignore=outdated, dirs_exist_ok=True)
-        for name, content in files.items():
-            (draft / name).write_text(content, encoding="utf-8")
+        (draft / GRAPH).write_text(text, encoding="utf-8")
+        if error is not None:
+            failure = Failure.of(
+                error,
+                path=recorded.path,
+                pipeline=recorded.pipeline,
+                options=recorded.options,
+                note=recorded.note,
+            )
+            write_files(draft, target.name, failure, text, error)

@@ -15,7 +15,7 @@ from remat.cli.progress import Progress
 
 if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
-    from remat.passes.instruments.reproducer import Recorded
+    from remat.passes.instruments.reproducer import Failure
     from remat.planning.pipelines import PassManager
 
 #: Exit codes: no failure, the recorded failure, another failure. 2 is left out, because it means wrong usage.
@@ -34,13 +34,13 @@ def repro(folder: Path, passes: PassManager | None) -> None:
     Exit code: 0 no failure; 1 the recorded failure; 3 another failure.
     """
     from remat.graph.text import read_joint
-    from remat.passes.instruments.reproducer import read_reproducer
+    from remat.passes.instruments.reproducer import GRAPH, read_reproducer
 
     params.check_exists(folder, "folder", "expected a folder that a Reproducer wrote")
     with Progress() as progress:
         progress.stage(f"reading {folder}")
         recorded = read_reproducer(folder)
-        joint = read_joint(recorded.graph)
+        joint = read_joint(folder / GRAPH)
         progress.stage("running it again")
         error = replay(joint, recorded, passes)
     if error is None:
@@ -59,7 +59,7 @@ def repro(folder: Path, passes: PassManager | None) -> None:
 
 
 def replay(
-    joint: JointGraph, recorded: Recorded, passes: PassManager | None = None
+    joint: JointGraph, recorded: Failure, passes: PassManager | None = None
 ) -> Exception | None:
     """Plan a joint graph as in a recorded failure, maybe in place; return the raised exception, or None."""
     from remat.passes.instruments import VerifyEach

@@ -84,6 +84,8 @@ _KINDS = {
 #: Metadata key that marks a node as part of a decomposed continuous function; see `is_piece`.
 PIECE = "remat_piece_of_continuous"
 _NAMES = {kind: frozenset(names.split()) for kind, names in _KINDS.items()}
+#: Names of discontinuous functions, and of tests for infinities and NaN.
+DISCONTINUOUS, FINITE_CHECKS = _NAMES["step"] | _NAMES["jump"], _NAMES["finite check"]
 _JUMPING = {
     ("linalg_vector_norm", "ne"),
     ("norm", "ne"),
@@ -326,7 +328,7 @@ class Branches:
         node = self._index.nodes[i]
         if self._overflows(i):
             return False
-        if ops.name_of(node.target) in _NAMES["finite check"]:
+        if ops.name_of(node.target) in FINITE_CHECKS:
             return True
         if len(node.args) < 2:
             return False
@@ -394,7 +396,7 @@ def _may_branch(node: fx.Node) -> bool:
     return (
         not isinstance(node.target, torch_compat.OpOverload)
         or ops.is_seeded(node.target)
-        or name in _NAMES["step"] | _NAMES["jump"]
+        or name in DISCONTINUOUS
         or name in ("div", "norm", "linalg_vector_norm")
         or "grid_sampler" in name
         or "max_pool" in name

@@ -214,6 +214,16 @@ def output_node(graph: fx.Graph) -> fx.Node:
     return node
 
 
+def tangent_dependents(graph: fx.Graph) -> set[fx.Node]:
+    """Return backward's inputs, such as tangents, and all nodes that depend on these inputs."""
+    dependent: set[fx.Node] = set()
+    for node in graph.nodes:
+        is_backward_input = node.op == "placeholder" and role_of(node).in_backward
+        if is_backward_input or not dependent.isdisjoint(node.all_input_nodes):
+            dependent.add(node)
+    return dependent
+
+
 def split_outputs(
     joint: JointGraph,
 ) -> tuple[list[Any], list[Any], list[Any], list[Any]]:

@@ -17,9 +17,9 @@ from torch import fx
 from remat.errors import RecomputeError
 from remat.graph.branch_values import branches_of_forward
 from remat.graph.capture.source import located
-from remat.graph.joint import SavedValueKind, output_node, outputs_of
+from remat.graph.joint import output_node, outputs_of
 from remat.graph.memory.storages import Sizes, fake_mode_of, storage_key
-from remat.passes.split.convention import own_descriptors, write_output
+from remat.passes.split.convention import hand_over, own_descriptors, write_output
 
 _LOG = logging.getLogger(__name__)
 
@@ -100,7 +100,6 @@ def add_checks(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_output
     The checks compare no recomputed value that has no memory of its own, such as a view.
     """
     values = outputs_of(forward.graph)
-    own, saved = values[:num_fwd_outputs], values[num_fwd_outputs:]
     calls = {n.name: n for n in forward.graph.nodes if n.op == "call_function"}
     inputs = [n for n in forward.graph.nodes if n.op == "placeholder"]
     taken = {*Sizes().of_all([n for n in (*inputs, *values) if isinstance(n, fx.Node)])}
@@ -115,23 +114,13 @@ def add_checks(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_output
     at = next((k for k, g in enumerate(gradients) if isinstance(g, fx.Node)), None)
     if not pairs or at is None:
         return
-    # New values come behind the saved tensors whose version counters autograd checks.
-    kinds = [SavedValueKind.of(v) if isinstance(v, fx.Node) else SavedValueKind.SIZE for v in saved]
-    place = kinds.count(SavedValueKind.TENSOR)
-    new = [first for _, first in pairs]
-    out = output_node(forward.graph)
-    descs = own_descriptors(out, num_fwd_outputs)
-    write_output(out, [*own, *saved[:place], *new, *saved[place:]], descs)
-    placeholders = [n for n in backward.graph.nodes if n.op == "placeholder"]
-    before = placeholders[kinds.count(SavedValueKind.SIZE) + place]
+    firsts = [first for _, first in pairs]
+    given = hand_over(forward.graph, backward.graph, num_fwd_outputs, firsts, suffix="_first")
     branches = branches_of_forward(forward)
     seen, texts = [], []
-    for again, first in pairs:
-        with backward.graph.inserting_before(before):
-            given = backward.graph.placeholder(f"{first.name}_first")
-        given.meta = {k: v for k, v in first.meta.items() if k in ("val", "tensor_meta")}
+    for (again, first), saved in zip(pairs, given, strict=True):
         texts.append(located(first).replace("\n", " "))
-        arguments = (again, given, texts[-1], first in branches)
+        arguments = (again, saved, texts[-1], first in branches)
         with backward.graph.inserting_after(again):
             seen.append(_call(backward.graph, torch.ops.remat.compare_again.default, arguments))
     last = output_node(backward.graph)

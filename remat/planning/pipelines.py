@@ -28,11 +28,9 @@ from remat.passes.decide.budgeted import Budgeted
 from remat.passes.decide.policies import has_policies, tag_budgets, tag_policies
 from remat.passes.hooks.offload_saved import OffloadSaved
 from remat.passes.hooks.saved_tensor_hooks import PackSaved
-from remat.passes.joint.classify import Classify
 from remat.passes.joint.cleanup_recompute_tags import CleanupRecomputeTags
 from remat.passes.joint.cse import CommonSubexpressions
 from remat.passes.joint.dce import DeadCode
-from remat.passes.joint.dist_from_backward import DistanceFromBackward
 from remat.passes.packing.pairs import SavedTensorHooks
 from remat.passes.split.functionalize_rng import FunctionalizeRng
 from remat.passes.split.partition import Partition
@@ -45,7 +43,7 @@ from remat.units import Budget
 
 #: Passes that run before the tagging by policies. After it, equal calls with different tags could no longer be merged.
 _BEFORE_POLICIES: tuple[Pass, ...] = (DeadCode(), CommonSubexpressions())
-_AFTER_POLICIES: tuple[Pass, ...] = (CleanupRecomputeTags(), Classify(), DistanceFromBackward())
+_AFTER_POLICIES: tuple[Pass, ...] = (CleanupRecomputeTags(),)
 #: Passes that normalise a joint graph before any decision.
 PREPARE: tuple[Pass, ...] = (*_BEFORE_POLICIES, *_AFTER_POLICIES)
 #: Passes that split a joint graph into a forward and a backward module by a decision.

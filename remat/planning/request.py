@@ -14,10 +14,8 @@ from remat.graph.joint import JointGraph
 from remat.graph.policies import Policies
 from remat.options import PlanOptions, PlanOptionsDict
 from remat.passes.core.pipeline import Pipeline
-from remat.passes.decide.budgeted import Budgeted
-from remat.passes.decide.knapsack import Knapsack
+from remat.passes.decide.budgeted import Budgeted, Knapsack, SolveGraph
 from remat.passes.decide.min_cut import MinCut
-from remat.passes.decide.solve_graph import SolveGraph
 from remat.passes.joint.chunk_loss import ChunkLoss
 from remat.passes.packing.pairs import SavedTensorHooks
 from remat.planning.pipelines import PREPARE, SPLIT, PassManager

@@ -49,17 +49,14 @@ def remat_passes() -> list[type[Pass]]:
     """Return remat's own pass classes, in the order that ``remat passes`` prints; this call imports torch."""
     # Imported here, because passes import torch, and solvers are listed without torch.
     from remat.passes.core.control import Fixpoint
-    from remat.passes.decide.knapsack import Knapsack
+    from remat.passes.decide.budgeted import Knapsack, SolveGraph
     from remat.passes.decide.min_cut import MinCut
-    from remat.passes.decide.solve_graph import SolveGraph
     from remat.passes.hooks.offload_saved import OffloadSaved
     from remat.passes.hooks.saved_tensor_hooks import PackSaved
     from remat.passes.joint.chunk_loss import ChunkLoss
-    from remat.passes.joint.classify import Classify
     from remat.passes.joint.cleanup_recompute_tags import CleanupRecomputeTags
     from remat.passes.joint.cse import CommonSubexpressions
     from remat.passes.joint.dce import DeadCode
-    from remat.passes.joint.dist_from_backward import DistanceFromBackward
     from remat.passes.ranks.agree_ranks import AgreeRanks
     from remat.passes.split.functionalize_rng import FunctionalizeRng
     from remat.passes.split.join import Join
@@ -72,8 +69,6 @@ def remat_passes() -> list[type[Pass]]:
         CommonSubexpressions,
         ChunkLoss,
         CleanupRecomputeTags,
-        Classify,
-        DistanceFromBackward,
         MinCut,
         Knapsack,
         SolveGraph,
@@ -92,18 +87,17 @@ def remat_passes() -> list[type[Pass]]:
 @hookimpl
 def remat_analyses() -> list[type[Analysis[Any]]]:
     """Return remat's own analysis classes, in the order that ``remat passes`` prints; this call imports torch."""
-    from remat.passes.core import analyses
+    from remat.passes.core import state
     from remat.passes.decide import budgeted, min_cut
 
     return [
-        analyses.Positions,
-        analyses.Classification,
-        analyses.Distances,
-        analyses.Memory,
-        analyses.Costs,
-        analyses.GraphProblemOf,
+        state.Positions,
+        state.Classification,
+        state.Distances,
+        state.Memory,
+        state.Costs,
+        state.GraphProblemOf,
         min_cut.Fusibility,
-        min_cut.Weights,
         min_cut.RuntimeOptimalCut,
         budgeted.LeastDecision,
         budgeted.RegionBudget,

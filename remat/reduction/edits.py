@@ -25,6 +25,7 @@ from remat.graph.joint import (
     primals_of,
     role_of,
     split_outputs,
+    tangent_dependents,
 )
 from remat.graph.memory.storages import form_of
 
@@ -72,22 +73,12 @@ def fault_of(joint: JointGraph) -> str | None:
         if is_primal and behind_tangents:
             return f"primal '{node.name}' stands behind a tangent"
         behind_tangents |= not is_primal
-    backward = _behind_tangents(joint)
+    backward = tangent_dependents(joint.graph)
     values, n = outputs_of(joint.graph), joint.num_fwd_outputs
     dependent = [v.name for v in values[:n] if v in backward]
     if dependent:
         return f"forward returns '{dependent[0]}', which depends on a tangent"
     return None
-
-
-def _behind_tangents(joint: JointGraph) -> set[fx.Node]:
-    """Return backward's inputs, such as tangents, and all nodes that depend on these inputs."""
-    dependent: set[fx.Node] = set()
-    for node in joint.graph.nodes:
-        is_backward_input = node.op == "placeholder" and role_of(node).in_backward
-        if is_backward_input or not dependent.isdisjoint(node.all_input_nodes):
-            dependent.add(node)
-    return dependent
 
 
 def _outputs(joint: JointGraph) -> list[tuple[Any, Any]]:
@@ -196,7 +187,7 @@ def _insert_output(joint: JointGraph, at: int, value: Any) -> None:
 
 def _make_inputs(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
     """Replace results of calls by new inputs: tangents for results of backward, primals for other results."""
-    cut, backward = _nodes(joint, items), _behind_tangents(joint)
+    cut, backward = _nodes(joint, items), tangent_dependents(joint.graph)
     removed = set(cut)
     for node in cut:
         if not all(
@@ -208,7 +199,7 @@ def _make_inputs(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
 
 def _cut_out(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
     """Replace results of calls by new inputs, and return the calls' arguments as outputs or gradients."""
-    backward_nodes, cut = _behind_tangents(joint), _nodes(joint, items)
+    backward_nodes, cut = tangent_dependents(joint.graph), _nodes(joint, items)
     removed = set(cut)
     for node in cut:
         gradients = outputs_of(joint.graph)[joint.num_fwd_outputs :]

@@ -25,6 +25,12 @@ def test_listings_name_all_that_is_registered(command: str) -> None:
         assert entry["summary"] in text
 
 
+def test_a_default_that_no_text_expresses_is_left_empty() -> None:
+    options = {row["name"]: row["options"] for row in told("passes")["analyses"]}
+    assert options["cut"] == {"rules": ""}
+    assert options["graph-problem"] == {"cost": "none"}
+
+
 def test_solvers_tell_why_one_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = registry().solvers["cpsat"]
     monkeypatch.setattr(kind, "requires", ("no_such_module",))

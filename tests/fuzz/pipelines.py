@@ -23,7 +23,7 @@ def pipelines(draw: st.DrawFn, *, replay: bool = True) -> remat.PassManager:
         replay: with the pass that replays random draws; without it, the verifier must refuse every
             plan that draws twice.
     """
-    before = ["dce", "cse", "cleanup-recompute-tags", "classify", "dist-from-backward"]
+    before = ["dce", "cse", "cleanup-recompute-tags"]
     middle = draw(decisions() if replay else decisions(least=True))
     after = ["reorder-backward", "raise-getitems", "dce"]
     stages = [

@@ -12,8 +12,7 @@ import remat
 from remat.graph.joint import Role
 from remat.graph.memory.ownership import Storages
 from remat.graph.roles import UNREACHABLE, has_tangents
-from remat.passes.core.analyses import Distances
-from remat.passes.core.state import State
+from remat.passes.core.state import Distances, State
 from tests.graphs import joint_of, traced, weight
 
 

@@ -14,7 +14,7 @@ from remat.cli import main
 from remat.errors import BudgetError, PassError, ProblemError, VerifyError
 from remat.integrations.partitioner import Partitioner
 from remat.passes.core.state import PassResult, State
-from remat.passes.instruments.reproducer import folder_for
+from remat.passes.instruments.reproducer import folder_for, read_reproducer
 from remat.passes.split.partition import Partition
 from remat.passes.split.reorder_backward import ReorderBackward
 from remat.planning import finish
@@ -59,11 +59,11 @@ def test_a_solver_that_crashes(tmp_path: Path) -> None:
         train(solver=CRASHES)
     assert "without remat" not in str(caught.value), "PyTorch alone compiles it"
     made = only_folder(tmp_path / "by-variable")
-    assert made.name.startswith("remat-repro-solve-graph-")
+    assert made.name.startswith("remat-repro-plan-")
     instance = remat.load_instance(made / "problem.json")
     assert instance.full_bytes is not None
     assert instance.full_bytes > 0
-    assert "solver=" in (made / "pipeline.txt").read_text()
+    assert "solver=" in read_reproducer(made).pipeline
     code, told = again(made)
     assert code == 1
     assert told.startswith("reproduced: SolverError: solver 'crashes' raised ZeroDivisionError")

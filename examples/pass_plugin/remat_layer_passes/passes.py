@@ -9,9 +9,16 @@ from typing import ClassVar
 from torch.utils.checkpoint import CheckpointPolicy
 
 import remat
-from remat.passes.core.analyses import Distances
 from remat.passes.core.base import Stage
-from remat.passes.core.state import Classification, Costs, Memory, PassResult, Positions, State
+from remat.passes.core.state import (
+    Classification,
+    Costs,
+    Distances,
+    Memory,
+    PassResult,
+    Positions,
+    State,
+)
 
 
 @dataclass(frozen=True)
@@ -24,7 +31,6 @@ class Layers(remat.Analysis[dict[str, tuple[int, ...]]]):
     """
 
     name: ClassVar[str] = "layers"
-    summary: ClassVar[str] = "operators of forward by the module that they belong to"
 
     match: str = "*layers.*"
 
@@ -64,7 +70,6 @@ class CheckpointLayers(remat.Pass):
         "cleanup-recompute-tags": "that pass keeps what one layer hands to the next, and would not "
         "see these tags",
     }
-    summary: ClassVar[str] = "recompute what happens inside of layers: match=layers.*"
 
     match: str = "*layers.*"
     keep_last: int = 0

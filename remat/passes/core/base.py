@@ -39,6 +39,8 @@ class Stage(enum.IntEnum):
 class Pass(ABC):
     """Base class of passes. A subclass is a frozen dataclass that implements `run`.
 
+    The command ``remat passes`` shows the first line of the docstring of a subclass.
+
     Attributes:
         name: kebab-case name of the pass in the text of a pipeline.
         stage: stage of a pipeline to which the pass belongs.
@@ -46,7 +48,6 @@ class Pass(ABC):
         optional: whether a pipeline stays correct without the pass. Bisection never skips a pass
             with ``optional=False``.
         keeps_numbers: whether the pass leaves all results of the step bit for bit the same.
-        summary: one line that ``remat passes`` shows.
     """
 
     name: ClassVar[str]
@@ -54,7 +55,6 @@ class Pass(ABC):
     not_after: ClassVar[Mapping[str, str]] = {}
     optional: ClassVar[bool] = True
     keeps_numbers: ClassVar[bool] = True
-    summary: ClassVar[str] = ""
 
     @abstractmethod
     def run(self, state: State) -> PassResult:

@@ -57,7 +57,6 @@ class Fixpoint(Pass):
     """
 
     name: ClassVar[str] = "fixpoint"
-    summary: ClassVar[str] = "repeat passes until nothing changes: fixpoint(dce,cse)"
 
     passes: tuple[Pass, ...] = ()
     limit: int = 10

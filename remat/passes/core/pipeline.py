@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar
 
 from torch import fx
@@ -14,51 +14,45 @@ from remat.errors import PassError, ProblemError, RematError
 from remat.graph.joint import JointGraph, check_structure
 from remat.passes.core.base import Pass
 from remat.passes.core.control import Fixpoint, as_passes
-from remat.passes.core.ordering import check_joint_pipeline, check_order, flat
+from remat.passes.core.ordering import check_order, flat
 from remat.passes.core.pipeline_text import write_pipeline
 from remat.passes.core.state import PassResult, State
 
+#: Function that runs a pass or a pipeline, and the instruments inside the calling one, on a state.
+Run = Callable[[State], PassResult]
+
 
 class Instrument:
-    """Base class of instruments, whose methods a pipeline calls around every pass.
+    """Base class of instruments, which run code around a pipeline and around every pass of the pipeline.
 
-    The methods of this class do nothing, and let every pass run; a subclass overrides some of the
-    methods. For a `Fixpoint`, ``before`` is called before the inner passes run, and ``after`` is called
-    after the inner passes have run. The pipeline calls ``after`` and ``failed`` on the instruments in
-    reverse order, so instruments nest like context managers.
-
-    The argument ``p`` of a method is the pass that the pipeline runs. The argument ``path`` holds the
-    names of the passes that enclose ``p``, outermost first, and then the name of ``p``.
+    A subclass overrides one or both methods. Each method gets a function ``run``, and returns the result
+    of ``run(state)``. The first instrument of a run is the outermost: its argument ``run`` calls the second
+    instrument, and so on.
 
     Attributes:
-        only_inner: if True, the pipeline calls the methods for the inner passes of a `Fixpoint`,
-            and not for the `Fixpoint` itself.
+        only_inner: if True, `around_pass` is called for the inner passes of a `Fixpoint`, and not for the
+            `Fixpoint` itself.
     """
 
     only_inner: ClassVar[bool] = False
 
-    def start(self, pipeline: Pipeline, state: State) -> None:
-        """Called once before a pipeline runs on ``state``."""
+    def around_pipeline(self, pipeline: Pipeline, state: State, run: Run) -> PassResult:
+        """Run a pipeline on ``state`` by ``run(state)``, and return the result."""
+        return run(state)
 
-    def should_run(self, p: Pass, state: State, path: tuple[str, ...]) -> bool:
-        """Return whether the pass ``p`` is to run; the pipeline skips the pass if any instrument returns False."""
-        return True
+    def around_pass(self, p: Pass, state: State, path: tuple[str, ...], run: Run) -> PassResult:
+        """Run the pass ``p`` on ``state`` by ``run(state)``, and return the result.
 
-    def before(self, p: Pass, state: State, path: tuple[str, ...]) -> None:
-        """Called before the pass ``p`` runs on ``state``; ``path`` ends with the pass's name."""
+        If the pass or the check of its result fails, ``run`` raises. To skip the pass, return
+        ``PassResult(state=state, modified=False)`` without a call of ``run``.
 
-    def after(self, p: Pass, result: PassResult, path: tuple[str, ...]) -> None:
-        """Called after the pass ``p`` has returned ``result``."""
-
-    def failed(self, p: Pass, state: State, path: tuple[str, ...], error: BaseException) -> None:
-        """Called if the pass ``p``, the check of its result, or an instrument raised ``error``.
-
-        ``state`` is the state on which the pass ``p`` was to run. The pipeline does not call ``failed``
-        on an instrument whose own ``before`` raised, or whose own ``after`` has returned.
+        Args:
+            p: the pass.
+            state: the state on which the pass is to run.
+            path: the names of the passes that enclose ``p``, outermost first, and then the name of ``p``.
+            run: function that runs the pass.
         """
-
-    def finish(self, result: PassResult | None) -> None:
-        """Called once after a pipeline has run; ``result`` is the pipeline's result, or None if the pipeline failed."""
+        return run(state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,27 +106,22 @@ class Pipeline:
                 or left a graph with an invalid structure. The message names the pass and the passes
                 that ran before.
             RematError: a pass raised this error; a note on the error names the pass.
-            ProblemError: ``joint`` is no joint graph and no state; or ``joint`` is not partitioned, and
-                all passes work on the forward and backward graphs.
+            ProblemError: ``joint`` is no joint graph and no state.
         """
         if not isinstance(joint, (JointGraph, State)):
             raise ProblemError(
                 f"joint is a {type(joint).__name__}; expected a JointGraph: use remat.capture(model, args)"
             )
         state = joint if isinstance(joint, State) else State(joint=joint)
-        if state.forward is None:
-            check_joint_pipeline(self.passes)
-            if not in_place:
-                state = replace(state, joint=state.joint.copy())
-        run = _Runner(tuple(instruments), verify=verify)
-        result: PassResult | None = None
-        with contextlib.ExitStack() as started:
-            for instrument in instruments:
-                instrument.start(self, state)
-                # The closure reads `result` when the stack unwinds, so a failed run gives None.
-                started.callback(lambda finish: finish(result), instrument.finish)
-            result = run.sequence(self.passes, state)
-        return replace(result, detail=", ".join(run.completed), statistics=dict(run.statistics))
+        if state.forward is None and not in_place:
+            state = replace(state, joint=state.joint.copy())
+        runner = _Runner(tuple(instruments), verify=verify)
+        run: Run = partial(runner.sequence, self.passes)
+        for instrument in reversed(instruments):
+            run = partial(instrument.around_pipeline, self, run=run)
+        return replace(
+            run(state), detail=", ".join(runner.completed), statistics=dict(runner.statistics)
+        )
 
 
 @dataclass(slots=True)
@@ -151,26 +140,12 @@ class _Runner:
         modified = False
         for p in passes:
             here = (*path, p.name)
-            is_inner = not isinstance(p, Fixpoint)
-            observers = [i for i in self.instruments if is_inner or not i.only_inner]
-            if not all(i.should_run(p, state, here) for i in observers):
-                continue
-            watching: list[Instrument] = []
-            try:
-                for instrument in observers:
-                    instrument.before(p, state, here)
-                    watching.append(instrument)
-                result = self._one(p, state, here)
-                while watching:  # popped after the call: if `after` raises, `failed` follows
-                    watching[-1].after(p, result, here)
-                    watching.pop()
-            except BaseException as error:
-                for instrument in reversed(watching):
-                    instrument.failed(p, state, here, error)
-                raise
+            run: Run = partial(self._one, p, path=here)
+            for instrument in reversed(self.instruments):
+                if not (instrument.only_inner and isinstance(p, Fixpoint)):
+                    run = partial(instrument.around_pass, p, path=here, run=run)
+            result = run(state)
             state, modified = result.state, modified or result.modified
-            self.statistics.update(result.statistics)
-            self.completed.append(p.name)
         return PassResult(state=state, modified=modified)
 
     def _one(self, p: Pass, state: State, path: tuple[str, ...]) -> PassResult:
@@ -203,6 +178,8 @@ class _Runner:
         fault = first_fault(result.state.modules) if self.verify and result.modified else None
         if fault is not None:
             raise PassError(name, fault, self.completed)
+        self.statistics.update(result.statistics)
+        self.completed.append(p.name)
         return result
 
 

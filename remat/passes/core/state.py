@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -25,31 +25,30 @@ from remat.graph.index import GraphIndex, index_graph
 from remat.graph.joint import JointGraph
 from remat.graph.memory.ownership import Storages, find_storages
 from remat.graph.problems.lowering import Decision, Lowered, lower
-from remat.graph.roles import Roles, classify
+from remat.graph.roles import Roles, classify, distances
 from remat.passes.core.provenance import BanRules, Provenance, SavedLimits
 from remat.passes.packing.pairs import SavedTensorHooks
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-#: Callbacks that `watching` registers. Each is called with True right before an analysis is computed,
-#: and with False right after. A context variable, so that a callback sees only its own thread's
-#: analyses.
-_WATCHERS: ContextVar[tuple[Callable[[Analysis[Any], bool], None], ...]] = ContextVar(
-    "_WATCHERS", default=()
+#: Function that `around_analyses` has set. A context variable, so that the function sees only its own
+#: thread's analyses.
+_AROUND: ContextVar[Callable[[Analysis[Any]], AbstractContextManager[object]]] = ContextVar(
+    "_AROUND", default=nullcontext
 )
 
 
 class Analysis(ABC, Generic[T_co]):
     """Base class of analyses of joint graphs. A subclass is a frozen dataclass that implements `compute`.
 
+    The command ``remat passes`` shows the first line of the docstring of a subclass.
+
     Attributes:
         name: kebab-case name in pipelines and tables.
-        summary: one line that ``remat passes`` shows.
     """
 
     name: ClassVar[str]
-    summary: ClassVar[str] = ""
 
     @abstractmethod
     def compute(self, state: State) -> T_co:
@@ -69,17 +68,13 @@ class AnalysisCache:
         edits: number of finished edits of the joint graph, without edits that are known to have changed
             nothing.
         is_edited: whether an edit of the joint graph is in progress.
+        results: the cached results, in the order in which they were computed.
     """
 
     owner: tuple[Any, ...]
     edits: int = 0
     is_edited: bool = False
-    _results: dict[Analysis[Any], Any] = field(default_factory=dict)
-    #: For each cached analysis, the analyses that its `compute` requested.
-    _dependencies: dict[Analysis[Any], set[Analysis[Any]]] = field(default_factory=dict)
-    # The analyses that each running `compute` has requested. A stack, because `compute` may request
-    # an analysis whose own `compute` then runs first.
-    _computing: list[set[Analysis[Any]]] = field(default_factory=list)
+    results: dict[Analysis[Any], Any] = field(default_factory=dict)
 
     def get(self, key: Analysis[T], state: State) -> T:
         """Return the result of the analysis ``key`` of a state's joint graph, computed on the first request.
@@ -92,49 +87,26 @@ class AnalysisCache:
                 f"analysis '{key.name}' was asked for inside `with state.edit()`, where the graph is "
                 "changing; ask before the edit begins, or after it has ended"
             )
-        if self._computing:
-            self._computing[-1].add(key)
-        if key not in self._results:
-            watchers = _WATCHERS.get()
-            for watch in watchers:
-                watch(key, True)
-            self._computing.append(set())
-            try:
-                value = key.compute(state)
-            finally:
-                dependencies = self._computing.pop()
-                for watch in watchers:
-                    watch(key, False)
-            self._results[key], self._dependencies[key] = value, dependencies
-        return cast(T, self._results[key])
+        if key not in self.results:
+            with _AROUND.get()(key):
+                self.results[key] = key.compute(state)
+        return cast(T, self.results[key])
 
     def keep_only(self, preserves: Sequence[type[Analysis[Any]]]) -> None:
         """Drop, after an edit of the joint graph, the cached results of all analyses except ``preserves``."""
-        # The result of a preserved analysis is dropped too if it was computed from a dropped result.
-        preserved = {k: v for k, v in self._results.items() if isinstance(k, tuple(preserves))}
-        while lost := [k for k in preserved if not self._dependencies[k] <= preserved.keys()]:
-            for key in lost:
-                del preserved[key]
-        self._results = preserved
-
-    def results(self) -> tuple[tuple[Analysis[Any], Any], ...]:
-        """Return pairs of a cached analysis and its result, in the order in which the results were computed."""
-        return tuple(self._results.items())
+        self.results = {k: v for k, v in self.results.items() if isinstance(k, tuple(preserves))}
 
 
 @contextmanager
-def watching(watch: Callable[[Analysis[Any], bool], None]) -> Iterator[None]:
-    """Call ``watch`` before and after every computation of an analysis inside the ``with`` block.
-
-    Args:
-        watch: function of two arguments: the analysis, and a bool that is True right before the
-            analysis is computed and False right after.
-    """
-    token = _WATCHERS.set((*_WATCHERS.get(), watch))
+def around_analyses(
+    around: Callable[[Analysis[Any]], AbstractContextManager[object]],
+) -> Iterator[None]:
+    """Compute each analysis, inside the ``with`` block, inside the context manager that ``around`` returns for it."""
+    token = _AROUND.set(around)
     try:
         yield
     finally:
-        _WATCHERS.reset(token)
+        _AROUND.reset(token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -208,8 +180,7 @@ class State:
         counts of changes that are all 0, such as ``edit.result(removed=0)``.
 
         Args:
-            preserves: analyses whose results stay valid after the edit. The result of a preserved
-                analysis is dropped nevertheless if it was computed from a dropped result.
+            preserves: analyses whose results stay valid after the edit.
 
         Raises:
             ProblemError: another edit of the same joint graph is in progress.
@@ -236,11 +207,6 @@ class State:
         if self.forward is None or self.backward is None:
             return {"joint graph": self.joint.graph_module}
         return {"forward": self.forward, "backward": self.backward}
-
-    @property
-    def cached_analyses(self) -> tuple[str, ...]:
-        """Names of all analyses of the joint graph whose results are cached."""
-        return tuple(key.name for key, _ in self.cache.results())
 
     @property
     def index(self) -> GraphIndex:
@@ -355,7 +321,6 @@ class Positions(Analysis[GraphIndex]):
     """Position, inputs and users of each node of the joint graph, as integers."""
 
     name: ClassVar[str] = "positions"
-    summary: ClassVar[str] = "nodes, inputs and users as integers"
 
     def compute(self, state: State) -> GraphIndex:
         return index_graph(state.joint.graph)
@@ -366,10 +331,25 @@ class Classification(Analysis[Roles]):
     """Which nodes of the joint graph are required by forward, and which by backward."""
 
     name: ClassVar[str] = "classification"
-    summary: ClassVar[str] = "forward, backward and unclaimed nodes"
 
     def compute(self, state: State) -> Roles:
         return classify(state.joint, state.index)
+
+
+@dataclass(frozen=True)
+class Distances(Analysis[tuple[int, ...]]):
+    """Distance of each node of the joint graph from backward.
+
+    The distance from backward is the least number of edges, along the data flow, to a node that forward
+    does not require. The result has one distance per node of the joint graph, in graph order. The
+    distance from backward is 0 for nodes that forward does not require, and
+    `remat.graph.roles.UNREACHABLE` for nodes without a path to such a node.
+    """
+
+    name: ClassVar[str] = "distances"
+
+    def compute(self, state: State) -> tuple[int, ...]:
+        return distances(state.index, state.roles)
 
 
 @dataclass(frozen=True)
@@ -377,7 +357,6 @@ class Memory(Analysis[Storages]):
     """Which values of the joint graph share a storage, and the bytes of each storage."""
 
     name: ClassVar[str] = "storages"
-    summary: ClassVar[str] = "who shares memory, bytes, what is alive anyway"
 
     def compute(self, state: State) -> Storages:
         return find_storages(
@@ -398,7 +377,6 @@ class Costs(Analysis[tuple[int, ...]]):
     """
 
     name: ClassVar[str] = "costs"
-    summary: ClassVar[str] = "cost of running each node that could run twice"
 
     cost: CostModel
 
@@ -417,7 +395,6 @@ class GraphProblemOf(Analysis[Lowered]):
     """
 
     name: ClassVar[str] = "graph-problem"
-    summary: ClassVar[str] = "the decision as a problem in integers"
 
     cost: CostModel | None = None
 

@@ -18,9 +18,8 @@ from remat.graph.fusion import absorbed_inputs
 from remat.graph.memory.storages import tensor_bytes
 from remat.graph.memory.writes import by_target
 from remat.graph.problems.lowering import SavedKind, must_recompute, must_save
-from remat.passes.core.analyses import Distances
 from remat.passes.core.provenance import BanRules
-from remat.passes.core.state import State
+from remat.passes.core.state import Distances, State
 
 #: Length up to which a chain of fusible nodes may be recomputed: the largest distance between the
 #: ranks of the chain's two ends in forward's order. PyTorch calls 100 an arbitrary choice.

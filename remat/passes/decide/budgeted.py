@@ -1,4 +1,4 @@
-"""Base class of the passes that choose the saved values within a memory budget."""
+"""Passes by which a solver chooses the saved values within a memory budget, and their base class."""
 
 from __future__ import annotations
 
@@ -211,6 +211,29 @@ class Budgeted(Pass):
         return self.solver
 
 
+@dataclass(frozen=True)
+class Knapsack(Budgeted):
+    """Keep the saved bytes within a budget: solve a knapsack of the operators that cost time to recompute.
+
+    The solver picks the operators that must not be recomputed. A minimum cut then finds the fewest
+    bytes to save so that no picked operator is recomputed; see `remat.solvers.graph.completion`.
+    """
+
+    name: ClassVar[str] = "knapsack"
+    knapsack: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class SolveGraph(Budgeted):
+    """Keep the saved bytes within a budget at the least recompute cost that a solver finds.
+
+    The solver decides on all nodes of the graph problem together. A solver that only solves
+    knapsack problems is used as in the pass `Knapsack`.
+    """
+
+    name: ClassVar[str] = "solve-graph"
+
+
 def refuse_peak_in_pass(budget: Budget, name: str) -> None:
     """Refuse a budget on the peak in a pipeline, because passes bound saved bytes only.
 
@@ -233,7 +256,6 @@ class RegionBudget(Analysis[float | None]):
     """
 
     name: ClassVar[str] = "region-budget"
-    summary: ClassVar[str] = "the budget that the code sets for its region"
 
     def compute(self, state: State) -> float | None:
         return region_budget(state.joint, state.index, state.roles)
@@ -252,7 +274,6 @@ class LeastDecision(Analysis[tuple[int, ...]]):
     """The nodes of the graph problem that are saved by the decision with the fewest saved bytes."""
 
     name: ClassVar[str] = "least-decision"
-    summary: ClassVar[str] = "the decision that saves the fewest bytes"
 
     def compute(self, state: State) -> tuple[int, ...]:
         return find_cut(state, [False] * len(state.lowered().problem), biased=False)

@@ -25,7 +25,6 @@ class MinCut(BanRules, Pass):
 
     name: ClassVar[str] = "min-cut"
     stage: ClassVar[Stage] = Stage.DECIDE
-    summary: ClassVar[str] = "decide by a minimum cut that recomputes what is nearly free"
 
     # Nearly all containers that planning makes stay alive, so the garbage collector finds nothing.
     @paused_collection()
@@ -54,24 +53,9 @@ class Fusibility(Analysis[Fusion]):
     """Which neighbouring nodes a fusing compiler can compute in one kernel."""
 
     name: ClassVar[str] = "fusibility"
-    summary: ClassVar[str] = "which neighbours one kernel computes"
 
     def compute(self, state: State) -> Fusion:
         return Fusion(state)
-
-
-@dataclass(frozen=True)
-class Weights(Analysis[tuple[int, ...]]):
-    """Weight of saving each node of the graph problem; a minimum cut has the least sum of weights.
-
-    See `cut_weights` for the formula.
-    """
-
-    name: ClassVar[str] = "cut-weights"
-    summary: ClassVar[str] = "what saving each node costs the minimum cut"
-
-    def compute(self, state: State) -> tuple[int, ...]:
-        return cut_weights(state, state.get(Fusibility()))
 
 
 @dataclass(frozen=True)
@@ -88,7 +72,6 @@ class RuntimeOptimalCut(Analysis[tuple[int, ...]]):
     """
 
     name: ClassVar[str] = "cut"
-    summary: ClassVar[str] = "what the runtime-optimal minimum cut saves"
 
     rules: BanRules = BanRules()
 
@@ -115,7 +98,9 @@ def find_cut(state: State, fixed: list[bool], *, biased: bool) -> tuple[int, ...
         PlanError: no cut exists; the message shows the path that makes the cut infeasible.
     """
     lowered = state.lowered()
-    weight = state.get(Weights()) if biased else lowered.problem.size
+    weight = lowered.problem.size
+    if biased:
+        weight = cut_weights(state, state.get(Fusibility()))
     try:
         return Network(lowered.problem, fixed=fixed).cut(weight).saved
     except InfeasibleCutError as error:

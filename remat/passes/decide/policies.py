@@ -31,8 +31,7 @@ from remat.graph.problems.lowering import (
     must_save,
 )
 from remat.graph.problems.replays import maker_of
-from remat.passes.core.analyses import Distances
-from remat.passes.core.state import Classification, Costs, Memory, Positions, State
+from remat.passes.core.state import Classification, Costs, Distances, Memory, Positions, State
 from remat.passes.decide.budgeted import Budgeted
 from remat.passes.decide.min_cut import RuntimeOptimalCut
 from remat.solvers.graph.hull import Hull

@@ -14,29 +14,10 @@ import torch
 from torch import fx
 
 from remat.graph import ops
+from remat.graph.branch_values import DISCONTINUOUS, FINITE_CHECKS
 from remat.graph.memory.writes import root_of
 from remat.graph.problems.replays import maker_of
 
-#: Step functions, by name: a tiny change of an argument can change the result by a whole step.
-_STEPS = frozenset(
-    [
-        "sign",
-        "sgn",
-        "ceil",
-        "floor",
-        "round",
-        "trunc",
-        "fix",
-        "frac",
-        "fmod",
-        "remainder",
-        "floor_divide",
-        "heaviside",
-        "copysign",
-        "threshold",
-        "hardshrink",
-    ]
-)
 #: Derivatives of functions with a kink, by name. Argument 0 is the incoming gradient, which the
 #: derivative only scales.
 _KINKS = frozenset(
@@ -64,8 +45,6 @@ _KINKS = frozenset(
 _ASK_FOR_SIGNS = frozenset(["sign", "sgn", "signbit", "leaky_relu_backward"])
 #: Comparisons, by name; a comparison with 0 depends only on the sign.
 _COMPARE = frozenset(["gt", "ge", "lt", "le", "eq", "ne"])
-#: Tests for infinities and NaN, by name. The ready-made pairs of hooks restore infinities and NaN exactly.
-_ASK_FOR_INFINITY = frozenset(["isinf", "isnan", "isfinite", "isposinf", "isneginf"])
 
 
 def chosen_by(graph: fx.Graph, *, signs: bool = True) -> set[fx.Node]:
@@ -114,7 +93,7 @@ def compared_by(node: fx.Node) -> list[fx.Node]:
     if name in _KINKS:
         scaled = node.args[0] if node.args else None
         return [n for n in given if n is not scaled or n in node.args[1:]]
-    decides = name in _STEPS or node.kwargs.get("rounding_mode") is not None
+    decides = name in DISCONTINUOUS or node.kwargs.get("rounding_mode") is not None
     decides = decides or (_is_exact(node.meta.get("val")) and not _comes_out_the_same(node))
     return given if decides or any(map(compared_by, ops.nested_nodes(node))) else []
 
@@ -123,7 +102,7 @@ def _comes_out_the_same(node: fx.Node) -> bool:
     """Return whether a boolean or integer result of ``node`` stays the same if hooks pack the node's inputs."""
     name = ops.name_of(node.target)
     # All ready-made pairs of hooks restore infinities and NaN exactly.
-    if name in _ASK_FOR_INFINITY:
+    if name in FINITE_CHECKS:
         return True
     if name in ("eq", "ne") and isinstance(node.args[1], float):
         return math.isinf(node.args[1])

@@ -15,10 +15,11 @@ from torch import fx
 
 from remat import torch_compat
 from remat.graph.capture.fake import refresh, refresh_views
-from remat.graph.joint import UNCHECKED, output_node
+from remat.graph.joint import UNCHECKED, output_node, outputs_of
 from remat.graph.memory.storages import SYMBOLIC, Sizes, fake_mode_of
 from remat.graph.problems.replays import is_element
 from remat.passes.hooks.tracing import Traced
+from remat.passes.joint.dce import eliminate
 from remat.passes.split.convention import own_descriptors, write_output
 
 
@@ -105,12 +106,6 @@ class Inlining:
             mode=fake_mode_of(saved.meta["val"]),
         )
         packed = self._name(results, saved)
-        node = mark.prev
-        while node is not last:  # erase copies that only compute a size handed over already
-            earlier = node.prev
-            if not node.users and node not in packed:
-                self._forward.graph.erase_node(node)
-            node = earlier
         self._tail[anchor] = mark.prev
         return packed
 
@@ -200,6 +195,7 @@ class Inlining:
         values = list(dict.fromkeys(values))
         own = own_descriptors(out, self._own)
         write_output(out, [*self._outputs[: self._own], *values], own)
+        eliminate(self._forward.graph)  # copies that only compute a size handed over already
         refresh_views(self._backward.graph, self._unpacked, self._old_memory)
 
 
@@ -214,28 +210,22 @@ def _inline(
     mode: Any,
 ) -> list[fx.Node]:
     """Copy the nodes of a traced function into a graph, and compute the copies' fake values."""
-    env: dict[fx.Node, fx.Node] = {}
-    inputs = iter(given)
+    graph, out = graph_module.graph, output_node(body.graph)
+    env = dict(zip(body.graph.find_nodes(op="placeholder"), given, strict=True))
     for node in body.graph.nodes:
-        if node.op == "placeholder":
-            env[node] = next(inputs)
+        if node in env or node is out:
             continue
-        if node.op == "output":
-            break
-        with graph_module.graph.inserting_before(before):
-            copied = graph_module.graph.node_copy(node, env.__getitem__)
+        with graph.inserting_before(before):
+            copied = env[node] = graph.node_copy(node, env.__getitem__)
         torch_compat.rename(copied, f"{prefix}_{node.name}")
+        copied.meta = dict(meta)
         if node.op == "get_attr":
             copied.target = copied.name  # unique in this module, unlike the name in the hooks
             setattr(graph_module, copied.name, getattr(body, str(node.target)))
-            copied.meta = {**meta, "val": node.meta.get("val")}
+            copied.meta["val"] = node.meta.get("val")
         else:
-            copied.meta = dict(meta)
             refresh(copied, mode or contextlib.nullcontext())
-        env[node] = copied
-    returned: Any = output_node(body.graph).args[0]
-    results = returned if isinstance(returned, (tuple, list)) else [returned]
-    return [env[r] for r in results]
+    return [env[r] for r in outputs_of(body.graph)]
 
 
 def _symbol(node: fx.Node) -> str | None:

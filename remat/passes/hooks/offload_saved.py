@@ -41,7 +41,6 @@ class OffloadSaved(Pass):
 
     name: ClassVar[str] = "offload-saved"
     stage: ClassVar[Stage] = Stage.SPLIT
-    summary: ClassVar[str] = "send saved values to the host's memory, as decided"
 
     def run(self, state: State) -> PassResult:
         offloads = () if state.decision is None else state.decision.offloads

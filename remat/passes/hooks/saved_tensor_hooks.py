@@ -34,7 +34,6 @@ class HookTraces(Analysis[Traces]):
     """
 
     name: ClassVar[str] = "hook-traces"
-    summary: ClassVar[str] = "saved-tensor hooks, traced for each kind of tensor"
 
     hooks: SavedTensorHooks
 
@@ -63,7 +62,6 @@ class PackSaved(Pass):
     name: ClassVar[str] = "saved-tensor-hooks"
     stage: ClassVar[Stage] = Stage.SPLIT
     keeps_numbers: ClassVar[bool] = False
-    summary: ClassVar[str] = "pack saved tensors: bf16, float8, int8, cpu-offload, or own hooks"
 
     pair: SavedTensorHooks | str = "float8"
     filter: str = "donated"

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from remat.errors import ProblemError
-from remat.passes.core.pipeline import Instrument
-
-if TYPE_CHECKING:
-    from remat.graph.joint import JointGraph
-    from remat.passes.core.base import Pass
-    from remat.passes.core.pipeline import Pipeline
-    from remat.passes.core.state import PassResult, State
+from remat.graph.joint import JointGraph
+from remat.passes.core.base import Pass
+from remat.passes.core.pipeline import Instrument, Pipeline, Run
+from remat.passes.core.state import PassResult, State
 
 
 class OptBisect(Instrument):
@@ -24,44 +22,33 @@ class OptBisect(Instrument):
 
     Args:
         limit: number of counted passes to run; negative: run all.
-        write: function that prints a line of ``lines``; None: the lines are not printed.
-
-    Raises:
-        ProblemError: ``limit`` is not an int.
+        write: function that prints a line of ``lines``.
 
     Attributes:
         lines: one line per counted pass, such as ``BISECT: running pass (7) cse``.
         paths: for each counted pass, the names of the enclosing passes and of the pass.
-        count: number of passes that have counted towards ``limit`` so far, both run and skipped.
     """
 
     only_inner: ClassVar[bool] = True
 
-    def __init__(self, limit: int = -1, *, write: Callable[[str], None] | None = None) -> None:
-        if isinstance(limit, bool) or not isinstance(limit, int):
-            raise ProblemError(f"limit is {limit!r}; expected how many passes run, -1 for all")
+    def __init__(
+        self, limit: int = -1, *, write: Callable[[str], None] = lambda line: None
+    ) -> None:
         self.limit = limit
         self.lines: list[str] = []
         self.paths: list[tuple[str, ...]] = []
         self._write = write
 
-    @property
-    def count(self) -> int:
-        """Number of passes that have counted towards ``limit`` so far, both run and skipped."""
-        return len(self.paths)
-
-    def should_run(self, p: Pass, state: State, path: tuple[str, ...]) -> bool:
+    def around_pass(self, p: Pass, state: State, path: tuple[str, ...], run: Run) -> PassResult:
         if not p.optional:
-            return True
+            return run(state)
         self.paths.append(path)
-        runs = self.limit < 0 or self.count <= self.limit
-        line = (
-            f"BISECT: {'running' if runs else 'NOT running'} pass ({self.count}) {' > '.join(path)}"
-        )
+        number = len(self.paths)
+        runs = self.limit < 0 or number <= self.limit
+        line = f"BISECT: {'running' if runs else 'NOT running'} pass ({number}) {' > '.join(path)}"
         self.lines.append(line)
-        if self._write is not None:
-            self._write(line)
-        return runs
+        self._write(line)
+        return run(state) if runs else PassResult(state=state, modified=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,19 +59,10 @@ class BadPass:
         number: number of the first bad run, counted from 1 as in `OptBisect`. If the pipeline stops
             before this run, the pipeline's result is good.
         path: names of the passes that enclose the bad pass, and last the name of the pass.
-        count: number of counted runs in the whole pipeline.
-        pipeline_runs: number of times that the search ran the pipeline.
     """
 
     number: int
     path: tuple[str, ...]
-    count: int
-    pipeline_runs: int
-
-    @property
-    def name(self) -> str:
-        """Name of the pass after whose run the pipeline's result is bad."""
-        return self.path[-1]
 
 
 def bisect(
@@ -113,37 +91,23 @@ def bisect(
     Raises:
         ProblemError: the result is bad even if only passes with ``optional=False`` run.
     """
-    pipeline_runs = 0
 
-    def run(limit: int) -> tuple[bool, OptBisect]:
-        nonlocal pipeline_runs
-        pipeline_runs += 1
-        limited = OptBisect(limit)
+    def fails(limited: OptBisect) -> bool:
         try:
-            result = manager.run(joint, instruments=[limited, *instruments])
+            return is_bad(manager.run(joint, instruments=[limited, *instruments]))
         except Exception:  # any exception may be the symptom of the bad pass
-            return True, limited
-        return bool(is_bad(result)), limited
+            return True
 
-    bad, complete = run(-1)
-    if not bad:
+    complete = OptBisect()
+    if not fails(complete):
         return None
     # The search assumes a good result if only the passes with ``optional=False`` run.
-    if run(0)[0]:
+    if fails(OptBisect(0)):
         needed = [p.name for p in manager.flat() if not p.optional]
         raise ProblemError(
             "the result is bad even where every pass is left out that can be; suspect "
             f"{', '.join(dict.fromkeys(needed)) or 'the graph itself'}"
         )
-    good, bad_at = 0, complete.count
-    seen = complete.paths
-    while bad_at - good > 1:
-        middle = (good + bad_at) // 2
-        bad, limited = run(middle)
-        if bad:  # a run that raised may have counted fewer passes than the limit
-            bad_at, seen = max(good + 1, min(middle, limited.count)), limited.paths
-        else:
-            good = middle
-    return BadPass(
-        number=bad_at, path=seen[bad_at - 1], count=complete.count, pipeline_runs=pipeline_runs
-    )
+    limits = range(1, len(complete.paths))
+    number = 1 + bisect_left(limits, True, key=lambda limit: fails(OptBisect(limit)))
+    return BadPass(number=number, path=complete.paths[number - 1])

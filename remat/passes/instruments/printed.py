@@ -6,16 +6,13 @@ import difflib
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from remat.errors import RematError
 from remat.files import write_file
-from remat.passes.core.pipeline import Instrument
-
-if TYPE_CHECKING:
-    from remat.passes.core.base import Pass
-    from remat.passes.core.pipeline import Pipeline
-    from remat.passes.core.state import PassResult, State
+from remat.passes.core.base import Pass
+from remat.passes.core.pipeline import Instrument, Pipeline, Run
+from remat.passes.core.state import PassResult, State
 
 
 def state_text(state: State) -> str:
@@ -67,14 +64,10 @@ class Printed(Instrument):
         self._only = (only,) if isinstance(only, str) else None if only is None else tuple(only)
         self._changed, self._to = changed, Path(to) if isinstance(to, str) else to
         self._before, self._after = before, after
-        # `start` does not reset the number, so files of a second run do not replace earlier files.
+        # A second run does not start from 1, so that its files do not replace those of the first run.
         self._number = 0
-        # For diffs. Printing a graph is slow, so the text after one pass serves as the text before the next.
-        self._text: str | None = None
-        self._was_joint = True
 
-    def start(self, pipeline: Pipeline, state: State) -> None:
-        self._text = None
+    def around_pipeline(self, pipeline: Pipeline, state: State, run: Run) -> PassResult:
         names = {p.name for p in pipeline.flat()}
         for name in self._only or ():
             if name not in names:
@@ -89,52 +82,45 @@ class Printed(Instrument):
                 raise RematError(
                     f"no dumps can be written to '{self._to}': {error.strerror}; give a folder"
                 ) from error
+        return run(state)
 
-    def before(self, p: Pass, state: State, path: tuple[str, ...]) -> None:
+    def around_pass(self, p: Pass, state: State, path: tuple[str, ...], run: Run) -> PassResult:
         # Counted even if `only` leaves the pass out, so that numbers do not depend on `only`.
         self._number += 1
-        if not self._shows(p):
-            return
-        if self._changed:
-            self._text = self._text or state_text(state)
-            self._was_joint = state.forward is None
+        if self._only is not None and p.name not in self._only:
+            return run(state)
+        was_joint = state.forward is None
+        before = state_text(state) if self._before or self._changed else ""
         if self._before:
-            self._show(path, "before", state_text(state))
-
-    def after(self, p: Pass, result: PassResult, path: tuple[str, ...]) -> None:
-        before = self._text or ""
-        if result.modified:
-            self._text = None
-        if not self._shows(p) or not self._after:
-            return
+            self._show(path, "before", before)
+        result = run(state)
         if self._changed:
-            self._text = self._text or state_text(result.state)
-            self._show_change(path, before, self._text, result.state)
-        else:
+            is_split = was_joint and result.state.forward is not None
+            self._show_change(path, before, state_text(result.state), is_split=is_split)
+        elif self._after:
             self._show(path, "after", state_text(result.state))
-
-    def _shows(self, p: Pass) -> bool:
-        return self._only is None or p.name in self._only
+        return result
 
     def _show(self, path: tuple[str, ...], when: str, text: str, title: str = "") -> None:
-        name = " > ".join(path)
         if isinstance(self._to, Path):
             file = self._to / f"{self._number:03}-{'.'.join(path)}.{when}.txt"
             write_file(file, text, "dump")
         else:
-            title = title or f"graph {when} pass {self._number}, {name}"
+            title = title or f"graph {when} pass {self._number}, {' > '.join(path)}"
             self._to(f"# *** {title} ***\n{text}".rstrip())
 
-    def _show_change(self, path: tuple[str, ...], before: str, text: str, state: State) -> None:
+    def _show_change(
+        self, path: tuple[str, ...], before: str, text: str, *, is_split: bool
+    ) -> None:
         name = " > ".join(path)
-        if before == text:
-            verb, text = "unchanged", ""
-        elif self._was_joint and state.forward is not None:
-            verb = "split"
-        else:
-            verb, names = "changed", (f"before {name}", f"after {name}")
+        verb = "split" if is_split else "unchanged" if before == text else "changed"
+        if not is_split:
             lines = difflib.unified_diff(
-                before.splitlines(), text.splitlines(), *names, lineterm=""
+                before.splitlines(),
+                text.splitlines(),
+                f"before {name}",
+                f"after {name}",
+                lineterm="",
             )
             text = "\n".join(lines)
         self._show(path, verb, text, f"{name}: {verb}")

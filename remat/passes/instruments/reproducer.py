@@ -23,8 +23,9 @@ import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from remat.errors import (
     PassError,
@@ -34,24 +35,21 @@ from remat.errors import (
     VerifyError,
     append_message,
 )
-from remat.files import Form, read_as, read_record
-from remat.passes.core.pipeline import Instrument
-from remat.passes.core.state import State
+from remat.files import Form, read_as, read_record, write_record
+from remat.graph.joint import JointGraph
+from remat.passes.core.base import Pass
+from remat.passes.core.pipeline import Instrument, Pipeline, Run
+from remat.passes.core.state import PassResult, State
 from remat.passes.decide.budgeted import Budgeted, full_and_least
-from remat.passes.decide.knapsack import Knapsack
-from remat.passes.decide.solve_graph import SolveGraph
 from remat.solvers.graph.problem import GraphProblem
 from remat.solvers.instances.instance import Instance, save_instance
 from remat.solvers.problem import KnapsackProblem
 
-if TYPE_CHECKING:
-    from remat.graph.joint import JointGraph
-    from remat.passes.core.base import Pass
-    from remat.passes.core.pipeline import Pipeline
-
 #: Environment variable with the default folder for reproducers of crashed compilations; empty: write
 #: no reproducers.
 VARIABLE = "REMAT_REPRO_DIR"
+#: Name of the file with the joint graph in a reproducer's folder.
+GRAPH = "graph.joint"
 #: Largest size in bytes of a ``failure.json`` that is read. `remat.graph.text` has its own limit for the
 #: file of the graph.
 MAX_BYTES = 2**20
@@ -59,50 +57,50 @@ MAX_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A failed run of a pipeline or of planning, with everything that a reproducer needs.
+    """A failed run of a pipeline or of planning, as the file ``failure.json`` of a reproducer records it.
 
     Attributes:
-        graph: text of the joint graph.
+        path: names of the enclosing passes and of the failed pass; empty if the failed pass is unknown.
+        checks: ``"structure"`` or ``"numbers"``: the checks with which `VerifyEach` found the
+            failure; empty if `VerifyEach` did not find it.
+        type: class name of the error.
+        message: message of the error.
         pipeline: text of the pipeline; empty if no single pipeline repeats the planning, such as
             under a budget on the peak.
         options: arguments of `remat.plan` by name, as JSON text; an empty dict if a pipeline was run without planning.
-        path: names of the enclosing passes and of the failed pass; empty if no pass failed.
-        error: the exception.
-        instance: the problem that a solver failed on; None if no solver failed.
         note: further facts about the graph, for the README of the reproducer's folder.
-    """
-
-    graph: str
-    pipeline: str = ""
-    options: str = "{}"
-    path: tuple[str, ...] = ()
-    error: BaseException
-    instance: Instance | None = None
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
-    """A failure as read from a reproducer's folder. Attributes that are not listed are as in `Failure`.
-
-    Attributes:
-        graph: path of the file with the joint graph.
-        checks: ``"structure"`` or ``"numbers"``: the checks with which `VerifyEach` found the
-            failure; empty if `VerifyEach` did not find it.
-        type: class name of the recorded error.
-        message: message of the recorded error.
     """
 
     form: ClassVar[Form] = Form("reproducer", "remat_repro", 1)
 
-    graph: Path
-    pipeline: str
-    options: str
     path: tuple[str, ...]
     checks: str
     type: str
     message: str
+    pipeline: str
+    options: str
     note: str
+
+    @classmethod
+    def of(
+        cls,
+        error: BaseException,
+        *,
+        path: tuple[str, ...],
+        pipeline: str,
+        options: str = "{}",
+        note: str = "",
+    ) -> Failure:
+        """Return a record of ``error``; the other arguments are attributes of the record."""
+        return cls(
+            path=path,
+            checks=getattr(error, "found_by", ""),
+            type=type(error).__name__,
+            message=str(error),
+            pipeline=pipeline,
+            options=options,
+            note=note,
+        )
 
     def is_same(self, error: BaseException) -> bool:
         """Return whether ``error`` has the same class and message as the recorded error."""
@@ -110,11 +108,20 @@ class Recorded:
         return type(error).__name__ == self.type and _plain(str(error)) == _plain(self.message)
 
 
-def write_reproducer(folder: Path, failure: Failure) -> Path:
+def write_reproducer(
+    folder: Path, failure: Failure, graph: str, error: BaseException, instance: Instance | None
+) -> Path:
     """Write a failure to a folder ``remat-repro-<pass>-<digest>`` inside ``folder``, atomically.
 
     The digest in the folder's name covers the failure's graph, pipeline, options and error. The folder
     of a failure that occurs again therefore exists already, and is not written again.
+
+    Args:
+        folder: where to create the failure's folder.
+        failure: the failure.
+        graph: text of the joint graph.
+        error: the exception.
+        instance: the problem that a solver failed on; None if no solver failed.
 
     Returns:
         The path of the failure's folder, new or existing.
@@ -123,17 +130,15 @@ def write_reproducer(folder: Path, failure: Failure) -> Path:
         OSError: the folder cannot be written.
     """
     subject = failure.path[-1] if failure.path else "plan"
-    target = folder / f"remat-repro-{re.sub(r'[^A-Za-z0-9._-]', '_', subject)}-{_digest(failure)}"
+    parts = (graph, failure.pipeline, failure.options, failure.type, _plain(failure.message))
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
+    target = folder / f"remat-repro-{re.sub(r'[^A-Za-z0-9._-]', '_', subject)}-{digest}"
     if target.exists():
         return target
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with new_folder(target) as draft:
-            for name, text in files_of(failure, target.name).items():
-                (draft / name).write_text(text, encoding="utf-8")
-            if failure.instance is not None:
-                with contextlib.suppress(RematError):  # the instance is too large to be read again
-                    save_instance(draft / "problem.json", failure.instance)
+            write_files(draft, target.name, failure, graph, error, instance)
     except OSError:
         if not target.is_dir():  # if it exists, another process wrote the same failure first
             raise
@@ -158,10 +163,8 @@ def new_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def read_reproducer(folder: Path) -> Recorded:
-    """Read a failure from a folder that `write_reproducer` wrote.
-
-    The returned `Recorded` has the path of the joint graph's file, which `remat.graph.text` can read.
+def read_reproducer(folder: Path) -> Failure:
+    """Read a failure from a folder that `write_reproducer` wrote; the folder's file `GRAPH` has the joint graph.
 
     Raises:
         ProblemError: the folder holds no reproducer; the message says which file is missing or
@@ -170,20 +173,22 @@ def read_reproducer(folder: Path) -> Recorded:
     expected = "expected a folder that a Reproducer wrote, such as remat-repro-cse-1a2b3c4d"
     if not folder.is_dir():
         raise ProblemError(f"there is no folder '{folder}'; {expected}")
-    graph = folder / "graph.joint"
-    recorded = read_as(
+    failure = read_as(
         "reproducer",
         folder / "failure.json",
-        lambda text: read_record(Recorded, text, graph=graph),
+        lambda text: read_record(Failure, text),
         MAX_BYTES,
     )
-    if not graph.is_file():
-        raise ProblemError(f"'{folder}' has no file graph.joint; {expected}")
-    return recorded
+    if not (folder / GRAPH).is_file():
+        raise ProblemError(f"'{folder}' has no file {GRAPH}; {expected}")
+    return failure
 
 
 def leave_reproducer(
-    folder: Path, error: BaseException, describe: Callable[[], Failure]
+    folder: Path,
+    error: BaseException,
+    joint: JointGraph,
+    describe: Callable[[], tuple[Failure, Instance | None]],
 ) -> Path | None:
     """Write a reproducer of a failure, and append the path of the reproducer's folder to the error's message.
 
@@ -193,13 +198,17 @@ def leave_reproducer(
     Args:
         folder: where to create the reproducer's folder.
         error: the error whose message is extended.
-        describe: returns the `Failure` that the reproducer records.
+        joint: the joint graph.
+        describe: returns the failure, and the problem that a solver failed on, or None.
 
     Returns:
         The path of the reproducer's folder; None if no reproducer could be written.
     """
+    from remat.graph.text import print_joint
+
     try:
-        written = write_reproducer(folder, describe())
+        failure, instance = describe()
+        written = write_reproducer(folder, failure, print_joint(joint), error, instance)
     except Exception as other:
         append_message(error, f"no reproducer was written to '{folder}': {other}")
         return None
@@ -226,43 +235,30 @@ class Reproducer(Instrument):
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.written: Path | None = None
-        self._joint: JointGraph | None = None
+        self._joint: JointGraph
         self._pipeline = ""
-        self._note = ""
 
-    def start(self, pipeline: Pipeline, state: State) -> None:
+    def around_pipeline(self, pipeline: Pipeline, state: State, run: Run) -> PassResult:
         self._joint, self._pipeline = state.joint.copy(), str(pipeline)
-        self._note = ""
-        if state.decision is not None or state.forward is not None:
-            self._note = (
-                "The run began on a graph that another pipeline had decided about or split: put the "
-                "passes of that one before these to see the failure again."
-            )
+        return run(state)
 
-    def failed(self, p: Pass, state: State, path: tuple[str, ...], error: BaseException) -> None:
-        joint = self._joint
-        # An interrupt is not a failure of a pass.
-        if not isinstance(error, Exception) or joint is None:
-            return
-        from remat.graph.text import print_joint
+    def around_pass(self, p: Pass, state: State, path: tuple[str, ...], run: Run) -> PassResult:
+        try:
+            return run(state)
+        except Exception as error:
+            describe = partial(self._describe, p, state, path, error)
+            written = leave_reproducer(self.folder, error, self._joint, describe)
+            self.written = written or self.written
+            raise
 
-        def describe() -> Failure:
-            instance = None
-            if isinstance(p, Budgeted):
-                instance = instance_of(error, state, str(p.cost), p.cost.unit)
-            return Failure(
-                graph=print_joint(joint),
-                pipeline=self._pipeline,
-                path=path,
-                error=error,
-                instance=instance,
-                note=self._note,
-            )
-
-        self.written = leave_reproducer(self.folder, error, describe) or self.written
-
-    def finish(self, result: object) -> None:
-        self._joint = None
+    def _describe(
+        self, p: Pass, state: State, path: tuple[str, ...], error: Exception
+    ) -> tuple[Failure, Instance | None]:
+        """Return a record of a pass's failure, and the problem that a solver failed on, or None."""
+        failure = Failure.of(error, path=path, pipeline=self._pipeline)
+        if not isinstance(p, Budgeted):
+            return failure, None
+        return failure, instance_of(error, state, str(p.cost), p.cost.unit)
 
 
 def instance_of(error: Exception, state: State, cost: str, unit: str = "") -> Instance | None:
@@ -275,22 +271,21 @@ def instance_of(error: Exception, state: State, cost: str, unit: str = "") -> In
         unit: unit of the costs of a knapsack problem; a graph problem holds its own unit.
     """
     problem = getattr(error, "problem", None)
-    source = "a problem that a solver failed at"
-    if isinstance(problem, KnapsackProblem):
-        return Instance(name="failure", problem=problem, cost=cost, unit=unit, source=source)
-    if not isinstance(problem, GraphProblem):
+    full_bytes = least = None
+    if isinstance(problem, GraphProblem):
+        unit, full_bytes, least = problem.unit, 0, 0
+        with contextlib.suppress(Exception):  # the instance is useful without this data
+            full_bytes, least = full_and_least(state)
+    elif not isinstance(problem, KnapsackProblem):
         return None
-    full_bytes = least = 0
-    with contextlib.suppress(Exception):  # the instance is useful without this data
-        full_bytes, least = full_and_least(state)
     return Instance(
         name="failure",
         problem=problem,
-        full_bytes=max(full_bytes, least),
+        full_bytes=full_bytes,
         least_bytes=least,
         cost=cost,
-        unit=problem.unit,
-        source=source,
+        unit=unit,
+        source="a problem that a solver failed at",
     )
 
 
@@ -353,21 +348,19 @@ def report(
     """
     if folder is None or not is_unexpected(error):
         return
-    from remat.graph.text import print_joint
 
-    def as_failure() -> Failure:
+    def failure() -> tuple[Failure, Instance | None]:
         pipeline, options, note = describe()
-        return Failure(
-            graph=print_joint(joint),
+        recorded = Failure.of(
+            error,
+            path=tuple(error.pass_name.split(" > ")) if isinstance(error, PassError) else (),
             pipeline=pipeline,
             options=json.dumps(dict(options), sort_keys=True),
-            path=_path(error),
-            error=error,
-            instance=instance_of(error, State(joint=joint), options.get("cost", "")),
             note=" ".join((_NOTE, note)).strip(),
         )
+        return recorded, instance_of(error, State(joint=joint), options.get("cost", ""))
 
-    leave_reproducer(folder, error, as_failure)
+    leave_reproducer(folder, error, joint, failure)
 
 
 _NOTE = (
@@ -376,24 +369,12 @@ _NOTE = (
 )
 
 
-def _path(error: Exception) -> tuple[str, ...]:
-    """Return the names of the passes around the failed pass, and its own name; empty if no failed pass is known."""
-    if isinstance(error, PassError):
-        return tuple(error.pass_name.split(" > "))
-    if isinstance(error, SolverError):
-        of_graph = isinstance(error.problem, GraphProblem)
-        return (SolveGraph.name if of_graph else Knapsack.name,)
-    return ()
-
-
 def versions() -> dict[str, Any]:
     """Return a dict with the versions of remat, PyTorch, Python and the plugins, and with the platform."""
     import torch
 
-    plugins: dict[str, str] = {}
-    for entry in importlib.metadata.entry_points(group="remat"):
-        dist = entry.dist
-        plugins[dist.name if dist else entry.name] = dist.version if dist else ""
+    entries = importlib.metadata.entry_points(group="remat")
+    plugins = {entry.dist.name: entry.dist.version for entry in entries if entry.dist}
     return {
         "remat": importlib.metadata.version("remat"),
         "torch": torch.__version__,
@@ -403,79 +384,64 @@ def versions() -> dict[str, Any]:
     }
 
 
-def files_of(failure: Failure, name: str) -> dict[str, str]:
-    """Return the files of a reproducer, as a dict from each file's name to the file's text.
+def write_files(
+    folder: Path,
+    name: str,
+    failure: Failure,
+    graph: str,
+    error: BaseException,
+    instance: Instance | None = None,
+) -> None:
+    """Write the files of a reproducer to a folder; arguments as in `write_reproducer`.
 
     Args:
-        failure: the failure to describe.
+        folder: the folder.
         name: name of the reproducer's folder, which the README mentions.
+        failure: the failure.
+        graph: text of the joint graph.
+        error: the exception.
+        instance: the problem that a solver failed on.
     """
-    error = failure.error
-    record = {
-        Recorded.form.key: Recorded.form.version,
-        "path": list(failure.path),
-        "checks": getattr(error, "found_by", ""),
-        "type": type(error).__name__,
-        "message": str(error),
-        "pipeline": failure.pipeline,
-        "options": failure.options,
-        "note": failure.note,
-    }
     files = {
-        "graph.joint": failure.graph,
-        "failure.json": json.dumps(record, indent=2) + "\n",
+        GRAPH: graph,
+        "failure.json": write_record(failure),
         "versions.json": json.dumps(versions(), indent=2) + "\n",
         "traceback.txt": "".join(traceback.format_exception(error)),
-        "README.txt": _readme(failure, name),
+        "README.txt": _readme(name, failure, has_problem=instance is not None),
     }
-    if failure.pipeline:
-        files["pipeline.txt"] = failure.pipeline + "\n"
-    return files
+    for file, text in files.items():
+        (folder / file).write_text(text, encoding="utf-8")
+    if instance is not None:
+        with contextlib.suppress(RematError):  # the instance is too large to be read again
+            save_instance(folder / "problem.json", instance)
 
 
-def _readme(failure: Failure, name: str) -> str:
+def _readme(name: str, failure: Failure, *, has_problem: bool) -> str:
     """Return the text of a reproducer's README: the failure, and commands that repeat the failure."""
-    error = failure.error
     where = f"Pass '{' > '.join(failure.path)}'" if failure.path else "Planning"
     parts = [
         f"{where} failed:",
-        textwrap.indent(f"{type(error).__name__}: {error}", "    "),
-        "See it again:",
-        f"    remat repro {name}",
-        "or first make it small:",
-        f"    remat reduce {name}",
+        textwrap.indent(f"{failure.type}: {failure.message}", "    "),
+        f"See it again:\n\n    remat repro {name}",
+        f"or first make it small:\n\n    remat reduce {name}",
     ]
     if failure.pipeline:
-        checks = getattr(error, "found_by", "") or "structure"
-        passes = f"--passes {shlex.quote(failure.pipeline)}"
-        parts += [
-            "or step by step, inside of this folder:",
-            f"    remat opt graph.joint {passes} --verify-each={checks} --print-changed",
-        ]
-    if failure.instance is not None:
-        parts += [
-            "The solver failed at the problem in problem.json:",
-            "    remat solve problem.json --solver NAME",
-        ]
-    if failure.note:
-        parts.append(failure.note)
-    parts.append(
-        "graph.joint holds operators, shapes and tags, and names lines of the model's source;\n"
-        "traceback.txt names files. No file here holds weights, data, or the environment."
-    )
-    return "\n\n".join(parts) + "\n"
-
-
-def _digest(failure: Failure) -> str:
-    """Return a digest of a failure, with eight hexadecimal digits; equal failures have equal digests."""
-    parts = (
-        failure.graph,
-        failure.pipeline,
-        failure.options,
-        type(failure.error).__name__,
-        _plain(str(failure.error)),
-    )
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
+        parts.append(
+            "or step by step, inside of this folder:\n\n"
+            f"    remat opt {GRAPH} --passes {shlex.quote(failure.pipeline)} "
+            f"--verify-each={failure.checks or 'structure'} --print-changed"
+        )
+    if has_problem:
+        parts.append(
+            "The solver failed at the problem in problem.json:\n\n"
+            "    remat solve problem.json --solver NAME"
+        )
+    parts += [
+        failure.note,
+        f"{GRAPH} holds operators, shapes and tags, and names lines of the model's source;\n"
+        "traceback.txt names files. No file here holds weights, data, or the environment.",
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _plain(message: str) -> str:

@@ -5,19 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from remat.passes.core.pipeline import Instrument
-from remat.passes.core.state import Analysis, watching
+from remat.passes.core.base import Pass
+from remat.passes.core.pipeline import Instrument, Pipeline, Run
+from remat.passes.core.state import PassResult, State, around_analyses
 from remat.units import columns
-
-if TYPE_CHECKING:
-    from remat.passes.core.base import Pass
-    from remat.passes.core.pipeline import Pipeline
-    from remat.passes.core.state import PassResult, State
 
 _STATM = Path("/proc/self/statm")
 
@@ -72,25 +68,32 @@ class Timing(Instrument):
 
     def __init__(self) -> None:
         self.root = Timed("pipeline")
-        self._open: list[tuple[Timed, float, int]] = []
-        self._watching = contextlib.ExitStack()
+        #: The nodes whose runs are being measured, outermost first.
+        self._open: list[Timed] = []
 
-    def start(self, pipeline: Pipeline, state: State) -> None:
-        self._watching.enter_context(watching(self._analysis))
-        self._begin(self.root)
+    def around_pipeline(self, pipeline: Pipeline, state: State, run: Run) -> PassResult:
+        with around_analyses(lambda key: self._measured(f"({key.name})")), self._measured():
+            return run(state)
 
-    def before(self, p: Pass, state: State, path: tuple[str, ...]) -> None:
-        self._begin_inside(p.name)
+    def around_pass(self, p: Pass, state: State, path: tuple[str, ...], run: Run) -> PassResult:
+        with self._measured(p.name):
+            return run(state)
 
-    def after(self, p: Pass, result: PassResult, path: tuple[str, ...]) -> None:
-        self._end(len(path))
-
-    def failed(self, p: Pass, state: State, path: tuple[str, ...], error: BaseException) -> None:
-        self._end(len(path))
-
-    def finish(self, result: PassResult | None) -> None:
-        self._watching.close()
-        self._end(0)
+    @contextlib.contextmanager
+    def _measured(self, name: str = "") -> Iterator[None]:
+        """Add the ``with`` block's time and memory growth to the node ``name`` in the innermost open node."""
+        span = self.root
+        if self._open:
+            span = self._open[-1].inside.setdefault(name, Timed(name))
+        self._open.append(span)
+        began, before = time.perf_counter(), resident_bytes()
+        try:
+            yield
+        finally:
+            self._open.pop()
+            span.runs += 1
+            span.total_s += time.perf_counter() - began
+            span.grown_bytes += resident_bytes() - before
 
     def __str__(self) -> str:
         """Return the timing tree as a text table.
@@ -111,7 +114,8 @@ class Timing(Instrument):
                     str(span.runs),
                 )
             )
-        return ruled(rows)
+        head, *lines = columns(rows)
+        return "\n".join([head, "-" * max(map(len, [head, *lines])), *lines])
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Return the nodes of the timing tree as JSON-compatible dicts, parents before children."""
@@ -127,37 +131,8 @@ class Timing(Instrument):
             for depth, span in self.root.walk()
         ]
 
-    def _analysis(self, key: Analysis[Any], begins: bool) -> None:
-        if begins:
-            self._begin_inside(f"({key.name})")
-        else:
-            self._end(len(self._open) - 1)
-
-    def _begin_inside(self, name: str) -> None:
-        outer = self._open[-1][0].inside
-        self._begin(outer.setdefault(name, Timed(name)))
-
-    def _begin(self, span: Timed) -> None:
-        self._open.append((span, time.perf_counter(), resident_bytes()))
-
-    def _end(self, depth: int) -> None:
-        """End the running measurements of passes and analyses that are at ``depth`` or deeper in the timing tree."""
-        now, resident = time.perf_counter(), resident_bytes()
-        # A failure may leave measurements open at deeper levels.
-        while len(self._open) > depth:
-            span, began, before = self._open.pop()
-            span.runs += 1
-            span.total_s += now - began
-            span.grown_bytes += resident - before
-
 
 def resident_bytes() -> int:
     """Return the resident memory of this process in bytes."""
     # The second field counts resident pages.
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def ruled(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as an aligned text table, with a line of dashes below the first row."""
-    head, *lines = columns(rows)
-    return "\n".join([head, "-" * max(map(len, [head, *lines])), *lines])

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
 
 from remat.errors import PassError, ProblemError, summary
 from remat.graph.capture.snapshot import Stamp, alike
-from remat.passes.core.pipeline import Instrument, first_fault
-from remat.passes.core.state import AnalysisCache
+from remat.passes.core.base import Pass
+from remat.passes.core.pipeline import Instrument, Pipeline, Run, first_fault
+from remat.passes.core.state import AnalysisCache, PassResult, State
 from remat.passes.split.functionalize_rng import drawn_again
 from remat.running.differences import first_difference
 from remat.running.trial import Trial
-
-if TYPE_CHECKING:
-    from remat.passes.core.base import Pass
-    from remat.passes.core.pipeline import Pipeline
-    from remat.passes.core.state import PassResult, State
-
 
 #: The ``__eq__`` of classes that define none. This method compares identities, so a result False does not
 #: prove a change.
@@ -58,47 +53,33 @@ class VerifyEach(Instrument):
 
     def __init__(self, *, numbers: bool = False) -> None:
         self._numbers = numbers
+        #: Name of the checks, as in reproducers and in the option ``--verify-each``.
+        self._checks = "numbers" if numbers else "structure"
         self._trial: Trial | None = None
         self._reference: Mapping[str, Any] = {}
-        self._before: _Before
         self._completed: list[str] = []
         self._draws_twice: tuple[str, str] | tuple[()] = ()
 
-    @property
-    def _checks(self) -> str:
-        """Name of the checks that this instrument makes, as in reproducers and in the option ``--verify-each``."""
-        return "numbers" if self._numbers else "structure"
-
-    def start(self, pipeline: Pipeline, state: State) -> None:
+    def around_pipeline(self, pipeline: Pipeline, state: State, run: Run) -> PassResult:
         self._completed, self._trial, self._draws_twice = [], None, ()
-        if not self._numbers:
-            return
-        self._trial = Trial.of(state.joint)
-        try:
-            self._reference = _run(self._trial, state)
-        except ProblemError:
-            raise
-        except Exception as error:
-            raise ProblemError(
-                f"graph '{state.joint.name}' does not run on random inputs, so its numbers cannot be "
-                f"checked: {_describe(error)}; check the structure only"
-            ) from error
+        if self._numbers:
+            self._trial = Trial.of(state.joint)
+            try:
+                self._reference = _run(self._trial, state)
+            except ProblemError:
+                raise
+            except Exception as error:
+                raise ProblemError(
+                    f"graph '{state.joint.name}' does not run on random inputs, so its numbers cannot "
+                    f"be checked: {_describe(error)}; check the structure only"
+                ) from error
+        result = run(state)
+        self._refuse_draws()
+        return result
 
-    def before(self, p: Pass, state: State, path: tuple[str, ...]) -> None:
-        self._before = _Before.of(state)
-
-    def after(self, p: Pass, result: PassResult, path: tuple[str, ...]) -> None:
-        before, name, state = self._before, " > ".join(path), result.state
-        graphs = {"joint graph": state.joint.graph_module, **state.modules}
-        fault = first_fault(graphs) or before.untold(result) or before.stale(state)
-        if fault is None and self._trial is not None and result.modified:
-            fault = self._other_numbers(self._trial, state, p, name)
-        if fault is not None:
-            raise PassError(name, fault, self._completed, self._checks)
-        self._completed.append(p.name)
-
-    def finish(self, result: PassResult | None) -> None:
-        if result is not None and self._draws_twice:
+    def _refuse_draws(self) -> None:
+        """Raise an error if a random operator draws anew in backward after all passes."""
+        if self._draws_twice:
             name, drawn = self._draws_twice
             raise PassError(
                 name,
@@ -107,6 +88,19 @@ class VerifyEach(Instrument):
                 self._completed,
                 self._checks,
             )
+
+    def around_pass(self, p: Pass, state: State, path: tuple[str, ...], run: Run) -> PassResult:
+        before, name = _Before.of(state), " > ".join(path)
+        result = run(state)
+        after = result.state
+        graphs = {"joint graph": after.joint.graph_module, **after.modules}
+        fault = first_fault(graphs) or before.untold(result) or before.stale(after)
+        if fault is None and self._trial is not None and result.modified:
+            fault = self._other_numbers(self._trial, after, p, name)
+        if fault is not None:
+            raise PassError(name, fault, self._completed, self._checks)
+        self._completed.append(p.name)
+        return result
 
     def _other_numbers(self, trial: Trial, state: State, p: Pass, name: str) -> str | None:
         """Run a state's graphs on random inputs; return how the results differ from the reference, or None if equal."""
@@ -167,7 +161,7 @@ class _Before:
         if state.cache is not self.cache or state.cache.edits == self.edits:
             return None
         fresh = dataclasses.replace(state, cache=AnalysisCache(()))
-        for key, value in state.cache.results():
+        for key, value in state.cache.results.items():
             if not same_result(value, fresh.get(key)):
                 return (
                     f"it preserves the analysis '{key.name}', which comes out differently for "

@@ -50,7 +50,6 @@ class ChunkLoss(Pass):
         ("min-cut", "knapsack", "solve-graph", "partition"),
         "its decision would name values that chunk-loss removes",
     )
-    summary: ClassVar[str] = "split the logits and the loss into chunks of tokens"
 
     def __post_init__(self) -> None:
         if type(self.chunks) is not int or self.chunks < 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from remat.errors import PlanError
 from remat.graph.capture import tokens
 from remat.graph.capture.tokens import Rule, Span, is_tensor, operators, rule_of, shape_of
 from remat.graph.index import inputs_of
-from remat.graph.joint import Role, outputs_of, role_of
+from remat.graph.joint import Role, outputs_of, role_of, tangent_dependents
 
 _aten = torch.ops.aten
 #: A value with at least 1/4 of the logits' elements is taken to have a vocabulary dimension, and called large.
@@ -45,15 +45,6 @@ def refused(reason: str) -> PlanError:
     return PlanError(f"the loss cannot be split into chunks: {reason}")
 
 
-def _tangent_closure(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """Return backward's inputs, such as tangents, and all nodes that depend on these inputs."""
-    late: set[fx.Node] = set()
-    for n in nodes:
-        if (n.op == "placeholder" and role_of(n).in_backward) or not late.isdisjoint(inputs_of(n)):
-            late.add(n)
-    return late
-
-
 def find_logits(graph: fx.Graph, least: int) -> fx.Node | None:
     """Return the node that computes the logits.
 
@@ -68,7 +59,7 @@ def find_logits(graph: fx.Graph, least: int) -> fx.Node | None:
     Raises:
         PlanError: ``least`` is 0, and forward has no matrix product on which no other product depends.
     """
-    late = _tangent_closure(graph.nodes)
+    late = tangent_dependents(graph)
     leads: set[fx.Node] = set()
     # Large values that are not split again: the chunks of an earlier loss read them, or another such value is
     # computed from them.
@@ -114,7 +105,7 @@ class Region:
         if self.tokens < 2:
             raise refused(f"'{logits.name}' holds the logits of a single token")
         self._large = self.tokens * vocabulary // _LARGE
-        self.late = _tangent_closure(self.nodes)
+        self.late = tangent_dependents(graph)
         self._spans: dict[fx.Node, Span] = {}
         self.rules: dict[fx.Node, Rule] = {}
         if logits.args[-2] is logits.args[-1]:

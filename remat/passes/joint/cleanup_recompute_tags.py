@@ -15,9 +15,16 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from remat.graph.policies import TAGGED_BY
 from remat.graph.problems.lowering import must_recompute
-from remat.passes.core.analyses import Distances
 from remat.passes.core.base import Pass, Stage
-from remat.passes.core.state import Classification, Costs, Memory, PassResult, Positions, State
+from remat.passes.core.state import (
+    Classification,
+    Costs,
+    Distances,
+    Memory,
+    PassResult,
+    Positions,
+    State,
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,6 @@ class CleanupRecomputeTags(Pass):
     name: ClassVar[str] = "cleanup-recompute-tags"
     stage: ClassVar[Stage] = Stage.JOINT
     optional: ClassVar[bool] = False
-    summary: ClassVar[str] = "keep the boundaries between checkpointed regions"
 
     def run(self, state: State) -> PassResult:
         marked: dict[fx.Node, CheckpointPolicy | None] = dict.fromkeys(_read_outside(state))

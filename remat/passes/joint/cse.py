@@ -44,7 +44,6 @@ class CommonSubexpressions(Pass):
         "it would merge what is to be recomputed with what it is recomputed from, which undoes the "
         "rematerialisation",
     )
-    summary: ClassVar[str] = "merge calls of one operator with the same arguments"
 
     def run(self, state: State) -> PassResult:
         with state.edit() as edit:

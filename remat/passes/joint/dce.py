@@ -24,7 +24,6 @@ class DeadCode(Pass):
 
     name: ClassVar[str] = "dce"
     stage: ClassVar[Stage] = Stage.ANY
-    summary: ClassVar[str] = "remove nodes without users; effects and random draws stay"
 
     def run(self, state: State) -> PassResult:
         with state.edit() as edit:

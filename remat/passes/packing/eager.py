@@ -21,7 +21,7 @@ from remat.passes.packing.pairs import SavedTensorHooks, check_unpacked, find, n
 from remat.torch_compat import pytree
 
 #: Dict from the number in a ticket to the packed value, which is kept until backward unpacks it.
-_PACKED: dict[int, Any] = {}
+PACKED: dict[int, Any] = {}
 _NUMBERS = itertools.count(1)
 
 
@@ -30,11 +30,6 @@ _TRACED = (
     "hooks are traced first, on tensors without numbers, and this is one that was kept then: let pack return "
     "what unpack needs, and make what the hooks keep before the step is compiled"
 )
-
-
-def packed_count() -> int:
-    """Return the number of packed values that this process keeps until backward unpacks them."""
-    return len(_PACKED)
 
 
 def _called(hooks: SavedTensorHooks, which: str, given: Any) -> Any:
@@ -61,9 +56,9 @@ def pack_eagerly(x: torch.Tensor, key: str) -> torch.Tensor:
     packed = _called(find(key), "pack", x.clone())
     number = next(_NUMBERS)
     ticket = torch.tensor(number, dtype=torch.int64)
-    _PACKED[number] = packed
+    PACKED[number] = packed
     # Bound to the storage, because detached copies of the ticket share only the storage.
-    weakref.finalize(ticket.untyped_storage(), _PACKED.pop, number, None).atexit = False
+    weakref.finalize(ticket.untyped_storage(), PACKED.pop, number, None).atexit = False
     return ticket
 
 
@@ -89,12 +84,12 @@ def unpack_eagerly(
     """
     hooks = find(key)
     number = int(ticket)
-    if number not in _PACKED:
+    if number not in PACKED:
         raise PlanError(
             f"hooks '{hooks.name}': what was packed is gone; did backward run twice over a step that "
             "was compiled for one? (torch._functorch.config.donated_buffer = False allows it)"
         )
-    value = _called(hooks, "unpack", _PACKED[number])
+    value = _called(hooks, "unpack", PACKED[number])
     value = check_unpacked(hooks.name, value, size, dtype, device)
     # A copy, because unpack may return the stored value itself, and a second backward may unpack it again.
     laid_out = torch.empty_strided(size, stride, dtype=dtype, device=device)

@@ -41,7 +41,6 @@ class AgreeRanks(Pass):
     name: ClassVar[str] = "agree-ranks"
     stage: ClassVar[Stage] = Stage.DECIDE
     optional: ClassVar[bool] = False
-    summary: ClassVar[str] = "one decision for all ranks of a job that have the same graph"
 
     options: str = ""
     wait_s: float = WAIT_S

@@ -18,12 +18,11 @@ from remat.errors import PlanError
 from remat.graph import ops
 from remat.graph.copying import RUN_OF, run_of
 from remat.graph.index import are_plain
-from remat.graph.joint import Role, SavedValueKind, output_node, role_of
 from remat.graph.memory.storages import WORKSPACE, fake_mode_of, workspace_of
 from remat.graph.problems.replays import random_device, state_bytes
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import PassResult, State
-from remat.passes.split.convention import own_descriptors, write_output
+from remat.passes.split.convention import hand_over
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,6 @@ class FunctionalizeRng(Pass):
     name: ClassVar[str] = "functionalize-rng"
     stage: ClassVar[Stage] = Stage.SPLIT
     optional: ClassVar[bool] = False
-    summary: ClassVar[str] = "replay in backward what forward drew at random"
 
     def run(self, state: State) -> PassResult:
         if state.forward is None or state.backward is None:
@@ -131,33 +129,9 @@ def _hand_over(
                 _replay(node, saved)
         if in_backward := [node for node in later if node.graph is not saved.graph]:
             states.append((saved, in_backward))
-    out = output_node(forward)
-    values = list(out.args[0])  # type: ignore[arg-type]
-    saved_values = enumerate(values[own:], start=own)
-    at = next(
-        (
-            k
-            for k, value in saved_values
-            if not isinstance(value, fx.Node)
-            or SavedValueKind.of(value) is not SavedValueKind.TENSOR
-        ),
-        len(values),
-    )
-    # Autograd checks the version counters of the states, which come after all other checked tensors.
-    values[at:at] = [s for s, _ in states]
-    write_output(out, values, own_descriptors(out, own))
-    # The same place among backward's inputs: after sizes and checked tensors.
-    before = next(
-        n
-        for n in backward.nodes
-        if n.op != "placeholder"
-        or role_of(n) is not Role.PRIMAL
-        or SavedValueKind.of(n) not in (SavedValueKind.TENSOR, SavedValueKind.SIZE)
-    )
-    for saved, later in states:
-        with backward.inserting_before(before):
-            taken = backward.placeholder(saved.name)
-            taken.meta = {"val": saved.meta["val"]}
+    for taken, (_, later) in zip(
+        hand_over(forward, backward, own, [state for state, _ in states]), states, strict=True
+    ):
         for node in later:
             _replay(node, taken)
 

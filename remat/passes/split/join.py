@@ -21,7 +21,6 @@ class Join(Pass):
 
     name: ClassVar[str] = "join"
     stage: ClassVar[Stage] = Stage.SPLIT
-    summary: ClassVar[str] = "make one graph of forward and backward again"
 
     def run(self, state: State) -> PassResult:
         joint = state.joint

@@ -25,7 +25,6 @@ class Partition(Pass):
     name: ClassVar[str] = "partition"
     stage: ClassVar[Stage] = Stage.PARTITION
     optional: ClassVar[bool] = False
-    summary: ClassVar[str] = "split the joint graph into forward and backward"
 
     def run(self, state: State) -> PassResult:
         decision = state.decision or default_decision(state)

@@ -21,7 +21,6 @@ class RaiseGetitems(Pass):
     """
 
     name: ClassVar[str] = "raise-getitems"
-    summary: ClassVar[str] = "take tuples apart right behind the operator that makes them"
 
     def run(self, state: State) -> PassResult:
         with state.edit() as edit:

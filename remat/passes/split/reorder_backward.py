@@ -36,7 +36,6 @@ class ReorderBackward(Pass):
 
     name: ClassVar[str] = "reorder-backward"
     stage: ClassVar[Stage] = Stage.SPLIT
-    summary: ClassVar[str] = "recompute just before use, in the order of the autograd engine"
 
     def run(self, state: State) -> PassResult:
         if state.backward is None:

@@ -17,7 +17,7 @@ from remat.passes.core.state import PassResult, State
 from remat.passes.decide.min_cut import MinCut
 from remat.passes.joint.dce import DeadCode
 from tests.graphs import calls, traced
-from tests.passes.instruments.passes import Raises
+from tests.passes.instruments.passes import Raises, Twice, Wrong, run
 from tests.passes.instruments.sample import step
 
 # What is refused ----------------------------------------------------------------------------------
@@ -33,35 +33,16 @@ from tests.passes.instruments.sample import step
         ("fixpoint(cse,min-cut)", "cse", "min-cut"),
         ("fixpoint(cse,fixpoint(min-cut))", "cse", "min-cut"),
         ("fixpoint(min-cut),fixpoint(cse)", "cse", "min-cut"),
-        ("fixpoint(fixpoint(dce,min-cut),classify)", "classify", "min-cut"),
+        (
+            "fixpoint(fixpoint(dce,min-cut),cleanup-recompute-tags)",
+            "cleanup-recompute-tags",
+            "min-cut",
+        ),
     ],
 )
 def test_orders_that_undo_work_are_refused(text: str, late: str, early: str) -> None:
     with pytest.raises(ProblemError, match=rf"pass '{late}' .* after '{early}'.*put it before"):
         remat.PassManager.parse(text)
-
-
-@pytest.mark.parametrize(
-    "text", ["partition,partition", "dce,partition,fixpoint(partition),reorder-backward"]
-)
-def test_pipelines_that_partition_twice_are_refused(text: str) -> None:
-    with pytest.raises(ProblemError, match="'partition' stands twice, and a graph is split once"):
-        remat.PassManager.parse(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("reorder-backward", "can do nothing: 'reorder-backward' work on forward and backward"),
-        ("fixpoint(functionalize-rng),reorder-backward", "put 'partition' before"),
-    ],
-)
-def test_pipelines_that_can_do_nothing_are_refused(text: str, message: str) -> None:
-    later = remat.PassManager.parse(text)
-    with pytest.raises(ProblemError, match=message):
-        later.run(step())
-    halves = remat.PassManager.parse("min-cut,partition").run(step())
-    assert later.run(halves.state).forward is not None
 
 
 def test_only_passes_make_a_pipeline() -> None:
@@ -116,7 +97,7 @@ def five_exps() -> remat.JointGraph:
         # The limit is reached in the round that would have settled it: nobody looked again.
         ("fixpoint(limit=5,drop-one-exp)", 0, {"rounds": 5, "unsettled": 1, "dropped": 5}),
         ("fixpoint(limit=2,fixpoint(limit=2,drop-one-exp))", 1, {"dropped": 4}),
-        ("fixpoint(limit=1,classify)", 5, {"rounds": 1, "unsettled": 0}),
+        ("fixpoint(limit=1,raise-getitems)", 5, {"rounds": 1, "unsettled": 0}),
     ],
 )
 def test_rounds_go_on_until_one_changes_nothing(
@@ -129,6 +110,16 @@ def test_rounds_go_on_until_one_changes_nothing(
     assert calls(result.graph_module) == [f"exp{f'_{k}' if k else ''}" for k in range(left)]
     assert {k: result.statistics.get(k, 0) for k in detail} == detail
     assert result.modified == (left < 5)
+
+
+def test_counts_of_a_composite_and_of_its_passes_add_up_by_name() -> None:
+    assert run(step(), "dce,fixpoint(cse,dce)").statistics == {
+        "removed": 1,
+        "merged": 5,
+        "rounds": 2,
+    }
+    twice = run(step(), [Twice((Wrong(), DeadCode()))])
+    assert twice.statistics == {"swapped": 2, "removed": 1, "times": 2}
 
 
 def test_a_composite_run_by_hand_does_what_it_does_in_a_pipeline() -> None:
@@ -171,12 +162,12 @@ def test_a_pass_that_raises_is_named_with_the_way_to_it_and_those_before_it() ->
     graph = step()
     code = graph.graph_module.print_readable(print_output=False)
     inner = Fixpoint((Fixpoint((DeadCode(), Raises())),))
-    passes = (*remat.PassManager.parse("cse,classify").passes, inner, MinCut())
+    passes = (*remat.PassManager.parse("cse,raise-getitems").passes, inner, MinCut())
     said = "'fixpoint > fixpoint > raises' failed: KeyError: 'half-way'"
     with pytest.raises(PassError, match=said) as caught:
         Pipeline(passes).run(graph)
     assert caught.value.pass_name == "fixpoint > fixpoint > raises"
-    assert caught.value.completed == ("cse", "classify", "dce")
+    assert caught.value.completed == ("cse", "raise-getitems", "dce")
     assert isinstance(caught.value.__cause__, KeyError)
     assert graph.fingerprint == step().fingerprint
     assert graph.graph_module.print_readable(print_output=False) == code

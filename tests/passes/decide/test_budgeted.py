@@ -13,8 +13,7 @@ from torch.nn import functional as F
 import remat
 from remat.graph.costs import Roofline
 from remat.passes.core.state import State
-from remat.passes.decide.knapsack import Knapsack
-from remat.passes.decide.solve_graph import SolveGraph
+from remat.passes.decide.budgeted import Knapsack, SolveGraph
 from remat.planning.pipelines import prepare
 from remat.plugins.registry import registry
 from remat.solvers.graph.cut import CutSolver

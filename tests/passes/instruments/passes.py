@@ -9,11 +9,10 @@ import torch
 from torch import fx
 
 import remat
-from remat.passes.core.analyses import Distances
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.control import Fixpoint
 from remat.passes.core.pipeline import Instrument, Pipeline
-from remat.passes.core.state import Analysis, PassResult, State
+from remat.passes.core.state import Analysis, Distances, PassResult, State
 
 sin, cos = torch.ops.aten.sin.default, torch.ops.aten.cos.default
 

@@ -16,7 +16,7 @@ from remat.graph.text import read_joint
 from remat.passes.core.base import Pass
 from remat.passes.core.pipeline import Pipeline
 from remat.passes.instruments import Reproducer, VerifyEach
-from remat.passes.instruments.reproducer import read_reproducer
+from remat.passes.instruments.reproducer import GRAPH, read_reproducer
 from remat.passes.joint.dce import DeadCode
 from remat.solvers.graph.problem import GraphProblem
 from tests.passes.instruments.passes import Raises, Twice, Wrong, run
@@ -47,19 +47,17 @@ def test_a_failed_pass_leaves_a_folder(tmp_path: Path) -> None:
         "README.txt",
         "failure.json",
         "graph.joint",
-        "pipeline.txt",
         "traceback.txt",
         "versions.json",
     ]
     assert (folder / "graph.joint").read_text() == TEXT, "as it was before any pass"
-    assert (folder / "pipeline.txt").read_text() == "dce,twice(raises)\n"
     assert "KeyError: 'half-way'" in (folder / "traceback.txt").read_text()
     assert f"remat repro {folder.name}" in (folder / "README.txt").read_text()
     versions = json.loads((folder / "versions.json").read_text())
     assert versions["remat"] == remat.__version__
     assert list(versions) == ["remat", "torch", "python", "platform", "plugins"]
     recorded = read_reproducer(folder)
-    assert recorded.path == ("twice", "raises")
+    assert (recorded.pipeline, recorded.path) == ("dce,twice(raises)", ("twice", "raises"))
     assert recorded.type == "PassError"
     assert "reproducer:" not in recorded.message
     assert [p.name for p in folder.parent.iterdir()] == [folder.name], "no draft is left"
@@ -115,7 +113,7 @@ def test_checks_of_other_instruments_leave_one_too(tmp_path: Path) -> None:
     assert reproducer.written is not None
     recorded = read_reproducer(reproducer.written)
     assert recorded.checks == "numbers"
-    error = replay(read_joint(recorded.graph), recorded, Pipeline((Wrong(),)))  # type: ignore[arg-type]
+    error = replay(read_joint(reproducer.written / GRAPH), recorded, Pipeline((Wrong(),)))  # type: ignore[arg-type]
     assert error is not None
     assert recorded.is_same(error), "found by the same check"
 

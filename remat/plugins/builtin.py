@@ -54,6 +54,7 @@ def remat_passes() -> list[type[Pass]]:
     from remat.passes.hooks.offload_saved import OffloadSaved
     from remat.passes.hooks.saved_tensor_hooks import PackSaved
     from remat.passes.joint.chunk_loss import ChunkLoss
+    from remat.passes.joint.classify import Classify, DistanceFromBackward
     from remat.passes.joint.cleanup_recompute_tags import CleanupRecomputeTags
     from remat.passes.joint.cse import CommonSubexpressions
     from remat.passes.joint.dce import DeadCode
@@ -69,6 +70,8 @@ def remat_passes() -> list[type[Pass]]:
         CommonSubexpressions,
         ChunkLoss,
         CleanupRecomputeTags,
+        Classify,
+        DistanceFromBackward,
         MinCut,
         Knapsack,
         SolveGraph,

@@ -177,3 +177,9 @@ def test_elements_of_a_multi_output_operator_are_separate() -> None:
     state = State(joint=joint_of(f, weight(64, 64)))
     nbytes = {n: of(state, n)[0] for n in ("getitem", "getitem_1")}
     assert nbytes == {"getitem": 4 * 64 * 64, "getitem_1": 64 * 64}
+
+
+def test_passes_report_roles_and_distances(state: State) -> None:
+    done = remat.PassManager.parse("classify,dist-from-backward").run(state)
+    assert not done.modified
+    assert done.statistics == {"forward": 5, "backward": 5, "unclaimed": 4, "largest-distance": 1}

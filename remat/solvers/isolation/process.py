@@ -31,7 +31,7 @@ from remat.solvers.base import Solver
 from remat.solvers.graph.problem import GraphProblem
 from remat.solvers.problem import KnapsackProblem, Problem
 from remat.solvers.schedule.problem import ScheduleProblem
-from remat.solvers.solution import Answer, ScheduleAnswer, Status
+from remat.solvers.solution import Answer, Status
 
 _START_S = 120.0  # long, because importing a plugin may import torch
 _ASK_S = 60.0
@@ -145,10 +145,9 @@ class Isolated(Solver):
 
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
-    ) -> ScheduleAnswer:
+    ) -> Answer:
         """Solve a schedule problem in the solver's process, and kill the process if it does not return in time."""
-        answer = self._solve(problem, time_limit)
-        return ScheduleAnswer(answer.saved, answer.bound, by_clock=answer.by_clock)
+        return self._solve(problem, time_limit)
 
     def start(self) -> None:
         """Start the solver's process unless it is running."""

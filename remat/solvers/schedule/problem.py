@@ -17,7 +17,7 @@ from remat.errors import BudgetError, ProblemError
 from remat.solvers import columns
 from remat.solvers.columns import as_integer
 from remat.solvers.problem import Limits, Problem
-from remat.solvers.solution import Schedule, ScheduleAnswer
+from remat.solvers.solution import Schedule
 
 #: Largest number of runs per node of a schedule, on average. Longer schedules are refused as a
 #: solver's mistake.
@@ -72,15 +72,9 @@ class ScheduleProblem(Problem[Schedule]):
 
     kind: ClassVar[str] = "schedule"
     method: ClassVar[str] = "solve_schedule"
-    answer: ClassVar[type[ScheduleAnswer]] = ScheduleAnswer
-    expected: ClassVar[str] = (
-        "nodes are due: return an iterable of nodes in the order in which they run, or "
-        "ScheduleAnswer(sequence, bound)"
-    )
+    noun: ClassVar[str] = "schedule"
     solution: ClassVar[type[Schedule]] = Schedule
     bytes_taken: ClassVar[str] = "peak_bytes"
-    bound_text: ClassVar[str] = "every schedule costs at least"
-    own_text: ClassVar[str] = "its own schedule costs"
 
     names: tuple[str, ...]
     inputs: tuple[tuple[int, ...], ...]
@@ -261,10 +255,7 @@ class ScheduleProblem(Problem[Schedule]):
         return tuple(runs)
 
     def measure(self, choice: tuple[int, ...]) -> dict[str, Any]:
-        try:
-            evaluation = evaluate_schedule(self, choice)
-        except ProblemError as error:
-            raise ProblemError(f"returned a schedule that cannot run: {error}") from None
+        evaluation = evaluate_schedule(self, choice)
         return {
             "sequence": choice,
             "cost": evaluation.cost,

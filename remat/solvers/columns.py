@@ -38,17 +38,25 @@ def short(value: object) -> str:
 
 
 def sequence(
-    label: str, values: Any, length: int | None = None, *, each: str = "name"
+    label: str,
+    values: Any,
+    length: int | None = None,
+    *,
+    each: str = "name",
+    default: int | None = None,
 ) -> tuple[Any, ...]:
     """Return an ordered iterable as a tuple; raise `ProblemError` unless it has ``length`` entries.
 
-    In an error message such as "expected 3, one for each name", ``each`` is the last word.
+    In an error message such as "expected 3, one for each name", ``each`` is the last word. An empty iterable becomes
+    ``length`` times ``default``, unless ``default`` is None.
     """
     if not isinstance(values, Iterable) or isinstance(values, (str, bytes, set, frozenset, dict)):
         raise ProblemError(
             f"{label} is {short(values)}; expected an ordered sequence: give a tuple or a list"
         )
     entries = tuple(values)
+    if length is not None and default is not None and not entries:
+        return (default,) * length
     if length is not None and len(entries) != length:
         raise ProblemError(
             f"{label} has {len(entries)} entries; expected {length}, one for each {each}"

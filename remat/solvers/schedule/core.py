@@ -137,7 +137,7 @@ def schedule_core(problem: ScheduleProblem) -> ScheduleCore:
         order.insert(len(order) - len(problem.backward), boundary)
     return ScheduleCore(
         cost=(*problem.cost, *(0,) * (count - n)),
-        extra=(*(problem.extra or (0,) * n), *(0,) * (count - n)),
+        extra=(*problem.extra, *(0,) * (count - n)),
         once=tuple(int(v in pinned) for v in range(count)),
         reads=tuple(reads),
         maker=tuple(maker),

@@ -74,7 +74,7 @@ def step(**changes: Any) -> ScheduleProblem:
         ({"forward": (0,), "backward": (0,)}, "forward and .backward both name 'a'"),
         (
             {"forward": (2,), "backward": (1,)},
-            "forward names 'c', which reads what is only there after",
+            "forward names 'c', which reads a value that is only there after",
         ),
     ],
 )

@@ -105,12 +105,17 @@ def amounts(label: str, values: Any, names: Sequence[str] | None = None) -> tupl
     return numbers
 
 
-def flags(label: str, values: Any, names: Sequence[str]) -> tuple[bool, ...]:
-    """Return the entries of a column if they are bools, one for each name; otherwise raise `ProblemError`."""
-    entries = sequence(label, values, len(names))
-    if not set(map(type, entries)) <= {bool}:
-        i, bad = next((i, x) for i, x in enumerate(entries) if type(x) is not bool)
-        raise ProblemError(f"{place(label, i, names)} is {short(bad)}; expected True or False")
+def typed(
+    label: str, values: Any, kind: type, names: Sequence[str] | None = None
+) -> tuple[Any, ...]:
+    """Return the entries of a column if all are of type ``kind``, which is bool or str; otherwise raise `ProblemError`."""
+    entries = sequence(label, values, None if names is None else len(names))
+    for i, entry in enumerate(entries):
+        if type(entry) is not kind:
+            expected = "text" if kind is str else "True or False"
+            raise ProblemError(
+                f"{place(label, i, names or ())} is {short(entry)}; expected {expected}"
+            )
     return entries
 
 
@@ -133,15 +138,6 @@ def earlier_nodes(label: str, rows: Any, names: Sequence[str]) -> tuple[tuple[in
                 "there is no cycle: list each node after its inputs"
             )
     return checked
-
-
-def texts(label: str, values: Any) -> tuple[str, ...]:
-    """Return the entries of a column if all are of type ``str``, or raise `ProblemError`."""
-    entries = sequence(label, values)
-    for i, name in enumerate(entries):
-        if type(name) is not str:
-            raise ProblemError(f"{label}[{i}] is {short(name)}; expected text")
-    return entries
 
 
 def place(label: str, index: int, names: Sequence[str] = ()) -> str:

@@ -66,10 +66,11 @@ class GraphProblem(Problem[GraphSolution]):
     hints: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        self._check(columns.texts, "names")
+        self._check(columns.typed, "names", kind=str)
         self._check(columns.earlier_nodes, "inputs", names=self.names)
         self._check(columns.amounts, "cost", "size", names=self.names)
-        self._check(columns.flags, "savable", "recomputable", "in_forward", names=self.names)
+        flags = "savable", "recomputable", "in_forward"
+        self._check(columns.typed, *flags, kind=bool, names=self.names)
         self._check(columns.integers, "needed", high=len(self) - 1)
         self._check(columns.capacity, "capacity")
 

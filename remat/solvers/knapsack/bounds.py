@@ -1,8 +1,5 @@
 """Linear relaxation of a knapsack: one sort of the items gives a choice that fits and a proven upper bound.
 
-The compiled kernel computes the same result about ten times as fast. The Python code defines the
-result, and runs if remat was installed without a compiler.
-
 Source: G. B. Dantzig, "Discrete-variable extremum problems", Operations Research 5 (1957).
 """
 
@@ -10,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-
-from remat.solvers.kernel import kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +61,6 @@ def repair(
 
 def relax(weights: Sequence[int], values: Sequence[int], capacity: int) -> Relaxation:
     """Compute the linear relaxation's upper bound in integers, and a greedy choice within the capacity."""
-    compiled = kernel()
-    if compiled is None:
-        return relax_in_python(weights, values, capacity)
-    order, bound, saved, value = compiled.relax(weights, values, capacity)
-    return Relaxation(order=tuple(order), bound=bound, saved=tuple(saved), value=value)
-
-
-def relax_in_python(weights: Sequence[int], values: Sequence[int], capacity: int) -> Relaxation:
-    """Compute the same result as `relax` without the compiled kernel."""
     order = tuple(i for i in efficiency_order(weights, values) if weights[i] <= capacity)
     bound, room = 0, capacity
     for i in order:

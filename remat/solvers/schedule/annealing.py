@@ -62,7 +62,7 @@ def anneal(
     by_clock = False
     # A schedule within the capacity that runs each node once is optimal: no search is needed.
     if rank(best)[:2] != (False, least):
-        graph = compiled.StepGraph(*core.columns())
+        graph = compiled.ScheduleGraph(*core.columns())
         capacity = core.capacity >> core.shift
         deadline = None if time_limit is None else time.monotonic() + time_limit
         moves = min(EFFORT.most_moves, EFFORT.moves * len(problem) + 1_000)
@@ -99,7 +99,7 @@ def improve(
     """
     core = schedule_core(problem)
     best = (tuple(sequence), boundary)
-    graph = compiled.StepGraph(*core.columns())
+    graph = compiled.ScheduleGraph(*core.columns())
     turns = [(seed, moves, *row) for seed, row in enumerate(_NEAR, 1)]
     start = core.apply(problem, *best)
     annealed = graph.anneal(start, core.capacity >> core.shift, turns, 0.0)

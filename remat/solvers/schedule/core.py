@@ -49,7 +49,7 @@ class ScheduleCore:
     boundary: int
 
     def columns(self) -> tuple[Sequence[int], ...]:
-        """Return the arguments of the kernel's `StepGraph`, with large costs and bytes scaled down."""
+        """Return the arguments of the kernel's `ScheduleGraph`, with large costs and bytes scaled down."""
         # Bytes are rounded up, so a schedule that fits in the kernel also fits the problem.
         starts = (0, *accumulate(map(len, self.reads)))
         return (

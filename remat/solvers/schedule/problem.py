@@ -96,7 +96,7 @@ class ScheduleProblem(Problem[Schedule]):
     hints: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        self._check(columns.texts, "names")
+        self._check(columns.typed, "names", kind=str)
         names = self.names
         if len(set(names)) != len(names):
             twice = next(name for name, count in Counter(names).items() if count > 1)

@@ -175,6 +175,7 @@ py::tuple points(const Frontier& f) {
 
 }  // namespace
 
+// The stub `_kernel.pyi` says what the functions return.
 PYBIND11_MODULE(_kernel, m) {
   remat::heed = [] {
     py::gil_scoped_acquire locked;
@@ -182,19 +183,15 @@ PYBIND11_MODULE(_kernel, m) {
   };
   m.doc() = "Exact 0/1 knapsack and its Pareto frontier, graph problems and schedule problems, in 64-bit integers.";
   m.def("solve", &solve, py::arg("weights"), py::arg("values"), py::arg("capacity"), py::arg("seconds"),
-        py::arg("work"), py::arg("states"),
-        "(saved, value, bound, optimal, by_clock); seconds 0: no clock; work and states are counted");
+        py::arg("work"), py::arg("states"));
   py::class_<GraphCore>(m, "GraphCore")
       .def(py::init(&graph_core), py::arg("sizes"), py::arg("save_losses"), py::arg("recompute_losses"),
            py::arg("flags"), py::arg("starts"), py::arg("sources"), py::arg("flows"), py::arg("price"))
-      .def("run", &run, py::arg("capacity"), py::arg("limit"), py::arg("work"), py::arg("most"), py::arg("seconds"),
-           "(found, complete, bytes, loss, saved, work, by_clock): the cheapest decision that loses at most limit");
+      .def("run", &run, py::arg("capacity"), py::arg("limit"), py::arg("work"), py::arg("most"), py::arg("seconds"));
   py::class_<ScheduleGraph>(m, "ScheduleGraph")
       .def(py::init(&schedule_graph), py::arg("cost"), py::arg("extra"), py::arg("once"), py::arg("starts"),
            py::arg("reads"), py::arg("maker"), py::arg("size"))
-      .def("anneal", &anneal, py::arg("start"), py::arg("capacity"), py::arg("turns"), py::arg("seconds"),
-           "a tuple (feasible, by_clock, cost, peak, sequence) for each turn (seed, moves, hot, cold, wide, narrow, "
-           "price)");
+      .def("anneal", &anneal, py::arg("start"), py::arg("capacity"), py::arg("turns"), py::arg("seconds"));
   py::class_<Frontier>(m, "Frontier")
       .def(py::init(&frontier), py::arg("weights"), py::arg("values"), py::arg("capacity"), py::arg("most"))
       .def("items", &items, py::arg("i"))

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from remat.errors import ProblemError
 from remat.solvers.base import Solver
 from remat.solvers.effort import EFFORT
 from remat.solvers.graph.pareto import knee
@@ -44,23 +43,11 @@ class KnapsackFrontier:
         return len(self.weights)
 
     def items(self, point: int) -> tuple[int, ...]:
-        """Return the sorted item indices of the choice at a point.
-
-        Raises:
-            ProblemError: ``point`` is out of range.
-        """
-        if not 0 <= point < len(self):
-            raise ProblemError(f"point is {point}; this frontier has points 0 to {len(self) - 1}")
+        """Return the sorted item indices of the choice at a point."""
         return tuple(self._items(point))
 
     def best_within(self, capacity: int) -> int:
-        """Return the index of the most valuable point that weighs at most ``capacity``.
-
-        Raises:
-            ProblemError: ``capacity`` is negative.
-        """
-        if capacity < 0:
-            raise ProblemError(f"capacity is {capacity}; expected 0 or more")
+        """Return the index of the most valuable point that weighs at most ``capacity``, which is at least 0."""
         return int(self.weights.searchsorted(capacity, side="right")) - 1
 
     def knee(self, *, by: str = "origin") -> int:
@@ -89,13 +76,8 @@ def knapsack_frontier(
     Args:
         problem: the knapsack.
         most_points: number of points above which some points are dropped.
-            `KnapsackFrontier.tolerance` states the resulting error.
-
-    Raises:
-        ProblemError: ``most_points`` is below 16.
+            `KnapsackFrontier.tolerance` states the resulting error. At least 16.
     """
-    if most_points < 16:
-        raise ProblemError(f"most_points is {most_points}; expected 16 or more")
     capacity = min(problem.capacity, problem.total_weight)
     compiled = kernel()
     if compiled is None:

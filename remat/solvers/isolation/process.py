@@ -100,14 +100,12 @@ def obstacle(solver: Solver) -> str | None:
     kind = type(solver)
     if os.name != "posix":
         return "that needs a POSIX system"
-    if "<locals>" in kind.__qualname__:
-        return f"{kind.__qualname__} is defined in a function: define it at the top of a module"
     if kind.__module__ == "__main__" and _main_file() is None:
         return f"{kind.__qualname__} was typed in: put it into a file that can be imported"
     try:
         pickle.dumps(solver)
     except Exception as error:
-        return f"it cannot be pickled: {error}"
+        return f"it cannot be pickled: {error}. Define its class at the top of a module"
     return None
 
 

@@ -106,7 +106,8 @@ def improve(
     candidates = {best, *(core.invert(s) for *_, s in annealed)}
 
     def with_boundary(sequence: tuple[int, ...], boundary: int) -> tuple[tuple[int, ...], int]:
-        first = _first_boundary(problem, sequence)
+        begun = {v: position for position, v in reversed([*enumerate(sequence)])}
+        first = max((begun[v] + 1 for v in problem.forward), default=0)
         fits = first < boundary and not _rank(problem, sequence, first)[0]
         return sequence, first if fits else boundary
 
@@ -121,16 +122,6 @@ def _rank(
     evaluation = evaluate_schedule(problem, runs, boundary)
     over = problem.capacity is not None and evaluation.peak_bytes > problem.capacity
     return over, evaluation.peak_bytes if over else evaluation.cost, evaluation.peak_bytes
-
-
-def _first_boundary(problem: ScheduleProblem, sequence: Sequence[int]) -> int:
-    """Return the first position before which all nodes in ``problem.forward`` have run."""
-    missing = set(problem.forward)
-    for position, v in enumerate(sequence):
-        if not missing:
-            return position
-        missing.discard(v)
-    return len(sequence)
 
 
 def _starts(problem: ScheduleProblem, core: ScheduleCore) -> list[tuple[int, ...]]:

@@ -64,8 +64,8 @@ class ScheduleProblem(Problem[Schedule]):
         to_end: nodes whose value stays in memory to the end, from the node's last run on.
         resident: bytes that are alive all the time.
         unit: unit of ``cost``.
-        hints: schedules that a solver may start from, which may exceed the capacity. Problems that
-            differ only in ``hints`` are equal.
+        hints: schedules that a solver may start from, which may exceed the capacity and are not
+            checked. Problems that differ only in ``hints`` are equal.
 
     Raises:
         ProblemError: an argument is invalid; the message names it, with the node.
@@ -110,14 +110,8 @@ class ScheduleProblem(Problem[Schedule]):
         self._check(columns.amounts, "cost", "size", "extra", names=names)
         self._check(columns.integers, "part_of", low=-1, high=last, names=names)
         self._check(columns.integers, *_SETS, high=last)
-
-        def schedules(label: str, given: Any) -> tuple[tuple[int, ...], ...]:
-            rows = enumerate(columns.sequence(label, given))
-            return tuple(columns.integers(f"{label}[{i}]", row, high=last) for i, row in rows)
-
         self._check(columns.integer, "resident")
         self._check(columns.capacity, "capacity")
-        self._check(schedules, "hints")
         self._check_roles()
 
     def _check_roles(self) -> None:
@@ -251,8 +245,8 @@ class ScheduleProblem(Problem[Schedule]):
         }
 
     def excess(self, figures: Mapping[str, Any]) -> str:
-        runs = figures["sequence"]
-        at = evaluate_schedule(self, runs).peak_at
+        runs, peak = figures["sequence"], figures["peak_bytes"]
+        at = evaluate_schedule(self, runs).bytes_alive.index(peak) if runs else 0
         where = f" at run {at} ('{self.names[runs[at]]}')" if runs else ""
         return f"a schedule with a peak of {figures['peak_bytes']} bytes{where}"
 
@@ -291,14 +285,12 @@ class ScheduleEvaluation:
     Attributes:
         cost: summed cost of all runs, in the problem's unit.
         peak_bytes: most bytes alive at one time.
-        peak_at: position of the first run that reaches the peak; 0 for a schedule without runs.
         boundary: position at which backward begins; the number of runs if there is no backward.
         bytes_alive: bytes alive during each run.
     """
 
     cost: int
     peak_bytes: int
-    peak_at: int
     boundary: int
     bytes_alive: tuple[int, ...]
 
@@ -388,11 +380,9 @@ class ScheduleEvaluator:
         change[0] += problem.resident
         alive = list(accumulate(change[: len(sequence)]))
         alive = [nbytes + problem.extra[v] for nbytes, v in zip(alive, sequence, strict=True)]
-        peak = max(alive, default=problem.resident + self._idle_bytes)
         return ScheduleEvaluation(
             cost=sum(problem.cost[v] for v in sequence),
-            peak_bytes=peak,
-            peak_at=alive.index(peak) if alive else 0,
+            peak_bytes=max(alive, default=problem.resident + self._idle_bytes),
             boundary=boundary,
             bytes_alive=tuple(alive),
         )

@@ -200,7 +200,7 @@ def test_what_cannot_be_isolated_says_why() -> None:
     class Local(foreign.Honest):
         pass
 
-    assert "defined in a function" in str(obstacle(Local()))
+    assert "cannot be pickled" in str(obstacle(Local()))
     with pytest.raises(SolverError, match=r"'honest' cannot run in a process of its own: .*Local"):
         isolated(Local())
     with pytest.raises(ProblemError, match=r"^grace_s must be above 0, got 0"):

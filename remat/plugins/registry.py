@@ -94,11 +94,11 @@ class Registry:
                 self._refuse(_OPERATORS, f"plugin '{plugin}': its operators are refused: {fault}")
                 continue
             for kind in fields(offer):
-                known = getattr(default_taxonomy(), kind.name)
+                operators = getattr(default_taxonomy(), kind.name)
                 # The packet ``aten.mm`` stands for its overloads, such as ``aten.mm.default``.
-                new = set(map(packet, getattr(offer, kind.name))) - known
-                known.update(new)
-                self._learnt.append((known, new))
+                new = set(map(packet, getattr(offer, kind.name))) - operators
+                operators.update(new)
+                self._learnt.append((operators, new))
         self._keep(_OPERATORS, {})
 
     @property
@@ -350,8 +350,8 @@ class Registry:
     def _forget(self) -> None:
         """Clear the stored classes of all plugins, so that the next request calls the plugins' hooks again."""
         learnt = _OPERATORS in self._collected
-        for known, new in self._learnt:
-            known.difference_update(new)
+        for operators, new in self._learnt:
+            operators.difference_update(new)
         self._learnt.clear()
         self._collected.clear()
         self._problems = {"": self._problems[""]}

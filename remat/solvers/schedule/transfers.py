@@ -128,12 +128,12 @@ def _through(
     capacity: int | None,
     latest: Sequence[int] | None = None,
 ) -> tuple[dict[int, int], int]:
-    """Find when queued copies end, and add their bytes to ``alive``; return the run at which each ends, and the waits.
+    """Find when queued copies end, and add their bytes to ``alive``; return the run at which each ends, and the time waited.
 
     Runs wait for the link if the bytes of queued copies exceed the capacity, and at the end of the last run. For each
     transfer, ``latest`` may name an earlier run at whose end the copy must have ended.
     """
-    now = idle_from = held = entered = waited = 0
+    now = idle_from = held = entered = exposed_time = 0
     last = len(times) - 1
     # Copies end in the order of the queue, so a copy ends no later than the copies behind it.
     due = [last if latest is None else latest[which] for *_, which in reversed(queue)]
@@ -146,7 +146,7 @@ def _through(
             has_room = at > last or capacity is None or held <= capacity - alive[at]
             if end > now and has_room and at <= until:
                 break
-            waited += max(0, end - now)
+            exposed_time += max(0, end - now)
             now = max(now, end)
             inside.popleft()
             held -= nbytes
@@ -161,4 +161,4 @@ def _through(
             inside.append((idle_from, nbytes, which, due[entered]))
             held += nbytes
             entered += 1
-    return left, waited
+    return left, exposed_time

@@ -226,18 +226,11 @@ inline std::vector<int> start_of(const ScheduleGraph& g, const Column& start) {
 // A row (seed, moves, hot, cold, wide, narrow, price) of the argument `turns`; see `Annealer::Limits`.
 using Row = std::tuple<i64, i64, double, double, double, double, double>;
 
-struct Turn {
-  std::uint64_t seed;
-  Annealer::Limits limits;
-};
-
-inline Turn turn_of(const Row& row, double clock) {
+inline Annealer::Limits limits_of(const Row& row, double clock) {
   const auto [seed, moves, hot, cold, wide, narrow, price] = row;
-  integer(seed, "seed");
-  integer(moves, "moves", 0, kLargestExact);
-  return {static_cast<std::uint64_t>(seed),
-          {moves, clock, real(hot, false, "hot"), real(cold, false, "cold"), real(wide, false, "wide"),
-           real(narrow, false, "narrow"), real(price, true, "price")}};
+  return {static_cast<std::uint64_t>(integer(seed, "seed")), integer(moves, "moves", 0, kLargestExact), clock,
+          real(hot, false, "hot"), real(cold, false, "cold"), real(wide, false, "wide"),
+          real(narrow, false, "narrow"), real(price, true, "price")};
 }
 
 }  // namespace remat::border

@@ -62,9 +62,7 @@ class Frontier {
     }
   }
 
-  std::size_t size() const { return points_.size(); }
-  i64 weight(std::size_t i) const { return points_[i].w; }
-  i64 value(std::size_t i) const { return points_[i].p; }
+  const std::vector<State>& points() const { return points_; }
   double tolerance() const { return factor_ - 1.0; }
 
   std::vector<std::int32_t> items(std::size_t i) const {

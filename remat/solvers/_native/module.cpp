@@ -7,7 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <exception>
-#include <functional>
+#include <future>
 #include <memory>
 #include <thread>
 
@@ -88,64 +88,54 @@ py::list anneal(const ScheduleGraph& graph, const Column& start, i64 capacity, c
                 double seconds) {
   const auto first = border::start_of(graph, start);
   const auto room = static_cast<double>(border::integer(capacity, "capacity", -border::kLargest));
-  std::vector<border::Turn> rows;
-  for (const border::Row& row : turns) rows.push_back(border::turn_of(row, border::seconds(seconds)));
+  const double clock = border::seconds(seconds);
+  std::vector<remat::Annealer::Limits> rows;
+  for (const border::Row& row : turns) rows.push_back(border::limits_of(row, clock));
   std::vector<remat::Annealer::Result> found(rows.size());
   std::atomic<bool> stop{false};
   std::atomic<std::size_t> next{0};
-  std::atomic<int> running{0}, ready{0};
+  std::atomic<int> ready{0};
   std::atomic<bool> begun{false};
-  std::exception_ptr failures[2];
+  std::vector<std::future<void>> searches;
+  searches.reserve(2);
   bool interrupted = false;
   {
     py::gil_scoped_release unlocked;
-    const auto work = [&](std::exception_ptr& failure) noexcept {
+    const auto work = [&] {
       // A thread allocates its exception data at first use, and glibc ends the process if that allocation
       // fails. So each thread allocates its data before any search takes memory.
-      failure = std::current_exception();
+      static_cast<void>(std::current_exception());
       for (++ready; !begun; std::this_thread::yield()) {
       }
       try {
         for (std::size_t k = next++; k < rows.size() && !stop; k = next++) {
-          found[k] = remat::Annealer(graph, room, rows[k].seed).run(first, rows[k].limits, stop);
+          found[k] = remat::Annealer(graph, room).run(first, rows[k], stop);
         }
       } catch (...) {
-        failure = std::current_exception();
         stop = true;
+        throw;
       }
-      --running;
     };
-    std::vector<std::thread> threads;
-    threads.reserve(2);
-    for (std::exception_ptr& failure : failures) {
-      ++running;
-      try {
-        threads.emplace_back(work, std::ref(failure));
-      } catch (...) {  // no resources for another thread
-        --running;
-      }
+    try {
+      while (searches.size() < 2) searches.push_back(std::async(std::launch::async, work));
+    } catch (...) {  // no resources for another thread
     }
-    while (ready < static_cast<int>(threads.size())) std::this_thread::yield();
+    while (ready < static_cast<int>(searches.size())) std::this_thread::yield();
     begun = true;
-    if (threads.empty()) {
-      ++running;
-      work(failures[0]);
-    }
-    // This thread checks for an interrupt.
-    for (int naps = 0; running > 0; ++naps) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(naps < 20 ? 1 : 20));
-      if (naps % 5 == 4 && !interrupted) {
+    if (searches.empty()) work();
+    int naps = 0;
+    for (const std::future<void>& search : searches) {
+      // This thread checks for an interrupt.
+      while (search.wait_for(std::chrono::milliseconds(naps < 20 ? 1 : 20)) != std::future_status::ready) {
+        if (++naps % 5 != 0 || interrupted) continue;
         py::gil_scoped_acquire locked;
         interrupted = PyErr_CheckSignals() != 0;
         if (interrupted) stop = true;
       }
     }
-    for (std::thread& thread : threads) thread.join();
   }
   if (interrupted) throw py::error_already_set();
-  for (const std::exception_ptr& failure : failures) {
-    if (failure) std::rethrow_exception(failure);
-  }
+  for (std::future<void>& search : searches) search.get();
   py::list answers;
   for (const auto& r : found) answers.append(py::make_tuple(r.feasible, r.by_clock, r.cost, r.peak, r.sequence));
   return answers;
@@ -159,18 +149,19 @@ std::unique_ptr<Frontier> frontier(const Column& weights, const Column& values, 
 }
 
 std::vector<std::int32_t> items(const Frontier& f, i64 i) {
-  return f.items(static_cast<std::size_t>(border::integer(i, "i", 0, static_cast<i64>(f.size()) - 1)));
+  return f.items(static_cast<std::size_t>(border::integer(i, "i", 0, static_cast<i64>(f.points().size()) - 1)));
 }
 
 py::tuple points(const Frontier& f) {
-  const auto n = static_cast<py::ssize_t>(f.size());
-  py::array_t<i64> weights(n), values(n);
-  auto w = weights.mutable_unchecked<1>(), v = values.mutable_unchecked<1>();
-  for (py::ssize_t i = 0; i < n; ++i) {
-    w(i) = f.weight(static_cast<std::size_t>(i));
-    v(i) = f.value(static_cast<std::size_t>(i));
+  Column weights, values;
+  for (const remat::State& point : f.points()) {
+    weights.push_back(point.w);
+    values.push_back(point.p);
   }
-  return py::make_tuple(weights, values);
+  const auto array = [](const Column& numbers) {
+    return py::array_t<i64>(static_cast<py::ssize_t>(numbers.size()), numbers.data());
+  };
+  return py::make_tuple(array(weights), array(values));
 }
 
 }  // namespace

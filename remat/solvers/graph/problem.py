@@ -77,6 +77,10 @@ class GraphProblem(Problem[GraphSolution]):
     def __len__(self) -> int:
         return len(self.names)
 
+    def priced(self, cost: tuple[int, ...], unit: str) -> GraphProblem:
+        """Return a copy of this problem with other costs of its nodes, in another unit; only the costs are checked."""
+        return self._with(cost=columns.amounts(self._label("cost"), cost, self.names), unit=unit)
+
     def measure(self, choice: tuple[int, ...]) -> dict[str, Any]:
         evaluation = evaluate(self, choice)
         return {

@@ -96,6 +96,7 @@ class Exact(Heuristic):
         (STEP, itertools.repeat(0), "returned more than 192 runs, 64 for each node"),
         (STEP, ScheduleAnswer((0, 1, 2), 7), "cost below 7, but its own schedule has 6"),
         (STEP, ScheduleAnswer((0, 1, 2), 6.0), "claims a bound of 6.0"),
+        (STEP, Answer((0, 1, 2), value=7), "claims a cost of 7, but its own schedule has 6"),
         (STEP.within(8), (0, 1, 2), "peak of 9 bytes .*'c'.* over a capacity of 8, 1 too much"),
     ],
 )

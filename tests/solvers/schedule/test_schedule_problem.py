@@ -9,7 +9,7 @@ import pytest
 
 import remat
 from remat.errors import BudgetError, ProblemError
-from remat.solvers.kernel import kernel, missing
+from remat.solvers.kernel import missing
 from remat.solvers.knapsack.native import Native
 from remat.solvers.run import run
 from remat.solvers.schedule.annealing import improve
@@ -72,6 +72,7 @@ def step(**changes: Any) -> ScheduleProblem:
         ),
         ({"ordered": (1, 0)}, "ordered has 'b' before 'a'; expected nodes in the problem's own"),
         ({"forward": (0,), "backward": (0,)}, "forward and .backward both name 'a'"),
+        ({"cost": (0, 2, 1), "at_start": (0,), "once": (0,)}, "at_start and .once both name 'a'"),
         (
             {"forward": (2,), "backward": (1,)},
             "forward names 'c', which reads a value that is only there after",
@@ -81,6 +82,11 @@ def step(**changes: Any) -> ScheduleProblem:
 def test_what_cannot_be_meant_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ProblemError, match=message):
         step(**changes)
+
+
+def test_empty_columns_are_filled_in() -> None:
+    assert (step().part_of, step().extra) == ((-1, -1, -1), (0, 0, 0))
+    assert step() == step(part_of=(-1, -1, -1), extra=(0, 0, 0))
 
 
 def test_values_stay_from_their_run_to_the_last_that_reads_them() -> None:
@@ -224,9 +230,7 @@ def test_runs_keep_the_given_order_where_memory_allows() -> None:
     start = (*range(25), 1, 25)
     capacity = evaluate_schedule(problem, start).peak_bytes
     assert capacity < evaluate_schedule(problem, problem.order).peak_bytes
-    compiled = kernel()
-    assert compiled is not None
-    found = improve(compiled, problem.within(capacity), start, 0, moves=20_000)
+    found = improve(problem.within(capacity), start, 0, moves=20_000)
     best, _ = found[0]
     assert best == (*range(25), 0, 25)
     assert (start, 0) in found
@@ -235,10 +239,8 @@ def test_runs_keep_the_given_order_where_memory_allows() -> None:
 @needs_kernel
 def test_every_recomputation_is_read() -> None:
     problem = there_and_back(cost=(1, 1, 10_000) * 40)
-    compiled = kernel()
-    assert compiled is not None
     for capacity in range(60, 200, 20):
-        found = improve(compiled, problem.within(capacity), problem.order, 0, moves=20_000)
+        found = improve(problem.within(capacity), problem.order, 0, moves=20_000)
         for sequence, _ in found:
             for p, node in enumerate(sequence[:-1]):
                 following = sequence[p + 1 :]

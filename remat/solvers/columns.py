@@ -110,12 +110,10 @@ def typed(
 ) -> tuple[Any, ...]:
     """Return the entries of a column if all are of type ``kind``, which is bool or str; otherwise raise `ProblemError`."""
     entries = sequence(label, values, None if names is None else len(names))
-    for i, entry in enumerate(entries):
-        if type(entry) is not kind:
-            expected = "text" if kind is str else "True or False"
-            raise ProblemError(
-                f"{place(label, i, names or ())} is {short(entry)}; expected {expected}"
-            )
+    if not set(map(type, entries)) <= {kind}:
+        i, bad = next((i, x) for i, x in enumerate(entries) if type(x) is not kind)
+        expected = "text" if kind is str else "True or False"
+        raise ProblemError(f"{place(label, i, names or ())} is {short(bad)}; expected {expected}")
     return entries
 
 

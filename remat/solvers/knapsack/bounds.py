@@ -61,7 +61,7 @@ def repair(
 
 def relax(weights: Sequence[int], values: Sequence[int], capacity: int) -> Relaxation:
     """Compute the linear relaxation's upper bound in integers, and a greedy choice within the capacity."""
-    order = tuple(i for i in efficiency_order(weights, values) if weights[i] <= capacity)
+    order = tuple([i for i in efficiency_order(weights, values) if weights[i] <= capacity])
     bound, room = 0, capacity
     for i in order:
         if weights[i] > room:
@@ -72,9 +72,10 @@ def relax(weights: Sequence[int], values: Sequence[int], capacity: int) -> Relax
     picked = fill(weights, order, capacity)
     # The greedy choice alone may be arbitrarily bad. The better of this choice and the most valuable
     # item has at least half the optimal value.
-    if max((values[i] for i in order), default=0) > sum(values[i] for i in picked):
+    value = values.__getitem__
+    if max(map(value, order), default=0) > sum(map(value, picked)):
         best = max(order, key=lambda i: (values[i], -weights[i], -i))
         rest = (i for i in order if i != best)
         picked = [best, *fill(weights, rest, capacity - weights[best])]
     saved = tuple(sorted(picked))
-    return Relaxation(order=order, bound=bound, saved=saved, value=sum(values[i] for i in saved))
+    return Relaxation(order=order, bound=bound, saved=saved, value=sum(map(value, saved)))

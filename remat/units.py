@@ -21,6 +21,8 @@ _UNITS: dict[str, int] = {
 #: Pattern of a number, then letters. 1,100 digits suffice for every float; Python refuses to parse ints of thousands of
 #: digits.
 _NUMBER = re.compile(r"\s*([0-9]{1,1100}(?:\.[0-9]{0,1100})?|\.[0-9]{1,1100})\s*([A-Za-z]*)\s*")
+#: Units of bytes, each with its number of bytes, largest first.
+_BYTES = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
 #: Names of time units, each with its number of picoseconds, largest first.
 _PS = (("s", 10**12), ("ms", 10**9), ("µs", 10**6), ("ns", 10**3), ("ps", 1))
 #: Prefixes of all other units, each with its factor, largest first.
@@ -233,17 +235,16 @@ class Budget:
         """
         if self.on_peak:
             return max(full_bytes, least)
-        if self.nbytes is None:
-            return max(least, bytes_of_share(self.share or 0.0, full_bytes))
-        if self.nbytes < least:
+        nbytes = self._saved_bytes(full_bytes)
+        if self.nbytes is not None and nbytes < least:
             raise BudgetError(
-                f"budget is {format_bytes(self.nbytes)} ({self.nbytes} bytes), but this graph must save "
+                f"budget is {format_bytes(nbytes)} ({nbytes} bytes), but this graph must save "
                 f"at least {least} bytes ({format_bytes(least)})"
                 + (f", because {why[0]}" if why[0] else "")
                 + "; raise the budget to that"
                 + (f", or {why[1]}" if why[1] else "")
             )
-        return self.nbytes
+        return max(least, nbytes)
 
     def below(self, *, full_bytes: int, least: int) -> bool:
         """Return whether the budget allows fewer saved bytes than ``least``.
@@ -252,12 +253,11 @@ class Budget:
             full_bytes: bytes that the runtime-optimal partition saves.
             least: the fewest bytes that any plan saves.
         """
-        if self.on_peak:
-            return False
-        nbytes = (
-            bytes_of_share(self.share or 0.0, full_bytes) if self.nbytes is None else self.nbytes
-        )
-        return nbytes < least
+        return not self.on_peak and self._saved_bytes(full_bytes) < least
+
+    def _saved_bytes(self, full_bytes: int) -> int:
+        """Return the bytes to which a budget on saved bytes amounts, of which a ratio refers to ``full_bytes``."""
+        return bytes_of_share(self.share or 0.0, full_bytes) if self.nbytes is None else self.nbytes
 
     @property
     def on_peak(self) -> bool:
@@ -324,26 +324,25 @@ def bytes_of_share(share: float, full_bytes: int) -> int:
     return most if most / full_bytes <= share else most - 1
 
 
+def _byte_unit(n: float) -> tuple[str, int]:
+    """Return the largest unit of at most ``n`` bytes, with its number of bytes."""
+    return next((unit, size) for unit, size in _BYTES if abs(n) >= size or size == 1)
+
+
 def format_bytes(n: float) -> str:
     """Format a number of bytes with up to four significant digits and a binary unit, such as ``1.5 GiB``."""
-    size = float(n)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024:
-            # Three digits would show 1000 and above as 1e+03.
-            return (
-                f"{size:.0f} {unit}" if unit == "B" or abs(size) >= 999.5 else f"{size:.3g} {unit}"
-            )
-        size /= 1024
-    return f"{size:.4g} TiB"
+    unit, scale = _byte_unit(n)
+    size = n / scale
+    # Three digits would show 1000 and above as 1e+03.
+    digits = ".4g" if unit == "TiB" else ".0f" if unit == "B" or abs(size) >= 999.5 else ".3g"
+    return f"{size:{digits}} {unit}"
 
 
 def _rounded_down(nbytes: int) -> str:
     """Format bytes as text that `parse_bytes` reads, such as ``1.49GiB``, rounded down to three digits."""
-    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= size:
-            digits = max(0, 3 - len(str(nbytes // size)))
-            return f"{nbytes * 10**digits // size / 10**digits:g}{unit}"
-    return f"{nbytes}B"
+    unit, size = _byte_unit(nbytes)
+    digits = max(0, 3 - len(str(nbytes // size)))
+    return f"{nbytes * 10**digits // size / 10**digits:g}{unit}"
 
 
 def format_apart(first: int, second: int) -> tuple[str, str]:
@@ -351,8 +350,7 @@ def format_apart(first: int, second: int) -> tuple[str, str]:
     texts = format_bytes(first), format_bytes(second)
     if first == second or texts[0] != texts[1]:
         return texts
-    unit = texts[0].split()[1]
-    size = 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(unit)
+    unit, size = _byte_unit(first)
     for digits in range(4, 20):
         numbers = f"{first / size:.{digits}g}", f"{second / size:.{digits}g}"
         if numbers[0] != numbers[1]:

@@ -10,8 +10,9 @@ import functools
 import importlib
 import importlib.metadata
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,7 +26,6 @@ from remat.solvers.isolation.process import isolated, obstacle
 
 if TYPE_CHECKING:
     from remat.graph.costs import CostModel
-    from remat.graph.ops import OpTaxonomy
     from remat.passes.core.base import Pass
     from remat.passes.core.state import Analysis
 
@@ -52,13 +52,12 @@ class Registry:
         self._manager.add_hookspecs(hooks)
         self._manager.register(builtin, name=_OURS)
         self._collected: dict[str, Mapping[str, Any]] = {}  # collected classes, by hook and name
-        self._load_problems: list[PluginError] = []
-        self._offer_problems: dict[str, list[PluginError]] = {}
+        #: Errors about plugins, by hook; under "", those about plugins that cannot be loaded.
+        self._problems: dict[str, list[PluginError]] = {"": []}
         self._refused: dict[str, str] = {}
         self._warned: set[str] = set()
-        self._unlearn: list[
-            Callable[[], None]
-        ] = []  # each function undoes one call of `_extend_taxonomy`
+        #: Sets of the operator taxonomy, each with the operators that plugins added to it.
+        self._learnt: list[tuple[set[Any], set[Any]]] = []
         self._discover()
 
     @property
@@ -87,16 +86,20 @@ class Registry:
         """
         if _OPERATORS in self._collected:
             return
-        problems: list[PluginError] = []
-        for plugin, offer in self._offers(_OPERATORS, problems):
+        from remat.graph.ops import default_taxonomy, packet
+
+        for plugin, offer in self._offers(_OPERATORS):
             fault = CHECKS[_OPERATORS](offer)
-            if fault is None:
-                self._unlearn.append(_extend_taxonomy(offer))
-            else:
-                problems.append(
-                    PluginError(f"plugin '{plugin}': its operators are refused: {fault}")
-                )
-        self._keep(_OPERATORS, {}, problems)
+            if fault is not None:
+                self._refuse(_OPERATORS, f"plugin '{plugin}': its operators are refused: {fault}")
+                continue
+            for kind in fields(offer):
+                operators = getattr(default_taxonomy(), kind.name)
+                # The packet ``aten.mm`` stands for its overloads, such as ``aten.mm.default``.
+                new = set(map(packet, getattr(offer, kind.name))) - operators
+                operators.update(new)
+                self._learnt.append((operators, new))
+        self._keep(_OPERATORS, {})
 
     @property
     def cost_models(self) -> Mapping[str, type[CostModel]]:
@@ -110,8 +113,7 @@ class Registry:
         Errors about objects of one kind, such as passes, are missing until that kind is first
         requested.
         """
-        offered = (problem for problems in self._offer_problems.values() for problem in problems)
-        return (*self._load_problems, *offered)
+        return tuple(chain.from_iterable(self._problems.values()))
 
     def plugin_modules(self) -> tuple[str, ...]:
         """Return the names of all modules with hook implementations, sorted, including remat's."""
@@ -143,22 +145,11 @@ class Registry:
         if isolation == "process":
             return isolated(ready)
         # A foreign solver that cannot be isolated, such as a class that was typed in, runs in this process.
-        if isolation == "foreign" and self.is_foreign(ready) and obstacle(ready) is None:
+        # A plugin's class that derives from one of ours has the plugin's module.
+        is_foreign = type(ready).__module__.partition(".")[0] != _OURS
+        if isolation == "foreign" and is_foreign and obstacle(ready) is None:
             return isolated(ready)
         return ready
-
-    def is_foreign(self, name: str | Solver) -> bool:
-        """Return whether a solver's class comes from outside remat.
-
-        Args:
-            name: a registered name, ``"module:Class"``, or a solver instance.
-
-        Raises:
-            SolverError: there is no such solver.
-        """
-        kind = type(name) if isinstance(name, Solver) else self.solver_class(name)
-        # A plugin's class that derives from one of ours has the plugin's module.
-        return kind.__module__.partition(".")[0] != _OURS
 
     def _ready(self, name: str) -> Solver:
         """Return a new instance of a solver; raise `SolverError` if the solver cannot run on this machine."""
@@ -291,15 +282,15 @@ class Registry:
             try:
                 self.register(entry.load(), entry.name)
             except PluginError as error:
-                self._load_problems.append(error)
+                self._problems[""].append(error)
             # A plugin's import may raise anything; a SystemExit would end this process.
             except (Exception, SystemExit) as error:
-                problem = PluginError(
+                self._refuse(
+                    "",
                     f"plugin '{entry.name}' ({entry.value}) is refused: it raised "
-                    f"{type(error).__name__} while loading: {error}"
+                    f"{type(error).__name__} while loading: {error}",
+                    error,
                 )
-                problem.__cause__ = error
-                self._load_problems.append(problem)
         self._warn()
 
     def _kind(self, hook: str) -> Mapping[str, Any]:
@@ -307,8 +298,7 @@ class Registry:
         if hook not in self._collected:
             ours: dict[str, Any] = {}
             others: dict[str, Any] = {}
-            problems: list[PluginError] = []
-            for plugin, offer in self._offers(hook, problems):
+            for plugin, offer in self._offers(hook):
                 fault = CHECKS[hook](offer)
                 # Of two classes with the same name, the second one is refused.
                 if fault is None and (offer.name in ours or offer.name in others):
@@ -319,17 +309,22 @@ class Registry:
                 name = getattr(offer, "name", None)
                 if isinstance(name, str):
                     self._refused.setdefault(name, fault)
-                problems.append(PluginError(f"plugin '{plugin}': a class is refused: {fault}"))
-            self._keep(hook, {**ours, **dict(sorted(others.items()))}, problems)
+                self._refuse(hook, f"plugin '{plugin}': a class is refused: {fault}")
+            self._keep(hook, {**ours, **dict(sorted(others.items()))})
         return self._collected[hook]
 
-    def _keep(self, hook: str, classes: Mapping[str, Any], problems: list[PluginError]) -> None:
-        """Store the classes that a hook returned and the errors of refused classes; warn about new errors."""
+    def _keep(self, hook: str, classes: Mapping[str, Any]) -> None:
+        """Store the classes that a hook returned; warn about new errors."""
         self._collected[hook] = MappingProxyType(classes)
-        self._offer_problems[hook] = problems
         self._warn()
 
-    def _offers(self, hook: str, problems: list[PluginError]) -> Iterator[tuple[str, Any]]:
+    def _refuse(self, hook: str, message: str, cause: BaseException | None = None) -> None:
+        """Store an error about a plugin or an object that a plugin returned."""
+        problem = PluginError(message)
+        problem.__cause__ = cause
+        self._problems.setdefault(hook, []).append(problem)
+
+    def _offers(self, hook: str) -> Iterator[tuple[str, Any]]:
         """Yield each object that a plugin returns from a hook, with the plugin's name; remat's own objects first."""
         # Call the implementations one by one, because pluggy's own call ends at the first exception.
         calls = getattr(self._manager.hook, hook).get_hookimpls()
@@ -343,22 +338,23 @@ class Registry:
             except (Exception, SystemExit) as error:  # a plugin's code may raise anything
                 if call.plugin_name == _OURS:  # a bug of remat, which must not go unnoticed
                     raise
-                problem = PluginError(
+                self._refuse(
+                    hook,
                     f"plugin '{call.plugin_name}' is refused: its {hook} raised "
-                    f"{type(error).__name__}: {error}"
+                    f"{type(error).__name__}: {error}",
+                    error,
                 )
-                problem.__cause__ = error
-                problems.append(problem)
                 continue
             yield from ((call.plugin_name, offer) for offer in offers)
 
     def _forget(self) -> None:
         """Clear the stored classes of all plugins, so that the next request calls the plugins' hooks again."""
         learnt = _OPERATORS in self._collected
-        while self._unlearn:
-            self._unlearn.pop()()
+        for operators, new in self._learnt:
+            operators.difference_update(new)
+        self._learnt.clear()
         self._collected.clear()
-        self._offer_problems.clear()
+        self._problems = {"": self._problems[""]}
         self._refused.clear()
         if learnt:
             self.learn_operators()
@@ -382,25 +378,6 @@ def unknown(noun: str, name: str, registered: Iterable[str]) -> str:
     names = list(registered)
     meant = did_you_mean(name.lower(), names)
     return f"unknown {noun} '{name}': known are {', '.join(names)}{meant}"
-
-
-def _extend_taxonomy(offer: OpTaxonomy) -> Callable[[], None]:
-    """Add a plugin's operators to the planner's taxonomy; return a function that removes these operators."""
-    from remat.graph.ops import default_taxonomy, packet
-
-    added: list[tuple[set[Any], set[Any]]] = []
-    for kind in fields(offer):
-        operators = getattr(default_taxonomy(), kind.name)
-        # The packet ``aten.mm`` stands for its overloads, such as ``aten.mm.default``.
-        new = set(map(packet, getattr(offer, kind.name))) - operators
-        operators.update(new)
-        added.append((operators, new))
-
-    def unlearn() -> None:
-        for operators, new in added:
-            operators.difference_update(new)
-
-    return unlearn
 
 
 def _load(path: str) -> type[Solver]:

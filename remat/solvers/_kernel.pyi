@@ -14,11 +14,6 @@ def solve(
     states: int,
 ) -> tuple[list[int], int, int, bool, bool]: ...
 
-# Compute the linear relaxation. Returns (order, bound, saved, value), as in `remat.solvers.knapsack.bounds.Relaxation`.
-def relax(
-    weights: Sequence[int], values: Sequence[int], capacity: int
-) -> tuple[list[int], int, list[int], int]: ...
-
 # A graph problem with the loss of each choice; see `remat.solvers.graph.hull`.
 class GraphCore:
     def __init__(
@@ -39,7 +34,7 @@ class GraphCore:
     ) -> tuple[bool, bool, int, int, list[int], int, bool]: ...
 
 # A schedule problem in the kernel's form; `remat.solvers.schedule.core.ScheduleCore.columns` gives the arguments.
-class StepGraph:
+class ScheduleGraph:
     def __init__(
         self,
         cost: Sequence[int],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import ClassVar
 
 from remat.errors import RefusalError, SolverError
@@ -18,15 +18,14 @@ from remat.solvers.knapsack.dp import DynamicProgram
 from remat.solvers.knapsack.greedy import Greedy
 from remat.solvers.knapsack.milp import Milp
 from remat.solvers.knapsack.native import Native
-from remat.solvers.knapsack.reduction import reduce
+from remat.solvers.knapsack.reduction import CoreSolver
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.run import run
 from remat.solvers.schedule.problem import ScheduleProblem
-from remat.solvers.solution import Answer, ScheduleAnswer, Solution, Status
-from remat.solvers.verify import verify
+from remat.solvers.solution import Answer, ScheduleAnswer, Solution
 
 
-class Auto(Solver):
+class Auto(CoreSolver):
     """Portfolio of the other solvers, which returns their best answer with their tightest bound.
 
     The compiled kernel runs first, because it proves nearly every optimum in milliseconds. A solver that
@@ -38,30 +37,26 @@ class Auto(Solver):
 
     name: ClassVar[str] = "auto"
 
-    def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
+    def solve_core(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
         """Run solvers on a knapsack, one after another, until the best value equals the tightest upper bound."""
         deadline = None if time_limit is None else time.monotonic() + time_limit
-        # If the kernel does not prove an optimum, the other solvers need the rest of the time.
-        answer = _kernel_answer(problem, None if time_limit is None else 0.6 * time_limit)
-        if answer is not None and answer.status is Status.OPTIMAL:
-            return answer  # not verified here: `run` verifies the answer of `Auto` itself
-        first = None
-        if answer is not None:
-            with contextlib.suppress(SolverError):
-                first = verify(problem, Native(), answer)
-        reduction = reduce(problem)
-        if not reduction.remaining:
-            return reduction.invert_answer(Answer((), 0))
-        members = _members(reduction.core, again=first is None)
-        others = reduction.invert_answer(_best(reduction.core, members, deadline))
-        if first is None:
-            return others
-        bound = first.bound if others.bound is None else min(first.bound, others.bound)
-        ranks = (first.value, problem.value_of(others.saved))
+        solutions: list[Solution] = []
+        late = False
+        for member, share in _members(core):
+            if solutions and _best(solutions).value == min(s.bound for s in solutions):
+                break
+            left = None if deadline is None else deadline - time.monotonic()
+            late = bool(solutions) and left is not None and left <= 0
+            if late:
+                break
+            if unavailable(type(member)) is None:
+                limit = None if left is None else max(1e-3, share * left)
+                with contextlib.suppress(SolverError):
+                    solutions.append(run(member, core, time_limit=limit))
         return Answer(
-            first.saved if ranks[0] >= ranks[1] else others.saved,
-            bound,
-            by_clock=others.by_clock or not first.deterministic,
+            _best(solutions).saved,
+            min(s.bound for s in solutions),
+            by_clock=late or not all(s.deterministic for s in solutions),
         )
 
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
@@ -101,44 +96,11 @@ class Auto(Solver):
         return ScheduleAnswer(Greedy().solve_schedule(problem))
 
 
-def _kernel_answer(problem: KnapsackProblem, limit: float | None) -> Answer | None:
-    """Return the kernel's unverified answer to a knapsack; None if the kernel cannot run, refuses or fails."""
-    native = Native()
-    if native.cannot_run() is not None or native.refuses(problem) is not None:
-        return None
-    try:
-        return native.solve(problem, time_limit=limit)
-    except Exception:  # other solvers can still answer
-        return None
-
-
-def _best(
-    core: KnapsackProblem, members: Iterable[tuple[Solver, float]], deadline: float | None
-) -> Answer:
-    """Run solvers until one proves the optimum or the deadline passes; return the best choice and the lowest bound."""
-    best = run(Greedy(), core)  # answers every knapsack, so there is always a result
-    bound, by_clock = best.bound, False
-    for member, share in members:
-        if best.value == bound:
-            break
-        limit = None
-        if deadline is not None:
-            limit = (deadline - time.monotonic()) * share
-            if limit <= 0:
-                by_clock = True
-                break
-        solution = _try(member, core, limit)
-        if solution is not None:
-            best = max(best, solution, key=lambda s: (s.value, -s.weight))
-            bound = min(bound, solution.bound)
-            by_clock |= not solution.deterministic
-    return Answer(best.saved, bound, by_clock=by_clock)
-
-
-def _members(core: KnapsackProblem, *, again: bool) -> Iterator[tuple[Solver, float]]:
+def _members(core: KnapsackProblem) -> Iterator[tuple[Solver, float]]:
     """Yield the solvers that `Auto` runs on a knapsack, in order, each with its fraction of the remaining time."""
-    if again:
-        yield Native(), 0.6
+    # If the kernel does not prove an optimum, the other solvers need the rest of the time.
+    yield Native(), 0.6
+    yield Greedy(), 1.0  # answers every knapsack, so there is always a result
     # With one step per unit of capacity, the dynamic program is exact.
     if len(core) * core.capacity <= EFFORT.table_cells:
         yield DynamicProgram(steps=core.capacity), 1.0
@@ -148,13 +110,9 @@ def _members(core: KnapsackProblem, *, again: bool) -> Iterator[tuple[Solver, fl
     yield DynamicProgram(), 1.0
 
 
-def _try(member: Solver, core: KnapsackProblem, limit: float | None) -> Solution | None:
-    if unavailable(type(member)) is not None:
-        return None
-    try:
-        return run(member, core, time_limit=limit)
-    except SolverError:
-        return None
+def _best(solutions: list[Solution]) -> Solution:
+    """Return the solution of the greatest value; of equal values, the lightest."""
+    return max(solutions, key=lambda s: (s.value, -s.weight))
 
 
 def is_auto(solver: Solver) -> bool:

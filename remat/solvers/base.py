@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from remat.solvers.graph.problem import GraphProblem
 from remat.solvers.problem import KnapsackProblem, Problem
 from remat.solvers.schedule.problem import ScheduleProblem
-from remat.solvers.solution import Answer, ScheduleAnswer
+from remat.solvers.solution import Answer
 
 AnyProblem = KnapsackProblem | GraphProblem | ScheduleProblem
 #: Classes of the kinds of problems, in the order in which tables list the kinds.
@@ -105,7 +105,7 @@ class Solver:
 
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
-    ) -> ScheduleAnswer | Iterable[int]:
+    ) -> Answer | Iterable[int]:
         """Choose the order in which nodes run and which nodes run again.
 
         The peak memory of the schedule must stay within the problem's capacity. A solver need not

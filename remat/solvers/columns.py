@@ -38,17 +38,25 @@ def short(value: object) -> str:
 
 
 def sequence(
-    label: str, values: Any, length: int | None = None, *, each: str = "name"
+    label: str,
+    values: Any,
+    length: int | None = None,
+    *,
+    each: str = "name",
+    default: int | None = None,
 ) -> tuple[Any, ...]:
     """Return an ordered iterable as a tuple; raise `ProblemError` unless it has ``length`` entries.
 
-    In an error message such as "expected 3, one for each name", ``each`` is the last word.
+    In an error message such as "expected 3, one for each name", ``each`` is the last word. An empty iterable becomes
+    ``length`` times ``default``, unless ``default`` is None.
     """
     if not isinstance(values, Iterable) or isinstance(values, (str, bytes, set, frozenset, dict)):
         raise ProblemError(
             f"{label} is {short(values)}; expected an ordered sequence: give a tuple or a list"
         )
     entries = tuple(values)
+    if length is not None and default is not None and not entries:
+        return (default,) * length
     if length is not None and len(entries) != length:
         raise ProblemError(
             f"{label} has {len(entries)} entries; expected {length}, one for each {each}"
@@ -97,12 +105,15 @@ def amounts(label: str, values: Any, names: Sequence[str] | None = None) -> tupl
     return numbers
 
 
-def flags(label: str, values: Any, names: Sequence[str]) -> tuple[bool, ...]:
-    """Return the entries of a column if they are bools, one for each name; otherwise raise `ProblemError`."""
-    entries = sequence(label, values, len(names))
-    if not set(map(type, entries)) <= {bool}:
-        i, bad = next((i, x) for i, x in enumerate(entries) if type(x) is not bool)
-        raise ProblemError(f"{place(label, i, names)} is {short(bad)}; expected True or False")
+def typed(
+    label: str, values: Any, kind: type, names: Sequence[str] | None = None
+) -> tuple[Any, ...]:
+    """Return the entries of a column if all are of type ``kind``, which is bool or str; otherwise raise `ProblemError`."""
+    entries = sequence(label, values, None if names is None else len(names))
+    if not set(map(type, entries)) <= {kind}:
+        i, bad = next((i, x) for i, x in enumerate(entries) if type(x) is not kind)
+        expected = "text" if kind is str else "True or False"
+        raise ProblemError(f"{place(label, i, names or ())} is {short(bad)}; expected {expected}")
     return entries
 
 
@@ -125,15 +136,6 @@ def earlier_nodes(label: str, rows: Any, names: Sequence[str]) -> tuple[tuple[in
                 "there is no cycle: list each node after its inputs"
             )
     return checked
-
-
-def texts(label: str, values: Any) -> tuple[str, ...]:
-    """Return the entries of a column if all are of type ``str``, or raise `ProblemError`."""
-    entries = sequence(label, values)
-    for i, name in enumerate(entries):
-        if type(name) is not str:
-            raise ProblemError(f"{label}[{i}] is {short(name)}; expected text")
-    return entries
 
 
 def place(label: str, index: int, names: Sequence[str] = ()) -> str:

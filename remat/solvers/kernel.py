@@ -6,6 +6,8 @@ import importlib
 from functools import cache
 from types import ModuleType
 
+from remat.errors import SolverError
+
 
 @cache
 def kernel() -> ModuleType | None:
@@ -14,6 +16,14 @@ def kernel() -> ModuleType | None:
         return importlib.import_module("remat.solvers._kernel")
     except ImportError:
         return None
+
+
+def required() -> ModuleType:
+    """Return the compiled C++ module; raise `SolverError` if it is missing."""
+    module = kernel()
+    if module is None:
+        raise SolverError("native", f"solver 'native': {missing()}")
+    return module
 
 
 def missing() -> str | None:

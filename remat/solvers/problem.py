@@ -7,6 +7,7 @@ search. `remat.solvers.run.run` solves problems of every kind.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
@@ -16,7 +17,7 @@ from remat.errors import ProblemError
 from remat.solvers import columns
 from remat.solvers.columns import as_integer
 from remat.solvers.knapsack.bounds import Relaxation, relax, repair
-from remat.solvers.solution import Answer, Checked, ScheduleAnswer, Solution
+from remat.solvers.solution import Checked, Solution
 
 #: Class of the verified answers to a kind of problem, such as `Solution` for knapsacks.
 S = TypeVar("S", bound=Checked)
@@ -38,31 +39,24 @@ class Problem(Generic[S]):
     Attributes:
         kind: name of the kind in files and tables.
         method: name of the `Solver` method that solves the kind.
-        answer: class that the method may return: a choice with claims, such as a bound. The method
-            may instead return the choice alone, as an iterable of ints.
-        expected: text for error messages about what the method must return.
+        noun: name of a choice in error messages.
+        entry: name of an entry of a choice in error messages.
         solution: class of a verified answer.
         objective: attribute of ``solution`` that is optimised.
         bytes_taken: attribute of ``solution`` that the capacity limits.
-        bound_text: text that precedes a bound in error messages.
-        own_text: text that precedes the objective of the solver's answer in error messages.
         maximises: whether a larger objective is better.
-        by_capabilities: whether `Solver.refuses` and `Solver.exact` apply to this kind of problem.
     """
 
     __slots__ = ()
 
     kind: ClassVar[str]
     method: ClassVar[str]
-    answer: ClassVar[type[Answer] | type[ScheduleAnswer]] = Answer
-    expected: ClassVar[str]
+    noun: ClassVar[str]
+    entry: ClassVar[str] = "node"
     solution: ClassVar[type[Checked]]
     objective: ClassVar[str] = "cost"
     bytes_taken: ClassVar[str]
-    bound_text: ClassVar[str]
-    own_text: ClassVar[str]
     maximises: ClassVar[bool] = False
-    by_capabilities: ClassVar[bool] = False
 
     capacity: int | None
 
@@ -75,30 +69,43 @@ class Problem(Generic[S]):
         return len(self)
 
     def read(self, entries: list[Any]) -> tuple[int, ...]:
-        """Check the entries of a solver's answer, and return them as ints.
+        """Check that the entries of a solver's answer are different indices, and return them sorted.
 
         Raises:
             ProblemError: an entry is invalid. The message, such as "returned index 3 twice", lacks
                 the subject: the caller puts the solver's name before it.
         """
-        raise NotImplementedError
+        # Checking each entry on its own takes three times as long.
+        for entry in entries if set(map(type, entries)) - {int} else ():
+            if as_integer(entry) is None:
+                hint = " (a mask? return the indices)" if isinstance(entry, bool) else ""
+                raise ProblemError(f"returned {entry!r} where {self.entry} indices are due{hint}")
+        indices = sorted(map(operator.index, entries))
+        for index in (*indices[:1], *indices[-1:]):
+            if not 0 <= index < len(self):
+                raise ProblemError(
+                    f"returned index {index}, but the {self.entry}s are 0 to {len(self) - 1}"
+                )
+        if len(set(indices)) < len(indices):
+            twice = next(index for index, following in pairwise(indices) if index == following)
+            raise ProblemError(f"returned index {twice} twice")
+        return tuple(indices)
 
     def measure(self, choice: tuple[int, ...]) -> dict[str, Any]:
         """Return the attributes of ``solution`` for a choice, such as value and weight, as a dict from names.
 
         Raises:
-            ProblemError: the choice cannot be carried out. The caller puts the solver's name before
-                the message, as for `read`.
+            ProblemError: the choice cannot be carried out.
         """
         raise NotImplementedError
 
     def excess(self, figures: Mapping[str, Any]) -> str:
         """Return the part of an error message that describes an answer above the capacity, with its bytes."""
-        raise NotImplementedError
+        return f"an overweight {self.noun}: {figures[self.bytes_taken]} bytes"
 
     def limits(self) -> Limits:
         """Return a bound that no answer can beat, and the value or cost of an answer known to exist, if any."""
-        raise NotImplementedError
+        return Limits(0)
 
     def refuse_infeasible(self) -> None:
         """Raise `BudgetError` if every answer provably exceeds the capacity."""
@@ -132,37 +139,6 @@ class Problem(Generic[S]):
             object.__setattr__(self, name, checked)
 
 
-def read_indices(entries: list[Any], count: int, noun: str) -> tuple[int, ...]:
-    """Check that entries are different indices from 0 to ``count - 1``, and return them sorted.
-
-    ``noun`` is ``"item"`` or ``"node"``, for error messages.
-
-    Raises:
-        ProblemError: an entry is not such an index, or an index occurs twice.
-    """
-    if entries and set(map(type, entries)) == {
-        int
-    }:  # fast path: the loop below takes three times as long
-        entries.sort()
-        if entries[0] >= 0 and entries[-1] < count and len(set(entries)) == len(entries):
-            return tuple(entries)
-    indices = []
-    for entry in entries:
-        index = as_integer(entry)
-        if index is None:
-            article = "an" if noun == "item" else "a"
-            hint = " (a mask? return the indices)" if isinstance(entry, bool) else ""
-            raise ProblemError(f"returned {entry!r} where {article} {noun} index is due{hint}")
-        if not 0 <= index < count:
-            raise ProblemError(f"returned index {index}, but the {noun}s are 0 to {count - 1}")
-        indices.append(index)
-    indices.sort()
-    for index, following in pairwise(indices):
-        if index == following:
-            raise ProblemError(f"returned index {index} twice")
-    return tuple(indices)
-
-
 @dataclass(frozen=True, slots=True)
 class KnapsackProblem(Problem[Solution]):
     """Pick items of the greatest total value whose total weight stays within the capacity.
@@ -183,16 +159,12 @@ class KnapsackProblem(Problem[Solution]):
 
     kind: ClassVar[str] = "knapsack"
     method: ClassVar[str] = "solve"
-    expected: ClassVar[str] = (
-        "indices are due: return an iterable of item indices, or Answer(saved, bound)"
-    )
+    noun: ClassVar[str] = "choice"
+    entry: ClassVar[str] = "item"
     solution: ClassVar[type[Solution]] = Solution
     objective: ClassVar[str] = "value"
     bytes_taken: ClassVar[str] = "weight"
-    bound_text: ClassVar[str] = "no choice is worth more than"
-    own_text: ClassVar[str] = "its own items are worth"
     maximises: ClassVar[bool] = True
-    by_capabilities: ClassVar[bool] = True
 
     weights: tuple[int, ...]
     values: tuple[int, ...]
@@ -230,15 +202,9 @@ class KnapsackProblem(Problem[Solution]):
         # Do not use `super()`: without arguments it fails in a dataclass with slots.
         return Problem.within(self, self.total_weight if capacity is None else capacity)
 
-    def read(self, entries: list[Any]) -> tuple[int, ...]:
-        return read_indices(entries, len(self), "item")
-
     def measure(self, choice: tuple[int, ...]) -> dict[str, Any]:
         value, weight = self.value_of(choice), self.weight_of(choice)
         return {"saved": choice, "value": value, "weight": weight}
-
-    def excess(self, figures: Mapping[str, Any]) -> str:
-        return f"an overweight choice: {figures['weight']}"
 
     def relaxed(self) -> Relaxation:
         """Return an upper bound on the value, from the linear relaxation, and a greedy choice within the capacity."""

@@ -14,7 +14,7 @@ from remat.errors import BudgetError, ProblemError, RefusalError, SolverError
 from remat.solvers.base import Solver, unavailable
 from remat.solvers.graph.completion import by_knapsack
 from remat.solvers.graph.problem import GraphProblem
-from remat.solvers.problem import Problem, S
+from remat.solvers.problem import KnapsackProblem, Problem, S
 from remat.solvers.verify import judge, read, refuse
 
 #: Time limits of this many seconds or more are refused like infinite ones: a clock in floats cannot
@@ -62,9 +62,9 @@ def run(
         refuse(solver, f"does not solve {problem.kind} problems, only {others} problems")
     problem.refuse_infeasible()
     try:
-        if problem.by_capabilities:
+        if isinstance(problem, KnapsackProblem):
             with solver_errors(solver):
-                reason = solver.refuses(problem)  # type: ignore[arg-type]
+                reason = solver.refuses(problem)
             if reason is not None:
                 raise RefusalError(
                     solver.name, f"solver '{solver.name}' refuses the problem: {reason}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 
 class Status(enum.Enum):
@@ -40,14 +39,8 @@ class Answer:
     status: Status | None = field(default=None, kw_only=True)
     by_clock: bool = field(default=False, kw_only=True)
 
-    @property
-    def choice(self) -> Iterable[int]:
-        """The indices in ``saved``, under an attribute name that `ScheduleAnswer` has too."""
-        return self.saved
 
-
-@dataclass(frozen=True, slots=True)
-class ScheduleAnswer:
+class ScheduleAnswer(Answer):
     """A solver's answer to a schedule problem with claims, such as a bound, in addition to the schedule.
 
     Attributes:
@@ -58,17 +51,17 @@ class ScheduleAnswer:
             answer. A limit on counted work does not set ``by_clock``.
     """
 
-    value: ClassVar[None] = None
-    status: ClassVar[None] = None
+    __slots__ = ()
 
-    sequence: Iterable[int]
-    bound: int | None = None
-    by_clock: bool = field(default=False, kw_only=True)
+    def __init__(
+        self, sequence: Iterable[int], bound: int | None = None, *, by_clock: bool = False
+    ) -> None:
+        super().__init__(sequence, bound, by_clock=by_clock)
 
     @property
-    def choice(self) -> Iterable[int]:
-        """The nodes in ``sequence``, under an attribute name that `Answer` has too."""
-        return self.sequence
+    def sequence(self) -> Iterable[int]:
+        """The nodes in the order in which they run."""
+        return self.saved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,13 +38,17 @@ def read(problem: Problem[Any], solver: Solver, answer: object) -> Answer:
     a `SolverError`.
     """
     # A bare iterable becomes an answer without claims.
-    claim = answer if isinstance(answer, problem.answer) else problem.answer(answer)  # type: ignore[arg-type]
+    claim = answer if isinstance(answer, Answer) else Answer(answer)  # type: ignore[arg-type]
     if claim.status is not None and not isinstance(claim.status, Status):
         refuse(solver, f"returned {claim.status!r} as status: use Status.OPTIMAL or .FEASIBLE")
-    if not isinstance(claim.choice, Iterable):
-        refuse(solver, f"returned {type(claim.choice).__name__} where {problem.expected}")
+    if not isinstance(claim.saved, Iterable):
+        refuse(
+            solver,
+            f"returned {type(claim.saved).__name__} where {problem.entry} indices are due: return an iterable of them, "
+            "or Answer(saved, bound), or for a schedule problem ScheduleAnswer(sequence, bound)",
+        )
     # Read at most one entry too many: that shows the mistake, and generators may be endless.
-    entries = list(islice(claim.choice, problem.most_entries + 1))
+    entries = list(islice(claim.saved, problem.most_entries + 1))
     try:
         choice = problem.read(entries)
     except ProblemError as error:
@@ -63,7 +67,7 @@ def judge(problem: Problem[S], solver: Solver, claim: Answer, *, elapsed_s: floa
     try:
         figures = problem.measure(tuple(claim.saved))
     except ProblemError as error:
-        refuse(solver, str(error))
+        refuse(solver, f"returned a {problem.noun} that cannot run: {error}")
     reached, nbytes = figures[problem.objective], figures[problem.bytes_taken]
     if problem.capacity is not None and nbytes > problem.capacity:
         refuse(
@@ -74,23 +78,21 @@ def judge(problem: Problem[S], solver: Solver, claim: Answer, *, elapsed_s: floa
     if claim.value is not None and claim.value != reached:
         refuse(
             solver,
-            f"claims a {problem.objective} of {claim.value}, but {problem.own_text} {reached}",
+            f"claims a {problem.objective} of {claim.value}, but its own {problem.noun} has {reached}",
         )
     bound = _claimed_bound(problem, solver, claim, reached)
     proven, reachable = problem.limits()
     tighter: Callable[[int, int], int] = min if problem.maximises else max
     if bound is not None:
-        if tighter(bound, reached) != reached:
-            refuse(
-                solver,
-                f"claims that {problem.bound_text} {bound}, but {problem.own_text} {reached}",
-            )
         # A false bound may contradict a greedy choice that is better than the solver's own answer.
-        if reachable is not None and tighter(bound, reachable) != reachable:
-            refuse(
-                solver,
-                f"claims that {problem.bound_text} {bound}, but a greedy choice reaches {reachable}",
-            )
+        for number, whose in ((reached, "its own"), (reachable, "a greedy")):
+            if number is not None and tighter(bound, number) != number:
+                beyond = "above" if problem.maximises else "below"
+                refuse(
+                    solver,
+                    f"claims that no {problem.noun} has a {problem.objective} {beyond} {bound}, but {whose} "
+                    f"{problem.noun} has {number}",
+                )
         if tighter(bound, proven) != proven:
             sure = bound if built_in(solver) else _PROOFS[problem.kind](problem, reached)
             proven = tighter(proven, sure)
@@ -110,14 +112,15 @@ def _claimed_bound(
     problem: Problem[Any], solver: Solver, claim: Answer, reached: int
 ) -> int | None:
     """Return the bound that an answer claims: its own objective if it claims to be optimal; None if it claims none."""
-    exact = problem.by_capabilities and solver.exact
+    knapsack = isinstance(problem, KnapsackProblem)
+    exact = knapsack and solver.exact
     if claim.status is None:
         return reached if exact and claim.bound is None else claim.bound
     if claim.status is Status.FEASIBLE:
         return claim.bound
     if claim.bound is not None and claim.bound != reached:
         refuse(solver, f"claims OPTIMAL at {reached} and, with it, a bound of {claim.bound}")
-    if claim.bound is None and problem.by_capabilities and not exact:
+    if claim.bound is None and knapsack and not exact:
         refuse(
             solver,
             "claims OPTIMAL without a bound and without declaring exact = True: "

@@ -104,7 +104,7 @@ def least_cost_schedule(problem: ScheduleProblem) -> int | None:
             for count in range(len(loose) + 1):
                 for gone in itertools.combinations(loose, count):
                     alive = largest.difference(gone)
-                    taken = problem.resident + problem.extra_bytes(v) + sum(size[i] for i in alive)
+                    taken = problem.resident + problem.extra[v] + sum(size[i] for i in alive)
                     if taken > capacity:
                         continue
                     after = (frozenset(alive), ran | {v}, crossed or v in backward)

@@ -73,7 +73,7 @@ def assert_honest(
     assert bound >= best, (
         f"{label}: {solver.name} claims that nothing beats {abs(bound)}, but {optimum} exists"
     )
-    if solver.exact and problem.by_capabilities:
+    if solver.exact and isinstance(problem, KnapsackProblem):
         assert bound == value, (
             f"{label}: {solver.name} declares exact = True, yet proved no more than "
             f"{value} to {solution.bound}"

@@ -11,7 +11,6 @@ import contextlib
 import math
 import os
 import random
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -60,15 +59,6 @@ def check_solved(call: dict[str, Any], answer: Any) -> None:
     assert_worth(problem, saved, value)
     assert value <= brute_force(problem) <= bound
     assert not optimal or value == bound
-
-
-def check_relaxed(call: dict[str, Any], answer: Any) -> None:
-    problem = knapsack(call)
-    order, bound, saved, value = answer
-    assert_worth(problem, saved, value)
-    assert sorted(order) == [i for i, w in enumerate(problem.weights) if w <= problem.capacity]
-    assert value <= brute_force(problem) <= bound
-    assert 2 * value >= brute_force(problem)
 
 
 def check_frontier(call: dict[str, Any], frontier: Any) -> None:
@@ -154,16 +144,10 @@ class Failed(Exception):
 
 
 class Index:
-    """An entry that changes its list while it is read, or fails."""
-
-    def __init__(self, of: list[Any] | None = None) -> None:
-        self.of = of
+    """An entry that fails when it is read."""
 
     def __index__(self) -> int:
-        if self.of is None:
-            raise Failed
-        self.of.clear()
-        return 1
+        raise Failed
 
 
 WRONG = st.one_of(
@@ -272,7 +256,6 @@ ENTRIES = {
         knapsacks(seconds=SECONDS, work=WORK, states=MOST),
         check_solved,
     ),
-    "relax": (compiled and compiled.relax, knapsacks(), check_relaxed),
     "Frontier": (compiled and compiled.Frontier, knapsacks(most=MOST), check_frontier),
     "Frontier.items": (
         compiled and split(compiled.Frontier, "items", ("weights", "values", "capacity", "most")),
@@ -284,8 +267,8 @@ ENTRIES = {
         graphs(capacity=LARGE, limit=LARGE, work=WORK, most=MOST, seconds=SECONDS),
         check_run,
     ),
-    "StepGraph.anneal": (
-        compiled and split(compiled.StepGraph, "anneal", STEP),
+    "ScheduleGraph.anneal": (
+        compiled and split(compiled.ScheduleGraph, "anneal", STEP),
         steps(),
         check_annealed,
     ),
@@ -295,7 +278,7 @@ ENTRIES = {
 def spoil(draw: Any, call: dict[str, Any]) -> dict[str, Any]:
     """One argument, or one entry of a column, becomes another one, goes away, or stands there twice."""
     name = draw(st.sampled_from([*call, "nobody's"]))
-    how = draw(st.sampled_from(["entry", "entry", "drop", "more", "turn", "whole", "itself"]))
+    how = draw(st.sampled_from(["entry", "entry", "drop", "more", "turn", "whole"]))
     value = call.get(name)
     if how == "whole" or not isinstance(value, list):
         if draw(st.booleans()) or name not in call:
@@ -307,8 +290,6 @@ def spoil(draw: Any, call: dict[str, Any]) -> dict[str, Any]:
         value.insert(at, draw(st.one_of(NUMBERS, st.integers(0, 7), WRONG)))
     elif how == "drop":
         del value[at]
-    elif how == "itself":  # emptied by one of its entries, while it is read
-        value[at] = Index(value)
     elif how == "turn" and isinstance(value[at], tuple) and len(value[at]) == 7:
         k = draw(st.integers(0, len(value[at]) - 1))
         # As many moves as there may be would run for as long as that takes.
@@ -332,9 +313,9 @@ def spoiled(draw: Any) -> tuple[str, dict[str, Any]]:
 
 def meant(value: Any) -> Any:
     """What an argument says, as far as it is sound; to be asked before the call."""
-    if isinstance(value, (list, tuple, range, bytes)):
+    if isinstance(value, (list, tuple, range, set)):
         return [meant(v) for v in value]
-    return int(value) if isinstance(value, bool) else 1 if isinstance(value, Index) else value
+    return int(value) if isinstance(value, bool) else value
 
 
 @settings(max_examples=CALLS)
@@ -385,9 +366,9 @@ def test_sums_up_to_the_limit_are_computed_with_exactly(kind: str) -> None:
         for share in (1, 5, 9):
             capacity = sum(weights) * share // 10
             saved, value, bound, _, _ = compiled.solve(weights, values, capacity, 0, 10**6, 10**5)
-            relaxed = compiled.relax(weights, values, capacity)
-            assert_worth(KnapsackProblem(weights, values, capacity), saved, value)
-            assert relaxed[3] <= value <= bound <= relaxed[1]
+            problem = KnapsackProblem(weights, values, capacity)
+            assert_worth(problem, saved, value)
+            assert problem.relaxed().value <= value <= bound <= problem.relaxed().bound
 
 
 @pytest.mark.parametrize(
@@ -397,18 +378,12 @@ def test_sums_up_to_the_limit_are_computed_with_exactly(kind: str) -> None:
         (((1,), (-1,), 9), r"values\[0\] is -1; expected an integer from 0 to 2\*\*63 - 1"),
         (((2**62, 2**62), (1, 1), 9), r"weights sum to more than 2\*\*63 - 1; .* coarser unit"),
         (((1, 1), (2**62, 2**62), 9), r"values sum to more than 2\*\*63 - 1; .* coarser unit"),
-        (((1,), (2**63,), 9), r"values\[0\] does not fit 64 bits; expected an integer from 0 to"),
-        (((1,), ("1",), 9), r"values\[0\] is of type str; expected an integer"),
-        (({1}, (1,), 9), "weights is of type set; expected a sequence"),
         (((1,), (1,), -1), "capacity is -1; expected an integer from 0 to"),
-        (((1,), (1,), 2**64), "capacity does not fit 64 bits; expected an integer from 0 to"),
     ],
 )
 def test_all_that_take_a_knapsack_say_what_is_wrong(arguments: Any, says: str) -> None:
     says = f"^{says}"
     wrong = (ValueError, OverflowError, TypeError)
-    with pytest.raises(wrong, match=says):
-        compiled.relax(*arguments)
     with pytest.raises(wrong, match=says):
         compiled.Frontier(*arguments, 16)
     with pytest.raises(wrong, match=says.replace("than 2\\*\\*63 - 1", "than 2\\*\\*60")):
@@ -431,15 +406,15 @@ ROW = (1, 100, 1.0, 1e-3, 0.1, 0.01, 0.01)
 def test_a_run_of_the_last_node_more_than_once_stays_where_it_is() -> None:
     call = {"once": [0, 0, 0], "start": (0, 1, 1, 2, 0, 1, 2, 2), "capacity": 8, "seconds": 0}
     call = {**CHAIN, **call, "turns": [(seed, 5_000, *ROW[2:]) for seed in range(20)]}
-    check_annealed(call, ENTRIES["StepGraph.anneal"][0](**call))
+    check_annealed(call, ENTRIES["ScheduleGraph.anneal"][0](**call))
 
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"starts": [0, 1, 0, 2]}, r"starts\[2\] is 0; expected 1 or more, as the one before"),
-        ({"starts": [1, 1, 1, 2]}, r"starts\[0\] is 1; expected 0"),
-        ({"starts": [0, 0, 1, 1]}, r"starts\[3\] is 1; expected 2, the number of inputs of all"),
+        ({"starts": [0, 1, 0, 2]}, r"starts\[2\] is 0; expected an integer from 1 to 2"),
+        ({"starts": [1, 1, 1, 2]}, r"starts\[0\] is 1; expected an integer from 0 to 0"),
+        ({"starts": [0, 0, 1, 1]}, r"starts\[3\] is 1; expected an integer from 2 to 2"),
         ({"starts": [0, 0, 2]}, "starts has 3 entries; expected 4, one for each node and the end"),
         ({"starts": [0, 0, 2, 2], "reads": [0, 0]}, r"reads\[1\] is 0, which node 1 reads already"),
         ({"reads": [0, 2]}, r"reads\[1\] is 2; expected an integer from 0 to 1"),
@@ -466,16 +441,16 @@ def test_a_step_or_start_that_does_not_fit_together_is_refused(
 ) -> None:
     call = {"start": (0, 1, 2), "capacity": 8, "turns": [ROW], "seconds": 0.0}
     with pytest.raises((ValueError, OverflowError), match=f"^{says}"):
-        ENTRIES["StepGraph.anneal"][0](**{**CHAIN, **call, **wrong})
+        ENTRIES["ScheduleGraph.anneal"][0](**{**CHAIN, **call, **wrong})
 
 
-@pytest.mark.parametrize("name", ["GraphCore", "StepGraph", "Frontier"])
+@pytest.mark.parametrize("name", ["GraphCore", "ScheduleGraph", "Frontier"])
 def test_objects_that_were_never_initialised_are_refused(name: str) -> None:
     kind = getattr(compiled, name)
     empty = kind.__new__(kind)
     calls: dict[str, Callable[[], Any]] = {
         "GraphCore": lambda: empty.run(1, 1, 1, 1, 0.0),
-        "StepGraph": lambda: empty.anneal((0,), 1, [], 0.0),
+        "ScheduleGraph": lambda: empty.anneal((0,), 1, [], 0.0),
         "Frontier": lambda: empty.points(),
     }
     with pytest.raises(TypeError, match="made by __new__ alone; expected a call of its class"):
@@ -491,7 +466,7 @@ from pathlib import Path
 from remat.solvers.kernel import kernel
 
 n = {nodes}
-graph = kernel().StepGraph({columns})
+graph = kernel().ScheduleGraph({columns})
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + {room} * 2**20, -1))
 try:
@@ -530,7 +505,7 @@ def test_a_search_short_of_threads_or_memory_is_answered_or_refused(
     assert (done.returncode, done.stderr) == (0, "")
     said = "MemoryError"
     if fits:
-        graph = compiled.StepGraph(*eval(columns, {"n": nodes}))
+        graph = compiled.ScheduleGraph(*eval(columns, {"n": nodes}))
         said = str(graph.anneal(range(nodes), 1, turns, 0.0))
     assert done.stdout == f"{said}\n"
 
@@ -540,9 +515,14 @@ def test_a_search_short_of_threads_or_memory_is_answered_or_refused(
 
 def signature(function: Any) -> list[str]:
     """Names of the parameters, by the first line of what pybind11 writes about a function."""
-    line = function.__doc__.splitlines()[0]
-    inner = line[line.index("(") + 1 : line.rindex(") ->")]
-    return re.findall(r"(?:^|, )(\w+)", re.sub(r": [^,]+", "", inner))
+    (declared,) = ast.parse(f"def {function.__doc__.splitlines()[0]}: ...").body
+    assert isinstance(declared, ast.FunctionDef)
+    return parameters(declared)
+
+
+def parameters(function: ast.FunctionDef) -> list[str]:
+    """Names of the parameters of a function in source text."""
+    return [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
 
 
 def built(kind: Any) -> dict[str, Any]:
@@ -565,8 +545,7 @@ def written(body: Sequence[ast.stmt]) -> dict[str, Any]:
         if isinstance(node, ast.ClassDef):
             found[node.name] = written(node.body)
         elif isinstance(node, ast.FunctionDef):
-            parameters = [a.arg for a in (*node.args.posonlyargs, *node.args.args)]
-            found[node.name] = "property" if node.decorator_list else parameters
+            found[node.name] = "property" if node.decorator_list else parameters(node)
     return found
 
 

@@ -7,14 +7,12 @@ import sys
 from fractions import Fraction
 from functools import cmp_to_key
 
-import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from remat.solvers import Answer, KnapsackProblem
 from remat.solvers.highs import milp
-from remat.solvers.kernel import kernel
-from remat.solvers.knapsack.bounds import efficiency_order, relax_in_python
+from remat.solvers.knapsack.bounds import efficiency_order
 from remat.solvers.knapsack.milp import Milp
 from remat.solvers.knapsack.reduction import fix_variables, reduce
 from remat.solvers.knapsack.tolerances import scale_down
@@ -132,18 +130,3 @@ def test_without_highspy_the_copy_in_scipy_answers_alike(monkeypatch) -> None:
     expected = Milp().attempt(problem, None)
     monkeypatch.setitem(sys.modules, "highspy", None)
     assert Milp().attempt(problem, None) == expected
-
-
-@pytest.mark.skipif(kernel() is None, reason="the compiled kernel was not built here")
-@given(problems())
-@example(family("strongly-correlated", items=500, span=10**7, share=50, seed=9))
-@example(family("circle", items=500, span=10**7, share=50, seed=9))
-@example(family("similar-weights", items=500, span=10**7, share=50, seed=9))
-def test_the_kernel_relaxes_item_for_item_as_python_does(problem: KnapsackProblem) -> None:
-    assert problem.relaxed() == relax_in_python(problem.weights, problem.values, problem.capacity)
-
-
-def test_without_the_kernel_python_relaxes(monkeypatch) -> None:
-    problem = family("circle", items=20, span=100, share=50, seed=9)
-    monkeypatch.setattr("remat.solvers.knapsack.bounds.kernel", lambda: None)
-    assert problem.relaxed() == relax_in_python(problem.weights, problem.values, problem.capacity)

@@ -59,20 +59,20 @@ class Exact(Heuristic):
 @pytest.mark.parametrize(
     ("problem", "answer", "said"),
     [
-        (PROBLEM, None, "returned NoneType where indices are due"),
-        (PROBLEM, 7, "returned int where indices are due"),
-        (PROBLEM, [0, 1.0], "returned 1.0 where an item index is due"),
-        (PROBLEM, ["0"], "returned '0' where an item index is due"),
+        (PROBLEM, None, "returned NoneType where item indices are due"),
+        (PROBLEM, 7, "returned int where item indices are due"),
+        (PROBLEM, [0, 1.0], "returned 1.0 where item indices are due"),
+        (PROBLEM, ["0"], "returned '0' where item indices are due"),
         (PROBLEM, [True, False, False, False], r"returned True .*a mask\? return the indices"),
         (PROBLEM, [0, 4], "returned index 4, but the items are 0 to 3"),
         (PROBLEM, [-1], "returned index -1, but the items are 0 to 3"),
         (PROBLEM, [2, 1, 2], "returned index 2 twice"),
         (PROBLEM, itertools.cycle([1]), "returned index 1 twice"),
-        (PROBLEM, [0, 1], "overweight choice: 11 over a capacity of 10, 1 too much"),
-        (PROBLEM, Answer([0], value=9), "claims a value of 9, but its own items are worth 8"),
+        (PROBLEM, [0, 1], "overweight choice: 11 bytes over a capacity of 10, 1 too much"),
+        (PROBLEM, Answer([0], value=9), "claims a value of 9, but its own choice has 8"),
         (PROBLEM, Answer([0], value=8.0), "claims a value of 8.0, which is no integer"),
-        (PROBLEM, Answer([0], 7), "no choice is worth more than 7, but its own items are worth 8"),
-        (PROBLEM, Answer([1], 6), "no choice is worth more than 6, but a greedy choice reaches 8"),
+        (PROBLEM, Answer([0], 7), "no choice has a value above 7, but its own choice has 8"),
+        (PROBLEM, Answer([1], 6), "no choice has a value above 6, but a greedy choice has 8"),
         (PROBLEM, Answer([0], 9.5), "claims a bound of 9.5, which is no integer"),
         (
             PROBLEM,
@@ -82,20 +82,21 @@ class Exact(Heuristic):
         (PROBLEM, Answer([0], status=Status.OPTIMAL), "claims OPTIMAL without a bound"),
         (PROBLEM, Answer([0], status="optimal"), "returned 'optimal' as status"),
         (LAYERS, (0, 0), "index 0 twice"),
-        (LAYERS, (True,), "a node index is due"),
+        (LAYERS, (True,), "node indices are due"),
         (LAYERS, (0, 1), "overweight decision: 113 bytes over a capacity of 100, 13 too much"),
-        (LAYERS, Answer((0,), 10**9), "every decision costs at least"),
+        (LAYERS, Answer((0,), 10**9), "no decision has a cost below 1000000000"),
         (LAYERS, Answer((0,), value=1), "claims a cost of 1"),
-        (LAYERS, 7, "where indices are due"),
+        (LAYERS, 7, "where node indices are due"),
         (UNSAVABLE, (1,), "decision that cannot run.*'b'"),
         (STEP, (0, 2, 1), "schedule that cannot run: run 1"),
         (STEP, (0, 1), "'c' never runs"),
         (STEP, (0, 0.5, 2), "returned 0.5 as run 1, where a node's number is due"),
         (STEP, (0, True, 2), "returned True as run 1"),
-        (STEP, 7, "returned int where nodes are due"),
+        (STEP, 7, "returned int where node indices are due"),
         (STEP, itertools.repeat(0), "returned more than 192 runs, 64 for each node"),
-        (STEP, ScheduleAnswer((0, 1, 2), 7), "at least 7, but its own schedule costs 6"),
+        (STEP, ScheduleAnswer((0, 1, 2), 7), "cost below 7, but its own schedule has 6"),
         (STEP, ScheduleAnswer((0, 1, 2), 6.0), "claims a bound of 6.0"),
+        (STEP, Answer((0, 1, 2), value=7), "claims a cost of 7, but its own schedule has 6"),
         (STEP.within(8), (0, 1, 2), "peak of 9 bytes .*'c'.* over a capacity of 8, 1 too much"),
     ],
 )
@@ -106,7 +107,7 @@ def test_a_lie_is_refused_by_name(problem, answer, said) -> None:
 
 
 def test_an_exact_solver_that_is_beaten_by_greedy_is_refused() -> None:
-    with pytest.raises(SolverError, match=r"'exact' claims .* more than 5, but a greedy choice"):
+    with pytest.raises(SolverError, match=r"'exact' claims .* above 5, but a greedy choice"):
         verify(PROBLEM, Exact(), [1])
 
 

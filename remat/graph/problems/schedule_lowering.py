@@ -82,7 +82,7 @@ class LoweredSchedule:
     def with_extra(self, extra: Mapping[str, int]) -> LoweredSchedule:
         """Return a copy in which runs of the named joint-graph nodes take more bytes; names of views are ignored."""
         problem = self.problem
-        total = [*(problem.extra or (0,) * len(problem))]
+        total = [*problem.extra]
         for name, nbytes in extra.items():
             if name in self.of_name:
                 total[self.of_name[name]] += nbytes

@@ -27,7 +27,7 @@ namespace remat {
 // Nodes read values and make values. Every other constraint of a problem (values that exist from the start
 // or stay to the end, fixed orders) is expressed by additional nodes and by values of 0 bytes. The first and
 // the last node of a sequence never move.
-struct StepGraph {
+struct ScheduleGraph {
   std::vector<double> cost;                // of one run, by node
   std::vector<double> extra;               // bytes that a run takes besides inputs and results, by node
   std::vector<std::int64_t> once;          // 1 if the node may not run again, by node
@@ -44,6 +44,7 @@ struct StepGraph {
 class Annealer {
  public:
   struct Limits {
+    std::uint64_t seed;  // of the random numbers
     std::int64_t moves;  // edits tried
     double seconds;      // 0: no clock
     double hot, cold;    // first and last temperature, in mean costs of a node
@@ -58,8 +59,7 @@ class Annealer {
     std::vector<int> sequence;
   };
 
-  Annealer(const StepGraph& graph, double capacity, std::uint64_t seed)
-      : g_(graph), capacity_(capacity), random_(seed * 0x9E3779B97F4A7C15ull + 0x1234567ull) {
+  Annealer(const ScheduleGraph& graph, double capacity) : g_(graph), capacity_(capacity) {
     const auto n = static_cast<std::size_t>(g_.nodes());
     own_.assign(n, 0.0);
     first_.assign(n, 0);
@@ -78,6 +78,7 @@ class Annealer {
   // `start` must be a legal sequence. If another thread sets `stop`, the search ends as if time were up.
   Result run(const std::vector<int>& start, const Limits& limits, const std::atomic<bool>& stop) {
     load(start);
+    random_ = limits.seed * 0x9E3779B97F4A7C15ull + 0x1234567ull;
     const auto began = std::chrono::steady_clock::now();
     price_ = limits.price * mean_cost_ / mean_bytes_;
     margin(limits.wide);
@@ -527,12 +528,7 @@ class Annealer {
           std::move_backward(gap_.begin() + e.j - 1, gap_.begin() + e.i - 1, gap_.begin() + e.i);
         }
         sequence_[e.j] = v;
-        if (count_[v] == 1) {
-          first_[v] = last_[v] = e.j;
-        } else {  // a run never moves past another run of its node, so the list stays sorted
-          *std::find(runs_[v].begin(), runs_[v].end(), e.i) = e.j;
-          ends(v);
-        }
+        place(v, e.i, e.j);
         break;
       }
       case Kind::add: {
@@ -781,9 +777,9 @@ class Annealer {
 
   inline static const std::vector<int> kNone;
 
-  const StepGraph& g_;
+  const ScheduleGraph& g_;
   double capacity_;
-  std::uint64_t random_;
+  std::uint64_t random_ = 0;
   double least_ = 0, mean_cost_ = 1, mean_bytes_ = 1;
   double price_ = 1, floor_ = 0, scale_ = 1;
   std::vector<double> own_;  // bytes of a run's results and its extra bytes, by node

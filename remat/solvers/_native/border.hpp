@@ -1,5 +1,5 @@
-// Checks of all arguments from Python before the kernel uses them: types, lengths, indices, signs and sums.
-// An error message names the argument, its value, and the expected value.
+// Checks of the values of arguments before the kernel uses them: lengths, indices, signs and sums. pybind11 checks
+// the types. An error message names the argument, its value, and the expected value.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -10,7 +10,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "anneal.hpp"
@@ -20,6 +20,7 @@
 namespace remat::border {
 
 namespace py = pybind11;
+using Column = std::vector<i64>;
 
 constexpr i64 kLargest = std::numeric_limits<i64>::max();
 // Up to this sum of weights or values, no product or shift in `Solver` overflows.
@@ -38,84 +39,43 @@ inline std::string text(i64 number) {
 
 inline std::string at(const std::string& name, std::size_t i) { return name + "[" + std::to_string(i) + "]"; }
 
-// If Python has just raised a TypeError, raise one that names the argument instead. Any other error comes
-// from the argument's own code and is passed on.
-[[noreturn]] inline void wrong_type(const std::string& name, const py::handle& got, const char* expected) {
-  if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError)) throw py::error_already_set();
-  PyErr_Clear();
-  throw py::type_error(name + " is of type " + Py_TYPE(got.ptr())->tp_name + "; expected " + expected);
-}
-
-// `name` builds the argument's name; it is called only for an error message.
-template <class Name>
-i64 integer(const py::handle& number, i64 low, i64 high, const Name& name) {
-  int beyond = 0;
-  const i64 out = PyLong_AsLongLongAndOverflow(number.ptr(), &beyond);
-  if (out == -1 && PyErr_Occurred()) wrong_type(name(), number, "an integer");
-  if (beyond == 0 && low <= out && out <= high) return out;
+inline i64 integer(i64 number, const std::string& name, i64 low = 0, i64 high = kLargest) {
+  if (low <= number && number <= high) return number;
   const std::string expected =
       high < low ? "; expected none, as there are none" : "; expected an integer from " + text(low) + " to " + text(high);
-  if (beyond != 0) throw std::overflow_error(name() + " does not fit 64 bits" + expected);
-  throw py::value_error(name() + " is " + std::to_string(out) + expected);
+  throw py::value_error(name + " is " + std::to_string(number) + expected);
 }
 
-inline i64 integer(const py::handle& number, const char* name, i64 low = 0, i64 high = kLargest) {
-  return integer(number, low, high, [&] { return std::string(name); });
+inline void has_length(std::size_t length, const std::string& name, std::size_t expected, const std::string& each) {
+  if (length == expected) return;
+  throw py::value_error(name + " has " + std::to_string(length) + " entries; expected " + std::to_string(expected) +
+                        ", " + each);
 }
 
-// Read a finite number of at least 0 (if `zero` is true) or above 0 (if `zero` is false).
-template <class Name>
-double real(const py::handle& number, bool zero, const Name& name) {
-  double out = PyFloat_AsDouble(number.ptr());
-  if (out == -1 && PyErr_ExceptionMatches(PyExc_OverflowError)) {  // an int too large for a double
-    PyErr_Clear();
-    out = std::numeric_limits<double>::infinity();
-  }
-  if (out == -1 && PyErr_Occurred()) wrong_type(name(), number, "a number");
-  if (std::isfinite(out) && (zero ? out >= 0 : out > 0)) return out;
-  throw py::value_error(name() + " is " + std::to_string(out) + "; expected a finite number " +
-                        (zero ? "of 0 or more" : "above 0"));
-}
-
-inline double seconds(const py::handle& number) {
-  return real(number, true, [] { return std::string("seconds"); });
-}
-
-// Return a copy of a sequence as a tuple. Reading an entry may call its `__index__`, which could change the sequence.
-inline py::tuple entries(const py::handle& sequence, const std::string& name) {
-  if (!PySequence_Check(sequence.ptr())) wrong_type(name, sequence, "a sequence");
-  auto out = py::reinterpret_steal<py::tuple>(PySequence_Tuple(sequence.ptr()));
-  if (!out) throw py::error_already_set();
-  if (out.size() > kMostEntries) {
-    throw py::value_error(name + " has " + std::to_string(out.size()) + " entries; expected at most " +
-                          std::to_string(kMostEntries));
-  }
-  return out;
-}
-
-inline std::vector<i64> integers(const py::handle& sequence, const char* name, i64 low = 0, i64 high = kLargest) {
-  const py::tuple items = entries(sequence, name);
-  std::vector<i64> numbers(items.size());
+inline const Column& integers(const Column& numbers, const std::string& name, i64 low = 0, i64 high = kLargest) {
+  if (numbers.size() > kMostEntries) has_length(numbers.size(), name, kMostEntries, "or fewer");
   for (std::size_t i = 0; i < numbers.size(); ++i) {
-    PyObject* item = PyTuple_GET_ITEM(items.ptr(), static_cast<py::ssize_t>(i));
-    numbers[i] = integer(item, low, high, [&] { return at(name, i); });
+    if (numbers[i] < low || numbers[i] > high) integer(numbers[i], at(name, i), low, high);
   }
   return numbers;
 }
 
-inline std::vector<int> indices(const py::handle& sequence, const char* name, std::size_t below) {
-  const auto numbers = integers(sequence, name, 0, static_cast<i64>(below) - 1);
+inline std::vector<int> indices(const Column& numbers, const std::string& name, std::size_t below) {
+  integers(numbers, name, 0, static_cast<i64>(below) - 1);
   return std::vector<int>(numbers.begin(), numbers.end());
 }
 
-inline void has_length(std::size_t length, const char* name, std::size_t expected, const std::string& each) {
-  if (length == expected) return;
-  throw py::value_error(std::string(name) + " has " + std::to_string(length) + " entries; expected " +
-                        std::to_string(expected) + ", " + each);
+// Return a finite number of at least 0 (if `zero` is true) or above 0 (if `zero` is false).
+inline double real(double number, bool zero, const std::string& name) {
+  if (std::isfinite(number) && (zero ? number >= 0 : number > 0)) return number;
+  throw py::value_error(name + " is " + std::to_string(number) + "; expected a finite number " +
+                        (zero ? "of 0 or more" : "above 0"));
 }
 
+inline double seconds(double number) { return real(number, true, "seconds"); }
+
 // Return `before` plus the sum of the numbers; refuse a result above `most`.
-inline i64 sum(const std::vector<i64>& numbers, const std::string& name, i64 most, i64 before = 0) {
+inline i64 sum(const Column& numbers, const std::string& name, i64 most, i64 before = 0) {
   i64 total = before;
   for (const i64 number : numbers) {
     if (number > most - total) {
@@ -134,53 +94,44 @@ inline void product_fits(i64 price, i64 bytes, i64 besides, const std::string& n
 
 // ---- knapsacks -----------------------------------------------------------------------------------
 
-struct Knapsack {
-  std::vector<i64> weights, values;
-  i64 capacity;  // at most the total weight; a larger capacity changes nothing
-
-  Knapsack(const py::handle& given_weights, const py::handle& given_values, const py::handle& given_capacity, i64 most)
-      : weights(integers(given_weights, "weights")), values(integers(given_values, "values")) {
-    has_length(values.size(), "values", weights.size(), "one for each weight");
-    capacity = std::min(integer(given_capacity, "capacity"), sum(weights, "weights", most));
-    sum(values, "values", most);
-  }
-};
+// Check a knapsack whose sums of weights and of values may be up to `most`. Return the capacity, or the total weight
+// if that is less: a larger capacity changes nothing.
+inline i64 knapsack(const Column& weights, const Column& values, i64 capacity, i64 most) {
+  integers(weights, "weights");
+  integers(values, "values");
+  has_length(values.size(), "values", weights.size(), "one for each weight");
+  sum(values, "values", most);
+  return std::min(integer(capacity, "capacity"), sum(weights, "weights", most));
+}
 
 // ---- graphs --------------------------------------------------------------------------------------
 
-// The offset of each node's inputs in a column that holds the inputs of all nodes one after the other.
-inline std::vector<i64> row_starts(const py::handle& starts, std::size_t nodes, std::size_t entries_of_all) {
-  const auto numbers = integers(starts, "starts", 0, static_cast<i64>(entries_of_all));
-  has_length(numbers.size(), "starts", nodes + 1, "one for each node and the end");
+// Check the offset of each node's inputs in a column that holds the inputs of all nodes one after the other.
+inline void check_starts(const Column& starts, std::size_t nodes, std::size_t entries_of_all) {
+  has_length(starts.size(), "starts", nodes + 1, "one for each node and the end");
+  const auto end = static_cast<i64>(entries_of_all);
   for (std::size_t v = 0; v <= nodes; ++v) {
-    const i64 low = v == 0 ? 0 : numbers[v - 1];
-    if (v == 0 ? numbers[v] != 0 : numbers[v] < low) {
-      throw py::value_error(at("starts", v) + " is " + std::to_string(numbers[v]) + "; expected " +
-                            (v == 0 ? "0" : std::to_string(low) + " or more, as the one before"));
-    }
+    const i64 low = v == nodes ? end : v == 0 ? 0 : starts[v - 1];
+    integer(starts[v], at("starts", v), low, v == 0 ? 0 : end);
   }
-  if (numbers[nodes] != static_cast<i64>(entries_of_all)) {
-    throw py::value_error(at("starts", nodes) + " is " + std::to_string(numbers[nodes]) + "; expected " +
-                          std::to_string(entries_of_all) + ", the number of inputs of all nodes");
-  }
-  return numbers;
 }
 
 // The arguments are columns with one entry per node, except for `sources` and `flows`. These two hold the
 // inputs of all nodes one after the other: those of node v from `starts[v]` up to `starts[v + 1]`.
-inline GraphCore graph_core(const py::handle& sizes, const py::handle& save_losses, const py::handle& recompute_losses,
-                            const py::handle& flags, const py::handle& starts, const py::handle& sources,
-                            const py::handle& flows, const py::handle& price) {
-  const auto size = integers(sizes, "sizes"), save = integers(save_losses, "save_losses");
-  const auto again = integers(recompute_losses, "recompute_losses"), flag = integers(flags, "flags", 0, 7);
+inline GraphCore graph_core(const Column& size, const Column& save, const Column& again, const Column& flag,
+                            const Column& start, const Column& source, const Column& flow, i64 price) {
   const std::size_t n = size.size();
+  integers(size, "sizes");
+  integers(save, "save_losses");
+  integers(again, "recompute_losses");
+  integers(flag, "flags", 0, 7);
   has_length(save.size(), "save_losses", n, "one for each size");
   has_length(again.size(), "recompute_losses", n, "one for each size");
   has_length(flag.size(), "flags", n, "one for each size");
-  const auto source = indices(sources, "sources", n);
-  const auto flow = integers(flows, "flows");
+  integers(source, "sources", 0, static_cast<i64>(n) - 1);
+  integers(flow, "flows");
   has_length(flow.size(), "flows", source.size(), "one for each of sources");
-  const auto start = row_starts(starts, n, source.size());
+  check_starts(start, n, source.size());
   sum(size, "sizes", kLargest);
   GraphCore core;
   core.price = integer(price, "price");
@@ -201,7 +152,7 @@ inline GraphCore graph_core(const py::handle& sizes, const py::handle& save_loss
                               std::to_string(v) + ", which reads it");
       }
       lost = sum({flow[e]}, "what node " + std::to_string(v) + " and its inputs lose", kLargest, lost);
-      node.inputs.emplace_back(source[e], flow[e]);
+      node.inputs.emplace_back(static_cast<int>(source[e]), flow[e]);
     }
   }
   return core;
@@ -209,24 +160,25 @@ inline GraphCore graph_core(const py::handle& sizes, const py::handle& save_loss
 
 // `reads` lists the values that the nodes read, for one node after the other: those of node v start at
 // `starts[v]`.
-inline StepGraph step_graph(const py::handle& cost, const py::handle& extra, const py::handle& once,
-                            const py::handle& starts, const py::handle& reads, const py::handle& maker,
-                            const py::handle& size) {
-  const auto costs = integers(cost, "cost"), extras = integers(extra, "extra"), sizes = integers(size, "size");
-  const std::size_t n = costs.size(), values = sizes.size();
-  StepGraph g;
+inline ScheduleGraph schedule_graph(const Column& cost, const Column& extra, const Column& once, const Column& start,
+                                    const Column& reads, const Column& maker, const Column& size) {
+  const std::size_t n = cost.size(), values = size.size();
+  integers(cost, "cost");
+  integers(extra, "extra");
+  integers(size, "size");
+  ScheduleGraph g;
   g.once = integers(once, "once", 0, 1);
   g.maker = indices(maker, "maker", n);
-  has_length(extras.size(), "extra", n, "one for each cost");
+  has_length(extra.size(), "extra", n, "one for each cost");
   has_length(g.once.size(), "once", n, "one for each cost");
   has_length(g.maker.size(), "maker", values, "one for each size");
   const auto read = indices(reads, "reads", values);
-  const auto start = row_starts(starts, n, read.size());
-  sum(costs, "cost", kLargestExact);
-  sum(extras, "size and extra", kLargestExact, sum(sizes, "size", kLargestExact));
-  g.cost.assign(costs.begin(), costs.end());
-  g.extra.assign(extras.begin(), extras.end());
-  g.size.assign(sizes.begin(), sizes.end());
+  check_starts(start, n, read.size());
+  sum(cost, "cost", kLargestExact);
+  sum(extra, "size and extra", kLargestExact, sum(size, "size", kLargestExact));
+  g.cost.assign(cost.begin(), cost.end());
+  g.extra.assign(extra.begin(), extra.end());
+  g.size.assign(size.begin(), size.end());
   g.makes.resize(n);
   g.reads.resize(n);
   g.readers.resize(values);
@@ -246,7 +198,7 @@ inline StepGraph step_graph(const py::handle& cost, const py::handle& extra, con
 }
 
 // Check that a sequence can run: each run comes after the runs that make its inputs, and no node is missing.
-inline std::vector<int> start_of(const StepGraph& g, const py::handle& start) {
+inline std::vector<int> start_of(const ScheduleGraph& g, const Column& start) {
   const auto sequence = indices(start, "start", g.cost.size());
   if (sequence.empty()) throw py::value_error("start has 0 entries; expected a run of each node at least");
   std::vector<char> ran(g.cost.size(), 0);
@@ -271,31 +223,14 @@ inline std::vector<int> start_of(const StepGraph& g, const py::handle& start) {
   return sequence;
 }
 
-struct Turn {
-  std::uint64_t seed;
-  Annealer::Limits limits;
-};
+// A row (seed, moves, hot, cold, wide, narrow, price) of the argument `turns`; see `Annealer::Limits`.
+using Row = std::tuple<i64, i64, double, double, double, double, double>;
 
-// Convert rows (seed, moves, hot, cold, wide, narrow, price); see `Annealer::Limits`.
-inline std::vector<Turn> turns_of(const py::handle& turns, double clock) {
-  const py::tuple rows = entries(turns, "turns");
-  std::vector<Turn> out;
-  for (std::size_t k = 0; k < rows.size(); ++k) {
-    const std::string row = at("turns", k);
-    const py::tuple given = entries(rows[k], row);
-    if (given.size() != 7) {
-      throw py::value_error(row + " has " + std::to_string(given.size()) +
-                            " entries; expected 7: seed, moves, hot, cold, wide, narrow, price");
-    }
-    const auto name = [&](const char* what) { return [=] { return row + ", " + what + ","; }; };
-    const i64 seed = integer(given[0], 0, kLargest, name("seed"));
-    const i64 moves = integer(given[1], 0, kLargestExact, name("moves"));
-    const double hot = real(given[2], false, name("hot")), cold = real(given[3], false, name("cold"));
-    const double wide = real(given[4], false, name("wide")), narrow = real(given[5], false, name("narrow"));
-    out.push_back({static_cast<std::uint64_t>(seed),
-                   {moves, clock, hot, cold, wide, narrow, real(given[6], true, name("price"))}});
-  }
-  return out;
+inline Annealer::Limits limits_of(const Row& row, double clock) {
+  const auto [seed, moves, hot, cold, wide, narrow, price] = row;
+  return {static_cast<std::uint64_t>(integer(seed, "seed")), integer(moves, "moves", 0, kLargestExact), clock,
+          real(hot, false, "hot"), real(cold, false, "cold"), real(wide, false, "wide"),
+          real(narrow, false, "narrow"), real(price, true, "price")};
 }
 
 }  // namespace remat::border

@@ -62,9 +62,7 @@ class Frontier {
     }
   }
 
-  std::size_t size() const { return points_.size(); }
-  i64 weight(std::size_t i) const { return points_[i].w; }
-  i64 value(std::size_t i) const { return points_[i].p; }
+  const std::vector<State>& points() const { return points_; }
   double tolerance() const { return factor_ - 1.0; }
 
   std::vector<std::int32_t> items(std::size_t i) const {
@@ -89,28 +87,17 @@ class Frontier {
   std::vector<State> points_, next_;
   Arena arena_;
 
-  // Go through the points, and keep each one whose value is above `1 + step` times the last kept value. Calls
-  // `take` with the new and the old index of each kept point but the first; returns the number of kept points.
-  template <class Take>
-  std::size_t walk_steps(double step, Take take) {
-    std::size_t kept = 1;
-    double reach = static_cast<double>(points_[0].p) * (1 + step);
-    for (std::size_t i = 1; i < points_.size(); ++i) {
-      const double value = static_cast<double>(points_[i].p);
-      if (value <= reach) continue;
-      take(kept++, i);
-      reach = value * (1 + step);
-    }
-    return kept;
-  }
-
+  // Keep at most half of the allowed points: each whose value is above `1 + step` times that of the last one kept.
   void thin() {
     // Start near the step of the previous thinning, which is a good guess.
     for (double step = std::max(1e-9, step_ / 16);; step *= 4) {
-      std::size_t kept = walk_steps(step, [](std::size_t, std::size_t) {});
-      if (kept > most_ / 2) continue;
-      walk_steps(step, [&](std::size_t to, std::size_t from) { points_[to] = points_[from]; });
-      points_.resize(kept);
+      next_.assign(1, points_[0]);
+      for (const State& point : points_) {
+        const double reach = static_cast<double>(next_.back().p) * (1 + step);
+        if (static_cast<double>(point.p) > reach) next_.push_back(point);
+      }
+      if (next_.size() > most_ / 2) continue;
+      points_.swap(next_);
       factor_ *= 1 + step;
       step_ = step;
       return;

@@ -52,68 +52,64 @@ struct GraphCore {
   }
 
   // Find the cheapest decision within a capacity whose loss is at most `limit`. Losses are subtracted from the
-  // limit instead of added up, because their sum may exceed 64 bits.
+  // limit instead of added up, because their sum may exceed 64 bits. If a limit ends the enumeration early,
+  // `complete` of the result is false.
   Result run(i64 capacity, i64 limit, i64 work_limit, std::size_t most_prefixes, double seconds) const {
+    const auto started = std::chrono::steady_clock::now();
+    const std::vector<Bits> bits = key_bits();
     Result out;
+    out.complete = bits.size() == nodes.size();
+    if (!out.complete) return out;
     std::vector<Event> events;
-    std::int32_t at = 0;
-    walk(
-        out, work_limit, seconds,
-        [&](Groups& next, Index& index, Key key, const std::vector<State>& states, i64 bytes, i64 loss, bool saves) {
+    Groups groups, next;
+    groups.push_back({Key{0}, {{State{0, 0, -1, false}}}});
+    for (std::size_t v = 0; v < nodes.size(); ++v) {
+      const Node& node = nodes[v];
+      next.clear();
+      Index index;
+      index.reserve(2 * groups.size());
+      for (const Group& group : groups) {
+        bool all = true;
+        i64 idle = 0;  // loss if the node is not recomputed: the flow from its available inputs
+        for (const auto& [u, flow] : node.inputs) {
+          if (group.key & bits[static_cast<std::size_t>(u)].own) {
+            idle += flow;
+          } else {
+            all = false;
+          }
+        }
+        // Adds the states of one choice for the node.
+        const auto emit = [&](Key key, i64 bytes, i64 loss, bool saves) {
           std::vector<State> list;
-          list.reserve(states.size());
-          for (const State& s : states) {
+          list.reserve(group.lists.front().size());
+          for (const State& s : group.lists.front()) {
             if (s.loss > limit - loss) continue;
             if (s.bytes + bytes > capacity) break;  // states are sorted by bytes
             list.push_back({s.bytes + bytes, s.loss + loss, s.event, saves});
           }
-          add(next, index, key, std::move(list));
-        },
-        [&](Groups& next) {
-          std::size_t total = 0;
-          for (Group& group : next) {
-            merge(group);
-            total += group.lists.front().size();
-          }
-          if (total > most_prefixes) {
-            out.complete = false;
-            thin(next, total, most_prefixes);
-          }
-          for (Group& group : next) {
-            for (State& s : group.lists.front()) {
-              if (!s.saves || events.size() > kEvents) continue;  // too many events: all prefixes are dropped below
-              events.push_back({s.event, at});
-              s.event = static_cast<std::int32_t>(events.size() - 1);
-              s.saves = false;
-            }
-          }
-          ++at;
-          if (events.size() > kEvents) {
-            out.complete = false;
-            next.clear();
-          }
-        },
-        [&](Groups& groups) {
-          const State* best = nullptr;
-          for (const Group& group : groups) {
-            for (const State& s : group.lists.front()) {
-              if (best == nullptr || cost(s) < cost(*best) || (cost(s) == cost(*best) && s.bytes < best->bytes)) {
-                best = &s;
-              }
-            }
-          }
-          if (best == nullptr) return;
-          out.found = true;
-          out.bytes = best->bytes;
-          out.loss = best->loss;
-          for (std::int32_t e = best->event; e >= 0; e = events[static_cast<std::size_t>(e)].before) {
-            out.saved.push_back(events[static_cast<std::size_t>(e)].node);
-          }
-          std::reverse(out.saved.begin(), out.saved.end());
-        });
+          add(next, index, key & ~bits[v].ended, std::move(list));
+        };
+        if (!node.needed) emit(group.key, 0, idle, false);
+        if (node.savable) emit(group.key | bits[v].own, node.size, idle + node.save_loss, true);
+        if (node.recomputable && all) emit(group.key | bits[v].own, 0, node.recompute_loss, false);
+      }
+      settle(next, static_cast<std::int32_t>(v), most_prefixes, events, out.complete);
+      listen();
+      out.work += kKey * static_cast<i64>(groups.size());
+      for (const Group& group : next) out.work += static_cast<i64>(group.lists.front().size());
+      out.by_clock = seconds > 0 && std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count() > seconds;
+      if (out.work > work_limit || out.by_clock) {
+        out.complete = false;
+        return out;
+      }
+      groups.clear();
+      for (Group& group : next) {
+        if (!group.lists.front().empty()) groups.push_back(std::move(group));
+      }
+    }
+    take_best(groups, events, out);
     return out;
   }
-
 
  private:
   // Work is counted in prefixes, so that a unit takes about 12 ns on every graph. Handling one key takes as
@@ -145,81 +141,83 @@ struct GraphCore {
   using Groups = std::vector<Group>;  // in order of first appearance, so that runs repeat
   using Index = std::unordered_map<Key, std::size_t, Hash>;
 
-  i64 cost(const State& s) const { return s.loss - price * s.bytes; }  // q times the cost, up to a constant
+  // The bit of a node in the keys (0 if no node reads it), and the bits of the nodes of which it is the last reader.
+  struct Bits {
+    Key own = 0, ended = 0;
+  };
 
-  // Decide one node after another. `emit` makes the states of one choice for a node. `settle` merges the states
-  // with the same key. `end` takes the states that are left after the last node. If a limit ends the enumeration
-  // early, `out.complete` becomes false.
-  template <class Emit, class Settle, class End>
-  void walk(Result& out, i64 work_limit, double seconds, const Emit& emit, const Settle& settle,
-            const End& end) const {
-    const auto started = std::chrono::steady_clock::now();
+  // The bits of all nodes; fewer if more than `kSlots` nodes have to be in a key at a time.
+  std::vector<Bits> key_bits() const {
     const std::size_t n = nodes.size();
     std::vector<std::size_t> last(n);
     for (std::size_t v = 0; v < n; ++v) {
       last[v] = v;
       for (const auto& [u, flow] : nodes[v].inputs) last[static_cast<std::size_t>(u)] = v;
     }
-    std::vector<int> slot(n, -1), unused;
-    for (int s = kSlots - 1; s >= 0; --s) unused.push_back(s);
     std::vector<std::vector<std::size_t>> ends(n);
     for (std::size_t v = 0; v < n; ++v) ends[last[v]].push_back(v);
-
-    Groups groups, next;
-    groups.push_back({Key{0}, {{State{0, 0, -1, false}}}});
+    std::vector<Key> unused;
+    for (int s = kSlots - 1; s >= 0; --s) unused.push_back(Key{1} << s);
+    std::vector<Bits> bits(n);
     for (std::size_t v = 0; v < n; ++v) {
-      const Node& node = nodes[v];
       if (last[v] != v) {
-        if (unused.empty()) {
-          out.complete = false;
-          return;
-        }
-        slot[v] = unused.back();
+        if (unused.empty()) return {};
+        bits[v].own = unused.back();
         unused.pop_back();
       }
-      Key drop = 0;
       for (const std::size_t u : ends[v]) {
-        if (slot[u] >= 0) {
-          drop |= Key{1} << slot[u];
-          unused.push_back(slot[u]);
-        }
-      }
-      const Key bit = slot[v] >= 0 ? Key{1} << slot[v] : Key{0};
-      next.clear();
-      Index index;
-      index.reserve(2 * groups.size());
-      for (const Group& group : groups) {
-        bool all = true;
-        i64 idle = 0;  // loss if the node is not recomputed: the flow from its available inputs
-        for (const auto& [u, flow] : node.inputs) {
-          if (group.key >> slot[static_cast<std::size_t>(u)] & 1) {
-            idle += flow;
-          } else {
-            all = false;
-          }
-        }
-        const Key kept = group.key & ~drop, with = (group.key | bit) & ~drop;
-        const std::vector<State>& states = group.lists.front();
-        if (!node.needed) emit(next, index, kept, states, 0, idle, false);
-        if (node.savable) emit(next, index, with, states, node.size, idle + node.save_loss, true);
-        if (node.recomputable && all) emit(next, index, with, states, 0, node.recompute_loss, false);
-      }
-      settle(next);
-      listen();
-      out.work += kKey * static_cast<i64>(groups.size());
-      for (const Group& group : next) out.work += static_cast<i64>(group.lists.front().size());
-      out.by_clock = seconds > 0 && std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count() > seconds;
-      if (out.work > work_limit || out.by_clock) {
-        out.complete = false;
-        return;
-      }
-      groups.clear();
-      for (Group& group : next) {
-        if (!group.lists.front().empty()) groups.push_back(std::move(group));
+        if (bits[u].own == 0) continue;
+        bits[v].ended |= bits[u].own;
+        unused.push_back(bits[u].own);
       }
     }
-    end(groups);
+    return bits;
   }
+
+  // Merge the states with the same key, keep about `most` of them, and record which of them save the node.
+  void settle(Groups& groups, std::int32_t node, std::size_t most, std::vector<Event>& events, bool& complete) const {
+    std::size_t total = 0;
+    for (Group& group : groups) {
+      merge(group);
+      total += group.lists.front().size();
+    }
+    if (total > most) {
+      complete = false;
+      thin(groups, total, most);
+    }
+    for (Group& group : groups) {
+      for (State& s : group.lists.front()) {
+        if (!s.saves || events.size() > kEvents) continue;  // too many events: all prefixes are dropped below
+        events.push_back({s.event, node});
+        s.event = static_cast<std::int32_t>(events.size() - 1);
+        s.saves = false;
+      }
+    }
+    if (events.size() > kEvents) {
+      complete = false;
+      groups.clear();
+    }
+  }
+
+  // Copy the cheapest of the states that are left after the last node to the result.
+  void take_best(const Groups& groups, const std::vector<Event>& events, Result& out) const {
+    const State* best = nullptr;
+    for (const Group& group : groups) {
+      for (const State& s : group.lists.front()) {
+        if (best == nullptr || cost(s) < cost(*best) || (cost(s) == cost(*best) && s.bytes < best->bytes)) best = &s;
+      }
+    }
+    if (best == nullptr) return;
+    out.found = true;
+    out.bytes = best->bytes;
+    out.loss = best->loss;
+    for (std::int32_t e = best->event; e >= 0; e = events[static_cast<std::size_t>(e)].before) {
+      out.saved.push_back(events[static_cast<std::size_t>(e)].node);
+    }
+    std::reverse(out.saved.begin(), out.saved.end());
+  }
+
+  i64 cost(const State& s) const { return s.loss - price * s.bytes; }  // q times the cost, up to a constant
 
   static void add(Groups& groups, Index& index, Key key, std::vector<State> list) {
     if (list.empty()) return;

@@ -54,43 +54,26 @@ class Lists : public Search {
     out.clear();
     const std::size_t n = in.size();
     work_ += static_cast<i64>(2 * n);
+    // Whether the shifted copy of `s` comes before `t`.
+    const auto precedes = [&](const State& s, const State& t) {
+      if (s.w + dw != t.w) return s.w + dw < t.w;
+      if (s.p + dp != t.p) return s.p + dp > t.p;
+      return low_k ? s.k + dk < t.k : s.k + dk > t.k;
+    };
     std::size_t i = 0, j = 0;
     i64 last = std::numeric_limits<i64>::min();
     while (i < n || j < n) {
-      bool shifted;
-      if (i == n) {
-        shifted = true;
-      } else if (j == n) {
-        shifted = false;
-      } else {
-        const i64 wi = in[i].w, wj = in[j].w + dw;
-        if (wi != wj) {
-          shifted = wj < wi;
-        } else {
-          const i64 pi = in[i].p, pj = in[j].p + dp;
-          if (pi != pj)
-            shifted = pj > pi;
-          else
-            shifted = low_k ? in[j].k + dk < in[i].k : in[j].k + dk > in[i].k;
-        }
-      }
-      if (!shifted) {
-        const State& s = in[i++];
-        if (s.p <= last) continue;
-        last = s.p;
-        if (keep(s)) out.push_back(s);
-        continue;
-      }
-      State s{in[j].w + dw, in[j].p + dp, in[j].k + dk, in[j].node};
-      ++j;
+      const bool shifted = i == n || (j < n && precedes(in[j], in[i]));
+      State s = shifted ? in[j++] : in[i++];
+      if (shifted) s = {s.w + dw, s.p + dp, s.k + dk, s.node};
       if (s.p <= last) continue;
       last = s.p;
-      if (s.w <= c_ && s.p > z_) {
+      if (shifted && s.w <= c_ && s.p > z_) {
         z_ = s.p;
         found = {true, s.node, item};
       }
       if (!keep(s)) continue;
-      s.node = arena.add(s.node, item);
+      if (shifted) s.node = arena.add(s.node, item);
       out.push_back(s);
     }
   }

@@ -1,5 +1,5 @@
-// The kernel as a Python module: sequences of 64-bit integers in, plain values out. border.hpp checks the
-// arguments. The interpreter lock is released while the kernel runs.
+// The kernel as a Python module: sequences of 64-bit integers in, plain values out. border.hpp checks the values of
+// the arguments. The interpreter lock is released while the kernel runs.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -7,7 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <exception>
-#include <functional>
+#include <future>
 #include <memory>
 #include <thread>
 
@@ -16,13 +16,14 @@
 #include "frontier.hpp"
 #include "graph_core.hpp"
 #include "knapsack.hpp"
-#include "relaxation.hpp"
 
 namespace py = pybind11;
 
 namespace {
 
 namespace border = remat::border;
+using border::Column;
+using remat::i64;
 
 // Wraps a class for Python. Python can create an object by `__new__` alone, without `__init__`. pybind11 would
 // then allocate uninitialised memory, so `operator new` raises an error instead.
@@ -37,44 +38,32 @@ struct Made : T {
 };
 
 using GraphCore = Made<remat::GraphCore>;
-using StepGraph = Made<remat::StepGraph>;
+using ScheduleGraph = Made<remat::ScheduleGraph>;
 using Frontier = Made<remat::Frontier>;
 
-py::tuple solve(const py::object& weights, const py::object& values, const py::object& capacity,
-                const py::object& seconds, const py::object& work, const py::object& states) {
-  const border::Knapsack given(weights, values, capacity, border::kLargestSolved);
+py::tuple solve(const Column& weights, const Column& values, i64 capacity, double seconds, i64 work, i64 states) {
+  const i64 room = border::knapsack(weights, values, capacity, border::kLargestSolved);
   const remat::Limits limits{border::seconds(seconds), border::integer(work, "work"),
                              static_cast<std::size_t>(border::integer(states, "states"))};
   remat::Outcome out;
   {
     py::gil_scoped_release unlocked;
-    out = remat::Solver(given.weights, given.values, given.capacity, limits).run();
+    out = remat::Solver(weights, values, room, limits).run();
   }
   return py::make_tuple(out.saved, out.value, out.bound, out.optimal, out.by_clock);
 }
 
-py::tuple relax(const py::object& weights, const py::object& values, const py::object& capacity) {
-  const border::Knapsack given(weights, values, capacity, border::kLargest);
-  remat::Relaxation out;
-  {
-    py::gil_scoped_release unlocked;
-    out = remat::relax(given.weights, given.values, given.capacity);
-  }
-  return py::make_tuple(out.order, out.bound, out.saved, out.value);
-}
-
-std::unique_ptr<GraphCore> graph_core(const py::object& sizes, const py::object& save_losses,
-                                      const py::object& recompute_losses, const py::object& flags,
-                                      const py::object& starts, const py::object& sources, const py::object& flows,
-                                      const py::object& price) {
+std::unique_ptr<GraphCore> graph_core(const Column& sizes, const Column& save_losses, const Column& recompute_losses,
+                                      const Column& flags, const Column& starts, const Column& sources,
+                                      const Column& flows, i64 price) {
   return std::unique_ptr<GraphCore>(::new GraphCore(
-      border::graph_core(sizes, save_losses, recompute_losses, flags, starts, sources, flows, price)));
+      border::graph_core(sizes, save_losses, recompute_losses, flags, starts, sources, flows,
+                         border::integer(price, "price"))));
 }
 
-py::tuple run(const GraphCore& core, const py::object& capacity, const py::object& limit, const py::object& work,
-              const py::object& most, const py::object& seconds) {
-  const remat::i64 room = std::min(border::integer(capacity, "capacity"), core.bytes());
-  const remat::i64 loss = border::integer(limit, "limit"), units = border::integer(work, "work");
+py::tuple run(const GraphCore& core, i64 capacity, i64 limit, i64 work, i64 most, double seconds) {
+  const i64 room = std::min(border::integer(capacity, "capacity"), core.bytes());
+  const i64 loss = border::integer(limit, "limit"), units = border::integer(work, "work");
   const auto prefixes = static_cast<std::size_t>(border::integer(most, "most"));
   const double clock = border::seconds(seconds);
   border::product_fits(core.price, room, 0, "price * bytes");
@@ -86,127 +75,114 @@ py::tuple run(const GraphCore& core, const py::object& capacity, const py::objec
   return py::make_tuple(out.found, out.complete, out.bytes, out.loss, out.saved, out.work, out.by_clock);
 }
 
-std::unique_ptr<StepGraph> step_graph(const py::object& cost, const py::object& extra, const py::object& once,
-                                      const py::object& starts, const py::object& reads, const py::object& maker,
-                                      const py::object& size) {
-  return std::unique_ptr<StepGraph>(::new StepGraph(border::step_graph(cost, extra, once, starts, reads, maker, size)));
+std::unique_ptr<ScheduleGraph> schedule_graph(const Column& cost, const Column& extra, const Column& once,
+                                              const Column& starts, const Column& reads, const Column& maker,
+                                              const Column& size) {
+  return std::unique_ptr<ScheduleGraph>(
+      ::new ScheduleGraph(border::schedule_graph(cost, extra, once, starts, reads, maker, size)));
 }
 
 // Run one search for each turn, two at a time. The answers do not depend on which search ends first. An exception
 // in one search ends all searches and is raised here.
-py::list anneal(const StepGraph& graph, const py::object& start, const py::object& capacity, const py::object& turns,
-                const py::object& seconds) {
+py::list anneal(const ScheduleGraph& graph, const Column& start, i64 capacity, const std::vector<border::Row>& turns,
+                double seconds) {
   const auto first = border::start_of(graph, start);
   const auto room = static_cast<double>(border::integer(capacity, "capacity", -border::kLargest));
-  const auto rows = border::turns_of(turns, border::seconds(seconds));
+  const double clock = border::seconds(seconds);
+  std::vector<remat::Annealer::Limits> rows;
+  for (const border::Row& row : turns) rows.push_back(border::limits_of(row, clock));
   std::vector<remat::Annealer::Result> found(rows.size());
   std::atomic<bool> stop{false};
   std::atomic<std::size_t> next{0};
-  std::atomic<int> running{0}, ready{0};
+  std::atomic<int> ready{0};
   std::atomic<bool> begun{false};
-  std::exception_ptr failures[2];
+  std::vector<std::future<void>> searches;
+  searches.reserve(2);
   bool interrupted = false;
   {
     py::gil_scoped_release unlocked;
-    const auto work = [&](std::exception_ptr& failure) noexcept {
+    const auto work = [&] {
       // A thread allocates its exception data at first use, and glibc ends the process if that allocation
       // fails. So each thread allocates its data before any search takes memory.
-      failure = std::current_exception();
+      static_cast<void>(std::current_exception());
       for (++ready; !begun; std::this_thread::yield()) {
       }
       try {
         for (std::size_t k = next++; k < rows.size() && !stop; k = next++) {
-          found[k] = remat::Annealer(graph, room, rows[k].seed).run(first, rows[k].limits, stop);
+          found[k] = remat::Annealer(graph, room).run(first, rows[k], stop);
         }
       } catch (...) {
-        failure = std::current_exception();
         stop = true;
+        throw;
       }
-      --running;
     };
-    std::vector<std::thread> threads;
-    threads.reserve(2);
-    for (std::exception_ptr& failure : failures) {
-      ++running;
-      try {
-        threads.emplace_back(work, std::ref(failure));
-      } catch (...) {  // no resources for another thread
-        --running;
-      }
+    try {
+      while (searches.size() < 2) searches.push_back(std::async(std::launch::async, work));
+    } catch (...) {  // no resources for another thread
     }
-    while (ready < static_cast<int>(threads.size())) std::this_thread::yield();
+    while (ready < static_cast<int>(searches.size())) std::this_thread::yield();
     begun = true;
-    if (threads.empty()) {
-      ++running;
-      work(failures[0]);
-    }
-    // This thread checks for an interrupt.
-    for (int naps = 0; running > 0; ++naps) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(naps < 20 ? 1 : 20));
-      if (naps % 5 == 4 && !interrupted) {
+    if (searches.empty()) work();
+    int naps = 0;
+    for (const std::future<void>& search : searches) {
+      // This thread checks for an interrupt.
+      while (search.wait_for(std::chrono::milliseconds(naps < 20 ? 1 : 20)) != std::future_status::ready) {
+        if (++naps % 5 != 0 || interrupted) continue;
         py::gil_scoped_acquire locked;
         interrupted = PyErr_CheckSignals() != 0;
         if (interrupted) stop = true;
       }
     }
-    for (std::thread& thread : threads) thread.join();
   }
   if (interrupted) throw py::error_already_set();
-  for (const std::exception_ptr& failure : failures) {
-    if (failure) std::rethrow_exception(failure);
-  }
+  for (std::future<void>& search : searches) search.get();
   py::list answers;
   for (const auto& r : found) answers.append(py::make_tuple(r.feasible, r.by_clock, r.cost, r.peak, r.sequence));
   return answers;
 }
 
-std::unique_ptr<Frontier> frontier(const py::object& weights, const py::object& values, const py::object& capacity,
-                                   const py::object& most) {
-  const border::Knapsack given(weights, values, capacity, border::kLargest);
+std::unique_ptr<Frontier> frontier(const Column& weights, const Column& values, i64 capacity, i64 most) {
+  const i64 room = border::knapsack(weights, values, capacity, border::kLargest);
   const auto points = static_cast<std::size_t>(border::integer(most, "most"));
   py::gil_scoped_release unlocked;
-  return std::unique_ptr<Frontier>(::new Frontier(given.weights, given.values, given.capacity, points));
+  return std::unique_ptr<Frontier>(::new Frontier(weights, values, room, points));
 }
 
-std::vector<std::int32_t> items(const Frontier& f, const py::object& i) {
-  return f.items(static_cast<std::size_t>(border::integer(i, "i", 0, static_cast<remat::i64>(f.size()) - 1)));
+std::vector<std::int32_t> items(const Frontier& f, i64 i) {
+  return f.items(static_cast<std::size_t>(border::integer(i, "i", 0, static_cast<i64>(f.points().size()) - 1)));
 }
 
 py::tuple points(const Frontier& f) {
-  const auto n = static_cast<py::ssize_t>(f.size());
-  py::array_t<remat::i64> weights(n), values(n);
-  auto w = weights.mutable_unchecked<1>(), v = values.mutable_unchecked<1>();
-  for (py::ssize_t i = 0; i < n; ++i) {
-    w(i) = f.weight(static_cast<std::size_t>(i));
-    v(i) = f.value(static_cast<std::size_t>(i));
+  Column weights, values;
+  for (const remat::State& point : f.points()) {
+    weights.push_back(point.w);
+    values.push_back(point.p);
   }
-  return py::make_tuple(weights, values);
+  const auto array = [](const Column& numbers) {
+    return py::array_t<i64>(static_cast<py::ssize_t>(numbers.size()), numbers.data());
+  };
+  return py::make_tuple(array(weights), array(values));
 }
 
 }  // namespace
 
+// The stub `_kernel.pyi` says what the functions return.
 PYBIND11_MODULE(_kernel, m) {
   remat::heed = [] {
     py::gil_scoped_acquire locked;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   };
-  m.doc() = "Exact 0/1 knapsack and its Pareto frontier, graph problems and step problems, in 64-bit integers.";
+  m.doc() = "Exact 0/1 knapsack and its Pareto frontier, graph problems and schedule problems, in 64-bit integers.";
   m.def("solve", &solve, py::arg("weights"), py::arg("values"), py::arg("capacity"), py::arg("seconds"),
-        py::arg("work"), py::arg("states"),
-        "(saved, value, bound, optimal, by_clock); seconds 0: no clock; work and states are counted");
-  m.def("relax", &relax, py::arg("weights"), py::arg("values"), py::arg("capacity"),
-        "(order, bound, saved, value): the linear relaxation and a greedy rounding of it");
+        py::arg("work"), py::arg("states"));
   py::class_<GraphCore>(m, "GraphCore")
       .def(py::init(&graph_core), py::arg("sizes"), py::arg("save_losses"), py::arg("recompute_losses"),
            py::arg("flags"), py::arg("starts"), py::arg("sources"), py::arg("flows"), py::arg("price"))
-      .def("run", &run, py::arg("capacity"), py::arg("limit"), py::arg("work"), py::arg("most"), py::arg("seconds"),
-           "(found, complete, bytes, loss, saved, work, by_clock): the cheapest decision that loses at most limit");
-  py::class_<StepGraph>(m, "StepGraph")
-      .def(py::init(&step_graph), py::arg("cost"), py::arg("extra"), py::arg("once"), py::arg("starts"),
+      .def("run", &run, py::arg("capacity"), py::arg("limit"), py::arg("work"), py::arg("most"), py::arg("seconds"));
+  py::class_<ScheduleGraph>(m, "ScheduleGraph")
+      .def(py::init(&schedule_graph), py::arg("cost"), py::arg("extra"), py::arg("once"), py::arg("starts"),
            py::arg("reads"), py::arg("maker"), py::arg("size"))
-      .def("anneal", &anneal, py::arg("start"), py::arg("capacity"), py::arg("turns"), py::arg("seconds"),
-           "a tuple (feasible, by_clock, cost, peak, sequence) for each turn (seed, moves, hot, cold, wide, narrow, "
-           "price)");
+      .def("anneal", &anneal, py::arg("start"), py::arg("capacity"), py::arg("turns"), py::arg("seconds"));
   py::class_<Frontier>(m, "Frontier")
       .def(py::init(&frontier), py::arg("weights"), py::arg("values"), py::arg("capacity"), py::arg("most"))
       .def("items", &items, py::arg("i"))

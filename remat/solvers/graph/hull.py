@@ -23,7 +23,7 @@ from remat.solvers.graph.flow import Losses, Network
 from remat.solvers.graph.pareto import lower_hull, pareto
 from remat.solvers.graph.problem import GraphProblem, evaluate, infeasible
 from remat.solvers.graph.reduction import reduce_graph
-from remat.solvers.kernel import kernel
+from remat.solvers.kernel import required
 
 #: Limit on the sum of all bytes and costs times their prices, so that every flow fits 64-bit integers.
 ROOM = 2**60
@@ -120,9 +120,7 @@ class Hull:
         key, cached = (edge.price, edge.scale), self._compiled
         if cached is not None and cached[0] == key:
             return cached[1]
-        module = kernel()
-        assert module is not None
-        core = module.GraphCore(*_columns(self.core, self.losses(edge)), edge.price)
+        core = required().GraphCore(*_columns(self.core, self.losses(edge)), edge.price)
         # One assignment of key and result, because another thread may call this method for another edge meanwhile.
         self._compiled = (key, core)
         return core

@@ -7,13 +7,13 @@ set of saved nodes. Unsaved nodes that backward reads are *recomputed* from the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from remat.errors import BudgetError, ProblemError
 from remat.solvers import columns
-from remat.solvers.problem import Limits, Problem, read_indices
+from remat.solvers.problem import Problem
 from remat.solvers.solution import GraphSolution
 
 
@@ -49,13 +49,9 @@ class GraphProblem(Problem[GraphSolution]):
 
     kind: ClassVar[str] = "graph"
     method: ClassVar[str] = "solve_graph"
-    expected: ClassVar[str] = (
-        "indices are due: return an iterable of node indices, or Answer(saved, bound)"
-    )
+    noun: ClassVar[str] = "decision"
     solution: ClassVar[type[GraphSolution]] = GraphSolution
     bytes_taken: ClassVar[str] = "saved_bytes"
-    bound_text: ClassVar[str] = "every decision costs at least"
-    own_text: ClassVar[str] = "its own decision costs"
 
     names: tuple[str, ...]
     inputs: tuple[tuple[int, ...], ...]
@@ -70,10 +66,11 @@ class GraphProblem(Problem[GraphSolution]):
     hints: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        self._check(columns.texts, "names")
+        self._check(columns.typed, "names", kind=str)
         self._check(columns.earlier_nodes, "inputs", names=self.names)
         self._check(columns.amounts, "cost", "size", names=self.names)
-        self._check(columns.flags, "savable", "recomputable", "in_forward", names=self.names)
+        flags = "savable", "recomputable", "in_forward"
+        self._check(columns.typed, *flags, kind=bool, names=self.names)
         self._check(columns.integers, "needed", high=len(self) - 1)
         self._check(columns.capacity, "capacity")
 
@@ -84,25 +81,13 @@ class GraphProblem(Problem[GraphSolution]):
         """Return a copy of this problem with other costs of its nodes, in another unit; only the costs are checked."""
         return self._with(cost=columns.amounts(self._label("cost"), cost, self.names), unit=unit)
 
-    def read(self, entries: list[Any]) -> tuple[int, ...]:
-        return read_indices(entries, len(self), "node")
-
     def measure(self, choice: tuple[int, ...]) -> dict[str, Any]:
-        try:
-            evaluation = evaluate(self, choice)
-        except ProblemError as error:
-            raise ProblemError(f"returned a decision that cannot run: {error}") from None
+        evaluation = evaluate(self, choice)
         return {
             "saved": evaluation.saved,
             "cost": evaluation.recompute_cost,
             "saved_bytes": evaluation.saved_bytes,
         }
-
-    def excess(self, figures: Mapping[str, Any]) -> str:
-        return f"an overweight decision: {figures['saved_bytes']} bytes"
-
-    def limits(self) -> Limits:
-        return Limits(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,19 +36,21 @@ def read_node_link(data: dict[str, Any]) -> ScheduleProblem:
     import networkx as nx
 
     nodes, links = data["nodes"], _links(data) or []
-    ids = [n.get("id", i) if isinstance(n, dict) else None for i, n in enumerate(nodes)]
-    place = {str(name): i for i, name in enumerate(ids)}
-    if None in ids or len(place) != len(ids):
+    ids = [str(n.get("id", i)) if isinstance(n, dict) else None for i, n in enumerate(nodes)]
+    by_id = dict(zip(ids, nodes, strict=True))
+    if None in by_id or len(by_id) != len(nodes):
         raise ProblemError("nodes must be objects with different ids")
     graph = nx.DiGraph()
-    graph.add_nodes_from(range(len(nodes)))
+    graph.add_nodes_from(by_id)
     for i, link in enumerate(links):
-        ends = next(((link[a], link[b]) for a, b in _EDGES if a in link and b in link), None)
-        if ends is None or any(str(e) not in place for e in ends):
+        ends = [
+            str(end) for a, b in _EDGES if a in link and b in link for end in (link[a], link[b])
+        ]
+        if not ends or not by_id.keys() >= set(ends):
             raise ProblemError(
                 f"links[{i}] is {str(link)[:60]}; expected the ids of two nodes as source and target"
             )
-        graph.add_edge(*(place[str(e)] for e in ends))
+        graph.add_edge(*ends[:2])
     if data.get("directed") is False:
         raise ProblemError("the graph is undirected; expected edges from producers to consumers")
     attributes = data.get("graph")
@@ -56,28 +58,25 @@ def read_node_link(data: dict[str, Any]) -> ScheduleProblem:
     if given is not None and not isinstance(given, list):
         raise ProblemError("graph.order must be a list of node ids")
     try:
-        order = (
-            list(nx.topological_sort(graph)) if given is None else [place[str(v)] for v in given]
-        )
+        order = list(nx.topological_sort(graph)) if given is None else [*map(str, given)]
     except nx.NetworkXUnfeasible:
         raise ProblemError(
             "the graph has a cycle; expected edges from producers to consumers"
         ) from None
-    except KeyError as error:
-        raise ProblemError(f"graph.order names {error}, which is no node") from None
-    if sorted(order) != list(range(len(nodes))):
-        raise ProblemError("graph.order must name every node once")
+    for v in order:
+        if v not in by_id:
+            raise ProblemError(f"graph.order names '{v}', which is no node")
     at = {v: i for i, v in enumerate(order)}
+    if not len(at) == len(order) == len(nodes):
+        raise ProblemError("graph.order must name every node once")
     # Names in a file may repeat, but a `ScheduleProblem` needs different names. If they repeat, use the
     # ids, which differ.
-    names = [str(nodes[v].get("name", ids[v])) for v in order]
-    if len(set(names)) < len(names):
-        names = [str(ids[v]) for v in order]
+    names = [str(by_id[v].get("name", v)) for v in order]
     return ScheduleProblem(
-        names=tuple(names),
+        names=tuple(names if len(set(names)) == len(names) else order),
         inputs=tuple(tuple(sorted(at[u] for u in graph.predecessors(v))) for v in order),
-        cost=tuple(_number(nodes[v], _COSTS, v) for v in order),
-        size=tuple(_number(nodes[v], _SIZES, v) for v in order),
+        cost=tuple(_number(by_id[v], _COSTS, v) for v in order),
+        size=tuple(_number(by_id[v], _SIZES, v) for v in order),
     )
 
 
@@ -86,8 +85,8 @@ def _links(data: dict[str, Any]) -> list[dict[str, Any]] | None:
     return links if isinstance(links, list) and all(isinstance(x, dict) for x in links) else None
 
 
-def _number(node: dict[str, Any], keys: tuple[str, ...], index: int) -> Any:
+def _number(node: dict[str, Any], keys: tuple[str, ...], name: str) -> Any:
     for key in keys:
         if key in node:
             return node[key]
-    raise ProblemError(f"nodes[{index}] has none of {', '.join(keys)}; expected one")
+    raise ProblemError(f"node '{name}' has none of {', '.join(keys)}; expected one")

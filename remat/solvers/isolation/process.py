@@ -31,7 +31,7 @@ from remat.solvers.base import Solver
 from remat.solvers.graph.problem import GraphProblem
 from remat.solvers.problem import KnapsackProblem, Problem
 from remat.solvers.schedule.problem import ScheduleProblem
-from remat.solvers.solution import Answer, ScheduleAnswer, Status
+from remat.solvers.solution import Answer, Status
 
 _START_S = 120.0  # long, because importing a plugin may import torch
 _ASK_S = 60.0
@@ -100,14 +100,12 @@ def obstacle(solver: Solver) -> str | None:
     kind = type(solver)
     if os.name != "posix":
         return "that needs a POSIX system"
-    if "<locals>" in kind.__qualname__:
-        return f"{kind.__qualname__} is defined in a function: define it at the top of a module"
     if kind.__module__ == "__main__" and _main_file() is None:
         return f"{kind.__qualname__} was typed in: put it into a file that can be imported"
     try:
         pickle.dumps(solver)
     except Exception as error:
-        return f"it cannot be pickled: {error}"
+        return f"it cannot be pickled: {error}. Define its class at the top of a module"
     return None
 
 
@@ -145,10 +143,9 @@ class Isolated(Solver):
 
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
-    ) -> ScheduleAnswer:
+    ) -> Answer:
         """Solve a schedule problem in the solver's process, and kill the process if it does not return in time."""
-        answer = self._solve(problem, time_limit)
-        return ScheduleAnswer(answer.saved, answer.bound, by_clock=answer.by_clock)
+        return self._solve(problem, time_limit)
 
     def start(self) -> None:
         """Start the solver's process unless it is running."""
@@ -172,13 +169,7 @@ class Isolated(Solver):
         # The solver's process parses the answer with `read`; the process of the caller verifies it later.
         reply = self._ask((problem.method, problem, time_limit), within_s, when)
         status = None if reply["status"] is None else Status(reply["status"])
-        return Answer(
-            reply["saved"],
-            reply["bound"],
-            value=reply["value"],
-            status=status,
-            by_clock=reply["by_clock"],
-        )
+        return Answer(**{**reply, "status": status})
 
     def _ask(
         self, question: tuple[Any, ...], within_s: float | None, when: str = ""
@@ -281,7 +272,7 @@ class _Process:
         """Send a message and return its reply; raise TimeoutError for a late reply, EOFError or OSError for none."""
         deadline = time.monotonic() + (float("inf") if within_s is None else within_s)
         # `send` and `recv_bytes` have no time limit. The watchdog kills a process that does not read the
-        # message, or that stops in the middle of its reply.
+        # message, or whose reply is late. The connection then ends.
         watchdog = threading.Timer(within_s or 0.0, _kill, (self._child,))
         watchdog.daemon = True
         if within_s is not None:
@@ -289,14 +280,13 @@ class _Process:
         try:
             # Send the limit too: the child sets an alarm, which ends it even if this process dies.
             self._connection.send((within_s, message))
-            if self._connection.poll(within_s):
-                return self._connection.recv_bytes()
-        except (EOFError, OSError):
+            return self._connection.recv_bytes()
+        except (EOFError, OSError) as error:
             if time.monotonic() < deadline:
                 raise
+            raise TimeoutError from error
         finally:
             watchdog.cancel()
-        raise TimeoutError
 
     def death(self) -> str:
         """Wait up to 5 s for the process to end, and describe how it ended, such as ``exit status 1``."""
@@ -304,12 +294,7 @@ class _Process:
             code = self._child.wait(timeout=5)
         except subprocess.TimeoutExpired:
             return "it closed its connection"
-        if code >= 0:
-            return f"exit status {code}"
-        try:
-            return f"signal {signal.Signals(-code).name}"
-        except ValueError:
-            return f"signal {-code}"
+        return f"exit status {code}" if code >= 0 else f"signal {-code} ({signal.strsignal(-code)})"
 
     def tail(self) -> str:
         """Return the last 2,000 bytes of the process's output; call this method only after the process has ended."""

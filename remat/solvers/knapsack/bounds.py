@@ -1,8 +1,5 @@
 """Linear relaxation of a knapsack: one sort of the items gives a choice that fits and a proven upper bound.
 
-The compiled kernel computes the same result about ten times as fast. The Python code defines the
-result, and runs if remat was installed without a compiler.
-
 Source: G. B. Dantzig, "Discrete-variable extremum problems", Operations Research 5 (1957).
 """
 
@@ -10,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-
-from remat.solvers.kernel import kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,16 +61,7 @@ def repair(
 
 def relax(weights: Sequence[int], values: Sequence[int], capacity: int) -> Relaxation:
     """Compute the linear relaxation's upper bound in integers, and a greedy choice within the capacity."""
-    compiled = kernel()
-    if compiled is None:
-        return relax_in_python(weights, values, capacity)
-    order, bound, saved, value = compiled.relax(weights, values, capacity)
-    return Relaxation(order=tuple(order), bound=bound, saved=tuple(saved), value=value)
-
-
-def relax_in_python(weights: Sequence[int], values: Sequence[int], capacity: int) -> Relaxation:
-    """Compute the same result as `relax` without the compiled kernel."""
-    order = tuple(i for i in efficiency_order(weights, values) if weights[i] <= capacity)
+    order = tuple([i for i in efficiency_order(weights, values) if weights[i] <= capacity])
     bound, room = 0, capacity
     for i in order:
         if weights[i] > room:
@@ -86,9 +72,10 @@ def relax_in_python(weights: Sequence[int], values: Sequence[int], capacity: int
     picked = fill(weights, order, capacity)
     # The greedy choice alone may be arbitrarily bad. The better of this choice and the most valuable
     # item has at least half the optimal value.
-    if max((values[i] for i in order), default=0) > sum(values[i] for i in picked):
+    value = values.__getitem__
+    if max(map(value, order), default=0) > sum(map(value, picked)):
         best = max(order, key=lambda i: (values[i], -weights[i], -i))
         rest = (i for i in order if i != best)
         picked = [best, *fill(weights, rest, capacity - weights[best])]
     saved = tuple(sorted(picked))
-    return Relaxation(order=order, bound=bound, saved=saved, value=sum(values[i] for i in saved))
+    return Relaxation(order=order, bound=bound, saved=saved, value=sum(map(value, saved)))

@@ -73,7 +73,10 @@ class CpSat(CoreSolver):
                 picked = list(core.repaired(picked))
             if core.value_of(picked) >= relaxed.value:
                 saved = tuple(picked)
-            bound = min(bound, _bound(core, solver, status == cp_model.OPTIMAL, saved))
+            if status == cp_model.OPTIMAL:
+                bound = core.value_of(saved)
+            elif core.total_value < _DOUBLE_LIMIT:
+                bound = min(bound, math.floor(solver.best_objective_bound + 0.5))
         proven = core.value_of(saved) == bound
         return Answer(saved, bound, by_clock=not proven and time_limit is not None)
 
@@ -136,12 +139,3 @@ class CpSat(CoreSolver):
 
 def _cost(problem: ScheduleProblem, sequence: Iterable[int]) -> int:
     return sum(problem.cost[v] for v in sequence)
-
-
-def _bound(core: KnapsackProblem, search: Any, optimal: bool, saved: tuple[int, ...]) -> int:
-    if optimal:
-        return core.value_of(saved)
-    if core.total_value >= _DOUBLE_LIMIT:
-        return core.total_value
-    claimed: float = search.best_objective_bound
-    return math.floor(claimed + 0.5)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from remat.errors import ProblemError
 from remat.solvers.base import Solver
 from remat.solvers.effort import EFFORT
 from remat.solvers.graph.pareto import knee
@@ -44,23 +43,11 @@ class KnapsackFrontier:
         return len(self.weights)
 
     def items(self, point: int) -> tuple[int, ...]:
-        """Return the sorted item indices of the choice at a point.
-
-        Raises:
-            ProblemError: ``point`` is out of range.
-        """
-        if not 0 <= point < len(self):
-            raise ProblemError(f"point is {point}; this frontier has points 0 to {len(self) - 1}")
+        """Return the sorted item indices of the choice at a point."""
         return tuple(self._items(point))
 
     def best_within(self, capacity: int) -> int:
-        """Return the index of the most valuable point that weighs at most ``capacity``.
-
-        Raises:
-            ProblemError: ``capacity`` is negative.
-        """
-        if capacity < 0:
-            raise ProblemError(f"capacity is {capacity}; expected 0 or more")
+        """Return the index of the most valuable point that weighs at most ``capacity``, which is at least 0."""
         return int(self.weights.searchsorted(capacity, side="right")) - 1
 
     def knee(self, *, by: str = "origin") -> int:
@@ -89,13 +76,8 @@ def knapsack_frontier(
     Args:
         problem: the knapsack.
         most_points: number of points above which some points are dropped.
-            `KnapsackFrontier.tolerance` states the resulting error.
-
-    Raises:
-        ProblemError: ``most_points`` is below 16.
+            `KnapsackFrontier.tolerance` states the resulting error. At least 16.
     """
-    if most_points < 16:
-        raise ProblemError(f"most_points is {most_points}; expected 16 or more")
     capacity = min(problem.capacity, problem.total_weight)
     compiled = kernel()
     if compiled is None:
@@ -103,10 +85,7 @@ def knapsack_frontier(
     frontier = compiled.Frontier(problem.weights, problem.values, capacity, most_points)
     weights, values = frontier.points()
     return KnapsackFrontier(
-        weights=weights,
-        values=values,
-        tolerance=frontier.tolerance,
-        _items=frontier.items,
+        weights=weights, values=values, tolerance=frontier.tolerance, _items=frontier.items
     )
 
 
@@ -114,62 +93,43 @@ def _by_numpy(problem: KnapsackProblem, capacity: int, most: int) -> KnapsackFro
     """Compute the frontier of a knapsack with NumPy; used if the compiled kernel is missing."""
     import numpy as np
 
-    free = [
-        i
-        for i, (w, v) in enumerate(zip(problem.weights, problem.values, strict=True))
-        if w == 0 and v
-    ]
-    weight = np.zeros(1, dtype=np.int64)
-    value = np.full(1, problem.value_of(free), dtype=np.int64)
-    node = np.full(1, -1, dtype=np.int64)
-    # A point is an earlier point plus one item. Both are stored, so that `items` can collect the items of a point.
-    parents: list[int] = []
-    item_of: list[int] = []
+    free = [i for i, w in enumerate(problem.weights) if w == 0 and problem.values[i]]
+    weights = np.zeros(1, dtype=np.int64)
+    values = np.full(1, problem.value_of(free), dtype=np.int64)
+    # For each item, the point before it from which each point comes, and whether the point adds the item.
+    history: list[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.bool_]]] = []
     factor = 1.0
     for i, (w, v) in enumerate(zip(problem.weights, problem.values, strict=True)):
         if w == 0 or v == 0 or w > capacity:
             continue
-        fits = weight <= capacity - w
-        all_w = np.concatenate([weight, weight[fits] + w])
-        all_v = np.concatenate([value, value[fits] + v])
-        # -1 is the empty choice, and -2 - k is a new point that adds this item to point k.
-        all_n = np.concatenate([node, -2 - np.flatnonzero(fits)])
-        order = np.lexsort((-all_v, all_w))
-        all_w, all_v, all_n = all_w[order], all_v[order], all_n[order]
-        best_before = np.concatenate([[-1], np.maximum.accumulate(all_v)[:-1]])
-        keep = all_v > best_before
-        all_w, all_v, all_n = all_w[keep], all_v[keep], all_n[keep]
-        if len(all_w) > most:
+        before = np.concatenate([np.arange(len(weights)), np.flatnonzero(weights <= capacity - w)])
+        added = np.arange(len(before)) >= len(weights)
+        weights, values = weights[before] + w * added, values[before] + v * added
+        kept = np.lexsort((-values, weights))
+        best_before = np.concatenate([[-1], np.maximum.accumulate(values[kept])[:-1]])
+        kept = kept[values[kept] > best_before]
+        if len(kept) > most:
             step = 1e-9
             while True:
-                level = np.floor(np.log(np.maximum(all_v, 1)) / np.log1p(step))
+                level = np.floor(np.log(np.maximum(values[kept], 1)) / np.log1p(step))
                 first = np.concatenate([[True], np.diff(level) > 0])
                 if first.sum() <= most // 2:  # half, so that the next item stays below `most`
                     break
                 step *= 4
-            all_w, all_v, all_n = all_w[first], all_v[first], all_n[first]
+            kept = kept[first]
             factor *= 1 + step
-        fresh = all_n < -1
-        start = len(parents)
-        parents.extend(int(node[-2 - n]) for n in all_n[fresh])
-        item_of.extend([i] * int(fresh.sum()))
-        all_n[fresh] = np.arange(start, len(parents))
-        weight, value, node = all_w, all_v, all_n
+        weights, values = weights[kept], values[kept]
+        history.append((i, before[kept], added[kept]))
 
     def items(point: int) -> list[int]:
         chosen = list(free)
-        n = int(node[point])
-        while n >= 0:
-            chosen.append(item_of[n])
-            n = parents[n]
+        for i, before, added in reversed(history):
+            if added[point]:
+                chosen.append(i)
+            point = before[point]
         return sorted(chosen)
 
-    return KnapsackFrontier(
-        weights=weight,
-        values=value,
-        tolerance=factor - 1.0,
-        _items=items,
-    )
+    return KnapsackFrontier(weights=weights, values=values, tolerance=factor - 1.0, _items=items)
 
 
 class DynamicMemoryBudget(Solver):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from remat.solvers.highs import milp
-from remat.solvers.knapsack.tolerances import Attempt, ToleranceSolver
+from remat.solvers.knapsack.tolerances import ToleranceSolver
 from remat.solvers.problem import KnapsackProblem
 
 
@@ -27,7 +27,9 @@ class Milp(ToleranceSolver):
     name: ClassVar[str] = "milp"
     requires: ClassVar[tuple[str, ...]] = ("scipy", "numpy")
 
-    def attempt(self, problem: KnapsackProblem, time_limit: float | None) -> Attempt:
+    def attempt(
+        self, problem: KnapsackProblem, time_limit: float | None
+    ) -> tuple[tuple[int, ...], float]:
         """Run HiGHS to proven optimality, or to its limit: time, or nodes if there is no time limit."""
         import numpy as np
 
@@ -41,4 +43,4 @@ class Milp(ToleranceSolver):
             time_limit=time_limit,
         )
         picked = () if result.x is None else tuple(np.flatnonzero(result.x > 0.5).tolist())
-        return Attempt(picked=picked, upper=-result.bound)
+        return picked, -result.bound

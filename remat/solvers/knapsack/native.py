@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import ClassVar
 
-from remat.errors import SolverError
 from remat.solvers.base import Solver
 from remat.solvers.effort import EFFORT
-from remat.solvers.kernel import kernel, missing
+from remat.solvers.kernel import missing, required
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.schedule.annealing import anneal
 from remat.solvers.schedule.problem import ScheduleProblem
@@ -53,7 +51,7 @@ class Native(Solver):
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
         """Solve a schedule problem by simulated annealing; the schedule need not be optimal."""
-        return anneal(_compiled(), problem, time_limit=time_limit)
+        return anneal(problem, time_limit=time_limit)
 
     def search(
         self, problem: KnapsackProblem, *, work: int, states: int, time_limit: float | None = None
@@ -67,7 +65,7 @@ class Native(Solver):
                 `SolverEffort.states_kept`.
             time_limit: seconds; None: no clock.
         """
-        saved, value, bound, optimal, by_clock = _compiled().solve(
+        saved, value, bound, optimal, by_clock = required().solve(
             problem.weights,
             problem.values,
             min(problem.capacity, problem.total_weight),
@@ -82,10 +80,3 @@ class Native(Solver):
             status=Status.OPTIMAL if optimal else Status.FEASIBLE,
             by_clock=by_clock,
         )
-
-
-def _compiled() -> ModuleType:
-    compiled = kernel()
-    if compiled is None:
-        raise SolverError(Native.name, f"solver '{Native.name}': {missing()}")
-    return compiled

@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from remat.solvers.knapsack.tolerances import Attempt, ToleranceSolver
+from remat.solvers.knapsack.tolerances import ToleranceSolver
 from remat.solvers.problem import KnapsackProblem
 
 #: Modules of other solvers, which PuLP imports if it can.
@@ -49,7 +49,9 @@ class PulpCbc(ToleranceSolver):
             return None
         return "PuLP is installed, but no CBC binary: pip install 'pulp[cbc]'"
 
-    def attempt(self, problem: KnapsackProblem, time_limit: float | None) -> Attempt:
+    def attempt(
+        self, problem: KnapsackProblem, time_limit: float | None
+    ) -> tuple[tuple[int, ...], float]:
         """Run CBC to proven optimality, or until its limit on time or nodes."""
         started = time.monotonic()
         pulp = load_pulp()
@@ -73,7 +75,7 @@ class PulpCbc(ToleranceSolver):
         optimal = _is_optimal(pulp, model, outcome)
         upper = float(pulp.value(model.objective)) if optimal else float("inf")
         picked = tuple(i for i, x in enumerate(picks) if (x.varValue or 0.0) > 0.5)
-        return Attempt(picked=picked, upper=upper)
+        return picked, upper
 
 
 def _is_optimal(pulp: Any, model: Any, outcome: Any) -> bool:

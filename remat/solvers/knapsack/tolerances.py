@@ -13,7 +13,6 @@ weights of a billion, CBC returned choices of half the optimal value as optimal.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 from remat.solvers.knapsack.reduction import CoreSolver
@@ -22,14 +21,6 @@ from remat.solvers.solution import Answer
 
 _WEIGHT_LIMIT = 10**8  # well below the weights of a billion in the module's docstring
 _RELATIVE_TRUST = 1e-6  # fraction added to an upper bound; HiGHS's bounds were seen 1e-7 too low
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """Items that a floating-point solver picked in a scaled knapsack, and its upper bound, which may be infinite."""
-
-    picked: tuple[int, ...]
-    upper: float
 
 
 class ToleranceSolver(CoreSolver):
@@ -48,19 +39,21 @@ class ToleranceSolver(CoreSolver):
         scaled, value_unit = scale_down(
             core, weight_limit=_WEIGHT_LIMIT, value_limit=self.value_limit
         )
-        relaxed, attempt = core.relaxed(), self.attempt(scaled, time_limit)
+        relaxed, (picked, upper) = core.relaxed(), self.attempt(scaled, time_limit)
         bound = relaxed.bound
-        if math.isfinite(attempt.upper):  # raise the bound by the possible rounding error
-            margin = max(0.5, abs(attempt.upper) * _RELATIVE_TRUST)
-            bound = min(bound, value_unit * math.floor(attempt.upper + margin))
-        saved = max(relaxed.saved, core.repaired(attempt.picked), key=core.value_of)
+        if math.isfinite(upper):  # raise the bound by the possible rounding error
+            margin = max(0.5, abs(upper) * _RELATIVE_TRUST)
+            bound = min(bound, value_unit * math.floor(upper + margin))
+        saved = max(relaxed.saved, core.repaired(picked), key=core.value_of)
         value = core.value_of(saved)
         return Answer(saved, max(bound, value), by_clock=bound > value and time_limit is not None)
 
-    def attempt(self, problem: KnapsackProblem, time_limit: float | None) -> Attempt:
+    def attempt(
+        self, problem: KnapsackProblem, time_limit: float | None
+    ) -> tuple[tuple[int, ...], float]:
         """Solve a scaled knapsack to proven optimality, or until a limit on time or search nodes.
 
-        The picked items may exceed the capacity slightly.
+        Returns the picked items, which may exceed the capacity slightly, and an upper bound, which may be infinite.
         """
         raise NotImplementedError
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from types import ModuleType
 
 from remat.errors import ProblemError
 from remat.solvers.effort import EFFORT
+from remat.solvers.kernel import required
 from remat.solvers.schedule.core import ScheduleCore, schedule_core
 from remat.solvers.schedule.eviction import evicting
 from remat.solvers.schedule.problem import ScheduleProblem, evaluate_schedule, not_found
@@ -36,12 +36,7 @@ _AGAIN = ((0.3, 1e-3, 0.05, 0.005, 0.05), (0.1, 1e-3, 0.02, 0.002, 0.25))
 _NEAR = ((0.5, 1e-3, 0.05, 0.002, 0.05), (0.1, 1e-3, 0.02, 0.002, 0.25))
 
 
-def anneal(
-    compiled: ModuleType,
-    problem: ScheduleProblem,
-    *,
-    time_limit: float | None = None,
-) -> ScheduleAnswer:
+def anneal(problem: ScheduleProblem, *, time_limit: float | None = None) -> ScheduleAnswer:
     """Return the cheapest schedule within the capacity that simulated annealing finds.
 
     The first searches start from the best of these schedules: every node once, the schedule from
@@ -62,7 +57,7 @@ def anneal(
     by_clock = False
     # A schedule within the capacity that runs each node once is optimal: no search is needed.
     if rank(best)[:2] != (False, least):
-        graph = compiled.StepGraph(*core.columns())
+        graph = required().ScheduleGraph(*core.columns())
         capacity = core.capacity >> core.shift
         deadline = None if time_limit is None else time.monotonic() + time_limit
         moves = min(EFFORT.most_moves, EFFORT.moves * len(problem) + 1_000)
@@ -83,12 +78,7 @@ def anneal(
 
 
 def improve(
-    compiled: ModuleType,
-    problem: ScheduleProblem,
-    sequence: Sequence[int],
-    boundary: int,
-    *,
-    moves: int,
+    problem: ScheduleProblem, sequence: Sequence[int], boundary: int, *, moves: int
 ) -> list[tuple[tuple[int, ...], int]]:
     """Lower the cost of a schedule that fits the capacity, or the peak of a schedule that exceeds the capacity.
 
@@ -99,14 +89,15 @@ def improve(
     """
     core = schedule_core(problem)
     best = (tuple(sequence), boundary)
-    graph = compiled.StepGraph(*core.columns())
+    graph = required().ScheduleGraph(*core.columns())
     turns = [(seed, moves, *row) for seed, row in enumerate(_NEAR, 1)]
     start = core.apply(problem, *best)
     annealed = graph.anneal(start, core.capacity >> core.shift, turns, 0.0)
     candidates = {best, *(core.invert(s) for *_, s in annealed)}
 
     def with_boundary(sequence: tuple[int, ...], boundary: int) -> tuple[tuple[int, ...], int]:
-        first = _first_boundary(problem, sequence)
+        begun = {v: position for position, v in reversed([*enumerate(sequence)])}
+        first = max((begun[v] + 1 for v in problem.forward), default=0)
         fits = first < boundary and not _rank(problem, sequence, first)[0]
         return sequence, first if fits else boundary
 
@@ -121,16 +112,6 @@ def _rank(
     evaluation = evaluate_schedule(problem, runs, boundary)
     over = problem.capacity is not None and evaluation.peak_bytes > problem.capacity
     return over, evaluation.peak_bytes if over else evaluation.cost, evaluation.peak_bytes
-
-
-def _first_boundary(problem: ScheduleProblem, sequence: Sequence[int]) -> int:
-    """Return the first position before which all nodes in ``problem.forward`` have run."""
-    missing = set(problem.forward)
-    for position, v in enumerate(sequence):
-        if not missing:
-            return position
-        missing.discard(v)
-    return len(sequence)
 
 
 def _starts(problem: ScheduleProblem, core: ScheduleCore) -> list[tuple[int, ...]]:

@@ -90,7 +90,7 @@ def with_copies(
     for c in copies:
         size[c.value] -= c.nbytes
     nbytes = [c.nbytes for c in copies]
-    part_of = [-1 if p < 0 else p + k for p in problem.part_of or [-1] * n]
+    part_of = [-1 if p < 0 else p + k for p in problem.part_of]
     nothing = [0] * k
     names = [problem.names[c.value] for c in copies]
     changed = ScheduleProblem(
@@ -109,7 +109,7 @@ def with_copies(
             *(problem.maker(c.value) + k for c in copies),
             *(-1 for _ in copies),
         ),
-        extra=(*nothing, *(problem.extra or [0] * n), *nothing, *nothing),
+        extra=(*nothing, *problem.extra, *nothing, *nothing),
         **{
             label: tuple(v + k for v in getattr(problem, label))
             for label in ("ordered", "at_start", "at_boundary", "to_end")

@@ -49,7 +49,7 @@ class ScheduleCore:
     boundary: int
 
     def columns(self) -> tuple[Sequence[int], ...]:
-        """Return the arguments of the kernel's `StepGraph`, with large costs and bytes scaled down."""
+        """Return the arguments of the kernel's `ScheduleGraph`, with large costs and bytes scaled down."""
         # Bytes are rounded up, so a schedule that fits in the kernel also fits the problem.
         starts = (0, *accumulate(map(len, self.reads)))
         return (
@@ -137,7 +137,7 @@ def schedule_core(problem: ScheduleProblem) -> ScheduleCore:
         order.insert(len(order) - len(problem.backward), boundary)
     return ScheduleCore(
         cost=(*problem.cost, *(0,) * (count - n)),
-        extra=(*(problem.extra or (0,) * n), *(0,) * (count - n)),
+        extra=(*problem.extra, *(0,) * (count - n)),
         once=tuple(int(v in pinned) for v in range(count)),
         reads=tuple(reads),
         maker=tuple(maker),

@@ -63,8 +63,9 @@ def evicting(problem: ScheduleProblem) -> list[int] | None:
             if maker[u] in gone or len(runs) > most or not run(maker[u], position, mine):
                 return False
         fresh = [i for i in results[v] if i not in alive]
-        extra = problem.extra_bytes(v)
-        if not room(sum(size[i] for i in fresh) + extra, mine | set(results[v]), position):
+        if not room(
+            sum(size[i] for i in fresh) + problem.extra[v], mine | set(results[v]), position
+        ):
             return False
         runs.append(v)
         if v in fixed:

@@ -28,8 +28,7 @@ class OffloadProblem:
         times: time of one run of each node, also of backward nodes, in the unit of the costs.
         copy_time: for each node, the time of the copy of its value to the host, which is also the
             time of the copy back; -1 if the value must not be offloaded.
-        host_size: for each node, the bytes that a copy of its value takes in the host's memory; empty: as many
-            as on the device.
+        host_size: for each node, the bytes that a copy of its value takes in the host's memory.
         host_capacity: bytes that may lie in the host's memory at one time; None: no limit.
         always: nodes whose values are offloaded in every decision, if backward reads the values
             that forward made.
@@ -38,13 +37,9 @@ class OffloadProblem:
     schedule_problem: ScheduleProblem
     times: tuple[int, ...]
     copy_time: tuple[int, ...]
-    host_size: tuple[int, ...] = ()
+    host_size: tuple[int, ...]
     host_capacity: int | None = None
     always: tuple[int, ...] = ()
-
-    def on_host(self, node: int) -> int:
-        """Return the bytes that a copy of a node's value takes in the host's memory."""
-        return self.host_size[node] if self.host_size else self.schedule_problem.size[node]
 
     def host_over(self, host_bytes: int) -> int:
         """Return by how many bytes ``host_bytes`` exceed the host's capacity; 0 if they fit."""
@@ -65,11 +60,6 @@ class CarriedSchedule:
     sequence: tuple[int, ...]
     evaluation: ScheduleEvaluation
     idle: dict[int, tuple[int, int]]
-
-    @property
-    def boundary(self) -> int:
-        """Position in the schedule at which backward begins."""
-        return self.evaluation.boundary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +87,6 @@ class OffloadPlan:
     host_bytes: int
     over: int
     placement: Placement
-
-    @property
-    def exposed(self) -> int:
-        """Exposed transfer time: the time for which the schedule waits for the host link."""
-        return self.placement.exposed_time
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -187,9 +172,9 @@ def evaluate_offloads(
         )
     alive = [a + c for a, c in zip(evaluation.bytes_alive, accumulate(change), strict=False)]
     times = [problem.times[v] for v in schedule.sequence]
-    placed = place(times, schedule.boundary, alive, transfers, capacity)
+    placed = place(times, evaluation.boundary, alive, transfers, capacity)
     # All sends end before backward begins, and no fetch begins earlier, so the host holds all values at once.
-    host_bytes, most = sum(map(problem.on_host, used)), placed.bytes_alive
+    host_bytes, most = sum(problem.host_size[v] for v in used), placed.bytes_alive
     # The device's excess is summed over all positions of the schedule, so add the host's excess for each
     # position too. Otherwise the device's excess would outweigh the host's.
     over = problem.host_over(host_bytes) * len(most)

@@ -106,7 +106,8 @@ class OffloadSearch:
                 break
             if self.may_offload(v):
                 offload_plan = self.evaluate(saved, best.schedule, (*best.offloaded, v))
-                if offload_plan.over < best.over and offload_plan.exposed <= best.exposed:
+                exposed_time = offload_plan.placement.exposed_time
+                if offload_plan.over < best.over and exposed_time <= best.placement.exposed_time:
                     best = offload_plan
         return self._drop_offloads(self._fit_capacity(best, again=False))
 
@@ -177,7 +178,7 @@ class OffloadSearch:
         order: list[int] = []
         host_bytes = start.host_bytes
         for *_, v in sorted(rates):
-            more = 0 if v in start.offloaded else problem.on_host(v)
+            more = 0 if v in start.offloaded else problem.host_size[v]
             if not problem.host_over(host_bytes + more):
                 order, host_bytes = [*order, v], host_bytes + more
         # Bisect for the shortest prefix of `order` that fits; take the whole list if no prefix fits.

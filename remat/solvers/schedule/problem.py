@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate, combinations, pairwise, product
 from typing import Any, ClassVar
 
 from remat.errors import BudgetError, ProblemError
 from remat.solvers import columns
 from remat.solvers.columns import as_integer
 from remat.solvers.problem import Limits, Problem
-from remat.solvers.solution import Schedule, ScheduleAnswer
+from remat.solvers.solution import Schedule
 
 #: Largest number of runs per node of a schedule, on average. Longer schedules are refused as a
 #: solver's mistake.
@@ -48,8 +48,9 @@ class ScheduleProblem(Problem[Schedule]):
         part_of: for each node, -1 if the node has runs of its own. Otherwise the node is a *part*:
             an additional result of another node's run, as for an operator with several results.
             The entry of a part is the node that makes it. Parts have no inputs, cost or extra
-            bytes. An empty tuple: there are no parts.
-        extra: bytes that a run of each node takes besides its inputs and results. Empty: none.
+            bytes. The constructor replaces an empty tuple by -1 for each node.
+        extra: bytes that a run of each node takes besides its inputs and results. The constructor
+            replaces an empty tuple by 0 for each node.
         once: nodes that may not run a second time.
         ordered: nodes whose first runs must come in this order.
         at_start: nodes that never run, and whose values exist from the start to the last run that
@@ -63,8 +64,8 @@ class ScheduleProblem(Problem[Schedule]):
         to_end: nodes whose value stays in memory to the end, from the node's last run on.
         resident: bytes that are alive all the time.
         unit: unit of ``cost``.
-        hints: schedules that a solver may start from, which may exceed the capacity. Problems that
-            differ only in ``hints`` are equal.
+        hints: schedules that a solver may start from, which may exceed the capacity and are not
+            checked. Problems that differ only in ``hints`` are equal.
 
     Raises:
         ProblemError: an argument is invalid; the message names it, with the node.
@@ -72,15 +73,9 @@ class ScheduleProblem(Problem[Schedule]):
 
     kind: ClassVar[str] = "schedule"
     method: ClassVar[str] = "solve_schedule"
-    answer: ClassVar[type[ScheduleAnswer]] = ScheduleAnswer
-    expected: ClassVar[str] = (
-        "nodes are due: return an iterable of nodes in the order in which they run, or "
-        "ScheduleAnswer(sequence, bound)"
-    )
+    noun: ClassVar[str] = "schedule"
     solution: ClassVar[type[Schedule]] = Schedule
     bytes_taken: ClassVar[str] = "peak_bytes"
-    bound_text: ClassVar[str] = "every schedule costs at least"
-    own_text: ClassVar[str] = "its own schedule costs"
 
     names: tuple[str, ...]
     inputs: tuple[tuple[int, ...], ...]
@@ -101,7 +96,7 @@ class ScheduleProblem(Problem[Schedule]):
     hints: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        self._check(columns.texts, "names")
+        self._check(columns.typed, "names", kind=str)
         names = self.names
         if len(set(names)) != len(names):
             twice = next(name for name, count in Counter(names).items() if count > 1)
@@ -110,45 +105,30 @@ class ScheduleProblem(Problem[Schedule]):
             )
         last = len(names) - 1
         self._check(columns.earlier_nodes, "inputs", names=names)
-        self._check(columns.amounts, "cost", "size", names=names)
-        self._check(columns.sequence, "extra", "part_of")
-        if self.extra:
-            self._check(columns.amounts, "extra", names=names)
-        if self.part_of:
-            self._check(columns.sequence, "part_of", length=len(names))
-            self._check(columns.integers, "part_of", low=-1, high=last, names=names)
+        self._check(columns.sequence, "extra", length=len(names), default=0)
+        self._check(columns.sequence, "part_of", length=len(names), default=-1)
+        self._check(columns.amounts, "cost", "size", "extra", names=names)
+        self._check(columns.integers, "part_of", low=-1, high=last, names=names)
         self._check(columns.integers, *_SETS, high=last)
-
-        def schedules(label: str, given: Any) -> tuple[tuple[int, ...], ...]:
-            rows = enumerate(columns.sequence(label, given))
-            return tuple(columns.integers(f"{label}[{i}]", row, high=last) for i, row in rows)
-
         self._check(columns.integer, "resident")
         self._check(columns.capacity, "capacity")
-        self._check(schedules, "hints")
         self._check_roles()
 
     def _check_roles(self) -> None:
         """Check that fields of nodes, such as ``once``, do not contradict each other; fill in ``backward``."""
+        named = {label: set(getattr(self, label)) for label in _SETS} | {"part_of": self.parts}
         for label in _SETS:
-            if len(set(getattr(self, label))) != len(getattr(self, label)):
+            if len(named[label]) != len(getattr(self, label)):
                 raise ProblemError(f"ScheduleProblem.{label} names a node twice")
-        for label, other_label in (("at_start", "at_boundary"), ("forward", "backward")):
-            for i in set(getattr(self, label)) & set(getattr(self, other_label)):
+        for label, other_label in _DISJOINT:
+            for i in sorted(named[label] & named[other_label]):
                 raise ProblemError(
                     f"ScheduleProblem.{label} and .{other_label} both name '{self.names[i]}'"
                 )
         given = self.given
-        running = {
-            label: set(getattr(self, label)) for label in ("once", "ordered", "forward", "backward")
-        }
-        running["part_of"] = {i for i, p in enumerate(self.part_of) if p >= 0 and i in given}
         for i in sorted(given | self.parts):
-            why = "is there without a run" if i in given else "is part of another node"
-            for label, nodes in running.items():
-                if i in nodes:
-                    raise self._misnamed(label, i, why)
-            if self.inputs[i] or self.cost[i] or self.extra_bytes(i):
+            if self.inputs[i] or self.cost[i] or self.extra[i]:
+                why = "is there without a run" if i in given else "is part of another node"
                 raise ProblemError(
                     f"ScheduleProblem has inputs, a cost or extra bytes for '{self.names[i]}', which {why}; "
                     "expected none"
@@ -175,8 +155,10 @@ class ScheduleProblem(Problem[Schedule]):
                 )
         for i in self.forward:
             if late[i]:
-                why = "reads what is only there after the boundary"
-                raise self._misnamed("forward", i, why)
+                raise ProblemError(
+                    f"ScheduleProblem.forward names '{self.names[i]}', which reads a value that is only there after the "
+                    "boundary"
+                )
 
     def _late(self) -> bytearray:
         """Return, for each node, 1 if the node's value is available only after the boundary, otherwise 0."""
@@ -191,9 +173,6 @@ class ScheduleProblem(Problem[Schedule]):
             maker = self.maker(i)
             late[i] |= late[maker] if maker != i else any(late[j] for j in row)
         return late
-
-    def _misnamed(self, label: str, node: int, why: str) -> ProblemError:
-        return ProblemError(f"ScheduleProblem.{label} names '{self.names[node]}', which {why}")
 
     def __len__(self) -> int:
         return len(self.names)
@@ -227,13 +206,9 @@ class ScheduleProblem(Problem[Schedule]):
             results[self.part_of[i]].append(i)
         return results
 
-    def extra_bytes(self, node: int) -> int:
-        """Return the bytes that a run of a node takes besides its inputs and results."""
-        return self.extra[node] if self.extra else 0
-
     def maker(self, node: int) -> int:
         """Return the node whose run makes the value of ``node``: its ``part_of`` for a part, or ``node`` itself."""
-        return self.part_of[node] if self.part_of and self.part_of[node] >= 0 else node
+        return node if self.part_of[node] < 0 else self.part_of[node]
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -261,10 +236,7 @@ class ScheduleProblem(Problem[Schedule]):
         return tuple(runs)
 
     def measure(self, choice: tuple[int, ...]) -> dict[str, Any]:
-        try:
-            evaluation = evaluate_schedule(self, choice)
-        except ProblemError as error:
-            raise ProblemError(f"returned a schedule that cannot run: {error}") from None
+        evaluation = evaluate_schedule(self, choice)
         return {
             "sequence": choice,
             "cost": evaluation.cost,
@@ -273,8 +245,8 @@ class ScheduleProblem(Problem[Schedule]):
         }
 
     def excess(self, figures: Mapping[str, Any]) -> str:
-        runs = figures["sequence"]
-        at = evaluate_schedule(self, runs).peak_at
+        runs, peak = figures["sequence"], figures["peak_bytes"]
+        at = evaluate_schedule(self, runs).bytes_alive.index(peak) if runs else 0
         where = f" at run {at} ('{self.names[runs[at]]}')" if runs else ""
         return f"a schedule with a peak of {figures['peak_bytes']} bytes{where}"
 
@@ -298,7 +270,12 @@ class ScheduleProblem(Problem[Schedule]):
 
 #: Marks in `ScheduleEvaluator`: a node that may run only once, and a node without runs of its own.
 _ONCE, _NEVER = 1, 2
-_SETS = ("once", "ordered", "at_start", "forward", "backward", "at_boundary", "to_end")
+#: Fields that name nodes with runs of their own, and fields that name nodes without.
+_RUNNING, _IDLE = ("once", "ordered", "forward", "backward"), ("at_start", "at_boundary", "part_of")
+#: Fields that are sets of nodes.
+_SETS = (*_RUNNING, "at_start", "at_boundary", "to_end")
+#: Pairs of fields that may not name the same node.
+_DISJOINT = (*combinations(_IDLE, 2), *product(_IDLE, _RUNNING), ("forward", "backward"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,14 +285,12 @@ class ScheduleEvaluation:
     Attributes:
         cost: summed cost of all runs, in the problem's unit.
         peak_bytes: most bytes alive at one time.
-        peak_at: position of the first run that reaches the peak; 0 for a schedule without runs.
         boundary: position at which backward begins; the number of runs if there is no backward.
         bytes_alive: bytes alive during each run.
     """
 
     cost: int
     peak_bytes: int
-    peak_at: int
     boundary: int
     bytes_alive: tuple[int, ...]
 
@@ -404,13 +379,10 @@ class ScheduleEvaluator:
                 change[ended[i] + 1] -= size[i]
         change[0] += problem.resident
         alive = list(accumulate(change[: len(sequence)]))
-        if problem.extra:
-            alive = [nbytes + problem.extra[v] for nbytes, v in zip(alive, sequence, strict=True)]
-        peak = max(alive, default=problem.resident + self._idle_bytes)
+        alive = [nbytes + problem.extra[v] for nbytes, v in zip(alive, sequence, strict=True)]
         return ScheduleEvaluation(
             cost=sum(problem.cost[v] for v in sequence),
-            peak_bytes=peak,
-            peak_at=alive.index(peak) if alive else 0,
+            peak_bytes=max(alive, default=problem.resident + self._idle_bytes),
             boundary=boundary,
             bytes_alive=tuple(alive),
         )
@@ -448,7 +420,7 @@ def least_peak(problem: ScheduleProblem) -> tuple[int, int]:
     results = problem.results
     for v in problem.runnable:
         there = {u for u in problem.inputs[v] if u not in always}.union(results[v])
-        nbytes = base + sum(problem.size[u] for u in there) + problem.extra_bytes(v)
+        nbytes = base + sum(problem.size[u] for u in there) + problem.extra[v]
         if nbytes > most:
             most, which = nbytes, v
     return most, which

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,27 +39,6 @@ _Copy = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
-    """A pause of the schedule, until a copy on the host link has ended.
-
-    In forward, the node run ``at`` cannot start until a copy ends: the link to the host has been busy
-    without a pause since the end of the node run ``begin``. A wait at the end of forward comes after the last run of
-    forward, and ``at`` is this run. In backward, time is mirrored: the schedule waits after the run
-    ``at``, and the link stays busy until the run ``begin`` starts.
-
-    Attributes:
-        begin: position of the run at which the busy period of the link begins (in forward) or ends
-            (in backward).
-        at: position of the run next to the wait.
-        time: length of the wait, in the unit of the times of runs.
-    """
-
-    begin: int
-    at: int
-    time: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
     """Positions of the copies in a schedule, and the resulting memory and waits.
 
@@ -66,20 +46,13 @@ class Placement:
         freed: for each transfer, position of the forward run after which its memory is free.
         fetched: for each transfer, position of the backward run before which its fetch begins.
         bytes_alive: bytes alive on the device during each run.
-        sending: waits of forward for copies to the host.
-        fetching: waits of backward for copies to the device.
+        exposed_time: exposed transfer time: the total time for which the schedule waits for the link.
     """
 
     freed: tuple[int, ...]
     fetched: tuple[int, ...]
     bytes_alive: tuple[int, ...]
-    sending: tuple[Wait, ...]
-    fetching: tuple[Wait, ...]
-
-    @property
-    def exposed_time(self) -> int:
-        """Exposed transfer time: the total time for which the schedule waits for the link."""
-        return sum(w.time for w in (*self.sending, *self.fetching))
+    exposed_time: int
 
 
 def place(
@@ -106,19 +79,16 @@ def place(
     """
     # Each send starts as early as possible, each fetch ends as late as possible, and neither delays another copy.
     n = len(times)
-    alive = list(bytes_alive)
     sends, fetches = _queues(n, transfers)
-    head = alive[:boundary]
+    head, tail = list(bytes_alive[:boundary]), list(bytes_alive[boundary:])[::-1]
     freed, sending = _through(times[:boundary], head, sends, capacity)
     # Fetches are sends with time reversed, so both directions share `_through`.
-    tail = alive[boundary:][::-1]
-    mirrored, waits = _through(times[boundary:][::-1], tail, fetches, capacity)
+    mirrored, fetching = _through(times[boundary:][::-1], tail, fetches, capacity)
     return Placement(
         freed=tuple(freed[i] for i in range(len(transfers))),
         fetched=tuple(n - 1 - mirrored[i] for i in range(len(transfers))),
         bytes_alive=(*head, *reversed(tail)),
-        sending=tuple(sending),
-        fetching=tuple(Wait(begin=n - 1 - w.begin, at=n - 1 - w.at, time=w.time) for w in waits),
+        exposed_time=sending + fetching,
     )
 
 
@@ -134,10 +104,11 @@ def exposed_time_at(
     ``freed`` and ``fetched`` are as in `Placement`, and the copies queue in the same order as in `place`.
     """
     n = len(times)
-    outward, back = _queues(n, transfers)
-    sends = [(entry, time, freed[i]) for entry, _, time, i in outward]
-    fetches = [(entry, time, n - 1 - fetched[i]) for entry, _, time, i in back]
-    return _exposed_time(times[:boundary], sends) + _exposed_time(times[boundary:][::-1], fetches)
+    sends, fetches = _queues(n, transfers)
+    mirrored = [n - 1 - position for position in fetched]
+    _, sending = _through(times[:boundary], [0] * n, sends, None, freed)
+    _, fetching = _through(times[boundary:][::-1], [0] * n, fetches, None, mirrored)
+    return sending + fetching
 
 
 def _queues(n: int, transfers: Sequence[Transfer]) -> tuple[list[_Copy], list[_Copy]]:
@@ -150,44 +121,33 @@ def _queues(n: int, transfers: Sequence[Transfer]) -> tuple[list[_Copy], list[_C
     )
 
 
-def _exposed_time(times: Sequence[int], queue: Sequence[tuple[int, int, int]]) -> int:
-    """Compute how long runs wait for copies, each (run after which it queues, duration, deadline run)."""
-    now = idle_from = exposed_time = entered = 0
-    due: dict[int, int] = {}  # for each run, the time at which the copies due at its end have ended
-    for at, time in enumerate(times):
-        now += time
-        while entered < len(queue) and queue[entered][0] == at:
-            _, copying, leaves = queue[entered]
-            idle_from = max(idle_from, now) + copying
-            due[leaves] = idle_from
-            entered += 1
-        late = max(0, due.get(at, 0) - now)
-        exposed_time, now = exposed_time + late, now + late
-    return exposed_time
-
-
 def _through(
     times: Sequence[int],
     alive: list[int],
     queue: Sequence[_Copy],
     capacity: int | None,
-) -> tuple[dict[int, int], list[Wait]]:
-    """Find when queued copies end, add their bytes to ``alive``; return the run at which each ends, and the waits."""
-    now = idle_from = held = entered = begin = 0
+    latest: Sequence[int] | None = None,
+) -> tuple[dict[int, int], int]:
+    """Find when queued copies end, and add their bytes to ``alive``; return the run at which each ends, and the time waited.
+
+    Runs wait for the link if the bytes of queued copies exceed the capacity, and at the end of the last run. For each
+    transfer, ``latest`` may name an earlier run at whose end the copy must have ended.
+    """
+    now = idle_from = held = entered = exposed_time = 0
+    last = len(times) - 1
+    # Copies end in the order of the queue, so a copy ends no later than the copies behind it.
+    due = [last if latest is None else latest[which] for *_, which in reversed(queue)]
+    due = [*accumulate(due, min)][::-1]
     inside: deque[tuple[int, int, int, int]] = deque()
     left: dict[int, int] = {}
-    waits: list[Wait] = []
-    last = len(times) - 1
     for at in range(len(times) + 1):
-        room = capacity if at <= last else -1  # after the last run, -1 makes every copy end
         while inside:
-            end, nbytes, which, begun = inside[0]
-            has_no_room = room is not None and held > room - (alive[at] if at <= last else 0)
-            if end > now and not has_no_room:
+            end, nbytes, which, until = inside[0]
+            has_room = at > last or capacity is None or held <= capacity - alive[at]
+            if end > now and has_room and at <= until:
                 break
-            if end > now:
-                waits.append(Wait(begin=begun, at=min(at, last), time=end - now))
-                now = end
+            exposed_time += max(0, end - now)
+            now = max(now, end)
             inside.popleft()
             held -= nbytes
             left[which] = at - 1
@@ -197,10 +157,8 @@ def _through(
         now += times[at]
         while entered < len(queue) and queue[entered][0] == at:
             _, nbytes, time, which = queue[entered]
-            if idle_from <= now:
-                begin = at
             idle_from = max(idle_from, now) + time
-            inside.append((idle_from, nbytes, which, begin))
+            inside.append((idle_from, nbytes, which, due[entered]))
             held += nbytes
             entered += 1
-    return left, waits
+    return left, exposed_time

@@ -332,7 +332,7 @@ def test_published_graphs_are_read_in_their_order() -> None:
         ),
         ({"graph": {"order": [5]}}, "graph.order must name every node once"),
         ({"graph": {"order": [5, 6]}}, "graph.order names '6', which is no node"),
-        ({"nodes": [{"id": 5}, {"id": 7}]}, r"nodes\[0\] has none of cost_cpu, duration, cost"),
+        ({"nodes": [{"id": 5}, {"id": 7}]}, "node '5' has none of cost_cpu, duration, cost"),
         ({"nodes": [{"id": 5}, {"id": 5}]}, "nodes must be objects with different ids"),
         (
             {"nodes": [{"id": 5, "duration": -1, "out_cost": 3}, NODES[0]]},

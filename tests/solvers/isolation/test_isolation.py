@@ -89,7 +89,10 @@ def test_the_process_stays_between_calls_and_goes_with_the_wrapper(tmp_path, mon
             r"^solver 'exits' ended its process: exit status 7; it printed last: 'about to leave'",
         ),
         (foreign.ExitsOrderly(), r"^solver 'exits-orderly' raised SystemExit: 3"),
-        (foreign.Segfaults(), r"^solver 'segfaults' ended its process: signal SIGSEGV"),
+        (
+            foreign.Segfaults(),
+            r"^solver 'segfaults' ended its process: signal 11 \(Segmentation fault\)",
+        ),
     ],
     ids=lambda value: value.name if isinstance(value, Solver) else "",
 )
@@ -142,7 +145,7 @@ def test_who_does_not_read_the_question_is_killed_in_time() -> None:
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        (-50, "signal 50"),
+        (-9, "signal 9 (Killed)"),
         (None, "it closed its connection"),
     ],
 )
@@ -197,7 +200,7 @@ def test_what_cannot_be_isolated_says_why() -> None:
     class Local(foreign.Honest):
         pass
 
-    assert "defined in a function" in str(obstacle(Local()))
+    assert "cannot be pickled" in str(obstacle(Local()))
     with pytest.raises(SolverError, match=r"'honest' cannot run in a process of its own: .*Local"):
         isolated(Local())
     with pytest.raises(ProblemError, match=r"^grace_s must be above 0, got 0"):
@@ -212,20 +215,13 @@ def test_the_registry_hands_out_isolated_solvers(isolation) -> None:
     wrapped = registry().solver(name, isolation=isolation)
     assert type(wrapped).__name__ == "IsolatedHonest"
     assert run(wrapped, PROBLEM).saved == (0, 1)
-    ours = registry().solver("greedy", isolation=isolation)
-    assert (ours == Greedy()) is (isolation == "foreign")
+    for name in ("greedy", "remat.solvers.knapsack.greedy:Greedy"):
+        ours = registry().solver(name, isolation=isolation)
+        assert (ours == Greedy()) is (isolation == "foreign")
+    with pytest.raises(SolverError, match="unknown solver 'gredy'"):
+        registry().solver("gredy", isolation=isolation)
     with pytest.raises(ProblemError, match=r"^isolation must be one of None, 'process', 'foreign'"):
         registry().solver(name, isolation="thread")
-
-
-def test_foreign_is_what_is_not_ours() -> None:
-    known = registry()
-    assert not any(known.is_foreign(name) for name in ("greedy", "dp", "cpsat", "auto"))
-    assert not known.is_foreign("remat.solvers.knapsack.dp:DynamicProgram")
-    assert known.is_foreign("foreign_solvers:Honest")
-    assert known.is_foreign(foreign.Honest())
-    with pytest.raises(SolverError, match="unknown solver 'gredy'"):
-        known.is_foreign("gredy")
 
 
 def test_a_script_may_isolate_its_own_solver(tmp_path) -> None:

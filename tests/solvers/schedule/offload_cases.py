@@ -42,7 +42,9 @@ def chain(capacity: int, *, copies: int, again: int = 5, **more: Any) -> Offload
         **more,
     )
     away = (copies, -1, -1, -1, -1, -1)
-    return OffloadProblem(schedule_problem=step, times=(5,) * 6, copy_time=away)
+    return OffloadProblem(
+        schedule_problem=step, times=(5,) * 6, copy_time=away, host_size=step.size
+    )
 
 
 def drawn(seed: int, most: int = 5) -> OffloadProblem:
@@ -80,7 +82,9 @@ def drawn(seed: int, most: int = 5) -> OffloadProblem:
         resident=draw.randint(0, 3),
         capacity=0,
     )
-    problem = OffloadProblem(schedule_problem=step, times=tuple(times), copy_time=tuple(copies))
+    problem = OffloadProblem(
+        schedule_problem=step, times=tuple(times), copy_time=tuple(copies), host_size=step.size
+    )
     low = min(choice.peak_bytes for choice in every_choice(problem))
     high = search_of(problem).decide(range(n), ()).peak_bytes
     capacity = int(low + (high - low) * draw.uniform(0, 0.9))

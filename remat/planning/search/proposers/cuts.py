@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from functools import cached_property
+from itertools import accumulate
 
 from remat.planning.search.candidates import Candidate
 from remat.planning.search.pool import Limits
 from remat.planning.search.schedules import SAVED, Schedules
 from remat.solvers.graph.flow import Network
-from remat.solvers.schedule.prices import price_between
 
 #: Price of one byte at each program point; at `SAVED`, of one saved byte.
 Prices = dict[int, float]
@@ -41,7 +43,7 @@ class Cuts:
         """
         problem = self.problem
         saving = prices.get(SAVED, 0.0)
-        priced = price_between({m: p for m, p in prices.items() if m != SAVED})
+        priced = _price_between({m: p for m, p in prices.items() if m != SAVED})
         begin, first, last = self.schedules.uses(checkpoints)
         keep, again = [], []
         for i, nbytes in enumerate(problem.size):
@@ -84,3 +86,18 @@ class Cuts:
         # `most` only estimates the optimum, so the step must not vanish when `value` reaches it.
         move = step_size * max(most - value, 0.02 * most) / length
         return {m: p for m, s in slope.items() if (p := prices.get(m, 0.0) + move * s) > 0}
+
+
+def _price_between(prices: Mapping[int, float]) -> Callable[[int, int], float]:
+    """Return a function that sums the prices of all program points from one to another, both included."""
+    program_points = sorted(prices)
+    sums = [0.0, *accumulate(prices[m] for m in program_points)]
+
+    def priced(low: int, high: int) -> float:
+        # An empty range (high below low) would otherwise give a negative difference of sums.
+        return max(
+            0.0,
+            sums[bisect_left(program_points, high + 1)] - sums[bisect_left(program_points, low)],
+        )
+
+    return priced

@@ -235,7 +235,7 @@ class Offloads:
     ) -> Iterator[tuple[OffloadPlan, Decision]]:
         """Yield the offload plans that searches over node orders find when they begin with the plan ``start``."""
         orders, aimed, fits = self._orders, search.capacity, False
-        schedule = start.schedule.sequence, start.schedule.boundary
+        schedule = start.schedule.sequence, start.schedule.evaluation.boundary
         # First as if copies took no time, then with the copies of `start`. If operators still wait or the peak is exceeded,
         # two searches aim at a lower peak, which leaves room for values that are being copied.
         for index, at_once in enumerate((True, False, True, True)):
@@ -251,7 +251,7 @@ class Offloads:
             decision = orders.decision_of(*better[0])
             if decision is not None:
                 yield other, decision
-                fits = fits or not (other.over or other.exposed)
+                fits = fits or not (other.over or other.placement.exposed_time)
             if index:
                 aimed -= max(other.peak_bytes - search.capacity, *(c.nbytes for c in copies), 1)
 
@@ -271,7 +271,8 @@ class Offloads:
             for v in offload_plan.offloaded
         )
         decision = replace(ordered or self.lowered.decision(offload_plan.saved), offloads=())
-        wanted = Candidate.of(self.lowered, decision, offload_plan.cost - offload_plan.exposed)
+        cost = offload_plan.cost - offload_plan.placement.exposed_time
+        wanted = Candidate.of(self.lowered, decision, cost)
         return self._with_copies(
             self._decisions.credited(wanted, WITH_OFFLOADS), offloads, peak_bytes
         )

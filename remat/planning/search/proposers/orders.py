@@ -207,8 +207,7 @@ class Orders:
             the others follow, lowest peak first. Each schedule is returned as a pair: the schedule in the form of
             ``sequence``, and the position where backward begins. The list is empty if `is_possible` is False.
         """
-        compiled = kernel()
-        if compiled is None or not self.is_possible:
+        if not self.is_possible:
             return []
         # Estimates may lead a caller to a limit below 0. Like 0, such a limit asks for the schedule with the lowest
         # peak.
@@ -223,7 +222,7 @@ class Orders:
         edits = DEFAULT.edits
         usual = edits.usual(len(start), share) if moves is None else moves
         count = edits.allowed(usual, len(start))
-        better = improve(compiled, changed.problem, changed.sequence, changed.boundary, moves=count)
+        better = improve(changed.problem, changed.sequence, changed.boundary, moves=count)
         return [changed.invert(*schedule) for schedule in better]
 
     def _runs_once(self, sequence: Sequence[int]) -> list[int]:

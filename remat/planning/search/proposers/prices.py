@@ -18,7 +18,6 @@ from remat.planning.search.proposers.checkpoints import checkpoint_sets, checkpo
 from remat.planning.search.proposers.cuts import Cuts, Prices
 from remat.planning.search.proposers.fill import filled, repaired
 from remat.planning.search.schedules import Schedules
-from remat.solvers.schedule.prices import search_by_prices
 
 
 class PriceSearch:
@@ -91,18 +90,23 @@ class PriceSearch:
         # twice this cost if the candidate exceeds the limits.
         most = max(1, best.cost if not limits.excess(best) else 2 * best.cost)
         prices: Prices = {}
-
-        def cheapest() -> Candidate:
-            return self._cuts.at(prices, checkpoints)
-
-        def move(candidate: Candidate, most: int, step_size: float) -> bool:
-            nonlocal prices
+        step_size, idle = 1.0, 0
+        for _ in range(self._effort.cuts[bool(checkpoints)]):
+            candidate = self._cuts.at(prices, checkpoints)
+            if limits.rank(candidate) < limits.rank(best):
+                best, idle = candidate, 0
+                if not limits.excess(best):
+                    most = max(1, best.cost)
+            else:
+                # As usual in subgradient searches, halve the step after four cuts without progress.
+                idle += 1
+                if idle % 4 == 0:
+                    step_size /= 2
             moved = self._cuts.moved(prices, candidate, limits, most, step_size)
-            prices = moved or {}
-            return moved is not None and not self._spent()
-
-        cuts = self._effort.cuts[bool(checkpoints)]
-        return search_by_prices(best, limits.rank, cheapest, move, most=most, cuts=cuts)
+            if moved is None or self._spent():
+                break
+            prices = moved
+        return best
 
     def _spent(self) -> bool:
         """Return whether the current search has used up its number of evaluations."""

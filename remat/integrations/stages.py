@@ -133,8 +133,8 @@ class Arrived:
     def runs_anyway(self, kind: str) -> bool:
         """Return whether a graph runs even if its budget in bytes cannot be met.
 
-        The result is True for a recompilation, where an error would end a running training, or if
-        other graphs of the step have memory alive. The result is always False with the option
+        The result is True for a recompilation, where an error would end a running training, if
+        other graphs of the step have memory alive, and for an inference. The result is always False with the option
         ``strict``, if the budget is a ratio, and with a saved plan or the user's own pipeline.
 
         Args:
@@ -143,7 +143,8 @@ class Arrived:
         options, request = self.options, self.options.request
         decides = request.decides or options.graphs.replanned > 0
         may_exceed = not options.strict and decides and request.budget.in_bytes
-        return may_exceed and (self.runs_again(kind) or self.other_graphs_bytes > 0)
+        is_inference = self.is_alone and not self.runs_backward
+        return may_exceed and (is_inference or self.runs_again(kind) or self.other_graphs_bytes > 0)
 
     def of_step(self, request: PlanRequest) -> PlanRequest:
         """Return the options to plan this graph within the part of the peak that the step's other graphs leave."""
@@ -199,7 +200,9 @@ class Arrived:
                     least = Budget(peak_share=0.0) if request.budget.on_peak else Budget(share=0.0)
                     request = replace(request, budget=least)
                     plan = self._plan(joint, request, plan_graph)
-                planned = Planned.of(self, plan, request, kind, over, copied)
+                planned = Planned(
+                    arrived=self, plan=plan, request=request, kind=kind, over=over, joint=copied
+                ).recorded()
                 # If watched, the backend calls `finish` after compilation, when the compiled bytes are known.
                 if not self.watched:
                     planned.finish(primals)
@@ -290,7 +293,7 @@ def _described(request: PlanRequest) -> tuple[str, dict[str, Any], str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Planned:
-    """The stage of a compilation in which the graph has a plan; `of` records that the graph was planned.
+    """The stage of a compilation in which the graph has a plan.
 
     Attributes:
         arrived: the stage of the graph before planning.
@@ -311,24 +314,13 @@ class Planned:
     over: str = ""
     joint: JointGraph | None = None
 
-    @classmethod
-    def of(
-        cls,
-        arrived: Arrived,
-        plan: Plan,
-        request: PlanRequest,
-        kind: str,
-        over: str = "",
-        joint: JointGraph | None = None,
-    ) -> Self:
-        """Return the stage of a graph with a new plan or a plan from a cache; log the plan, and record the graph."""
+    def recorded(self) -> Self:
+        """Log the plan, record the graph as planned, and return the stage; its plan says whether other graphs exist."""
+        arrived, plan = self.arrived, self.plan
         if arrived.is_part and not plan.of_step:
             plan = replace(plan, _of_step=_other_graphs(arrived))
-        planned = cls(
-            arrived=arrived, plan=plan, request=request, kind=kind, over=over, joint=joint
-        )
-        if request.decides:
-            planned._count()
+        if self.request.decides:
+            self._count()
         if _LOG.isEnabledFor(logging.INFO):  # the peak takes time
             _LOG.info(
                 "'%s' at budget %s: %s saved, peak %s (as planned; without remat is budget 1)",
@@ -337,7 +329,7 @@ class Planned:
                 format_bytes(plan.planned_saved_bytes or plan.saved_bytes),
                 plan.before_after.line,
             )
-        return planned
+        return replace(self, plan=plan)
 
     @property
     def identity(self) -> str:

@@ -478,7 +478,7 @@ class Planned:
         if code is not None and (memory.sizes is None or memory.sizes.are_automatic):
             joint = self.joint if memory.sizes is None else None
             member = Member(joint, plan.fingerprint, code, plan.decision, options, backend)
-            tally.together.add(memory, member)
+            memory = replace(memory, member=member)
         tally.add(memory, inputs)
         return partial(tally.forward, memory)
 

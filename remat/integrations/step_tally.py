@@ -93,9 +93,6 @@ class StepTally:
         # Re-entrant, since a cost model may run compiled code while graphs are planned together.
         self._lock = threading.RLock()
         self._compiled: weakref.WeakKeyDictionary[GraphMemory, int] = weakref.WeakKeyDictionary()
-        self._warned_bytes: weakref.WeakKeyDictionary[GraphMemory, int] = (
-            weakref.WeakKeyDictionary()
-        )
         # Runs whose backward is pending. Autograd's graph owns a run: if it is dropped without a backward, the saved
         # bytes are free again.
         self._waiting: weakref.WeakSet[_Run] = weakref.WeakSet()
@@ -110,7 +107,6 @@ class StepTally:
         self._ran: set[tuple[int, ...]] = set()  # keys of `_parameters` in this step
         self._graphs: weakref.WeakSet[GraphMemory] = weakref.WeakSet()
         self._runs = self._peak = 0
-        self._each = 0  # bytes that each run may save if the step shall meet its budget
         self.together.begin()
 
     @property
@@ -137,6 +133,7 @@ class StepTally:
         given = [inputs[k] for k in places if isinstance(inputs[k], torch.Tensor)]
         sizes = dict(map(storage_of, (*graph.own, *given)))
         with self._lock:
+            self.together.add(graph.member)
             alive = self._storages()
             new = sum(nbytes for key, nbytes in sizes.items() if key not in alive)
             self._compiled[graph] = graph.held_bytes + new
@@ -174,7 +171,7 @@ class StepTally:
             self._compiled.pop(graph, None)
             self._runs += 1
             self._graphs.add(graph)
-            self.together.ran(graph, arguments, outputs)
+            self.together.ran(graph.member, arguments, outputs)
             factor = graph.scaled(arguments, node)
             parameters = self._parameters_of(graph, arguments)
             inputs = dict(storage_of(arguments[k]) for k in graph.values)
@@ -232,14 +229,15 @@ class StepTally:
             self.together.end()
             return
         sharded = any(parameters.fleeting_bytes for parameters in self._parameters.values())
+        members = [graph.member for graph in self._graphs]
         planned = not run.retained and self.together.plan(
-            self._graphs, self._runs, self._peak, sharded=sharded
+            members, self._runs, self._peak, sharded=sharded
         )
         if not planned:
             self._warn(run, at_end=True)
             return
         for graph in self._graphs:
-            self._warned_bytes[graph] = self._peak
+            graph.last_warning.nbytes = self._peak
 
     def _storages(self) -> dict[int, int]:
         """Return the bytes of each storage alive, by id: graph outputs, parameters, and what runs keep for backward."""
@@ -258,7 +256,7 @@ class StepTally:
             more: bytes of further storages, by id.
             without: ids of storages to leave out.
         """
-        storages, gradients = self._storages() | more, dict[int, int]()
+        storages, gradients = {**self._storages(), **more}, dict[int, int]()
         for parameters in self._differentiated:
             gradients |= parameters.gradients
         alive = sum(nbytes for key, nbytes in storages.items() if key not in without)
@@ -274,12 +272,10 @@ class StepTally:
         if taken <= self._peak:
             return
         self._peak = taken
-        if taken > self.limit:
-            others = [other.held for other in self._waiting if other is not run]
-            left = self.limit - (taken - sum(others))
-            self._each = left // len(others) if others else 0
-            if not self.together.can_plan(self._graphs):
-                self._warn(run, at_end=False)
+        if taken > self.limit and not self.together.can_plan(
+            graph.member for graph in self._graphs
+        ):
+            self._warn(run, at_end=False)
 
     def _forget_others(self) -> None:
         """Remove from the tally parameters that this step does not read; count freed parameters as their shards."""
@@ -295,21 +291,19 @@ class StepTally:
         # The first warning comes as soon as the peak exceeds the budget, another one at the end of a step whose
         # peak has grown by more than a tenth.
         last_warning = LastWarning(
-            max((self._warned_bytes.get(graph, 0) for graph in self._graphs), default=0)
+            max((graph.last_warning.nbytes for graph in self._graphs), default=0)
         )
         if (last_warning.nbytes and not at_end) or self._peak <= max(
             self.limit, last_warning.quiet
         ):
             return
         for graph in self._graphs:
-            self._warned_bytes[graph] = self._peak
-        so_far, saved = ("", "") if at_end else (" so far", "")
-        if at_end and self._each > 0:
-            saved = f", or give each graph about remat.Saved({self._each})"
+            graph.last_warning.nbytes = self._peak
+        so_far = "" if at_end else " so far"
         advice = (
             "Graphs that are compiled one by one are planned within what those before them hold, each as if it ran "
             "once in a step. Compile the model as one graph, or plan its graphs together: remat.plan(remat.capture("
-            f'model, args, fullgraph=False), budget=…), then options={{"plan": plans}}{saved}'
+            'model, args, fullgraph=False), budget=…), then options={"plan": plans}'
         )
         if any(graph.sizes is not None for graph in self._graphs):
             advice = (

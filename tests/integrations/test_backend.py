@@ -194,7 +194,7 @@ def test_the_stages_of_a_compilation_are_named(
     )
     with torch_compat.functorch_config.patch(enable_autograd_cache=False):
         torch.compile(model, backend=remat.backend(budget=0.5))(X).sum().backward()
-    assert stages[:3] == ["planning", "compiling forward", "compiling backward"]
+    assert stages[1:4] == ["planning", "compiling forward", "compiling backward"]
 
 
 def cyclic(x: torch.Tensor, k: int) -> torch.Tensor:

@@ -362,8 +362,7 @@ def _inductor_options(
     partition: Partitioner, options: Mapping[str, Any], mode: str | None
 ) -> dict[str, Any]:
     """Return the settings with which Inductor compiles a step: those of remat, of ``mode``, and of the user."""
-    names = torch_compat.list_options()
-    patches: dict[str, Any] = {_KEPT_MEMORY: False} if _KEPT_MEMORY in names else {}
+    patches: dict[str, Any] = {_KEPT_MEMORY: False}
     modes = torch_compat.list_mode_options()
     if mode is not None and mode not in [*modes]:
         raise ProblemError(f"mode is {mode!r}; expected one of {', '.join(map(repr, modes))}")

@@ -138,15 +138,11 @@ class StepTally:
             new = sum(nbytes for key, nbytes in sizes.items() if key not in alive)
             self._compiled[graph] = graph.held_bytes + new
 
-    def in_turn(self, graph: Key, compiled: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
-        """Return a function that runs a graph; each run in a step uses the code in ``compiled`` for this run's plan."""
-
-        def run(*arguments: Any) -> Any:
-            with self._lock:
-                kind = self.together.kind(graph, begins=not self._waiting)
-            return compiled[kind](*arguments)
-
-        return run
+    def run_in_turn(self, graph: Key, compiled: Sequence[Callable[..., Any]], *args: Any) -> Any:
+        """Run a graph by the code in ``compiled`` for the plan that was made for this run of the step."""
+        with self._lock:
+            kind = self.together.kind(graph, begins=not self._waiting)
+        return compiled[kind](*args)
 
     def forward(
         self, graph: GraphMemory, arguments: Sequence[Any], outputs: Sequence[Any], node: Any

@@ -220,12 +220,12 @@ def compile_step(
         # The user may change the dict between two calls of `torch.compile`.
         key = id(options), repr(mode), *((name, id(value)) for name, value in given.items())
         with _LOCK:
-            made = None if options is None else _BACKENDS.get(key)
-            if made is None:
-                made = _BACKENDS[key] = Backend(given, mode)
+            cached = None if options is None else _BACKENDS.get(key)
+            if cached is None:
+                cached = _BACKENDS[key] = Backend(given, mode)
     except RematError as error:
         raise _for_dynamo(error) from None
-    return made(gm, example_inputs)
+    return cached(gm, example_inputs)
 
 
 @passes_on(_KEYWORDS, Partitioner.__init__, others=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -98,12 +98,13 @@ class StepTally:
         self._waiting: weakref.WeakSet[_Run] = weakref.WeakSet()
         self._outputs: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._parameters: dict[tuple[int, ...], _Parameters] = {}
+        self._sizes: dict[int, int] = {}  # bytes of all `_parameters`, by storage id
         self.together = StepTogether()
         self._begin()
 
     def _begin(self) -> None:
         """Begin a step: remove the gradients, the runs and the peak of the last step from the tally."""
-        self._differentiated: list[_Parameters] = []  # parameters that have gradients in this step
+        self._gradients: dict[int, int] = {}  # bytes by storage id of the parameter
         self._ran: set[tuple[int, ...]] = set()  # keys of `_parameters` in this step
         self._graphs: weakref.WeakSet[GraphMemory] = weakref.WeakSet()
         self._runs = self._peak = 0
@@ -125,7 +126,8 @@ class StepTally:
             self._forget_others()
             tensors = (*gm.parameters(), *gm.buffers(), *inputs)
             own = {storage_of(v)[0] for v in tensors if isinstance(v, torch.Tensor)}
-            return self._bytes({}, without=own) + sum(self._compiled.values())
+            others = {key: nbytes for key, nbytes in self._storages().items() if key not in own}
+            return self._bytes(others) + sum(self._compiled.values())
 
     def add(self, graph: GraphMemory, inputs: Sequence[Any]) -> None:
         """Add the bytes that a new graph is expected to keep for backward to the tally, until its first run."""
@@ -194,6 +196,7 @@ class StepTally:
         self._ran.add(key)
         if key not in self._parameters:
             self._parameters[key] = _Parameters((*graph.own, *given))
+            self._sizes |= self._parameters[key].sizes
         return self._parameters[key]
 
     # Backward may run inside of a function that Dynamo traces.
@@ -213,7 +216,7 @@ class StepTally:
                 gathered = run.parameters.fleeting_bytes * (3 if len(self._waiting) > 1 else 1)
                 own = run.retained_bytes if run.retained else run.backward_bytes
                 self._note(own + gathered - run.held, run, {})
-            self._differentiated.append(run.parameters)
+            self._gradients |= run.parameters.gradients
             if not run.retained:
                 self._waiting.discard(run)
             if run.retained or not self._waiting:
@@ -238,33 +241,23 @@ class StepTally:
     def _storages(self) -> dict[int, int]:
         """Return the bytes of each storage alive, by id: graph outputs, parameters, and what runs keep for backward."""
         self._outputs = {key: v for key, v in self._outputs.items() if v[0]() is not None}
-        storages = {key: nbytes for key, (_, nbytes) in self._outputs.items()}
-        for parameters in self._parameters.values():
-            storages |= parameters.sizes
+        storages = {key: nbytes for key, (_, nbytes) in self._outputs.items()} | self._sizes
         for run in self._waiting:
             storages |= run.storages
         return storages
 
-    def _bytes(self, more: Mapping[int, int], without: Collection[int] = ()) -> int:
-        """Return the bytes alive between runs: storages, gradients, and the values that runs have saved for backward.
-
-        Args:
-            more: bytes of further storages, by id.
-            without: ids of storages to leave out.
-        """
-        storages, gradients = {**self._storages(), **more}, dict[int, int]()
-        for parameters in self._differentiated:
-            gradients |= parameters.gradients
-        alive = sum(nbytes for key, nbytes in storages.items() if key not in without)
-        return alive + sum(gradients.values()) + sum(run.held for run in self._waiting)
+    def _bytes(self, storages: Mapping[int, int]) -> int:
+        """Return the bytes of storages, of all gradients, and of the values that runs have saved for backward."""
+        saved = sum(run.held for run in self._waiting)
+        return sum(storages.values()) + sum(self._gradients.values()) + saved
 
     def _note(self, running: int, run: _Run, inputs: Mapping[int, int]) -> None:
         """Record the bytes that the step has alive while a graph runs, and warn if these exceed the budget."""
-        taken = self._bytes(inputs) + running
+        taken = self._bytes({**self._storages(), **inputs}) + running
         if taken > self.limit:
             # The tally may include parameters that this step does not use, or that FSDP has freed.
             self._forget_others()
-            taken = self._bytes(inputs) + running
+            taken = self._bytes({**self._storages(), **inputs}) + running
         if taken <= self._peak:
             return
         self._peak = taken
@@ -277,10 +270,14 @@ class StepTally:
         """Remove from the tally parameters that this step does not read; count freed parameters as their shards."""
         freed = {key[0] for key, parameters in self._parameters.items() if parameters.freed}
         self._parameters = {k: p for k, p in self._parameters.items() if k in self._ran}
+        self._sizes = {}
         for key, parameters in self._parameters.items():
             # FSDP frees the whole parameters after each use of a graph, and keeps shards.
             if key[0] in freed and not parameters.fleeting_bytes:
                 parameters.shard()
+                kept = {k: n for k, n in parameters.gradients.items() if k in self._gradients}
+                self._gradients |= kept
+            self._sizes |= parameters.sizes
 
     def _warn(self, run: _Run, *, at_end: bool) -> None:
         """Warn that the peak of a step exceeds the budget."""

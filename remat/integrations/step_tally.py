@@ -319,7 +319,6 @@ class StepTally:
 #: Type of a callback that counts a run of a graph. The callback gets the arguments and the outputs of the run, and the
 #: node of autograd's graph that will run backward.
 CountRun = Callable[[Sequence[Any], Sequence[Any], Any], None]
-_LOCK = threading.Lock()
 _TALLIES: dict[int, StepTally] = {}
 
 
@@ -332,5 +331,4 @@ def tally_of(limit: int) -> StepTally:
     Args:
         limit: the budget in bytes.
     """
-    with _LOCK:
-        return _TALLIES.setdefault(limit, StepTally(limit))
+    return _TALLIES.setdefault(limit, StepTally(limit))

@@ -32,7 +32,6 @@ class TorchVersionWarning(UserWarning):
 if TYPE_CHECKING:
     import torch
     from torch import _TorchCompileInductorWrapper as CompileWithInductor
-    from torch import _TorchCompileWrapper as CompileWithBackend
     from torch import fx
     from torch._C import DisableTorchFunction
     from torch._C import _current_graph_task_id as current_graph_task_id
@@ -262,17 +261,11 @@ def holds_tangents() -> bool:
     return is_before("2.13")
 
 
-def replace_compilers(inductor: type[Any], other: type[Any]) -> None:
-    """Replace the two classes that ``torch.compile`` instantiates as the backend of a compilation.
-
-    Args:
-        inductor: the class for Inductor, a subclass of `CompileWithInductor`.
-        other: the class for all other backends, a subclass of `CompileWithBackend`.
-    """
+def replace_inductor(backend: type[Any]) -> None:
+    """Replace `CompileWithInductor`, which ``torch.compile`` instantiates for Inductor, by a subclass of it."""
     import torch
 
-    torch._TorchCompileInductorWrapper = inductor  # type: ignore[misc]
-    torch._TorchCompileWrapper = other  # type: ignore[misc]
+    torch._TorchCompileInductorWrapper = backend  # type: ignore[misc]
 
 
 def schema(op: Any) -> Any:

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import fx
 
-from remat.errors import BudgetError
 from remat.graph.joint import JointGraph
 from remat.graph.whole_graph import curve_of_one, joined, whole_graph
 from remat.integrations.stages import Arrived, PlanGraph, Planned
@@ -57,13 +56,5 @@ def plan_whole(
     """
     # No other graph keeps values for the backward of a step that is one graph.
     alone = replace(arrived, tally=None, other_graphs_runs=0, other_graphs_bytes=0, is_alone=True)
-    may_exceed = not (arrived.runs_backward or arrived.options.strict)
-    copied = joint.copy() if may_exceed else joint
-    try:
-        planned, modules = alone.partition(joint, inputs, plan_graph)
-    except BudgetError as error:
-        if not may_exceed:
-            raise
-        joint = copied
-        planned, modules = replace(alone, over=str(error)).partition(joint, inputs, plan_graph)
+    planned, modules = alone.partition(joint, inputs, plan_graph)
     return planned, joined(joint, *modules)

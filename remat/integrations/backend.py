@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -30,15 +30,16 @@ from remat.integrations.partitioner import Partitioner, PartitionerOptions
 from remat.integrations.stages import Arrived, Compiled, Planned, Run
 from remat.integrations.step_sizes import at_declared_sizes
 from remat.integrations.step_wrapper import wrap_step
-from remat.integrations.traced_graph import code_of, joint_of, name_of
+from remat.integrations.traced_graph import joint_of, name_of
 from remat.options import CostOption, SolverOption
 from remat.planning.planner import plan_graph
 from remat.units import AnyBudget
 
 _LOCK = threading.Lock()
-#: Dict from the id of an options dict of ``torch.compile(backend="remat", options=…)`` to its backend. Dynamo passes
-#: the same options dict for each graph of a model. An entry lives as long as a step that its backend compiled.
-_BACKENDS: weakref.WeakValueDictionary[int, Backend] = weakref.WeakValueDictionary()
+#: Dict from the mode and the ids of the options of ``torch.compile(backend="remat", options=…)`` to their backend. Dynamo
+#: passes the same dict, with the same values, for each graph of a model. An entry lives as long as a step that its backend
+#: compiled.
+_BACKENDS: weakref.WeakValueDictionary[Hashable, Backend] = weakref.WeakValueDictionary()
 
 #: Names of the options that `backend` passes on to `Partitioner`, beside those that it has itself.
 _KEYWORDS = (*PartitionerOptions.__annotations__, "exact_branches", "check")
@@ -87,22 +88,8 @@ class Backend:
             self._patches: dict[str, Any] = {}
         else:
             self._patches = _inductor_options(self._partition, given, mode)
-        # The options dict is kept alive, so that no other dict gets the id that is its key in `_BACKENDS`.
-        self._options = options
-        self._given = dict(options), mode
-
-    def has(self, options: Mapping[str, Any], mode: str | None) -> bool:
-        """Return whether this backend was created with these options.
-
-        Options are compared by value, because a user may change the dict of options after the
-        backend was created.
-        """
-        given, given_mode = self._given
-        return (
-            mode == given_mode
-            and options.keys() == given.keys()
-            and all(given[k] is v or bool(given[k] == v) for k, v in options.items())
-        )
+        # The options are kept alive, so that nothing else gets an id that is a part of their key in `_BACKENDS`.
+        self._options = options, [*options.values()]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return this backend, so that a deep copy of a compiled model uses the same backend."""
@@ -229,12 +216,13 @@ def compile_step(
                 f"options is {options!r}; expected a dict of options by name, such as "
                 'torch.compile(model, backend="remat", options={"budget": "40GiB"})'
             )
+        given = {} if options is None else options
+        # The user may change the dict between two calls of `torch.compile`.
+        key = id(options), repr(mode), *((name, id(value)) for name, value in given.items())
         with _LOCK:
-            cached = None if options is None else _BACKENDS.get(id(options))
-            if cached is None or not cached.has(options or {}, mode):
-                cached = Backend({} if options is None else options, mode)
-            if options is not None:
-                _BACKENDS[id(options)] = cached
+            cached = None if options is None else _BACKENDS.get(key)
+            if cached is None:
+                cached = _BACKENDS[key] = Backend(given, mode)
     except RematError as error:
         raise _for_dynamo(error) from None
     return cached(gm, example_inputs)
@@ -345,13 +333,8 @@ def _compile_eager(arrived: Arrived, gm: fx.GraphModule, example_inputs: Sequenc
 
 def _warn_of_traced_backward(arrived: Arrived, gm: fx.GraphModule) -> None:
     """Warn that a graph that computes gradients itself has no plan, because it calls nested compile regions."""
-    name, graphs = torch_compat.traced_frame()[0], arrived.options.graphs
-    key = f"{name} {code_of('')}"
-    if key in graphs.unplanned:
-        return
-    graphs.unplanned.add(key)
     warn(
-        f"'{name or name_of(gm)}' runs without a plan, and its budget {arrived.options.request.budget.label} is not "
+        f"'{torch_compat.traced_frame()[0] or name_of(gm)}' runs without a plan, and its budget {arrived.options.request.budget.label} is not "
         "held: it computes gradients itself, and calls torch.compiler.nested_compile_region. Compile it without such "
         "regions",
         BudgetWarning,
@@ -379,8 +362,7 @@ def _inductor_options(
     partition: Partitioner, options: Mapping[str, Any], mode: str | None
 ) -> dict[str, Any]:
     """Return the settings with which Inductor compiles a step: those of remat, of ``mode``, and of the user."""
-    names = torch_compat.list_options()
-    patches: dict[str, Any] = {_KEPT_MEMORY: False} if _KEPT_MEMORY in names else {}
+    patches: dict[str, Any] = {_KEPT_MEMORY: False}
     modes = torch_compat.list_mode_options()
     if mode is not None and mode not in [*modes]:
         raise ProblemError(f"mode is {mode!r}; expected one of {', '.join(map(repr, modes))}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -158,7 +158,12 @@ def restore(arrived: Arrived, gm: fx.GraphModule, record: CachedPlan) -> Planned
     """
     request = arrived.options.request
     plan = record.read(request, name_of(gm))
-    planned = Planned.of(arrived, plan, arrived.of_step(request), code_of(record.parameters))
+    planned = Planned(
+        arrived=arrived,
+        plan=plan,
+        request=arrived.of_step(request),
+        kind=code_of(record.parameters),
+    ).recorded()
     arrived.options.graphs.partitioned[plan.fingerprint] += 1
     return planned
 
@@ -268,14 +273,19 @@ class Attempt(torch_compat.CustomPartitionerFn):
         self.is_new, self.traces = True, self.traces and ""
         joint = joint_of(gm, self.arrived.options.lower, **convention)
         self._exact_branches |= self._rounds_as_eager(joint)
-        # The text of the graph is taken before planning changes the graph in place.
-        record = None if self.traces is None else plan_cache.record_of(joint)
-        with record_warnings() as warned:
+        with self._recording(joint):
             planned, modules = self.arrived.partition(joint, joint_inputs, self.budget.plan)
         self.planned = planned or self.planned
+        return modules
+
+    @contextlib.contextmanager
+    def _recording(self, joint: JointGraph) -> Iterator[None]:
+        """Record a joint graph before planning changes the graph, and the warnings of planning in the ``with`` block."""
+        record = None if self.traces is None else plan_cache.record_of(joint)
+        with record_warnings() as warned:
+            yield
         if record is not None:
             self.record = replace(record, warnings=plan_cache.repeated(warned))
-        return modules
 
     def _rounds_as_eager(self, joint: JointGraph) -> bool:
         """Return whether Inductor must round every 16-bit result, because the graph branches on a 16-bit value."""
@@ -331,11 +341,8 @@ class Attempt(torch_compat.CustomPartitionerFn):
             return gm
         if self.arrived.runs_backward:
             self._exact_branches |= self._rounds_as_eager(joint)
-        self.record = plan_cache.record_of(joint)
-        with record_warnings() as warned:
+        with self._recording(joint):
             self.planned, gm = plan_whole(self.arrived, joint, inputs, self.budget.plan)
-        if self.record is not None:
-            self.record = replace(self.record, warnings=plan_cache.repeated(warned))
         return gm
 
     def _as_compiled(self) -> Planned | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import deque
 
@@ -13,7 +12,6 @@ MOST_PLANS = 1_000
 #: For each of the newest plans: a weak reference to the plan, and a copy of the plan without its graph modules. So the
 #: list keeps no graph modules alive. `plans` returns the copy once the plan itself no longer exists.
 _PLANS: deque[tuple[weakref.ref[Plan], Plan]] = deque(maxlen=MOST_PLANS)
-_LOCK = threading.Lock()
 
 
 def plans() -> tuple[Plan, ...]:
@@ -23,8 +21,8 @@ def plans() -> tuple[Plan, ...]:
     Afterwards only the plan's numbers, such as its peak, remain. Numbers that `remat.partitioner` did not need for
     planning, such as the peak under a ratio, are then 0, for unknown.
     """
-    with _LOCK:
-        return tuple(plan() or figures for plan, figures in _PLANS)
+    # Another thread may compile, and append a plan to the list, meanwhile.
+    return tuple(plan() or figures for plan, figures in _PLANS.copy())
 
 
 def add(plan: Plan, figures: Plan) -> None:
@@ -34,5 +32,4 @@ def add(plan: Plan, figures: Plan) -> None:
         plan: the plan.
         figures: copy of the plan without its modules, which the list keeps once the plan no longer exists.
     """
-    with _LOCK:
-        _PLANS.append((weakref.ref(plan), figures))
+    _PLANS.append((weakref.ref(plan), figures))

@@ -1,17 +1,16 @@
-"""Show the stage and the seconds of a compilation on a terminal, then one line with the result."""
+"""Show the stage of a compilation on a terminal, then one line with the result."""
 
 from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from typing import Self, TextIO
 
 from remat.planning.plan import Plan
 from remat.units import format_bytes
 
-#: Progress is shown once a compilation has taken this many seconds.
+#: The result of a compilation is shown if the compilation has taken this many seconds.
 SILENT_S = 2.0
 #: Name of an environment variable. If its value is a nonempty text other than 0, no progress is shown.
 QUIET = "REMAT_QUIET"
@@ -20,7 +19,7 @@ _CLEAR = "\r\x1b[2K"
 
 
 class CompileProgress:
-    """Show the stage of a compilation on a terminal, if the compilation takes more than `SILENT_S` seconds.
+    """Show the stage of a compilation on a terminal, while the ``with`` block of this object runs.
 
     Nothing is written if the stream is not a terminal.
 
@@ -35,50 +34,32 @@ class CompileProgress:
         # `isatty` of a closed stream raises.
         is_open = not getattr(self._stream, "closed", True)
         self._is_live = shown and is_open and self._stream.isatty()
-        self._stage, self._started = "tracing forward and backward", time.monotonic()
-        self._done = threading.Event()
-        # A daemon, so that the thread cannot keep the process alive.
-        self._thread = threading.Thread(target=self._show, name="remat-progress", daemon=True)
-        self._shown = False
+        self._started = time.monotonic()
 
     def stage(self, text: str) -> None:
-        """Set the stage of the compilation that the terminal shows from now on."""
-        self._stage = text
+        """Show the stage of the compilation in place of the last one."""
+        # The cursor returns to the start of the line, so that a warning overwrites the stage.
+        self._write(f"{_CLEAR}remat: {self._name}: {text}\r")
 
     def finish(self, plan: Plan) -> None:
-        """Stop showing the compilation's progress; if any was shown, print one line with the plan's peak and time."""
-        self._stop()
-        if self._shown:
-            self._write(f"remat: {closing_line(plan)}; details: remat.plans()[-1].explain()\n")
+        """Print one line with the plan's peak and time, if the compilation has taken more than `SILENT_S` seconds."""
+        if self._is_live and time.monotonic() - self._started > SILENT_S:
+            self._write(
+                f"{_CLEAR}remat: {closing_line(plan)}; details: remat.plans()[-1].explain()\n"
+            )
 
     def __enter__(self) -> Self:
-        if self._is_live:
-            self._thread.start()
+        self.stage("tracing forward and backward")
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._stop()
-
-    def _show(self) -> None:
-        """Write the compilation's stage and elapsed seconds every second; a thread runs this method."""
-        wait = SILENT_S
-        while not self._done.wait(wait):
-            self._shown, wait = True, 1.0
-            elapsed = time.monotonic() - self._started
-            # The cursor returns to the start of the line, so that a warning overwrites the progress.
-            self._write(f"{_CLEAR}remat: {self._name}: {self._stage}, {elapsed:.0f} s\r")
-
-    def _stop(self) -> None:
-        if self._thread.is_alive():
-            self._done.set()
-            self._thread.join()
-            if self._shown:
-                self._write(_CLEAR)
+        self._write(_CLEAR)
 
     def _write(self, text: str) -> None:
         try:
-            self._stream.write(text)
-            self._stream.flush()
+            if self._is_live:
+                self._stream.write(text)
+                self._stream.flush()
         except (OSError, ValueError):  # the stream was closed meanwhile
             self._is_live = False
 

@@ -350,7 +350,9 @@ def _call_of(
         raise NotImplementedError("the wrapper is not written in Python")
     code = ast.parse(graph.code)
     body = [new for statement in code.body if (new := _without_kernels(statement)) is not None]
-    code.body = [_Ticking().visit(s) if _runs_kernels(s) else s for s in body]
+    code.body = [
+        _Ticking().visit(s) if isinstance(s, (ast.ClassDef, ast.FunctionDef)) else s for s in body
+    ]
     namespace: dict[str, Any] = {**graph.constants, "__ran__": ran, "__kernel__": _Kernel()}
     exec(compile(ast.fix_missing_locations(code), "<compiled graph>", "exec"), namespace)
     for name in list(namespace):
@@ -360,10 +362,6 @@ def _call_of(
             namespace[name] = _Kernel()
     namespace |= {"reinterpret_tensor": _reinterpreted, "extern_kernels": _Extern()}
     return namespace["call"]  # type: ignore[no-any-return]
-
-
-def _runs_kernels(statement: ast.stmt) -> bool:
-    return isinstance(statement, (ast.ClassDef, ast.FunctionDef))
 
 
 def _without_kernels(statement: ast.stmt) -> ast.stmt | None:

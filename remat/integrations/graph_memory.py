@@ -10,11 +10,12 @@ import torch
 from torch import fx
 
 from remat import torch_compat
-from remat.errors import RematError
+from remat.errors import LastWarning, RematError
 from remat.graph.joint import primal_place
 from remat.graph.memory.liveness import StorageKind, Timeline
 from remat.graph.memory.storages import hint
 from remat.integrations.step_sizes import RunSizes, SizedBytes
+from remat.integrations.step_together import Member
 from remat.planning.plan import Plan
 
 
@@ -38,6 +39,8 @@ class GraphMemory:
             None if that peak does not depend on sizes.
         fixed_bytes: bytes of all parameters and buffers. This part of the peak does not depend on
             sizes.
+        member: what is needed to plan the graph together with other graphs; None if that is not possible.
+        last_warning: the peak that the last warning about a step with this graph named.
     """
 
     name: str
@@ -53,6 +56,8 @@ class GraphMemory:
     sizes: RunSizes | None = None
     bytes_at: SizedBytes | None = None
     fixed_bytes: int = 0
+    member: Member | None = None
+    last_warning: LastWarning = field(default_factory=LastWarning)
     _factors: dict[tuple[int, ...], float] = field(default_factory=dict)
 
     @classmethod
@@ -78,7 +83,7 @@ class GraphMemory:
             own=own,
             parameters=tuple(parameters),
             values=tuple(k for k in tensors if k not in parameters),
-            sizes=None if bytes_at is None else RunSizes.of(plan, inputs, bytes_at.symbols),
+            sizes=None if bytes_at is None else RunSizes(plan, inputs, bytes_at.symbols),
             bytes_at=bytes_at,
             fixed_bytes=sum(
                 dict(map(storage_of, (*own, *(inputs[k] for k in parameters)))).values()

@@ -6,10 +6,10 @@ Importing this module imports Inductor.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
-from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from typing import Any
+
+import networkx as nx
 
 from remat.graph import ops
 from remat.graph.capture.tokens import CHUNK
@@ -65,27 +65,23 @@ class PlannedOrder(CustomSchedulerPass):
     def __call__(self, nodes: list[Any]) -> list[Any]:
         """Return the nodes of a schedule in their planned order, each after the nodes that it depends on."""
         makers = {name: k for k, node in enumerate(nodes) for name in node.get_buffer_names()}
-        waits = [{makers[d.name] for d in n.unmet_dependencies if d.name in makers} for n in nodes]
+        order = nx.DiGraph()
+        order.add_nodes_from(range(len(nodes)))
+        read = (
+            (makers[d.name], k)
+            for k, n in enumerate(nodes)
+            for d in n.unmet_dependencies
+            if d.name in makers
+        )
+        order.add_edges_from((before, k) for before, k in read if before != k)
         drawn = sorted((n.min_order, k) for k, n in enumerate(nodes) if _draws(n))
-        for (_, before), (_, k) in pairwise(drawn):
-            waits[k].add(before)
-        readers = defaultdict(list)
-        for k, read in enumerate(waits):
-            read.discard(k)
-            for before in read:
-                readers[before].append(k)
-        ready = [(nodes[k].min_order, k) for k, read in enumerate(waits) if not read]
-        heapify(ready)
-        order = []
-        while ready:
-            _, index = heappop(ready)
-            order.append(nodes[index])
-            for k in readers[index]:
-                waits[k].discard(index)
-                if not waits[k]:
-                    heappush(ready, (nodes[k].min_order, k))
-        # Nodes are left over if a fused kernel depends on a draw, and an earlier draw on the kernel.
-        return order if len(order) == len(nodes) else nodes
+        order.add_edges_from((before, k) for (_, before), (_, k) in pairwise(drawn))
+        try:
+            ordered = nx.lexicographical_topological_sort(order, lambda k: nodes[k].min_order)
+            return [nodes[k] for k in ordered]
+        except nx.NetworkXUnfeasible:
+            # A fused kernel depends on a draw, and an earlier draw on the kernel.
+            return nodes
 
 
 class NearFusions(InductorChoices):
@@ -101,8 +97,7 @@ class NearFusions(InductorChoices):
         self._scheduler: Any = None
         self._waits: dict[str, int] = {}
         self._operators: list[int] = []
-        self._chunks: dict[str, set[int]] = {}
-        self._sides: dict[str, set[int]] = {}
+        self._marks: dict[str, tuple[set[int], set[int]]] = {}
 
     def uuid(self) -> str:
         """Return a text that identifies these fusion rules in Inductor's cache keys."""
@@ -153,12 +148,9 @@ class NearFusions(InductorChoices):
         # The logits of both chunks would be alive together. In a step that is one graph, a node that runs again reads
         # what its first run reads, so both runs would become one kernel, whose result lives on to backward.
         self._look_at(scheduler)
-        nodes = (*node1.get_nodes(), *node2.get_nodes())
-        return any(
-            len(set().union(*(of.get(n.get_name(), ()) for n in nodes))) > 1
-            for of in (self._chunks, self._sides)
-            if of
-        )
+        names = [n.get_name() for n in (*node1.get_nodes(), *node2.get_nodes())]
+        marks = [self._marks[name] for name in names if name in self._marks]
+        return any(len(set().union(*each)) > 1 for each in zip(*marks, strict=True))
 
     def _look_at(self, scheduler: Any) -> None:
         """Compute what the fusion rules need to know about a schedule, unless this is already computed."""
@@ -168,8 +160,7 @@ class NearFusions(InductorChoices):
         placed = _placed(scheduler)
         self._scheduler, self._waits = scheduler, _waits(scheduler)
         self._operators = [n.min_order for n in placed if isinstance(n, ExternKernelSchedulerNode)]
-        self._chunks = {n.get_name(): chunks for n in placed if (chunks := _chunks(n))}
-        self._sides = {n.get_name(): side for n in placed if (side := _side(n))}
+        self._marks = {n.get_name(): marks for n in placed if any(marks := _marks(n))}
 
 
 def _is_read_before(node: Any, place: int) -> bool:
@@ -185,16 +176,12 @@ def _draws(node: Any) -> bool:
     return any(map(ops.draws_in_order, node.node.get_origins()))
 
 
-def _chunks(node: Any) -> set[int]:
-    """Return the indices of the loss chunks that a node of a schedule computes."""
+def _marks(node: Any) -> tuple[set[int], set[int]]:
+    """Return the loss chunks that a node of a schedule computes and, in a one-graph step, its side: forward or backward."""
     origins = node.node.get_origins() if getattr(node, "node", None) is not None else ()
-    return {chunk for o in origins if (chunk := o.meta.get(CHUNK, -1)) >= 0}
-
-
-def _side(node: Any) -> set[int]:
-    """Return the mark of a node in a one-graph step: forward or backward. The set is empty without a mark."""
-    origins = node.node.get_origins() if getattr(node, "node", None) is not None else ()
-    return {max(sides)} if (sides := [o.meta[SIDE] for o in origins if SIDE in o.meta]) else set()
+    chunks = {chunk for o in origins if (chunk := o.meta.get(CHUNK, -1)) >= 0}
+    sides = [o.meta[SIDE] for o in origins if SIDE in o.meta]
+    return chunks, {max(sides)} if sides else set()
 
 
 def _placed(scheduler: Any) -> list[Any]:

@@ -46,7 +46,6 @@ class CompiledGraphs:
         has_breaks: whether the step has graph breaks. A pattern that matches no module in one graph
             may then match a module in another graph.
         host_bytes: dict from the identity of each graph to the bytes that the graph offloads.
-        unplanned: identities of the functions that have no plan and that a warning has named.
         from_caches: whether compiled steps may come from a cache, which has no graph that could be planned again.
         replanned: how often the graphs of a step were planned together after a run.
         last_warnings: dict from the identity of each graph to the bytes that warnings about the graph named.
@@ -58,7 +57,6 @@ class CompiledGraphs:
     matched: set[str] = field(default_factory=set)
     has_breaks: bool = False
     host_bytes: dict[str, int] = field(default_factory=dict)
-    unplanned: set[str] = field(default_factory=set)
     from_caches: bool = True
     replanned: int = 0
     last_warnings: defaultdict[str, LastWarning] = field(

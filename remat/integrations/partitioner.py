@@ -11,10 +11,11 @@ from torch import fx
 
 from remat import torch_compat
 from remat.arguments import BUDGET, COST, SOLVER, passes_on
-from remat.graph.joint import JointGraph
+from remat.graph.joint import JointGraph, primals_of
 from remat.graph.memory.user_mutations import copy_outputs, unversioned_outputs
 from remat.integrations.partition_options import PartitionOptions
 from remat.integrations.stages import Arrived
+from remat.integrations.step_sizes import at_declared_sizes
 from remat.integrations.traced_graph import joint_of
 from remat.options import CompileOptions, CostOption, SolverOption
 from remat.passes.core.base import Pass
@@ -55,7 +56,11 @@ class Partitioner(PartitionOptions, torch_compat.CustomPartitionerFn):
         """
         arrived = Arrived(options=self, earlier=frozenset(self.graphs.planned))
         joint = joint_of(gm, self.lower, **convention)
-        planned, modules = arrived.partition(joint, joint_inputs, _plan_standalone)
+        primals = [node.meta.get("val") for node in primals_of(joint)]
+        with at_declared_sizes(primals, in_bytes=self.in_bytes):
+            planned, modules = arrived.partition(joint, joint_inputs, _plan_standalone)
+            if planned is not None:
+                planned.finish(primals)
         self.graphs.latest = None if planned is None else planned.plan
         return modules
 

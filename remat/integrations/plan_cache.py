@@ -212,16 +212,9 @@ def traces_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
             continue
         for node in module.graph.nodes:
             meta = node.meta
-            stack = [
-                (str(where), getattr(kind, "__qualname__", str(kind)))
-                for where, kind in (meta.get("nn_module_stack") or {}).values()
-            ]
-            shown = (
-                meta.get("stack_trace"),
-                stack,
-                sorted(map(repr, (meta.get("custom") or {}).items())),
-            )
-            digest.update(repr(shown).encode())
+            stack = [*(meta.get("nn_module_stack") or {}).values()]
+            annotations = sorted(map(repr, (meta.get("custom") or {}).items()))
+            digest.update(repr((meta.get("stack_trace"), stack, annotations)).encode())
     for value in inputs:
         digest.update(repr(_sizes(value)).encode())
     return digest.hexdigest()

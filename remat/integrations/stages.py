@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +15,7 @@ from remat.errors import BudgetError, BudgetWarning, LastWarning, warn
 from remat.graph.capture.regions import Modules, is_region, split_region
 from remat.graph.collection import paused_collection
 from remat.graph.costs.auto import device_type_of, is_for_cpu
-from remat.graph.joint import JointGraph, copy_module, primals_of
+from remat.graph.joint import JointGraph, copy_module
 from remat.graph.policies import module_names, no_match
 from remat.graph.roles import has_tangents
 from remat.graph.verify import Split, verify
@@ -26,7 +25,6 @@ from remat.integrations.partition_options import PartitionOptions
 from remat.integrations.recompute_check import add_checks
 from remat.integrations.replaced_methods import GeneratedCode
 from remat.integrations.step_guards import Look, guard_sizes
-from remat.integrations.step_sizes import at_declared_sizes
 from remat.integrations.step_tally import CountRun, StepTally, tally_of
 from remat.integrations.step_together import Member
 from remat.integrations.traced_graph import code_of, parameters_of
@@ -36,8 +34,6 @@ from remat.planning.pipelines import modules_of, prepare, split
 from remat.planning.plan import Plan
 from remat.planning.request import PlanRequest
 from remat.units import Budget, format_bytes
-
-_LOG = logging.getLogger(__name__)
 
 #: A function that plans a joint graph in place. Its arguments are the graph, the options and, by name, ``agree``: the
 #: pass by which ranks agree on a decision; None if this rank decides alone.
@@ -133,8 +129,8 @@ class Arrived:
     def runs_anyway(self, kind: str) -> bool:
         """Return whether a graph runs even if its budget in bytes cannot be met.
 
-        The result is True for a recompilation, where an error would end a running training, or if
-        other graphs of the step have memory alive. The result is always False with the option
+        The result is True for a recompilation, where an error would end a running training, if
+        other graphs of the step have memory alive, and for an inference. The result is always False with the option
         ``strict``, if the budget is a ratio, and with a saved plan or the user's own pipeline.
 
         Args:
@@ -143,7 +139,8 @@ class Arrived:
         options, request = self.options, self.options.request
         decides = request.decides or options.graphs.replanned > 0
         may_exceed = not options.strict and decides and request.budget.in_bytes
-        return may_exceed and (self.runs_again(kind) or self.other_graphs_bytes > 0)
+        is_inference = self.is_alone and not self.runs_backward
+        return may_exceed and (is_inference or self.runs_again(kind) or self.other_graphs_bytes > 0)
 
     def of_step(self, request: PlanRequest) -> PlanRequest:
         """Return the options to plan this graph within the part of the peak that the step's other graphs leave."""
@@ -175,35 +172,32 @@ class Arrived:
                 num_fwd_outputs=joint.num_fwd_outputs,
                 static_lifetime_input_indices=joint.static_inputs,
             )
-        primals = [node.meta.get("val") for node in primals_of(joint)]
         request, over = self.options.request, self.over
         copied = joint.copy() if self.tally is not None else None
         self.stage("planning")
         try:
-            with at_declared_sizes(primals, in_bytes=self.options.in_bytes):
-                if not joint.places and not has_tangents(joint):
-                    return None, _split_unplanned(joint)
-                self._warn_of_uncounted(joint)
-                request = self._request_for(joint)
-                kind = code_of(parameters_of(joint))  # before planning changes the graph
-                may_exceed = self.runs_anyway(kind)
-                if not over:
-                    try:
-                        trial = joint.copy() if may_exceed else joint
-                        plan = self._plan(trial, request, plan_graph)
-                    except BudgetError as error:
-                        if not may_exceed:
-                            raise
-                        over = str(error)
-                if over:
-                    least = Budget(peak_share=0.0) if request.budget.on_peak else Budget(share=0.0)
-                    request = replace(request, budget=least)
-                    plan = self._plan(joint, request, plan_graph)
-                planned = Planned.of(self, plan, request, kind, over, copied)
-                # If watched, the backend calls `finish` after compilation, when the compiled bytes are known.
-                if not self.watched:
-                    planned.finish(primals)
-                return planned, planned.modules(joint)
+            if not joint.places and not has_tangents(joint):
+                return None, _split_unplanned(joint)
+            self._warn_of_uncounted(joint)
+            request = self._request_for(joint)
+            kind = code_of(parameters_of(joint))  # before planning changes the graph
+            may_exceed = self.runs_anyway(kind)
+            if not over:
+                try:
+                    trial = joint.copy() if may_exceed else joint
+                    plan = self._plan(trial, request, plan_graph)
+                except BudgetError as error:
+                    if not may_exceed:
+                        raise
+                    over = str(error)
+            if over:
+                least = Budget(peak_share=0.0) if request.budget.on_peak else Budget(share=0.0)
+                request = replace(request, budget=least)
+                plan = self._plan(joint, request, plan_graph)
+            planned = Planned(
+                arrived=self, plan=plan, request=request, kind=kind, over=over, joint=copied
+            ).recorded()
+            return planned, planned.modules(joint)
         except Exception as error:
             report(error, joint, self.options.repro, lambda: _described(request))
             raise
@@ -290,7 +284,7 @@ def _described(request: PlanRequest) -> tuple[str, dict[str, Any], str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Planned:
-    """The stage of a compilation in which the graph has a plan; `of` records that the graph was planned.
+    """The stage of a compilation in which the graph has a plan.
 
     Attributes:
         arrived: the stage of the graph before planning.
@@ -311,33 +305,14 @@ class Planned:
     over: str = ""
     joint: JointGraph | None = None
 
-    @classmethod
-    def of(
-        cls,
-        arrived: Arrived,
-        plan: Plan,
-        request: PlanRequest,
-        kind: str,
-        over: str = "",
-        joint: JointGraph | None = None,
-    ) -> Self:
-        """Return the stage of a graph with a new plan or a plan from a cache; log the plan, and record the graph."""
+    def recorded(self) -> Self:
+        """Record the graph as planned, and return the stage, whose plan says whether the step has other graphs."""
+        arrived, plan = self.arrived, self.plan
         if arrived.is_part and not plan.of_step:
             plan = replace(plan, _of_step=_other_graphs(arrived))
-        planned = cls(
-            arrived=arrived, plan=plan, request=request, kind=kind, over=over, joint=joint
-        )
-        if request.decides:
-            planned._count()
-        if _LOG.isEnabledFor(logging.INFO):  # the peak takes time
-            _LOG.info(
-                "'%s' at budget %s: %s saved, peak %s (as planned; without remat is budget 1)",
-                plan.graph,
-                plan.requested.label,
-                format_bytes(plan.planned_saved_bytes or plan.saved_bytes),
-                plan.before_after.line,
-            )
-        return planned
+        if self.request.decides:
+            self._count()
+        return replace(self, plan=plan)
 
     @property
     def identity(self) -> str:
@@ -469,7 +444,7 @@ class Planned:
         if tally is None or self.saved_plan is None or tally.together.kinds(key) == 1:
             return run
         others = (compile_again() for _ in range(1, tally.together.kinds(key)))
-        return tally.in_turn(key, (run, *others))
+        return partial(tally.run_in_turn, key, (run, *others))
 
     def count_runs(
         self, gm: fx.GraphModule, inputs: Sequence[Any], backend: object
@@ -486,7 +461,7 @@ class Planned:
         if code is not None and (memory.sizes is None or memory.sizes.are_automatic):
             joint = self.joint if memory.sizes is None else None
             member = Member(joint, plan.fingerprint, code, plan.decision, options, backend)
-            tally.together.add(memory, member)
+            memory = replace(memory, member=member)
         tally.add(memory, inputs)
         return partial(tally.forward, memory)
 

@@ -7,7 +7,9 @@ exceeds its budget, are checked when the step runs.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -72,7 +74,7 @@ def guard_sizes(
         # A plan for other sizes may meet the budget. Dynamo compiles a function eight times at most, so the bytes of
         # a step that is checked when it runs double before it is compiled again.
         most = 2 * bytes_at.taken if watched else last_warning.quiet
-    of_run = RunSizes.of(plan, example_inputs, bytes_at.symbols)
+    of_run = RunSizes(plan, example_inputs, bytes_at.symbols)
     # No guard may bound a data-dependent or a declared size: the guard would raise instead of causing a recompilation.
     sizes = [*of_run.planned.values()]
     given = {s.name: (s.least, s.most) for s in sizes}
@@ -91,7 +93,7 @@ def guard_sizes(
         given[name] = free[name].least, largest
     if bytes_at(given) <= max(limit, last_warning.quiet):
         return None
-    look = _SizeCheck(plan, bytes_at, budget, limit, last_warning, of_run, fixed)
+    look = _SizeCheck(plan.graph, bytes_at, budget, limit, last_warning, of_run, fixed)
     if watched and not of_run.unseen:
         return look
     warn(
@@ -103,67 +105,58 @@ def guard_sizes(
     return look if watched else None
 
 
+@dataclass(slots=True, eq=False)
 class _SizeCheck:
     """Callback that warns if a step exceeds its budget in bytes at the sizes of a run."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        bytes_at: SizedBytes,
-        budget: Budget,
-        limit: int,
-        last_warning: LastWarning,
-        sizes: RunSizes,
-        unbounded: Collection[str],
-    ) -> None:
-        self._bytes_at, self._budget, self._limit, self._last_warning = (
-            bytes_at,
-            budget,
-            limit,
-            last_warning,
-        )
-        self._sizes, self._graph = sizes, plan.graph
-        self._shown = [n for n in sizes.planned if n in unbounded] or [*sizes.planned]
-        self._held: Mapping[str, int] = dict.fromkeys(sizes.planned, -1)
+    graph: str
+    bytes_at: SizedBytes
+    budget: Budget
+    limit: int
+    last_warning: LastWarning
+    sizes: RunSizes
+    unbounded: Collection[str]
+    _within: dict[str, int] = field(default_factory=dict)  # sizes up to which no warning is due
 
     def __call__(self, arguments: Sequence[Any], node: Any) -> None:
         """Warn if the step exceeds its budget in bytes at the sizes of a finished run."""
-        seen = self._sizes.read(arguments, node)
-        if all(number <= self._held[name] for name, number in seen.items()):
+        seen = self.sizes.read(arguments, node)
+        if all(number <= self._within.get(name, -1) for name, number in seen.items()):
             return
-        most = max(self._limit, self._last_warning.quiet)
+        most = max(self.limit, self.last_warning.quiet)
         # If no warning is due at twice the sizes of this run, later runs up to twice these sizes need no sum of bytes.
         for times in (2, 1):
             upto = {name: times * number for name, number in seen.items()}
-            within = {n: (self._sizes.planned[n].least, k) for n, k in upto.items()}
-            if self._bytes_at(within) <= most:
-                self._held = upto
+            within = {n: (self.sizes.planned[n].least, k) for n, k in upto.items()}
+            if self.bytes_at(within) <= most:
+                self._within = upto
                 return
-        taken = self._bytes_at({n: (k, k) for n, k in seen.items()})
+        taken = self.bytes_at({n: (k, k) for n, k in seen.items()})
         if taken > most:
-            self._last_warning.nbytes = taken
+            self.last_warning.nbytes = taken
             self._warn(taken, seen)
 
     def _warn(self, taken: int, seen: Mapping[str, int]) -> None:
         """Warn that the step exceeds its budget, and suggest a smaller budget if the plan was within the budget."""
-        more, most = format_apart(taken, self._limit)
-        remedy, peak = "Raise the budget", self._budget.on_peak
-        if self._bytes_at.taken <= self._limit:
-            less = self._limit * self._bytes_at.taken // taken
+        more, most = format_apart(taken, self.limit)
+        remedy, peak = "Raise the budget", self.budget.on_peak
+        if self.bytes_at.taken <= self.limit:
+            less = self.limit * self.bytes_at.taken // taken
             instead = Budget(peak_bytes=less) if peak else Budget(nbytes=less)
             remedy = f"budget='{instead}' makes up for it"
         warn(
-            f"'{self._graph}' {'has a peak of' if peak else 'keeps'} {more} ({taken} bytes) at {self.shown(seen)}, above "
-            f"the {most} ({self._limit} bytes) of its budget {self._budget.label}. It was planned for {self.shown()}. "
+            f"'{self.graph}' {'has a peak of' if peak else 'keeps'} {more} ({taken} bytes) at {self.shown(seen)}, above "
+            f"the {most} ({self.limit} bytes) of its budget {self.budget.label}. It was planned for {self.shown()}. "
             f"{remedy}; or keep these sizes smaller. {LastWarning.NEXT}",
             BudgetWarning,
         )
 
     def shown(self, numbers: Mapping[str, int] | None = None) -> str:
         """Return a text that lists each size that no guard bounds, with its value in ``numbers`` or in the plan."""
-        planned = self._sizes.planned
-        values = {n: planned[n].number for n in self._shown} if numbers is None else numbers
-        return ", ".join(f"{planned[n].source or n} = {values[n]}" for n in self._shown)
+        planned = self.sizes.planned
+        shown = [n for n in planned if n in self.unbounded] or [*planned]
+        values = {n: planned[n].number for n in shown} if numbers is None else numbers
+        return ", ".join(f"{planned[n].source or n} = {values[n]}" for n in shown)
 
 
 def _largest(
@@ -182,14 +175,9 @@ def _largest(
         ranges = {n: (min(free[n].least, free[n].number), most[n]) for n in free}
         return bytes_at({**fixed, **ranges}) <= limit
 
-    # All free sizes grow by one common factor, which is found by bisection.
-    few, many = 1.0, 2.0
-    while many < LARGEST and holds(upto(many)):
-        few, many = many, 2 * many
-    while upto(few) != upto(many) and many - few > few / 1024:
-        middle = (few + many) / 2
-        few, many = (middle, many) if holds(upto(middle)) else (few, middle)
-    largest: dict[str, int | None] = {**upto(few)}
+    # All free sizes grow by one common factor, a multiple of 1/1024.
+    above = bisect_left(range(LARGEST), True, lo=1025, key=lambda k: not holds(upto(k / 1024)))
+    largest: dict[str, int | None] = {**upto((above - 1) / 1024)}
     for name in free:
         if holds({**largest, name: free[name].most}):
             largest[name] = None

@@ -33,7 +33,6 @@ from remat.sac.run.operators import plain_parts
 
 #: A bound of at least this number counts as no bound, because no tensor of this size fits in memory.
 LARGEST = 2**50
-_DECLARED = "It was planned for the largest of its declared sizes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,11 +176,11 @@ def at_declared_sizes(example_inputs: Sequence[Any], *, in_bytes: bool) -> Itera
         with sizes_at({**planned_sizes(), **{n: size.number for n, size in largest.items()}}):
             yield
     except BudgetError as error:
-        if not largest or _DECLARED in str(error):  # an inner block has added the sizes already
+        if not largest:
             raise
         named = ", ".join(f"{size.source} = {size.number}" for size in largest.values())
         raise BudgetError(
-            f"{error}. {_DECLARED}, {named}: declare smaller ones, with mark_dynamic(…, max=…), or mark none"
+            f"{error}. It was planned for the largest of its declared sizes, {named}: declare smaller ones, with mark_dynamic(…, max=…), or mark none"
         ) from None
 
 
@@ -293,30 +292,29 @@ def _learned_sizes(plan: Plan, names: set[str]) -> list[Size]:
 
 
 class RunSizes:
-    """Read the sizes of a finished run of a step.
+    """Read the values that given symbolic sizes have in each run of a step.
+
+    Args:
+        plan: the step's plan.
+        example_inputs: inputs that the step was traced with.
+        symbols: names of the symbolic sizes.
 
     Attributes:
         planned: dict from a symbol to its `Size`.
         unseen: symbols of the sizes that cannot be read after a run.
     """
 
-    def __init__(self, plan: Plan, sizes: Sequence[Size]) -> None:
+    def __init__(self, plan: Plan, example_inputs: Sequence[Any], symbols: set[str]) -> None:
+        inputs = {n: s for n, s in sizes_of(example_inputs).items() if n in symbols}
+        learned = _learned_sizes(plan, symbols - inputs.keys())
+        self.planned = inputs | {s.name: s for s in learned}
         values = outputs_of(plan.forward.graph)[own_outputs(plan.forward) :]
         numbers = [v.meta.get("val") for v in values if isinstance(v, fx.Node)]
         kinds = (torch.SymInt, torch.SymFloat, torch.SymBool)
         self._saved_numbers = [
             getattr(expression_of(v), "name", "") for v in numbers if isinstance(v, kinds)
         ]
-        self.planned = {s.name: s for s in sizes}
-        self.unseen = {
-            s.name for s in sizes if s.place is None and s.name not in self._saved_numbers
-        }
-
-    @classmethod
-    def of(cls, plan: Plan, example_inputs: Sequence[Any], symbols: set[str]) -> RunSizes:
-        """Build a reader of the values that given symbolic sizes have in each run of a step."""
-        inputs = {n: s for n, s in sizes_of(example_inputs).items() if n in symbols}
-        return cls(plan, [*inputs.values(), *_learned_sizes(plan, symbols - inputs.keys())])
+        self.unseen = {s.name for s in learned if s.name not in self._saved_numbers}
 
     @property
     def are_automatic(self) -> bool:

@@ -9,9 +9,8 @@ once for each of these plans.
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import CodeType
@@ -60,13 +59,9 @@ class Member:
 
 
 class StepTogether:
-    """Record of the graphs that ran in one step, and of their runs, to plan these graphs together.
-
-    A graph is identified by any object that lives as long as the graph's compiled code.
-    """
+    """Record of the graphs that ran in one step, and of their runs, to plan these graphs together."""
 
     def __init__(self) -> None:
-        self._members: weakref.WeakKeyDictionary[Any, Member] = weakref.WeakKeyDictionary()
         self._runs: StepRuns | None = None
         # The graph of each run that is recorded.
         self._recorded: list[Member] = []
@@ -76,9 +71,10 @@ class StepTogether:
         # Backends that Dynamo has dropped with their code, until they compile a graph again.
         self._dropped_backends: dict[int, object] = {}
 
-    def add(self, graph: Hashable, member: Member) -> None:
-        """Register a graph that was just compiled, so that its runs are recorded."""
-        self._members[graph] = member
+    def add(self, member: Member | None) -> None:
+        """Begin to record runs, because a graph was just compiled that can be planned with others."""
+        if member is None:
+            return
         self._dropped_backends.pop(id(member.backend), None)
         self._runs = self._runs or StepRuns()
 
@@ -88,9 +84,8 @@ class StepTogether:
         self._ran.clear()
         self._runs = None if self._runs is None else StepRuns()
 
-    def ran(self, graph: Hashable, arguments: Sequence[Any], outputs: Iterable[Any]) -> None:
+    def ran(self, member: Member | None, arguments: Sequence[Any], outputs: Iterable[Any]) -> None:
         """Record that a graph of the step ran, with the arguments and outputs of this run."""
-        member = self._members.get(graph)
         if member is None:
             return
         self._ran[member.key] += 1
@@ -115,9 +110,9 @@ class StepTogether:
         # A step may have more runs than the planned one, for example two forwards before the backwards.
         return kinds[0 if begins else self._ran[graph] % len(kinds)]
 
-    def can_plan(self, graphs: Iterable[Hashable]) -> bool:
-        """Return whether the graphs of a step can be planned together: all are registered, with equal options."""
-        registered = [self._members.get(graph) for graph in graphs]
+    def can_plan(self, graphs: Iterable[Member | None]) -> bool:
+        """Return whether the graphs of a step can be planned together: none is None, and all have equal options."""
+        registered = [*graphs]
         members = [m for m in registered if m is not None]
         if not members or len(members) < len(registered):
             return False
@@ -132,12 +127,12 @@ class StepTogether:
         self._runs = None
 
     def plan(
-        self, graphs: Iterable[Hashable], runs: int, peak_bytes: int, *, sharded: bool = False
+        self, graphs: Sequence[Member | None], runs: int, peak_bytes: int, *, sharded: bool = False
     ) -> bool:
         """Plan the graphs of a step together, and drop the graphs' compiled code, so that the next call compiles anew.
 
         Args:
-            graphs: the graphs that ran.
+            graphs: the graphs that ran; None for one that cannot be planned with others.
             runs: number of runs of these graphs.
             peak_bytes: peak of the step in bytes.
             sharded: whether ``peak_bytes`` includes shards instead of whole parameters, as under FSDP.
@@ -145,13 +140,12 @@ class StepTogether:
         Returns:
             Whether the graphs will be compiled again.
         """
-        graphs = [*graphs]
         if runs < 2 or not self.can_plan(graphs):
             return False
         if self._runs is None or runs != len(self._recorded):
             self._runs = StepRuns()  # a later step is recorded from its beginning
             return False
-        members = [self._members[graph] for graph in graphs]
+        members = [m for m in graphs if m is not None]
         ran, recorded, request = self._recorded, self._runs, _user_request(members[0])
         self.end()
         why = (

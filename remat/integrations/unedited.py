@@ -10,7 +10,6 @@ import atexit
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,28 +28,25 @@ MOST_LINES = 8
 
 @dataclass(slots=True)
 class Compilations:
-    """Counts of this process's calls of ``torch.compile``, and of the graphs that Dynamo sent to each backend.
+    """Counts of this process's calls of ``torch.compile`` for Inductor, and of the graphs that Dynamo sent to Inductor.
 
     Attributes:
         options: remat's options of planning by name.
         calls: number of calls of ``torch.compile`` with Inductor.
         graphs: number of graphs that Dynamo sent to Inductor, and hence to remat.
         compiled: number of these graphs that were compiled; an error refused the others.
-        others: dict from the name of another backend to the number of graphs that Dynamo sent to it.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
     calls: int = 0
     graphs: int = 0
     compiled: int = 0
-    others: Counter[str] = field(default_factory=Counter)
 
     def report(self) -> list[str]:
         """Return lines about this process's plans, or about why there are none; each line lacks its full stop."""
-        others = [f"'{name}' ({counted(n, 'graph')})" for name, n in sorted(self.others.items())]
         if not self.graphs:
             head = "no graph was compiled through remat in this process; processes that it starts report theirs"
-            return [f"{head}. Reason: {self._why(others)}"]
+            return [f"{head}. Reason: {self._why()}"]
         from remat.integrations.compile_log import plans
         from remat.integrations.compile_progress import closing_line
 
@@ -65,20 +61,15 @@ class Compilations:
         lines += [closing_line(plan) for plan in planned[:MOST_LINES]]
         if len(planned) > MOST_LINES:
             lines.append(f"{len(planned) - MOST_LINES} more: remat.plans() in the script lists all")
-        if others:
-            lines.append(f"the script's other backends keep their graphs: {', '.join(others)}")
         return lines
 
-    def _why(self, others: Sequence[str]) -> str:
+    def _why(self) -> str:
         """Return the reason why no graph was compiled through remat, and advice, as text."""
-        if self.others.keys() == {"remat"}:
-            return f"the script names backend='remat' itself ({', '.join(others)}), whose own budget counts"
-        if others:
-            return f"the script names other backends, {', '.join(others)}; leave the backend out, or name 'inductor'"
         if not self.calls:
             return (
-                "the script calls torch.compile nowhere, or its call raised an error; compile the model by "
-                "torch.compile(model), or set the trainer's flag, such as TrainingArguments(torch_compile=True)"
+                "the script calls torch.compile nowhere, or names another backend, or its call raised an error; compile the "
+                "model by torch.compile(model), whose backend is 'inductor', or set the trainer's flag, such as "
+                "TrainingArguments(torch_compile=True)"
             )
         if os.environ.get("TORCHDYNAMO_DISABLE", "0") == "1":
             return "the environment variable TORCHDYNAMO_DISABLE is 1, so PyTorch compiles nothing; unset it"
@@ -122,14 +113,6 @@ class PlannedInductor(torch_compat.CompileWithInductor):
         return compiled
 
 
-class CountedBackend(torch_compat.CompileWithBackend):
-    """Wrapper that ``torch.compile`` creates for a backend other than Inductor; remat does not plan its graphs."""
-
-    def __call__(self, model_: fx.GraphModule, inputs_: Sequence[Any]) -> Callable[..., Any]:
-        COMPILATIONS.others[self.compiler_name] += 1
-        return super().__call__(model_, inputs_)  # type: ignore[no-any-return, no-untyped-call]
-
-
 def install() -> None:
     """Make ``torch.compile`` plan each graph that it compiles with Inductor; at exit, print what was planned.
 
@@ -139,7 +122,7 @@ def install() -> None:
         return
     settings = json.loads(os.environ[SETTINGS])
     COMPILATIONS.options = settings["options"]
-    torch_compat.replace_compilers(PlannedInductor, CountedBackend)
+    torch_compat.replace_inductor(PlannedInductor)
     atexit.register(_print_report, is_script=os.getpid() == settings["pid"])
 
 

@@ -1,7 +1,7 @@
 """Work around faults of PyTorch in compiled steps, with one function per fault.
 
-Most workarounds are context managers. `compile_graph` applies those that the installed PyTorch
-needs while Inductor compiles a graph. ``tests/upstream`` has a reproducer of each fault in plain
+Most workarounds change a graph, or settings until a stack of context managers is closed. `compile_graph` applies those
+that the installed PyTorch needs while Inductor compiles a graph. ``tests/upstream`` has a reproducer of each fault in plain
 PyTorch. A reproducer's test fails once PyTorch no longer has the fault. The first version of
 PyTorch without the fault is then entered in `FIXED_IN` by hand.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
@@ -63,15 +63,14 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: A
         example_inputs: example inputs of the graph.
         kwargs: further arguments of Inductor's ``compile_fx_inner``, such as ``is_backward``.
     """
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         for workaround in WORKAROUNDS:
             if is_needed(workaround):
-                stack.enter_context(workaround(gm.graph, bool(kwargs.get("is_backward"))))
+                workaround(gm.graph, bool(kwargs.get("is_backward")), stack)
         return torch_compat.compile_fx_inner(gm, example_inputs, **kwargs)
 
 
-@contextlib.contextmanager
-def planned_layouts_of_draws(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
+def planned_layouts_of_draws(graph: fx.Graph, is_backward: bool, stack: ExitStack) -> None:
     """Make each operator that repeats a random draw receive its inputs in the memory layout that was traced."""
     # Such an operator draws again from a saved generator state (``torch/_prims/rng_prims.py``). If an input has
     # another layout than in the first draw, the same random numbers go to other elements. Inductor keeps the layout
@@ -85,11 +84,9 @@ def planned_layouts_of_draws(graph: fx.Graph, is_backward: bool) -> Iterator[Non
             if not isinstance(value, torch.Tensor) or value.dim() < 2:
                 continue
             _read_as_traced(node, given)
-    yield
 
 
-@contextlib.contextmanager
-def traced_layouts_of_strided(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
+def traced_layouts_of_strided(graph: fx.Graph, is_backward: bool, stack: ExitStack) -> None:
     """Make ``as_strided`` read contiguous inputs, if they were contiguous when the step was traced."""
     # ``as_strided`` reads its input's memory, whatever the order of the elements there. Inductor may save a value for
     # backward in another layout than the traced one. Results that backward computes from this value then have that
@@ -104,7 +101,6 @@ def traced_layouts_of_strided(graph: fx.Graph, is_backward: bool) -> Iterator[No
         # `as_strided` also reads the memory around a view, which a copy of the view does not have.
         if hint(value.untyped_storage().nbytes()) == tensor_bytes(value):
             _read_as_traced(node, given)
-    yield
 
 
 def _read_as_traced(node: fx.Node, read: fx.Node) -> None:
@@ -117,8 +113,7 @@ def _read_as_traced(node: fx.Node, read: fx.Node) -> None:
     node.replace_input_with(read, laid_out)
 
 
-@contextlib.contextmanager
-def saved_inputs_themselves(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
+def saved_inputs_themselves(graph: fx.Graph, is_backward: bool, stack: ExitStack) -> None:
     """Make forward save its own inputs instead of copies of the inputs in another layout."""
     # Inductor copies the inputs of a convolution to another layout, and would save these copies although the inputs
     # are in memory anyway. Inductor keeps the layout of graph outputs that are marked as visible to the user. This
@@ -128,16 +123,14 @@ def saved_inputs_themselves(graph: fx.Graph, is_backward: bool) -> Iterator[None
         saved = {k for k, v in enumerate(outputs) if getattr(v, "op", "") == "placeholder"}
         seen = meta.get("user_visible_output_idxs", ())
         meta["user_visible_output_idxs"] = sorted({*seen, *saved})
-    yield
 
 
-@contextlib.contextmanager
-def planned_order(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
+def planned_order(graph: fx.Graph, is_backward: bool, stack: ExitStack) -> None:
     """Make Inductor run a graph's operators in the planned order, as far as fusion allows."""
     # `near_fusions.PlannedOrder` orders the kernels, unless the user has set such a pass. Inductor's scheduler may
     # then choose another order to lower the peak, also of operators that draw random numbers. That order depends on
-    # the rest of the graph, hence on the plan. This context manager switches the choice off if several operators draw
-    # random numbers, or if some offload values.
+    # the rest of the graph, hence on the plan. This function switches the choice off if several operators draw random
+    # numbers, or if some offload values.
     from remat.integrations.near_fusions import PlannedOrder
 
     config = torch_compat.inductor_config
@@ -148,12 +141,10 @@ def planned_order(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
         order["reorder_for_locality"] = False
     if getattr(config, torch_compat.POST_FUSION_PASS) is None:
         order[torch_compat.POST_FUSION_PASS] = PlannedOrder()
-    with config.patch(order):
-        yield
+    stack.enter_context(config.patch(order))
 
 
-@contextlib.contextmanager
-def no_unsound_reinplacing(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
+def no_unsound_reinplacing(graph: fx.Graph, is_backward: bool, stack: ExitStack) -> None:
     """Forbid Inductor to make operators overwrite their inputs where the results may be wrong."""
     # If the step updates an input, a ``copy_`` at the end of the graph writes the new value into the input. PyTorch
     # 2.13 to 2.15 let another operator that reads the input write its result into the input's memory, if only the
@@ -172,17 +163,13 @@ def no_unsound_reinplacing(graph: fx.Graph, is_backward: bool) -> Iterator[None]
         if copied.args[0].op == "placeholder"
         for node in copied.args[0].users
     )
-    disabled = filter(
-        None, (torch_compat.inductor_config.disabled_passes, "reinplace_inplaceable_ops")
-    )
-    with torch_compat.inductor_config.patch(
-        {"disabled_passes": ",".join(disabled)} if unsound else {}
-    ):
-        yield
+    if unsound:
+        given = torch_compat.inductor_config.disabled_passes
+        disabled = ",".join(filter(None, (given, "reinplace_inplaceable_ops")))
+        stack.enter_context(torch_compat.inductor_config.patch(disabled_passes=disabled))
 
 
-@contextlib.contextmanager
-def clones_of_written(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
+def clones_of_written(graph: fx.Graph, is_backward: bool, stack: ExitStack) -> None:
     """Make Inductor clone the tensors that a custom operator writes to, if reinplacing is off."""
     # The reinplacing pass notes which tensors need no clone. Without the note, PyTorch 2.11 and 2.12 clone none
     # (``torch/_inductor/fx_passes/post_grad.py``, ``decompose_auto_functionalized``). The pass replaces the notes
@@ -192,11 +179,9 @@ def clones_of_written(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
         node.meta["only_clone_these_tensors"] = list(range(len(node.kwargs["_all_bases"])))
     for node in graph.find_nodes(op="call_function", target=higher.auto_functionalized):
         node.meta["only_clone_these_tensors"] = torch_compat.get_mutable_args(node.args[0])[0]
-    yield
 
 
-@contextlib.contextmanager
-def scalar_tails(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
+def scalar_tails(graph: fx.Graph, is_backward: bool, stack: ExitStack) -> None:
     """Compile the remainders of vectorised loops to scalar code, if the graph has strided access."""
     # The remainder of a loop is its last iterations, which do not fill a vector. Associative scans have strided
     # access. With vectorised remainders, PyTorch 2.13 once computed wrong gradients of a Mamba model whose scan was
@@ -205,33 +190,26 @@ def scalar_tails(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
         n.target in _STEPS and len(n.args) > _STEPS[n.target] and n.args[_STEPS[n.target]] != 1
         for n in graph.nodes
     )
-    with torch_compat.inductor_config.patch({_MASKED_TAILS: False} if strided else {}):
-        yield
+    if strided:
+        stack.enter_context(torch_compat.inductor_config.patch({_MASKED_TAILS: False}))
 
 
-@contextlib.contextmanager
-def replays_on_fakes(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
+def replays_on_fakes(graph: fx.Graph, is_backward: bool, stack: ExitStack) -> None:
     """Let Inductor trace a graph that draws random numbers and later repeats a draw with the same numbers."""
     # On fake tensors, PyTorch 2.13 to 2.15 record the generator's real state (``torch/_prims/rng_prims.py``,
     # ``run_and_save_rng_state``). The operator that repeats the draw then gets a real state beside fake tensors,
-    # which is an error. Therefore this context manager allows non-fake inputs during compilation.
+    # which is an error. Therefore this function allows non-fake inputs during compilation.
     mode: Any = torch_compat.TracingContext.get().fake_mode
     replayed = any(
         ops.is_drawn_from_state(n) and getattr(n.args[0], "op", "") == "call_function"
         for n in graph.nodes
     )
-    if not replayed or mode is None or mode.allow_non_fake_inputs:
-        yield
-        return
-    mode.allow_non_fake_inputs = True
-    try:
-        yield
-    finally:
-        mode.allow_non_fake_inputs = False
+    if replayed and mode is not None:
+        stack.callback(setattr, mode, "allow_non_fake_inputs", mode.allow_non_fake_inputs)
+        mode.allow_non_fake_inputs = True
 
 
-@contextlib.contextmanager
-def whole_tiles(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
+def whole_tiles(graph: fx.Graph, is_backward: bool, stack: ExitStack) -> None:
     """Make Inductor tile a kernel in one axis, if tiles in two axes would write past a row's end."""
     # A kernel may be tiled in two axes and sum over the second axis. At the end of the first axis, it may then have
     # to write less than a whole vector. To decide whether it must, PyTorch 2.13 to 2.15 inspect the loop right after
@@ -246,12 +224,10 @@ def whole_tiles(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
         return factors, axes, stats
 
     owner: Any = torch_compat.TilingSelect
-    with for_thread(owner, "select_tiling").instead(select):
-        yield
+    stack.enter_context(for_thread(owner, "select_tiling").instead(select))
 
 
-@contextlib.contextmanager
-def waits_of_formed_loops(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
+def waits_of_formed_loops(graph: fx.Graph, is_backward: bool, stack: ExitStack) -> None:
     """Keep a kernel's dependency on an in-place write after Inductor has rebuilt the kernel's loops."""
     # A kernel that reads a buffer must run after the operator, such as a scatter, that wrote to the buffer in place.
     # Inductor may rebuild a kernel's loops to match those of another kernel.
@@ -264,19 +240,16 @@ def waits_of_formed_loops(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
     waits: Any = KeptWaits(theirs)
     if theirs is not None and not isinstance(theirs, torch_compat.CustomSchedulerPass):
         waits = waits.__call__  # a plain function has no cache key; Inductor then caches nothing
-    with config.patch({name: waits}):
-        yield
+    stack.enter_context(config.patch({name: waits}))
 
 
-@contextlib.contextmanager
-def sound_donation(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
+def sound_donation(graph: fx.Graph, is_backward: bool, stack: ExitStack) -> None:
     """Let a backward graph overwrite a saved value only if no other saved value shares the memory."""
     # AOTAutograd names the saved values that backward may overwrite (donates), without comparing them with each
     # other. Inductor's code depends on these values, but the key of Inductor's cache lacks them (2.13 to 2.15). A
     # cached backward of a step that returns only the loss would otherwise overwrite the logits that another step
     # returns beside the loss. So the values become a part of the key.
     if not is_backward:
-        yield
         return
     metadata: Any = torch_compat.TracingContext.get().fw_metadata
     donated = (metadata is not None and metadata.bw_donated_idxs) or []
@@ -284,12 +257,10 @@ def sound_donation(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
         keys = [storage_key(n.meta.get("val")) for n in graph.find_nodes(op="placeholder")]
         donated = metadata.bw_donated_idxs = [i for i in donated if keys.count(keys[i]) == 1]
     tag = f"{compiler_config.cache_key_tag} donated: {donated}"
-    with compiler_config.patch(cache_key_tag=tag):  # type: ignore[attr-defined]
-        yield
+    stack.enter_context(compiler_config.patch(cache_key_tag=tag))  # type: ignore[attr-defined]
 
 
-@contextlib.contextmanager
-def near_fusions(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
+def near_fusions(graph: fx.Graph, is_backward: bool, stack: ExitStack) -> None:
     """Apply the fusion rules of `NearFusions` to backward, to chunks of a loss, and to steps in one graph."""
     # Short reductions stay reductions, to which these rules apply. Inductor would compute a sum of fewer than eight
     # elements in each kernel that reads the sum, and keep the elements alive until then. Nothing changes if the user
@@ -298,18 +269,13 @@ def near_fusions(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
     chosen = torch_compat.inductor_config.inductor_choices_class is not None
     applies = is_backward or any(CHUNK in n.meta or SIDE in n.meta for n in graph.nodes)
     if not applies or chosen or type(theirs) is not torch_compat.InductorChoices:
-        yield
         return
     from remat.integrations.near_fusions import NearFusions
 
     # The setting only enters Inductor's cache keys, since each thread reads it once. The handler applies the rules.
-    with (
-        torch_compat.inductor_config.patch(
-            inductor_choices_class=NearFusions, unroll_reductions_threshold=1
-        ),
-        torch_compat.INDUCTOR.set_choices_handler(NearFusions()),
-    ):
-        yield
+    rules = {"inductor_choices_class": NearFusions, "unroll_reductions_threshold": 1}
+    stack.enter_context(torch_compat.inductor_config.patch(rules))
+    stack.enter_context(torch_compat.INDUCTOR.set_choices_handler(NearFusions()))
 
 
 @contextlib.contextmanager
@@ -323,7 +289,7 @@ def rounded_as_in_eager(graph: fx.Graph) -> Iterator[None]:
         values = (n.meta.get("val") for n in (node, *node.all_input_nodes))
         if node.op == "call_function" and any(map(is_16_bits, values)):
             node.meta["low_precision_pointwise_barrier"] = True
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         stack.enter_context(torch_compat.inductor_config.patch(emulate_precision_casts=True))
         if is_needed(rounded_on_cpu):
             stack.enter_context(rounded_on_cpu())
@@ -340,7 +306,7 @@ def rounded_on_cpu() -> AbstractContextManager[None]:
 
 #: The workarounds that `compile_graph` applies. Those that change the graph come first, because the others inspect the
 #: graph that Inductor gets.
-WORKAROUNDS: tuple[Callable[[fx.Graph, bool], AbstractContextManager[None]], ...] = (
+WORKAROUNDS: tuple[Callable[[fx.Graph, bool, ExitStack], None], ...] = (
     planned_layouts_of_draws,
     traced_layouts_of_strided,
     saved_inputs_themselves,

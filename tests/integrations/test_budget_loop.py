@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 import zlib
+from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -206,6 +207,7 @@ def test_a_saved_value_in_the_memory_of_another_is_not_overwritten() -> None:
         graph.placeholder(f"saved_{k}").meta["val"] = value
     context = TracingContext(mode)
     context.fw_metadata = SimpleNamespace(bw_donated_idxs=[0, 1, 2])
-    with tracing(context), sound_donation(graph, True):
+    with tracing(context), ExitStack() as stack:
+        sound_donation(graph, True, stack)
         assert compiler_config.cache_key_tag.endswith("donated: [0]")
     assert context.fw_metadata.bw_donated_idxs == [0]

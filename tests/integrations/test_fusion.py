@@ -6,6 +6,7 @@ What a step takes by that, `tests.upstream.test_faults` measures.
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,12 +103,15 @@ def test_choices_of_the_user_s_own_stay() -> None:
             return "mine"
 
     assert INDUCTOR.choices is not None  # read here, as a thread keeps the class that it read first
-    with inductor_config.patch(inductor_choices_class=Mine), near_fusions(fx.Graph(), True):
+    with inductor_config.patch(inductor_choices_class=Mine), ExitStack() as stack:
+        near_fusions(fx.Graph(), True, stack)
         assert inductor_config.inductor_choices_class is Mine
-    with INDUCTOR.set_choices_handler(Mine()), near_fusions(fx.Graph(), True):
+    with INDUCTOR.set_choices_handler(Mine()), ExitStack() as stack:
+        near_fusions(fx.Graph(), True, stack)
         assert isinstance(INDUCTOR.choices, Mine)
         assert not isinstance(INDUCTOR.choices, NearFusions)
-    with INDUCTOR.set_choices_handler(InductorChoices()), near_fusions(fx.Graph(), True):
+    with INDUCTOR.set_choices_handler(InductorChoices()), ExitStack() as stack:
+        near_fusions(fx.Graph(), True, stack)
         assert isinstance(INDUCTOR.choices, NearFusions)
         assert inductor_config.inductor_choices_class is NearFusions
 
@@ -175,6 +179,7 @@ def test_a_step_in_one_graph_keeps_its_order(whole: bool) -> None:
     node = graph.call_function(torch.ops.aten.sin.default, (graph.placeholder("x"),))
     node.meta |= {SIDE: 1} if whole else {}
     graph.output(node)
-    with planned_order(graph, False):
+    with ExitStack() as stack:
+        planned_order(graph, False, stack)
         assert inductor_config.reorder_for_locality is not whole
     assert inductor_config.reorder_for_locality

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,7 +64,8 @@ def test_kernels_that_would_write_beyond_a_buffer_are_tiled_in_one_axis(
 
     monkeypatch.setattr(TilingSelect, "select_tiling", select)
     told = [16] * len(axes), axes, "statistics"
-    with workarounds.whole_tiles(torch.fx.Graph(), False):
+    with ExitStack() as stack:
+        workarounds.whole_tiles(torch.fx.Graph(), False, stack)
         found = TilingSelect().select_tiling([], sizes)
         with ThreadPoolExecutor(1) as aside:  # nobody else's kernels change
             assert aside.submit(TilingSelect().select_tiling, [], sizes).result() == told
@@ -102,10 +104,8 @@ def test_a_pass_of_the_users_own_runs_before_the_waits_are_kept(cached: bool) ->
         for reads in ([read, SimpleNamespace(name="buf2")], [])
     ]
     given: Any = mine if cached else lambda nodes: nodes[::-1]
-    with (
-        torch_compat.inductor_config.patch({name: given}),
-        workarounds.waits_of_formed_loops(torch.fx.Graph(), True),
-    ):
+    with torch_compat.inductor_config.patch({name: given}), ExitStack() as stack:
+        workarounds.waits_of_formed_loops(torch.fx.Graph(), True, stack)
         found = getattr(torch_compat.inductor_config, name)
         # Inductor caches no compilation with a pass that is not a `CustomSchedulerPass`.
         assert isinstance(found, torch_compat.CustomSchedulerPass) is cached
@@ -127,5 +127,6 @@ def test_strided_reads_around_a_view_stay_as_they_are() -> None:
     x = graph.placeholder("x")
     x.meta["val"] = given[:4]
     graph.output(graph.call_function(torch.ops.aten.as_strided.default, (x, [6, 4], [4, 1])))
-    with workarounds.traced_layouts_of_strided(graph, True):
+    with ExitStack() as stack:
+        workarounds.traced_layouts_of_strided(graph, True, stack)
         assert torch.equal(torch.fx.GraphModule({}, graph)(given[:4]), given[:6])

@@ -31,12 +31,20 @@ def test_only_a_later_compilation_of_the_same_code_runs_above_its_budget(plan: r
     """A second attempt at the same compilation does not: the step has not run yet."""
     options = Partitioner(budget=remat.Peak("1MiB"))
     first = arrived(options)
-    Planned.of(first, plan, options.request, "code 0")
+    Planned(arrived=first, plan=plan, request=options.request, kind="code 0").recorded()
     assert not first.runs_anyway("code 0")
     second = arrived(options)
     assert second.runs_anyway("code 0")
     assert not second.runs_anyway("code 1")
     assert not second.runs_anyway(""), "outside of Dynamo nobody knows which code is compiled"
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_inference_above_its_budget_runs_unless_strict(strict: bool) -> None:
+    options = Partitioner(budget=remat.Peak("1MiB"), strict=strict)
+    alone = replace(arrived(options), is_alone=True)
+    assert alone.runs_anyway("code 0") is not strict
+    assert not replace(alone, runs_backward=True).runs_anyway("code 0")
 
 
 def test_a_step_from_a_cache_is_held_to_what_the_other_graphs_leave(plan: remat.Plan) -> None:

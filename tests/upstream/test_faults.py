@@ -371,9 +371,8 @@ def test_a_workaround_is_applied_up_to_the_version_that_mends_the_fault(
 ) -> None:
     applied: list[str] = []
 
-    def noting(graph: fx.Graph, is_backward: bool) -> Any:
+    def noting(graph: fx.Graph, is_backward: bool, stack: contextlib.ExitStack) -> None:
         applied.append("noted")
-        return contextlib.nullcontext()
 
     monkeypatch.setattr(workarounds, "WORKAROUNDS", (noting,))
     monkeypatch.setattr(torch_compat, "compile_fx_inner", lambda gm, inputs, **_: gm)

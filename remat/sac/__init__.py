@@ -14,7 +14,6 @@ from remat.sac.api.apply import remove as remove
 from remat.sac.api.checkpointing import Checked as Checked
 from remat.sac.api.checkpointing import check as check
 from remat.sac.api.policy import planned as planned
-from remat.sac.api.policy import policy as policy
 from remat.sac.estimation.estimator import SACEstimator as SACEstimator
 from remat.sac.estimation.modules import estimate as estimate
 from remat.sac.estimation.stats import MSPS as MSPS

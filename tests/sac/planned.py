@@ -11,7 +11,15 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from remat.sac import ModulePlan, SACEstimator, SACPlan, SACStats, optimal_checkpointing_policy
+from remat.sac import (
+    ModulePlan,
+    SACEstimator,
+    SACPlan,
+    SACStats,
+    context_fn,
+    optimal_checkpointing_policy,
+    planned,
+)
 
 
 class Block(nn.Module):
@@ -76,6 +84,11 @@ def plan_of(*ops: str, stored: tuple[int, ...] = (), name: str = "layers.3") -> 
     return ModulePlan(
         name=name, ops=ops, stored=stored, stored_bytes=0, discarded_bytes=0, recompute_ms=0.0
     )
+
+
+def contexts_of(plan: ModulePlan, *others: Any, strict: bool = True, **options: Any) -> Any:
+    """Return the contexts of a module's plan, with further policies."""
+    return context_fn(planned(plan, strict=strict), *others, module=plan.name, **options)
 
 
 def module_plan(name: str, stats: SACStats, stored: Iterable[int]) -> ModulePlan:

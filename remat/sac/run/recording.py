@@ -17,7 +17,7 @@ from remat.errors import ProblemError
 from remat.graph import ops
 from remat.graph.memory.storages import hint, storage_of
 from remat.running.measure import allocated_bytes
-from remat.sac.run.module_calls import ModuleCall, in_backward, watching
+from remat.sac.run.module_calls import in_backward, watching
 from remat.sac.run.operators import (
     is_skipped,
     storages,
@@ -165,34 +165,34 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
     def forward(self, *models: nn.Module) -> Iterator[None]:
         """Record the operators of the ``with`` block as the step's forward; `watching` explains ``models``."""
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
-        with watching(self, *models), hooks, self:
+        with watching(self._begin, self._end, *models), hooks, self:
             yield
 
-    def begin(self, call: ModuleCall) -> None:
-        """Add a `ModuleSpan` for a module call that begins; see `Watcher.begin`."""
+    def _begin(self, name: str, module: nn.Module, inputs: Any) -> None:
+        """Add a `ModuleSpan` for a module call that begins."""
         if not self._inside:  # the outermost module's parameters include those of inner modules
-            _check_fake(call.name, call.module)
+            _check_fake(name, module)
         self.spans.append(
             ModuleSpan(
-                name=call.name,
+                name=name,
                 parent=self._inside[-1] if self._inside else -1,
-                is_leaf=call.is_leaf,
+                is_leaf=next(module.children(), None) is None,
                 begin=self.now,
                 first=len(self.calls),
-                inputs=self.numbers_of(tensors_in((call.args, call.kwargs))),
+                inputs=self.numbers_of(tensors_in(inputs)),
             )
         )
         self._inside.append(len(self.spans) - 1)
 
-    def end(self, call: ModuleCall, out: Any) -> None:
-        """Set the fields of a module call's `ModuleSpan` that are known when the call ends; see `Watcher.end`."""
+    def _end(self, inputs: Any, out: Any, failed: bool) -> None:
+        """Set the fields of a module call's `ModuleSpan` that are known when the call ends."""
         position, returned = self._inside.pop(), tensors_in(out)
         span = self.spans[position]
-        span.end, span.last, span.failed = self.now, len(self.calls), call.failed
+        span.end, span.last, span.failed = self.now, len(self.calls), failed
         span.outputs = self.numbers_of(returned)
         span.returned = frozenset(map(self._nodes.of, returned))
-        span.no_tensor = not tensors_in((call.args, call.kwargs))
-        if not self._inside and not call.failed:
+        span.no_tensor = not tensors_in(inputs)
+        if not self._inside and not failed:
             self._concluded(self, position)
 
     def numbers_of(self, tensors: Iterable[torch.Tensor]) -> frozenset[int]:

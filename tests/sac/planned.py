@@ -17,7 +17,7 @@ from remat.sac import (
     SACPlan,
     SACStats,
     context_fn,
-    optimal_checkpointing_policy,
+    get_optimal_checkpointing_policy_per_module,
     planned,
 )
 
@@ -54,13 +54,12 @@ class Stack(nn.Module):
 def ran(
     make: Callable[[], nn.Module],
     *shapes: tuple[int, ...],
-    estimator: SACEstimator | None = None,
     mode: str = "operator-level-cost-model",
 ) -> SACEstimator:
     """Return an estimator after a model has run on fake tensors of these shapes."""
     with FakeTensorMode():
         model, inputs = make(), [torch.randn(s) for s in shapes]
-        with (estimator or SACEstimator())(mode) as found:
+        with SACEstimator()(mode) as found:
             model(*inputs)
     return found
 
@@ -121,7 +120,7 @@ def plan_for(
     stats = {name.partition(".")[2]: s for name, s in found.items()}
     modules = []
     for name in names:
-        decided = optimal_checkpointing_policy(stats[name], share)
+        decided = get_optimal_checkpointing_policy_per_module(stats[name], share)
         modules.append(module_plan(name, stats[name], [i for i, d in enumerate(decided) if d]))
     return sac_plan(*modules)
 

@@ -13,10 +13,10 @@ import torch
 
 from remat import torch_compat
 from remat.errors import ProblemError
-from remat.graph.costs import CostModel, Roofline
+from remat.graph.costs import CostModel
 from remat.report.pictures import write_picture
 from remat.sac.estimation.collecting import collect, model_of, runtimes
-from remat.sac.estimation.display import print_greedy_order, print_operators, tradeoff_figure
+from remat.sac.estimation.display import greedy_order_lines, operator_lines, tradeoff_figure
 from remat.sac.estimation.stats import (
     SACGreedyOrderMeta,
     SACStats,
@@ -50,13 +50,6 @@ class SACEstimator:
       operators are recomputed.
     * The result of an operator counts as saved by autograd even if another module saves the result.
 
-    Args:
-        gpu_type: device of the mode ``"operator-level-cost-model"``: PyTorch's name (``"NVIDIA
-            H100"``) or remat's (``"h100"``); None: an H100.
-
-    Raises:
-        ProblemError: the device is unknown.
-
     Attributes:
         sac_mod_stats: dict from module name to the statistics of the module's first call in the latest
             run. The outermost module is named by its class, every other by its path: ``Model.layers.0``.
@@ -64,27 +57,16 @@ class SACEstimator:
             freed bytes per recompute time, largest first.
         sac_mod_tradeoff_stats: dict from module name to the module's curve of recompute time over freed memory, and
             straight lines fitted above the curve. Empty until `pwlf_sac_tradeoff_curve` is called.
-        sac_mod_calls: dict from module name to the number of the module's calls.
         sac_mod_unsteady: dict from module name to error message, for modules of which two calls ran different
             operators. Such modules are missing in the three dicts above, and no plan checkpoints them.
         mode: name of the mode in which runtimes are estimated.
         cost: the cost model in use.
     """
 
-    def __init__(self, gpu_type: str | None = None) -> None:
-        self.sac_mod_stats: dict[str, SACStats] = {}
-        self.sac_mod_greedy_order_meta: dict[str, SACGreedyOrderMeta] = {}
-        self.sac_mod_tradeoff_stats: dict[str, SACTradeOffStats] = {}
-        self.sac_mod_calls: dict[str, int] = {}
-        self.sac_mod_unsteady: dict[str, str] = {}
+    def __init__(self) -> None:
+        self._forget()
         self.mode = "operator-level-cost-model"
         self.cost: CostModel = model_of(self.mode)
-        self._earlier: dict[str, SACStats] = {}
-        self._device = None
-        if gpu_type is not None:
-            self._device = Roofline.parse(
-                gpu_type.removeprefix("NVIDIA ").removeprefix("AMD ").lower()
-            )
         self._needs_fake = True
         self._contexts = contextlib.ExitStack()
 
@@ -96,7 +78,7 @@ class SACEstimator:
         Args:
             estimate_mode_type: ``"operator-level-benchmark"`` runs and times every distinct call of an
                 operator, on new tensors (see `remat.graph.costs.Profile`). ``"operator-level-cost-model"``
-                computes runtimes by a roofline model of the device ``gpu_type``, on any machine.
+                computes runtimes by a roofline model of an H100, on any machine.
             cost: cost model to use instead of the mode's own, such as ``Roofline.parse("a100")``.
             fake: False to record a run on real tensors, on which some models run other operators than on fake ones.
                 For example, ``transformers`` inspects the values of a mask only on real tensors.
@@ -104,8 +86,6 @@ class SACEstimator:
         Raises:
             ProblemError: the mode is unknown, or ``cost`` does not count picoseconds.
         """
-        if cost is None and estimate_mode_type == "operator-level-cost-model":
-            cost = self._device
         self.mode, self.cost = estimate_mode_type, model_of(estimate_mode_type, cost)
         self._needs_fake = fake
         return self
@@ -139,7 +119,7 @@ class SACEstimator:
             folder = Path("tradeoff_graphs")
             folder.mkdir(exist_ok=True)
             for name, fitted in self.sac_mod_tradeoff_stats.items():
-                draw = partial(tradeoff_figure, self.sac_mod_stats[name], fitted, title=name)
+                draw = partial(tradeoff_figure, fitted, name)
                 # A module may be named "a/b", which must not become a folder.
                 write_picture(folder / f"{quote(name, safe='')}.png", draw)
 
@@ -148,7 +128,7 @@ class SACEstimator:
 
         Args:
             depth: depth of the deepest modules to print; the outermost module has depth 1.
-            print_tabular: whether tables on a terminal have a box around them.
+            print_tabular: an argument of PyTorch's method, without effect: columns are always aligned.
         """
         for name, stats in self.sac_mod_stats.items():
             if name.count(".") < depth:
@@ -159,12 +139,12 @@ class SACEstimator:
                 self.display_sac_tradeoff_stats(order, stats, print_tabular)
 
     def display_sac_stats(self, sac_stats: SACStats, print_tabular: bool = False) -> None:
-        """Print a table of a module's operators, in a box if ``print_tabular`` is set and output is a terminal."""
+        """Print a table of a module's operators; ``print_tabular`` has no effect."""
         print(
             f"Total Memory: {sum(sac_stats.memory)} B Total Runtime: {sum(sac_stats.runtimes):.6g} ms "
             f"Store Random: {sac_stats.force_store_random}"
         )
-        print_operators(sac_stats, boxed=print_tabular)
+        print(*operator_lines(sac_stats), sep="\n")
 
     def display_sac_tradeoff_stats(
         self,
@@ -172,11 +152,11 @@ class SACEstimator:
         sac_stats: SACStats,
         print_tabular: bool = False,
     ) -> None:
-        """Print a module's operators in greedy order, in a box if ``print_tabular`` is set and output is a terminal."""
-        print_greedy_order(greedy_order_meta, sac_stats, boxed=print_tabular)
+        """Print a module's operators in greedy order; ``print_tabular`` has no effect."""
+        print(*greedy_order_lines(greedy_order_meta, sac_stats), sep="\n")
 
     def record(self, existing: Iterable[torch.Tensor] = ()) -> StepRecorder:
-        """Return a recorder that adds the statistics of module calls to this estimator.
+        """Return a recorder that replaces the statistics of this estimator by those of the calls in one run.
 
         Args:
             existing: tensors that exist before the run.
@@ -196,9 +176,15 @@ class SACEstimator:
                 "'with FakeTensorMode(): …' and make the model and its inputs in there too, or record a "
                 "real run by estimator(mode, fake=False)"
             )
-        # Statistics of an earlier run, which are replaced at the first call of a module in this run.
-        self._earlier = dict(self.sac_mod_stats)
+        self._forget()
         return StepRecorder(existing, self._conclude)
+
+    def _forget(self) -> None:
+        """Begin with empty statistics."""
+        self.sac_mod_stats: dict[str, SACStats] = {}
+        self.sac_mod_greedy_order_meta: dict[str, SACGreedyOrderMeta] = {}
+        self.sac_mod_tradeoff_stats: dict[str, SACTradeOffStats] = {}
+        self.sac_mod_unsteady: dict[str, str] = {}
 
     def _conclude(self, recorder: StepRecorder, position: int) -> None:
         """Add the statistics of the outermost module call at ``position`` in ``recorder.spans``, and of inner calls."""
@@ -217,24 +203,14 @@ class SACEstimator:
 
     def _take(self, name: str, stats: SACStats) -> None:
         """Add the statistics of one module call, or drop the module if its calls in a run differ in operators."""
-        earlier = self._earlier.get(name)
-        if earlier is not None and (changed := difference(earlier, stats)):
-            raise ProblemError(
-                f"module '{name}' {changed} it was estimated with before; expected the same "
-                "model: use a new SACEstimator for another one"
-            )
-        self.sac_mod_calls[name] = self.sac_mod_calls.get(name, 0) + 1
         if name in self.sac_mod_unsteady:
             return
-        # The first call of a new run replaces the statistics of the earlier run.
         first_call = self.sac_mod_stats.get(name)
-        if first_call is None or earlier is not None:
+        if first_call is None:
             self.sac_mod_stats[name] = stats
             self.sac_mod_greedy_order_meta[name] = greedy_order(stats)
-            self._earlier.pop(name, None)
         elif changed := difference(first_call, stats):
             del self.sac_mod_stats[name], self.sac_mod_greedy_order_meta[name]
-            self.sac_mod_tradeoff_stats.pop(name, None)
             self.sac_mod_unsteady[name] = (
                 f"module '{name}' is called more than once and {changed} its first call ran; "
                 "checkpoint what calls it, or what it calls"

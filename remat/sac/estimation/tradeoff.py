@@ -17,7 +17,6 @@ from remat.sac.estimation.stats import (
     SACTradeOffStats,
     group,
 )
-from remat.solvers.knapsack.frontier import KnapsackFrontier, knapsack_frontier
 from remat.solvers.problem import KnapsackProblem
 
 #: Largest number of corners of a staircase curve in a fit. A corner is the upper left end of a stair. If a curve
@@ -35,15 +34,6 @@ def as_knapsack(grouping: Grouping, capacity: int) -> KnapsackProblem:
         values=tuple(item.runtime_ps for item in grouping.free),
         capacity=capacity,
     )
-
-
-def exact_frontier(stats: SACStats) -> KnapsackFrontier:
-    """Return a module's Pareto frontier: stored bytes against the picoseconds of recomputation that storing avoids.
-
-    The items of the frontier's sets are those of `Grouping.free`.
-    """
-    grouping = group(stats)
-    return knapsack_frontier(as_knapsack(grouping, sum(i.nbytes for i in grouping.free)))
 
 
 def greedy_order(stats: SACStats) -> SACGreedyOrderMeta:
@@ -118,18 +108,14 @@ def upper_envelope(
         raise ProblemError(f"n_segments must be 1 or more, got {n_segments!r}")
     curve = greedy_curve(stats, order)
     xs, ys = list(curve), list(curve.values())
-    if len(xs) == 1:
-        fitted: list[tuple[float, float, float]] = [(xs[0], 0.0, ys[0])]
-        end = xs[0]
-    else:
-        corners = merge_corners(list(zip(xs, ys[1:], strict=False)), MOST_CORNERS)
-        end = xs[-1]
-        fitted = fit(corners, end, n_segments)
+    # A curve of a single point has one stair, without width.
+    corners = list(zip(xs, ys[1:], strict=False)) or [(xs[0], ys[0])]
+    fitted = fit(merge_corners(corners, MOST_CORNERS), xs[-1], n_segments)
     return SACTradeOffStats(
         n_segments=len(fitted),
         slopes=[slope for _, slope, _ in fitted],
         intercepts=[intercept for _, _, intercept in fitted],
-        fit_breaks=[*(x for x, _, _ in fitted), end],
+        fit_breaks=[*(x for x, _, _ in fitted), xs[-1]],
         tradeoff_curve=curve,
         sac_memory=sum(stats.memory),
         sac_runtime=sum(stats.runtimes),

@@ -23,7 +23,7 @@ MOST_SETS = 40
 MOST_SOLVED = 24
 
 
-def optimal_checkpointing_policy(
+def get_optimal_checkpointing_policy_per_module(
     sac_stats: SACStats, memory_budget: float, solver: Solver | None = None
 ) -> list[int]:
     """Choose the operators whose results a module stores within a budget, such that recomputation takes least time.
@@ -66,10 +66,6 @@ def optimal_checkpointing_policy(
         for i in item.ops:
             decided[i] = 1
     return decided
-
-
-#: PyTorch's name for `optimal_checkpointing_policy`.
-get_optimal_checkpointing_policy_per_module = optimal_checkpointing_policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
+import timeit
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -95,7 +95,6 @@ class ModuleTree:
         state_bytes: bytes of the random generator's state, which PyTorch keeps for each checkpointed
             call; 0 for a model on a GPU, because this state is in host memory.
         mode: name of the mode in which runtimes were estimated.
-        cost: name of the cost model.
         policy_ms: milliseconds that a policy adds to each operator of forward; 0 if not measured.
     """
 
@@ -107,7 +106,6 @@ class ModuleTree:
     step_ms: float
     state_bytes: int
     mode: str
-    cost: str
     policy_ms: float = 0.0
 
     def __getitem__(self, fqn: str) -> ModuleStats:
@@ -241,24 +239,20 @@ def _on_the_cpu(tensors: Iterable[torch.Tensor]) -> bool:
 @functools.cache
 def policy_ms() -> float:
     """Return the milliseconds that a policy adds to an operator in forward, measured on this CPU."""
-    x = torch.ones(1)
-    seconds: dict[bool, list[float]] = {False: [], True: []}
-    for _ in range(_RUNS):
-        for with_policy, samples in seconds.items():
-            with context_fn([])()[0] if with_policy else contextlib.nullcontext():
-                start = time.perf_counter()
-                for _ in range(_CHAIN):
-                    x.sin()
-                samples.append(time.perf_counter() - start)
-    # The fastest runs are compared, because interruptions only add time. Noise may make the difference negative.
-    return max(0.0, 1e3 * (min(seconds[True]) - min(seconds[False])) / _CHAIN)
+    sin, seconds = torch.ones(1).sin, []
+    for context in (contextlib.nullcontext(), context_fn([])()[0]):
+        with context:
+            # The fastest runs are compared, because interruptions only add time.
+            seconds.append(min(timeit.repeat(sin, number=_CHAIN, repeat=_RUNS)))
+    # Noise may make the difference negative.
+    return max(0.0, 1e3 * (seconds[1] - seconds[0]) / _CHAIN)
 
 
 def build_tree(
     model: nn.Module, estimator: SACEstimator, lifetimes: Lifetimes, state_bytes: int
 ) -> ModuleTree:
     """Build a `ModuleTree` from the operators and the storages of one recorded step."""
-    spans = lifetimes.spans
+    spans = lifetimes.recorder.spans
     order: dict[str, list[ModuleSpan]] = {}
     for span in spans:
         order.setdefault(span.name, []).append(span)
@@ -297,7 +291,6 @@ def build_tree(
         step_ms=3 * sum(sum(s.runtimes) for s in roots),
         state_bytes=state_bytes,
         mode=estimator.mode,
-        cost=str(estimator.cost),
     )
 
 
@@ -314,7 +307,7 @@ def _why_not(
     if any(s.back_begin < 0 for s in calls):
         return "backward needs nothing that is saved in one of its calls"
     if any(
-        s.begin <= lifetimes.born[k] and lifetimes.last_write.get(k, -1) >= s.end
+        s.begin <= lifetimes.born[k] and lifetimes.recorder.last_write.get(k, -1) >= s.end
         for s in calls
         for k in s.outputs
     ):

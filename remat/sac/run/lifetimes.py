@@ -18,42 +18,38 @@ Ints = npt.NDArray[np.int64]
 
 
 class Lifetimes:
-    """Storages of one training step with their sizes and lifetimes, and the step's module calls.
+    """Sizes and lifetimes of the storages of one recorded training step.
 
     Build a `Lifetimes` object directly after the step, while the model's parameters hold the step's gradients.
     `StepRecorder` defines program points and the numbers of storages, which are the indices of the arrays.
 
     Attributes:
-        program_points: number of program points in the step.
+        recorder: recorder of the step.
         born: program point at which each storage is allocated; below 0 if it existed before the step.
-        died: program point at which each storage is freed; ``program_points`` if it is alive at the end of the step.
+        died: program point at which each storage is freed; the number of program points if it is alive at the end of
+            the step.
         nbytes: bytes of each storage.
         resident: storages of the parameters.
         gradients: storages of the parameters' gradients.
-        calls: operators of forward, in order.
-        spans: module calls, in the order in which they begin.
         forward_end: first program point of backward.
-        last_write: dict from a storage to the last program point at which an operator of forward wrote to it.
     """
 
     def __init__(self, recorder: StepRecorder, model: nn.Module, forward_end: int) -> None:
         parameters = list(model.parameters())
         died = np.array(recorder.died, dtype=np.int64)
+        self.recorder = recorder
         # The lists are copied, because storages that are freed after the step still change the recorder's lists.
-        self.program_points = recorder.now
         self.born = np.array(recorder.born, dtype=np.int64)
         self.died: Ints = np.where(died < 0, recorder.now, died)
         self.nbytes = np.array(recorder.nbytes, dtype=np.int64)
         self.resident = recorder.numbers_of(parameters)
         self.gradients = recorder.numbers_of(p.grad for p in parameters if p.grad is not None)
-        self.calls, self.spans = recorder.calls, recorder.spans
         self.forward_end = forward_end
-        self.last_write = recorder.last_write
 
     def alive(self, numbers: Iterable[int]) -> Ints:
         """Return the bytes alive at each program point, summed over the storages with the given numbers."""
         chosen = np.fromiter(numbers, dtype=np.int64)
-        change = np.zeros(self.program_points + 1, dtype=np.int64)
+        change = np.zeros(self.recorder.now + 1, dtype=np.int64)
         # change[...] += … would count a program point that occurs several times only once. The maximum with 0 is
         # taken, because storages from before the step have a negative program point of allocation.
         np.add.at(change, np.maximum(self.born[chosen], 0), self.nbytes[chosen])
@@ -71,7 +67,7 @@ class Lifetimes:
 
     def operators(self, span: ModuleSpan) -> list[Call]:
         """Return the operators that ran in a module call, without those that checkpointing ignores."""
-        return [call for call in self.calls[span.first : span.last] if not call.skipped]
+        return [call for call in self.recorder.calls[span.first : span.last] if not call.skipped]
 
 
 def given_tensors(

@@ -17,8 +17,8 @@ from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph.capture.calling import why_no_instance
 
-#: Function called when a module call begins, with the module's name, the module, and its (args, kwargs).
-Begin = Callable[[str, nn.Module, Any], None]
+#: Function called when a module call begins, with the module's name and the module.
+Begin = Callable[[str, nn.Module], None]
 #: Function called when a module call ends, with its (args, kwargs), its result, and whether the call raised an
 #: exception. The result of a call that raised is None.
 End = Callable[[Any, Any, bool], None]
@@ -50,8 +50,7 @@ def watching(begin: Begin, end: End, *models: nn.Module) -> Iterator[None]:
     The user's forward hooks run outside of the reported call, as they run outside of a checkpointed ``forward``.
     Calls in backward, in which checkpointed modules run again, are not reported.
 
-    A module that is in none of ``models`` is detected at its first call. The report of this call includes the module's
-    own pre-hooks, and its keyword arguments are known only at its end.
+    A module that is in none of ``models`` is detected at its first call, whose report includes the module's own pre-hooks.
     """
     watch = _Watch(begin, end)
     try:
@@ -92,7 +91,7 @@ class _Watch:
             self._names[part] = path
             # The user's own hooks run outside of these: pre-hooks before, and forward hooks after them.
             self.handles += [
-                part.register_forward_pre_hook(self._before, with_kwargs=True),
+                part.register_forward_pre_hook(self._before),
                 part.register_forward_hook(
                     self._after, prepend=True, with_kwargs=True, always_call=True
                 ),
@@ -104,11 +103,11 @@ class _Watch:
             self.adopt(module)
             # PyTorch has looked up the module's pre-hooks already, so the one registered now misses this call.
             if module in self._names:
-                self._before(module, args, {})
+                self._before(module, args)
 
-    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if self._sees():
-            self._begin(self._names[module], module, (args, kwargs))
+            self._begin(self._names[module], module)
             self._running.append((module, sys.exception()))
 
     def _after(self, module: nn.Module, args: Any, kwargs: dict[str, Any], out: Any) -> None:

@@ -14,7 +14,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from remat import torch_compat
 from remat.errors import ProblemError
-from remat.graph import ops
 from remat.graph.memory.storages import hint, storage_of
 from remat.running.measure import allocated_bytes
 from remat.sac.run.module_calls import in_backward, watching
@@ -36,7 +35,6 @@ class Call:
     """One operator call in forward. Each storage in the fields is an index into `StepRecorder.nbytes`.
 
     Attributes:
-        op: the operator.
         node: the call as an FX node, for cost models.
         parts: nodes of the operators that really run: ``node`` alone, or the operators that a tensor
             subclass runs in its place.
@@ -50,11 +48,8 @@ class Call:
         skipped: whether selective checkpointing ignores the operator.
         view: hashable key of the operator and of the results' storages and layouts, if all results are
             views of arguments; otherwise None.
-        is_random: whether the operator draws random numbers.
-        is_opaque: whether the operator may have undeclared effects, such as drawing random numbers.
     """
 
-    op: Any
     node: fx.Node
     parts: tuple[fx.Node, ...]
     results: tuple[fx.Node, ...]
@@ -65,13 +60,6 @@ class Call:
     allocated: tuple[tuple[int, int], ...]
     skipped: bool
     view: Hashable | None
-    is_random: bool
-    is_opaque: bool
-
-    @property
-    def name(self) -> str:
-        """Name of the operator, such as ``"aten.mm.default"``."""
-        return str(self.op)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -101,12 +89,12 @@ class ModuleSpan:
     is_leaf: bool
     begin: int
     first: int
-    inputs: frozenset[int]
     end: int = -1
     last: int = -1
     back_begin: int = -1
     back_end: int = -1
     last_saved: int = -1
+    inputs: frozenset[int] = frozenset()
     outputs: frozenset[int] = frozenset()
     returned: frozenset[fx.Node] = frozenset()
     no_tensor: bool = False
@@ -168,7 +156,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         with watching(self._begin, self._end, *models), hooks, self:
             yield
 
-    def _begin(self, name: str, module: nn.Module, inputs: Any) -> None:
+    def _begin(self, name: str, module: nn.Module) -> None:
         """Add a `ModuleSpan` for a module call that begins."""
         if not self._inside:  # the outermost module's parameters include those of inner modules
             _check_fake(name, module)
@@ -179,19 +167,18 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
                 is_leaf=next(module.children(), None) is None,
                 begin=self.now,
                 first=len(self.calls),
-                inputs=self.numbers_of(tensors_in(inputs)),
             )
         )
         self._inside.append(len(self.spans) - 1)
 
     def _end(self, inputs: Any, out: Any, failed: bool) -> None:
         """Set the fields of a module call's `ModuleSpan` that are known when the call ends."""
-        position, returned = self._inside.pop(), tensors_in(out)
+        position, given, returned = self._inside.pop(), tensors_in(inputs), tensors_in(out)
         span = self.spans[position]
         span.end, span.last, span.failed = self.now, len(self.calls), failed
-        span.outputs = self.numbers_of(returned)
+        span.inputs, span.outputs = map(self.numbers_of, (given, returned))
         span.returned = frozenset(map(self._nodes.of, returned))
-        span.no_tensor = not tensors_in(inputs)
+        span.no_tensor = not given
         if not self._inside and not failed:
             self._concluded(self, position)
 
@@ -294,7 +281,6 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         is_view = not writes and bool(returns) and reads.issuperset(returns)
         self.calls.append(
             Call(
-                op=op,
                 node=node,
                 parts=(node,) if parts is None else tuple(parts),
                 results=tuple(map(self._nodes.of, results)),
@@ -305,8 +291,6 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
                 allocated=tuple((k, self.nbytes[k]) for k in returns if k not in reads),
                 skipped=is_skipped(op),
                 view=(str(op), returns, tuple(map(_layout_key, results))) if is_view else None,
-                is_random=ops.is_random(node),
-                is_opaque=ops.is_opaque(node),
             )
         )
 
@@ -361,10 +345,7 @@ class _Nodes:
         """Return an FX node for a call of an operator, with a fake value of the result as metadata."""
         args, kwargs = pytree.tree_map_only(torch.Tensor, self.of, (tuple(args), kwargs))
         node = self._graph.call_function(op, args, kwargs)
-        if isinstance(out, torch.Tensor):  # the usual case, faster than a tree
-            node.meta["val"] = self._value(out)
-        else:
-            node.meta["val"] = pytree.tree_map_only(torch.Tensor, self._value, out)
+        node.meta["val"] = pytree.tree_map_only(torch.Tensor, self._value, out)
         return node
 
     def of(self, x: torch.Tensor) -> fx.Node:

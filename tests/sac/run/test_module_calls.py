@@ -24,7 +24,7 @@ class Seen:
     def watch(self, *models: nn.Module) -> AbstractContextManager[None]:
         return watching(self.begin, self.end, *models)
 
-    def begin(self, name: str, module: nn.Module, inputs: Any) -> None:
+    def begin(self, name: str, module: nn.Module) -> None:
         self.events.append(name)
         self.running.append(name)
 

@@ -182,7 +182,7 @@ def estimate(
             args, named = pytree.tree_map(faker, (args, named))
             stack.enter_context(_fake_parameters(model, faker))
             stack.enter_context(fake_mode)
-        lifetimes = record_step(model, args, named, estimator(mode, costs, fake=fake))
+        lifetimes = record_step(model, args, named, estimator(mode, costs))
         timed = mode == BENCHMARK and cost is None and not fake and _on_the_cpu(tensors)
         tree = build_tree(model, estimator, lifetimes, state_bytes)
         return replace(tree, policy_ms=policy_ms()) if timed else tree
@@ -222,8 +222,7 @@ def record_step(
         # Fake tensors have no values to restore, and draw no random numbers.
         restored, device = [t for t in tensors if t.requires_grad], torch.device("cpu")
     with as_before(restored, device):
-        recorder = estimator.record(tensors)
-        with recorder.forward(model):
+        with estimator.recording(tensors, model) as recorder:
             result = run_forward(loss_only(model), args, kwargs)
         forward_end = recorder.now
         with recorder:

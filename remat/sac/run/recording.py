@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,8 +111,6 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 
     Args:
         existing: tensors that exist before the step.
-        concluded: function that is called when an outermost module call ends without an exception. The
-            arguments are the recorder and the call's position in ``spans``.
 
     Attributes:
         now: number of the current program point.
@@ -125,11 +123,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         last_write: dict from a storage to the last program point at which an operator of forward wrote to it.
     """
 
-    def __init__(
-        self,
-        existing: Iterable[torch.Tensor] = (),
-        concluded: Callable[[StepRecorder, int], None] = lambda recorder, position: None,
-    ) -> None:
+    def __init__(self, existing: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = 0
         self.calls: list[Call] = []
@@ -139,7 +133,6 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         self.nbytes: list[int] = []
         self.saved: set[int] = set()
         self.last_write: dict[int, int] = {}
-        self._concluded = concluded
         self._alive: dict[int, int] = {}
         self._inside: list[int] = []
         self._device: torch.device | None = None
@@ -158,8 +151,6 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 
     def _begin(self, name: str, module: nn.Module) -> None:
         """Add a `ModuleSpan` for a module call that begins."""
-        if not self._inside:  # the outermost module's parameters include those of inner modules
-            _check_fake(name, module)
         self.spans.append(
             ModuleSpan(
                 name=name,
@@ -173,14 +164,11 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 
     def _end(self, inputs: Any, out: Any, failed: bool) -> None:
         """Set the fields of a module call's `ModuleSpan` that are known when the call ends."""
-        position, given, returned = self._inside.pop(), tensors_in(inputs), tensors_in(out)
-        span = self.spans[position]
+        span, given, returned = self.spans[self._inside.pop()], tensors_in(inputs), tensors_in(out)
         span.end, span.last, span.failed = self.now, len(self.calls), failed
         span.inputs, span.outputs = map(self.numbers_of, (given, returned))
         span.returned = frozenset(map(self._nodes.of, returned))
         span.no_tensor = not given
-        if not self._inside and not failed:
-            self._concluded(self, position)
 
     def numbers_of(self, tensors: Iterable[torch.Tensor]) -> frozenset[int]:
         """Return the numbers that this recorder gave to the storages of tensors; unnumbered storages are left out."""
@@ -421,16 +409,3 @@ def _repeated_views(calls: Sequence[Call]) -> set[int]:
         if any(last_write.get(key, -1) > since for key in call.returns):
             repeated.add(i)
     return repeated
-
-
-def _check_fake(name: str, module: nn.Module) -> None:
-    """Raise a ProblemError if a module has real tensors and the active fake mode does not accept them."""
-    mode = torch_compat.active_fake_mode()
-    if mode is None or mode.allow_non_fake_inputs:
-        return
-    for path, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if not torch_compat.is_fake(tensor):
-            raise ProblemError(
-                f"module '{name}': '{path}' is a real tensor, not a fake one; make the model inside "
-                "of the FakeTensorMode, or use FakeTensorMode(allow_non_fake_inputs=True)"
-            )

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from remat.sac import SACEstimator, greedy_order, upper_envelope
-from remat.sac.estimation.display import tradeoff_figure
+from remat.sac.estimation.estimator import tradeoff_figure
 from tests.sac.estimation.test_estimator import Block
 from tests.sac.planned import example, ran
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import timeit
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,13 +19,13 @@ from remat.graph.capture.fakes_of_models import Faker
 from remat.graph.costs import CostModel
 from remat.plugins.registry import registry
 from remat.running.measure import as_before, device_of, run_backward, run_forward
-from remat.sac.estimation.calls import CallStats, as_checkpointed, call_stats
 from remat.sac.estimation.collecting import BENCHMARK
 from remat.sac.estimation.estimator import SACEstimator
+from remat.sac.estimation.lifetimes import CallStats, Ints, Lifetimes
 from remat.sac.estimation.stats import SACStats
 from remat.sac.policies.region import context_fn
-from remat.sac.run.lifetimes import Ints, Lifetimes, given_tensors, loss_only
 from remat.sac.run.module_calls import check_module
+from remat.sac.run.operators import tensors_in
 from remat.sac.run.recording import ModuleSpan
 from remat.torch_compat import pytree
 
@@ -43,7 +43,7 @@ class ModuleStats:
         is_leaf: whether the module has no children. A leaf is never checkpointed.
         parameter_bytes: bytes of the parameters of the module and its submodules.
         calls: memory of each call of the module, without calls whose saved tensors backward never reads.
-        stats: statistics of the module's operators, changed by `as_checkpointed`; None for a leaf, or
+        stats: statistics of the module's operators, changed by `Lifetimes.as_checkpointed`; None for a leaf, or
             if the module's calls run different operators.
         why_not: reason why the module cannot be checkpointed; empty if there is none.
     """
@@ -230,6 +230,31 @@ def record_step(
         return Lifetimes(recorder, model, forward_end)
 
 
+def given_tensors(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[torch.Tensor]:
+    """Return the tensors that exist before a step: parameters, buffers and inputs."""
+    return [*model.parameters(), *model.buffers(), *tensors_in((tuple(args), kwargs))]
+
+
+def loss_only(model: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a model, so that backward starts from the loss if the model's output contains a loss.
+
+    If the output has a ``loss`` that requires a gradient, the wrapper returns a pair: the loss, and all tensors of the
+    output, detached. Without such a loss, the wrapper returns the model's output unchanged.
+    """
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        out = model(*args, **kwargs)
+        loss = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
+        if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
+            return out
+        # All tensors are returned, detached, because a user's step keeps the whole output alive during backward.
+        return loss, [t.detach() for t in tensors_in(out)]
+
+    return step
+
+
 def _on_the_cpu(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether all tensors are on the CPU."""
     return all(t.device.type == "cpu" for t in tensors)
@@ -266,7 +291,7 @@ def build_tree(
         with_backward = [s for s in calls if s.back_begin >= 0]
         if stats is not None and with_backward:
             # All calls of a module store the same set of results, so the statistics are those of the first call.
-            stats = as_checkpointed(lifetimes, with_backward[0], stats)
+            stats = lifetimes.as_checkpointed(with_backward[0], stats)
         parent = calls[0].parent
         modules.append(
             ModuleStats(
@@ -274,7 +299,7 @@ def build_tree(
                 parent=places[spans[parent].name] if parent >= 0 else -1,
                 is_leaf=calls[0].is_leaf,
                 parameter_bytes=parameters.get(name.partition(".")[2], 0),
-                calls=tuple(call_stats(lifetimes, s) for s in with_backward),
+                calls=tuple(lifetimes.call_stats(s) for s in with_backward),
                 stats=stats,
                 why_not=_why_not(name, calls, estimator, lifetimes),
             )

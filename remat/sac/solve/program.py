@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from remat.errors import BudgetError
+from remat.sac.estimation.lifetimes import Ints
 from remat.sac.estimation.modules import ModuleTree
-from remat.sac.run.lifetimes import Ints
 from remat.sac.solve.choices import StoredSet
 from remat.sac.solve.peaks import AddedBytes, Decision, Simulated, simulate
 from remat.solvers.highs import milp
@@ -129,7 +129,7 @@ class _Program:
             k: slice(end - len(options[k]), end) for k, end in zip(options, ends, strict=True)
         }
         self._added = {
-            k: AddedBytes.of(tree.modules[k], c, tree.state_bytes) for k, c in options.items()
+            k: AddedBytes(tree.modules[k], c, tree.state_bytes) for k, c in options.items()
         }
         #: Dict from each program point whose memory is limited to the bytes that each stored set adds at the point,
         #: and the bytes alive at the point without checkpointing.

@@ -10,7 +10,6 @@ from torch import fx
 
 from remat.errors import ProblemError, first_line
 from remat.graph.memory.storages import hint, storage_bytes, storage_key
-from remat.graph.ops import attribute_of
 
 
 class RealValues:
@@ -23,10 +22,6 @@ class RealValues:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._storages: dict[int, torch.Tensor] = {}
-
-    def constant(self, node: fx.Node) -> Any:
-        """Return the value that a get_attr node reads, with a random real tensor in place of a fake tensor."""
-        return self.make(attribute_of(node.graph.owning_module, node.target), str(node.target))
 
     def make(self, value: Any, name: str) -> Any:
         """Return a real value in place of a fake tensor or symbolic number; other values are unchanged.

@@ -18,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from remat.errors import ProblemError
 from remat.graph.joint import JointGraph, outputs_of, role_of
 from remat.graph.memory.storages import SYMBOLIC, storage_bytes
+from remat.graph.ops import attribute_of
 from remat.running.random_values import RealValues
 from remat.torch_compat import pytree
 from remat.units import format_bytes
@@ -69,7 +70,7 @@ class Trial:
             if n.op == "placeholder"
         }
         constants = {
-            str(n.target): maker.constant(n)
+            str(n.target): maker.make(attribute_of(joint.graph_module, n.target), str(n.target))
             for n in joint.graph.nodes
             if n.op == "get_attr" and n.users
         }

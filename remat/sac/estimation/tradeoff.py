@@ -44,8 +44,6 @@ def greedy_order(stats: SACStats) -> SACGreedyOrderMeta:
     ratios stay in the order in which they run.
     """
     grouping = group(stats)
-    written_ops = {i for pair in stats.inplace_ops for i in pair}
-    random_ops = set(stats.rand_ops)
     candidates = [
         MSPS(
             func_names={stats.func_names[i] for i in item.ops},
@@ -56,16 +54,16 @@ def greedy_order(stats: SACStats) -> SACGreedyOrderMeta:
         )
         for item in grouping.free
     ]
-    items = (*grouping.free, *grouping.stored)
+
+    def items_with(ops: set[int]) -> dict[int, set[int]]:
+        items = (*grouping.free, *grouping.stored)
+        return {item.ops[0]: set(item.ops) for item in items if ops.intersection(item.ops)}
+
     return SACGreedyOrderMeta(
         recomputed_ops=set(grouping.recomputed),
         stored_ops={item.ops[0] for item in grouping.stored},
-        inplace_op_groups={
-            item.ops[0]: set(item.ops) for item in items if written_ops.intersection(item.ops)
-        },
-        random_ops_group={
-            item.ops[0]: set(item.ops) for item in items if random_ops.intersection(item.ops)
-        },
+        inplace_op_groups=items_with({i for pair in stats.inplace_ops for i in pair}),
+        random_ops_group=items_with(set(stats.rand_ops)),
         msps_meta=sorted(candidates, key=lambda c: (-c.msps, c.op_idx)),
     )
 

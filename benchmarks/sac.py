@@ -35,7 +35,7 @@ from remat.checkpointing import estimate, plan
 from remat.errors import BudgetError
 from remat.running.measure import StorageTracker, as_before, measure_step, run_backward, run_forward
 from remat.sac import SACPlan, apply, greedy_order, remove, upper_envelope
-from remat.sac.run.lifetimes import loss_only
+from remat.sac.estimation.modules import loss_only
 from remat.sac.solve.choices import StoredSet, candidates
 from remat.sac.solve.peaks import Simulated, simulate
 from tests.models import Step

@@ -65,13 +65,6 @@ MODES = ("operator-level-cost-model", "operator-level-benchmark")
     "comma-separated modules that FSDP gathers as one unit: names or patterns",
     default=(),
 )
-@click.option(
-    "--solver",
-    type=params.SOLVER,
-    default="auto",
-    show_default=True,
-    help="a knapsack solver to decide within modules; auto: all best choices are computed",
-)
 @plan_options("time_limit")
 @click.option(
     "--gap",
@@ -105,7 +98,6 @@ def sac(
     seq: int | None,
     run_it: bool,
     output: Path | None,
-    solver: str,
     fake: bool | None,
     mode: str,
     cost: Any,
@@ -131,7 +123,7 @@ def sac(
             tree = estimate(*call, mode=mode, cost=cost, fake=fake)
         progress.stage("choosing")
         try:
-            plan = plan_for(tree, memory=memory, solver=solver, **options)
+            plan = plan_for(tree, memory=memory, **options)
         except BudgetError as error:
             raise BudgetError(f"{example.title}: {error}") from None
         if output is not None:

@@ -18,6 +18,7 @@ import torch
 from remat import torch_compat
 from remat.errors import ProblemError, did_you_mean
 from remat.graph.memory.storages import tensors_of
+from remat.graph.memory.writes import written_places
 from remat.running.measure import StorageTracker
 
 #: Type of a callable that creates an optimizer for a list of parameters, such as a class of `torch.optim`.
@@ -208,10 +209,8 @@ class _Steps(StorageTracker):  # type: ignore[no-untyped-call]
 def _moved(func: Any, args: Any, kwargs: Any, out: Any) -> int:
     """Return the bytes that an operator call reads and writes; 0 for a call that only returns views."""
     reads = _storages((args, kwargs))
-    signature = torch_compat.schema(func).arguments
-    in_place = {a.name for a in signature if a.alias_info is not None and a.alias_info.is_write}
-    arguments = {**{a.name: v for a, v in zip(signature, args, strict=False)}, **kwargs}
-    writes = _storages([v for name, v in arguments.items() if name in in_place])
+    places = written_places(func)
+    writes = _storages([args[k] if k < len(args) else kwargs.get(name) for k, name in places])
     results = {k: b for k, b in _storages(out).items() if k not in reads}
     if not writes and not results:
         return 0

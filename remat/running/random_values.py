@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from remat import torch_compat
 from remat.errors import ProblemError, first_line
 from remat.graph.memory.storages import hint, storage_bytes, storage_key
-from remat.graph.ops import attribute_of
 
 
 class RealValues:
@@ -24,10 +22,6 @@ class RealValues:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._storages: dict[int, torch.Tensor] = {}
-
-    def constant(self, node: fx.Node) -> Any:
-        """Return the value that a get_attr node reads, with a random real tensor in place of a fake tensor."""
-        return self.make(attribute_of(node.graph.owning_module, node.target), str(node.target))
 
     def make(self, value: Any, name: str) -> Any:
         """Return a real value in place of a fake tensor or symbolic number; other values are unchanged.
@@ -106,21 +100,3 @@ def _numbers(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
     if dtype.is_floating_point:
         return torch.randn(count, generator=generator).to(dtype)
     return torch.randint(0, 2, (count,), generator=generator).to(dtype)
-
-
-def copy_of(value: Any, copies: dict[int, torch.Tensor]) -> Any:
-    """Return a copy of a tensor; any other value is returned as it is.
-
-    ``copies`` maps the id of a storage to the storage's copy, which all copied tensors on that storage
-    share.
-    """
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return value
-    storage = value.untyped_storage()
-    if torch_compat.storage_id(storage) not in copies:
-        # The whole storage, so that all views can keep their offsets.
-        contents = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
-        copies[torch_compat.storage_id(storage)] = contents.clone()
-    view = torch.empty(0, dtype=value.dtype, device=value.device)
-    copied = copies[torch_compat.storage_id(storage)].untyped_storage()
-    return view.set_(copied, value.storage_offset(), value.shape, value.stride())

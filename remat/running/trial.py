@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +18,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from remat.errors import ProblemError
 from remat.graph.joint import JointGraph, outputs_of, role_of
 from remat.graph.memory.storages import SYMBOLIC, storage_bytes
-from remat.running.random_values import RealValues, copy_of
+from remat.graph.ops import attribute_of
+from remat.running.random_values import RealValues
 from remat.torch_compat import pytree
 from remat.units import format_bytes
 
@@ -68,7 +70,7 @@ class Trial:
             if n.op == "placeholder"
         }
         constants = {
-            str(n.target): maker.constant(n)
+            str(n.target): maker.make(attribute_of(joint.graph_module, n.target), str(n.target))
             for n in joint.graph.nodes
             if n.op == "get_attr" and n.users
         }
@@ -129,9 +131,8 @@ class Trial:
     @contextlib.contextmanager
     def _set_up(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         """Seed generators and make operators deterministic in a ``with`` block; yield copied inputs and constants."""
-        copies: dict[int, torch.Tensor] = {}
-        inputs = {k: copy_of(v, copies) for k, v in self.inputs.items()}
-        constants = {k: copy_of(v, copies) for k, v in self.constants.items()}
+        # Copied together, so that copies of tensors on one storage share a storage too.
+        inputs, constants = copy.deepcopy((dict(self.inputs), dict(self.constants)))
         devices = {v.device for v in inputs.values() if isinstance(v, torch.Tensor)}
         cuda = sorted(d.index or 0 for d in devices if d.type == "cuda")
         with _deterministic(), torch.random.fork_rng(devices=cuda), torch.no_grad():

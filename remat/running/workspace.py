@@ -34,7 +34,6 @@ from remat.graph.memory.storages import (
     tensor_bytes,
     tensors_of,
 )
-from remat.graph.memory.writes import by_target
 from remat.running.measure import allocations
 from remat.torch_compat import pytree
 from remat.units import format_bytes
@@ -72,6 +71,7 @@ _CACHE: dict[Any, int] = {}
 _LOCK = threading.Lock()
 
 
+@functools.cache
 def may_allocate(op: Any, dtype: torch.dtype) -> bool:
     """Whether an operator, given as an object or a name, is known to have workspaces on a CPU for a dtype."""
     name = str(op).replace("::", ".")
@@ -231,33 +231,24 @@ def defer_workspaces(graph: fx.Graph, *, compiled: bool) -> None:
         compiled: whether Inductor compiles the graph. If True, the functions stand under the key
             `MEASURE`, otherwise under `WORKSPACE`.
     """
-    if not compiled:
-        for node in _where(graph, _has_allocations):
-            node.meta[WORKSPACE] = _workspace
-        return
-    # Compiled code calls few operators of PyTorch, and in layouts that depend on the plan.
-    for node in _where(graph, _may_allocate):
-        call = _call(node)
-        if any(may_allocate(node.target, t.dtype) for t in tensors_of(call)):
-            node.meta[MEASURE] = functools.cache(functools.partial(_compiled, node.target, call))
+    for node in graph.nodes:
+        op: Any = node.target
+        if not isinstance(op, torch_compat.OpOverload):
+            continue
+        if not compiled:
+            if _has_allocations(op):
+                node.meta[WORKSPACE] = _workspace
+        # Compiled code calls few operators of PyTorch, and in layouts that depend on the plan.
+        elif any(may_allocate(op, dtype) for dtype in (torch.float32, torch.bfloat16)):
+            call = _call(node)
+            if any(may_allocate(op, t.dtype) for t in tensors_of(call)):
+                node.meta[MEASURE] = functools.cache(functools.partial(_compiled, op, call))
 
 
-def _where(graph: fx.Graph, holds: Callable[[fx.Node], bool]) -> list[fx.Node]:
-    """Return the nodes of a graph that call an operator for which a condition holds."""
-    nodes = [n for n in graph.nodes if isinstance(n.target, torch_compat.OpOverload)]
-    return [n for n, is_wanted in zip(nodes, by_target(nodes, holds), strict=True) if is_wanted]
-
-
-def _has_allocations(node: fx.Node) -> bool:
-    """Whether some calls of a node's operator may have a workspace; see `_may_have_workspace`."""
-    op: Any = node.target
-    is_view = op.is_view or torch.Tag.inplace_view in op.tags
-    return op.namespace == "aten" and not is_view
-
-
-def _may_allocate(node: fx.Node) -> bool:
-    """Whether a node's operator is known to have workspaces on a CPU for float32 or bfloat16 tensors."""
-    return any(may_allocate(node.target, dtype) for dtype in (torch.float32, torch.bfloat16))
+@functools.cache
+def _has_allocations(op: Any) -> bool:
+    """Whether some calls of an operator may have a workspace; see `_may_have_workspace`."""
+    return op.namespace == "aten" and not (op.is_view or torch.Tag.inplace_view in op.tags)
 
 
 def _call(node: fx.Node) -> tuple[Any, Any, Any]:
@@ -270,15 +261,14 @@ def _workspace(node: fx.Node) -> Any:
     """Return the workspace bytes of a node, as a number or a symbolic size; None if no entry in metadata is needed."""
     call, op = _call(node), cast(Any, node.target)
     tensors = tensors_of(call)
-    if not _may_have_workspace(op, tensors):
-        return None
-    nbytes = _cached(op, *call[:2], tensors)
     # Calls that draw random numbers or are known to allocate get an entry even for 0 bytes: a repeated draw adds the
     # generator's state, and another machine may need more memory.
     draws = torch.Tag.nondeterministic_seeded in op.tags
-    if nbytes > _NUMBERS or draws or any(may_allocate(op, t.dtype) for t in tensors):
-        return in_proportion(nbytes, call)
-    return None
+    is_certain = draws or any(may_allocate(op, t.dtype) for t in tensors)
+    if not is_certain and not _may_have_workspace(op, tensors):
+        return None
+    nbytes = _cached(op, *call[:2], tensors)
+    return in_proportion(nbytes, call) if is_certain or nbytes > _NUMBERS else None
 
 
 def _compiled(op: Any, call: tuple[Any, Any, Any], channels_last: bool) -> Any:
@@ -300,15 +290,11 @@ def _channels_last(value: Any) -> Any:
 
 
 def _may_have_workspace(op: Any, tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether an operator call on the given tensors may have a workspace."""
-    if not tensors or op.namespace != "aten" or op.is_view or torch.Tag.inplace_view in op.tags:
+    """Whether a call, on the given tensors, of an operator for which `_has_allocations` is true may have a workspace."""
+    if not tensors:
         return False
     # An elementwise operator, or one of `_WITHOUT_WORKSPACE`, allocates only in the special cases below.
     on_elements = torch.Tag.pointwise in op.tags
-    if any(may_allocate(op, t.dtype) for t in tensors):
-        return True
-    if torch.Tag.nondeterministic_seeded in op.tags:
-        return True
     if not on_elements and op.overloadpacket.__name__ not in _WITHOUT_WORKSPACE:
         return True
     return any(

@@ -10,7 +10,7 @@ import torch
 from click.testing import Result
 
 from remat.checkpointing import plan as make_plan
-from remat.errors import BudgetError, SolverError
+from remat.errors import BudgetError
 from remat.sac import SACPlan
 from remat.sac.solve.milp import read_memory
 from remat.units import Peak
@@ -103,7 +103,7 @@ def test_an_error_of_the_model_is_told_with_its_place() -> None:
 
 
 def test_options_reach_the_plan() -> None:
-    options = "--memory 0.9 --world-size 2 --units 0,1 --solver greedy --gap 0 --json"
+    options = "--memory 0.9 --world-size 2 --units 0,1 --gap 0 --json"
     result = sac(MODEL, *options.split())
     assert result.exit_code == 0, result.output
     plan = json.loads(result.output)["plan"]
@@ -128,12 +128,10 @@ def test_what_is_refused(args: list[str], says: str) -> None:
     assert says in " ".join(result.output.split())
 
 
-def test_the_door_takes_names() -> None:
+def test_the_door_takes_text_and_ratios() -> None:
     model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()))
     x = torch.randn(8, 4)
-    assert make_plan(model, (x,), memory="1GiB", solver="native").modules == ()
-    with pytest.raises(SolverError, match="unknown solver 'abacus'"):
-        make_plan(model, (x,), memory="1GiB", solver="abacus")
+    assert make_plan(model, (x,), memory="1GiB").modules == ()
     with pytest.raises(
         BudgetError, match=r"expected bytes: an int above 1.*or a number from 0 to 1"
     ):

@@ -11,7 +11,15 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from remat.sac import ModulePlan, SACEstimator, SACPlan, SACStats, optimal_checkpointing_policy
+from remat.sac import (
+    ModulePlan,
+    SACEstimator,
+    SACPlan,
+    SACStats,
+    context_fn,
+    get_optimal_checkpointing_policy_per_module,
+    planned,
+)
 
 
 class Block(nn.Module):
@@ -46,13 +54,12 @@ class Stack(nn.Module):
 def ran(
     make: Callable[[], nn.Module],
     *shapes: tuple[int, ...],
-    estimator: SACEstimator | None = None,
     mode: str = "operator-level-cost-model",
 ) -> SACEstimator:
     """Return an estimator after a model has run on fake tensors of these shapes."""
     with FakeTensorMode():
         model, inputs = make(), [torch.randn(s) for s in shapes]
-        with (estimator or SACEstimator())(mode) as found:
+        with SACEstimator()(mode) as found:
             model(*inputs)
     return found
 
@@ -76,6 +83,11 @@ def plan_of(*ops: str, stored: tuple[int, ...] = (), name: str = "layers.3") -> 
     return ModulePlan(
         name=name, ops=ops, stored=stored, stored_bytes=0, discarded_bytes=0, recompute_ms=0.0
     )
+
+
+def contexts_of(plan: ModulePlan, *others: Any, strict: bool = True, **options: Any) -> Any:
+    """Return the contexts of a module's plan, with further policies."""
+    return context_fn(planned(plan, strict=strict), *others, module=plan.name, **options)
 
 
 def module_plan(name: str, stats: SACStats, stored: Iterable[int]) -> ModulePlan:
@@ -108,7 +120,7 @@ def plan_for(
     stats = {name.partition(".")[2]: s for name, s in found.items()}
     modules = []
     for name in names:
-        decided = optimal_checkpointing_policy(stats[name], share)
+        decided = get_optimal_checkpointing_policy_per_module(stats[name], share)
         modules.append(module_plan(name, stats[name], [i for i, d in enumerate(decided) if d]))
     return sac_plan(*modules)
 

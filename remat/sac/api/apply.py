@@ -10,17 +10,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from remat.errors import PlanError, ProblemError
-from remat.sac.api.policy import policy
+from remat.sac.api.policy import planned
 from remat.sac.policies.compose import PolicyLike
 from remat.sac.policies.consistency import draws_into_argument
-from remat.sac.policies.region import is_traced
-from remat.sac.run.module_calls import check_module, own_forward, set_forward
+from remat.sac.policies.region import ContextFn, context_fn, is_traced
+from remat.sac.run.module_calls import check_module
 from remat.sac.solve.plan import ModulePlan, SACPlan, operators_named
 
 M = TypeVar("M", bound=nn.Module)
-
-#: Key that `apply` sets in a model's ``__dict__`` for a plan without modules, so that `remove` finds the plan.
-_APPLIED_NOTHING = "_remat_applied_nothing"
 
 
 def apply(
@@ -41,9 +38,9 @@ def apply(
         model: the model for which the plan was made, or a model with the same modules.
         plan: the modules to checkpoint, and the operators whose results each module stores.
         policies: further checkpointing policies, or lists of operators to save; see `remat.sac.compose`.
-        firm: whether the plan's policy answers MUST instead of PREFER; see `remat.sac.policy`.
+        firm: whether the plan's policy answers MUST instead of PREFER; see `remat.sac.planned`.
         strict: whether a module that runs other operators than the plan lists raises an error; see
-            `remat.sac.policy`.
+            `remat.sac.planned`.
         allow_cache_entry_mutation: whether to accept in-place changes to saved tensors without checks.
 
     Raises:
@@ -58,18 +55,23 @@ def apply(
         raise ProblemError(f"expected a SACPlan, got {type(plan).__name__}")
     targets = [(m, _find(model, m.name)) for m in plan.modules]
     _check(model, targets)
-    if not targets:
-        model.__dict__[_APPLIED_NOTHING] = True
-    options = {
-        "firm": firm,
-        "strict": strict,
-        "allow_cache_entry_mutation": allow_cache_entry_mutation,
-    }
     # All replacements of ``forward`` are built before the first is set, so that an invalid policy leaves the
     # model unchanged.
-    replacements = [(module, Checkpointed(module, m, policies, options)) for m, module in targets]
+    replacements = []
+    for m, module in targets:
+        contexts = context_fn(
+            planned(m, firm=firm, strict=strict),
+            *policies,
+            module=m.name,
+            allow_cache_entry_mutation=allow_cache_entry_mutation,
+        )
+        # Plain checkpointing recomputes every operator. A policy would then only add Python code for each
+        # operator, unless the recomputation must not stop early.
+        recomputes_all = any(map(draws_into_argument, operators_named(m.ops)))
+        is_plain = not m.stored and not policies and not recomputes_all
+        replacements.append((module, Checkpointed(module, contexts, is_plain)))
     for module, checkpointed in replacements:
-        set_forward(module, checkpointed)
+        module.__dict__["forward"] = checkpointed
     return model
 
 
@@ -77,17 +79,16 @@ def remove(model: M) -> M:
     """Undo `apply`, so that every module runs its original ``forward`` again; return the model.
 
     Raises:
-        PlanError: no plan has been applied to the model.
         ProblemError: ``model`` is not a module.
     """
     check_module(model)
-    forwards = [(m, own_forward(m)) for m in model.modules()]
-    applied = [(m, forward) for m, forward in forwards if isinstance(forward, Checkpointed)]
-    without_modules = [m for m in model.modules() if m.__dict__.pop(_APPLIED_NOTHING, False)]
-    if not applied and not without_modules:
-        raise PlanError("no plan has been applied to this model: there is nothing to remove")
-    for module, checkpointed in applied:
-        set_forward(module, checkpointed.before)
+    for module in model.modules():
+        if (checkpointed := _applied(module)) is None:
+            continue
+        if checkpointed.before is None:
+            del module.__dict__["forward"]
+        else:
+            module.__dict__["forward"] = checkpointed.before
     return model
 
 
@@ -101,21 +102,9 @@ class Checkpointed:
             the method of its class.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        plan: ModulePlan,
-        policies: tuple[PolicyLike, ...],
-        options: dict[str, bool],
-    ) -> None:
-        self.before = own_forward(module)
-        self._module = module
-        self._arguments = (plan, policies, options)
-        self._contexts = policy(plan, *policies, **options)
-        # Plain checkpointing recomputes every operator. A policy would then only add Python code for each
-        # operator, unless the recomputation must not stop early.
-        recomputes_all = any(map(draws_into_argument, operators_named(plan.ops)))
-        self._is_plain = not plan.stored and not policies and not recomputes_all
+    def __init__(self, module: nn.Module, contexts: ContextFn, is_plain: bool) -> None:
+        self.before = module.__dict__.get("forward")
+        self._module, self._contexts, self._is_plain = module, contexts, is_plain
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not (self._module.training and torch.is_grad_enabled()):
@@ -131,19 +120,11 @@ class Checkpointed:
             return self.before(*args, **kwargs)
         return type(self._module).forward(self._module, *args, **kwargs)
 
-    # `context_fn` returns a closure, which cannot be pickled.
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_contexts": None}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        plan, policies, options = self._arguments
-        self._contexts = policy(plan, *policies, **options)
-
-
-def _is_applied(module: nn.Module) -> bool:
-    """Whether `apply` has checkpointed a module, or has applied a plan without modules to this module as a model."""
-    return isinstance(own_forward(module), Checkpointed) or _APPLIED_NOTHING in module.__dict__
+def _applied(module: nn.Module) -> Checkpointed | None:
+    """Return the replacement that `apply` set for a module's ``forward``; None without one."""
+    forward = module.__dict__.get("forward")
+    return forward if isinstance(forward, Checkpointed) else None
 
 
 def _find(model: nn.Module, name: str) -> nn.Module:
@@ -163,7 +144,7 @@ def _find(model: nn.Module, name: str) -> nn.Module:
 
 def _check(model: nn.Module, targets: list[tuple[ModulePlan, nn.Module]]) -> None:
     """Raise a PlanError if an earlier plan is applied, or two planned modules are nested or the same."""
-    applied = next((n for n, m in model.named_modules() if _is_applied(m)), None)
+    applied = next((n for n, m in model.named_modules() if _applied(m)), None)
     if applied is not None:
         which = f"module '{applied}'" if applied else f"the {type(model).__name__}"
         raise PlanError(

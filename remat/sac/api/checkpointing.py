@@ -15,7 +15,7 @@ from remat.graph.capture.calling import read_call, why_no_instance
 from remat.graph.costs.measure import once_s
 from remat.running.measure import as_before, device_of, measure_step, run_backward, run_forward
 from remat.sac.api.apply import apply, remove
-from remat.sac.run.lifetimes import given_tensors, loss_only
+from remat.sac.estimation.modules import given_tensors, loss_only
 from remat.sac.run.operators import tensors_in
 from remat.sac.solve.plan import SACPlan
 

@@ -1,101 +1,44 @@
-"""Convert a plan to checkpointing policies, for users who call PyTorch's ``checkpoint`` themselves."""
+"""Convert the plan of a module to a checkpointing policy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, overload
+from collections import deque
+from typing import Any
 
 from torch.utils.checkpoint import CheckpointPolicy
 
 from remat.errors import PolicyError, ProblemError
-from remat.sac.policies.compose import Policy, PolicyLike
-from remat.sac.policies.region import ContextFn, context_fn, is_traced
+from remat.sac.policies.compose import Policy
+from remat.sac.policies.region import is_traced
 from remat.sac.run.operators import is_skipped
-from remat.sac.solve.plan import ModulePlan, SACPlan
-
-
-@overload
-def policy(
-    plan: ModulePlan,
-    *others: PolicyLike,
-    firm: bool = True,
-    strict: bool = True,
-    allow_cache_entry_mutation: bool = False,
-) -> ContextFn: ...
-
-
-@overload
-def policy(
-    plan: SACPlan,
-    *others: PolicyLike,
-    firm: bool = True,
-    strict: bool = True,
-    allow_cache_entry_mutation: bool = False,
-) -> dict[str, ContextFn]: ...
-
-
-def policy(
-    plan: ModulePlan | SACPlan,
-    *others: PolicyLike,
-    firm: bool = True,
-    strict: bool = True,
-    allow_cache_entry_mutation: bool = False,
-) -> ContextFn | dict[str, ContextFn]:
-    """Convert a plan to the ``context_fn`` argument of `torch.utils.checkpoint.checkpoint`.
-
-    ::
-
-        contexts = remat.sac.policy(plan)
-        checkpoint(layer, x, use_reentrant=False, context_fn=contexts["model.layers.0"])
-
-    Args:
-        plan: the plan of one module or of a model.
-        others: further checkpointing policies, or lists of operators to save; see `remat.sac.compose`.
-        firm: whether the plan's policy answers MUST_SAVE and MUST_RECOMPUTE. If not, the policy answers PREFER_SAVE
-            and PREFER_RECOMPUTE, which a compiler or another policy's MUST may override.
-        strict: whether a module that runs other operators than the plan lists raises an error. If False, the n-th
-            ``aten.mm.default`` that runs is treated as the n-th one in the plan. With ``strict=False``, the policy
-            gives only PREFER answers in eager code, and operators that the plan lacks are recomputed. Without
-            ``strict``, gradients stay correct, but memory may differ from the plan's estimate.
-        allow_cache_entry_mutation: whether to accept in-place changes to saved tensors without checks;
-            see `remat.sac.context_fn`.
-
-    Returns:
-        For a `ModulePlan`, a ``context_fn``. For a `SACPlan`, a dict from the name of each module to
-        its ``context_fn``.
-
-    Raises:
-        ProblemError: ``plan`` is not a plan, or one of ``others`` is not a policy.
-        PolicyError: raised when the module runs, if its operators differ from the plan or the
-            policies contradict each other.
-    """
-    if isinstance(plan, SACPlan):
-        return {
-            m.name: policy(
-                m,
-                *others,
-                firm=firm,
-                strict=strict,
-                allow_cache_entry_mutation=allow_cache_entry_mutation,
-            )
-            for m in plan.modules
-        }
-    if not isinstance(plan, ModulePlan):
-        raise ProblemError(f"expected a plan (SACPlan or ModulePlan), got {plan!r:.60}")
-    return context_fn(
-        planned(plan, firm=firm, strict=strict),
-        *others,
-        module=plan.name,
-        allow_cache_entry_mutation=allow_cache_entry_mutation,
-    )
+from remat.sac.solve.plan import ModulePlan
 
 
 def planned(plan: ModulePlan, *, firm: bool = True, strict: bool = True) -> Policy:
-    """Convert the plan of one module to a policy, for example as an argument of `remat.sac.compose`.
+    """Convert the plan of one module to a checkpointing policy, for `remat.sac.context_fn` or `remat.sac.compose`.
+
+    ::
+
+        contexts = remat.sac.context_fn(remat.sac.planned(plan["model.layers.0"]))
+        checkpoint(layer, x, use_reentrant=False, context_fn=contexts)
 
     The policy counts operators, so each run of the module needs a policy object of its own. The policy's method
-    ``fresh()`` returns a policy for the module's next run. The function `policy` explains the arguments.
+    ``fresh()`` returns a policy for the module's next run.
+
+    Args:
+        plan: the plan of one module.
+        firm: whether the policy answers MUST_SAVE and MUST_RECOMPUTE. If not, the policy answers PREFER_SAVE
+            and PREFER_RECOMPUTE, which a compiler or another policy's MUST may override.
+        strict: whether a module that runs other operators than the plan lists raises a PolicyError. If False, the n-th
+            ``aten.mm.default`` that runs is treated as the n-th one in the plan. With ``strict=False``, the policy
+            gives only PREFER answers in eager code, and operators that the plan lacks are recomputed. Without
+            ``strict``, gradients stay correct, but memory may differ from the plan's estimate.
+
+    Raises:
+        ProblemError: ``plan`` is not a `ModulePlan`.
     """
+    if not isinstance(plan, ModulePlan):
+        raise ProblemError(f"expected the plan of a module (ModulePlan), got {plan!r:.60}")
     return _Planned(plan, firm=firm, strict=strict)
 
 
@@ -117,12 +60,10 @@ class _Planned:
         self._options = {"firm": firm, "strict": strict}
         self._position = 0
         # For lookups by name: for each operator's name, the positions in the plan that are not matched yet.
-        self._unmatched: dict[str, Iterator[int]] = {}
+        self._unmatched: dict[str, deque[int]] = {}
         if not self._by_index:
-            positions: dict[str, list[int]] = {}
             for i, name in enumerate(plan.ops):
-                positions.setdefault(name, []).append(i)
-            self._unmatched = {name: iter(matches) for name, matches in positions.items()}
+                self._unmatched.setdefault(name, deque()).append(i)
 
     def fresh(self) -> Policy:
         return _Planned(self._plan, **self._options)
@@ -154,7 +95,8 @@ class _Planned:
 
     def _index_by_name(self, name: str) -> int | None:
         """Return the plan's next unmatched position of an operator named ``name``; None if no such position is left."""
-        return next(self._unmatched.get(name, iter(())), None)
+        positions = self._unmatched.get(name)
+        return positions.popleft() if positions else None
 
     def __str__(self) -> str:
         return f"plan of {self._plan.name or 'the model'}"

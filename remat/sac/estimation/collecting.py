@@ -73,11 +73,12 @@ def collect(
     """
     counted = [c for c in calls if not c.skipped]
     views = {i for i, c in enumerate(counted) if c.view is not None}
-    random_ops = [i for i, c in enumerate(counted) if c.is_random or c.is_opaque]
+    opaque = {i for i, c in enumerate(counted) if ops.is_opaque(c.node)}
+    random_ops = [i for i, c in enumerate(counted) if i in opaque or ops.is_random(c.node)]
     together, copied = _groups(calls, views)
     recomputed = _repeated(copied, together, views, random_ops)
     return SACStats(
-        func_names=[c.name for c in counted],
+        func_names=[str(c.node.target) for c in counted],
         runtimes=[sum(runtimes[part] for part in c.parts) for c in counted],
         memory=[sum(n for key, n in c.allocated if key not in span.outputs) for c in counted],
         view_like_ops=sorted(views | recomputed),
@@ -88,7 +89,7 @@ def collect(
         inplace_ops=sorted(pair for pair in together if pair[0] not in recomputed),
         # An operator that is not declared pure is stored, so it draws no random numbers when the module runs again.
         # Random operators that run again would then draw other numbers, so all random operators are stored.
-        force_store_random=span.no_tensor or any(c.is_opaque for c in counted),
+        force_store_random=span.no_tensor or bool(opaque),
     )
 
 

@@ -3,35 +3,46 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 from urllib.parse import quote
 
 import torch
+from torch import nn
 
 from remat import torch_compat
-from remat.errors import ProblemError
-from remat.graph.costs import CostModel, Roofline
-from remat.report.pictures import write_picture
+from remat.graph.costs import CostModel
+from remat.report.pictures import figure_of, write_picture
 from remat.sac.estimation.collecting import collect, model_of, runtimes
-from remat.sac.estimation.display import print_greedy_order, print_operators, tradeoff_figure
 from remat.sac.estimation.stats import (
     SACGreedyOrderMeta,
     SACStats,
     SACTradeOffStats,
     difference,
+    group,
 )
 from remat.sac.estimation.tradeoff import greedy_order, upper_envelope
 from remat.sac.run.recording import StepRecorder, without_replays
+from remat.units import columns, format_bytes, some_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Largest number of operator names in a row of a table.
+_NAMED = 4
+#: Colours in the plot: greedy curve, and lines fitted above this curve.
+_GREEDY, _LINES = "#2f5d9e", "#d06a1b"
 
 
 class SACEstimator:
     """Estimates, for each module of a model, the memory that checkpointing the module frees, and the recompute time.
 
-    Use the estimator under ``FakeTensorMode``. With fake tensors, no memory is allocated, and operators run only if
-    their runtimes are measured. The estimator records all modules that have children::
+    Under ``FakeTensorMode``, no memory is allocated, and operators run only if their runtimes are measured. Some models
+    run other operators on real tensors than on fake ones. For example, ``transformers`` inspects the values of a mask
+    only on real tensors. The estimator records all modules that have children::
 
         with FakeTensorMode():
             model, x = Model(), torch.randn(8, 512)
@@ -50,73 +61,48 @@ class SACEstimator:
       operators are recomputed.
     * The result of an operator counts as saved by autograd even if another module saves the result.
 
-    Args:
-        gpu_type: device of the mode ``"operator-level-cost-model"``: PyTorch's name (``"NVIDIA
-            H100"``) or remat's (``"h100"``); None: an H100.
-
-    Raises:
-        ProblemError: the device is unknown.
-
     Attributes:
         sac_mod_stats: dict from module name to the statistics of the module's first call in the latest
-            run. The outermost module is named by its class, every other by its path: ``Model.layers.0``.
+            ``with`` block. The outermost module is named by its class, every other by its path: ``Model.layers.0``.
         sac_mod_greedy_order_meta: dict from module name to the module's greedy order: operators by
             freed bytes per recompute time, largest first.
         sac_mod_tradeoff_stats: dict from module name to the module's curve of recompute time over freed memory, and
             straight lines fitted above the curve. Empty until `pwlf_sac_tradeoff_curve` is called.
-        sac_mod_calls: dict from module name to the number of the module's calls.
         sac_mod_unsteady: dict from module name to error message, for modules of which two calls ran different
             operators. Such modules are missing in the three dicts above, and no plan checkpoints them.
         mode: name of the mode in which runtimes are estimated.
         cost: the cost model in use.
     """
 
-    def __init__(self, gpu_type: str | None = None) -> None:
-        self.sac_mod_stats: dict[str, SACStats] = {}
-        self.sac_mod_greedy_order_meta: dict[str, SACGreedyOrderMeta] = {}
-        self.sac_mod_tradeoff_stats: dict[str, SACTradeOffStats] = {}
-        self.sac_mod_calls: dict[str, int] = {}
-        self.sac_mod_unsteady: dict[str, str] = {}
+    def __init__(self) -> None:
+        self._forget()
         self.mode = "operator-level-cost-model"
         self.cost: CostModel = model_of(self.mode)
-        self._earlier: dict[str, SACStats] = {}
-        self._device = None
-        if gpu_type is not None:
-            self._device = Roofline.parse(
-                gpu_type.removeprefix("NVIDIA ").removeprefix("AMD ").lower()
-            )
-        self._needs_fake = True
         self._contexts = contextlib.ExitStack()
 
-    def __call__(
-        self, estimate_mode_type: str, cost: CostModel | None = None, *, fake: bool = True
-    ) -> Self:
+    def __call__(self, estimate_mode_type: str, cost: CostModel | None = None) -> Self:
         """Set the mode in which runtimes are estimated, and return the estimator.
 
         Args:
             estimate_mode_type: ``"operator-level-benchmark"`` runs and times every distinct call of an
                 operator, on new tensors (see `remat.graph.costs.Profile`). ``"operator-level-cost-model"``
-                computes runtimes by a roofline model of the device ``gpu_type``, on any machine.
+                computes runtimes by a roofline model of an H100, on any machine.
             cost: cost model to use instead of the mode's own, such as ``Roofline.parse("a100")``.
-            fake: False to record a run on real tensors, on which some models run other operators than on fake ones.
-                For example, ``transformers`` inspects the values of a mask only on real tensors.
 
         Raises:
             ProblemError: the mode is unknown, or ``cost`` does not count picoseconds.
         """
-        if cost is None and estimate_mode_type == "operator-level-cost-model":
-            cost = self._device
         self.mode, self.cost = estimate_mode_type, model_of(estimate_mode_type, cost)
-        self._needs_fake = fake
         return self
 
     def __enter__(self) -> Self:
-        """Start recording operators until the ``with`` block ends; return the estimator. Errors are as in `record`."""
-        self._contexts.enter_context(self.record().forward())
+        """Start recording operators until the ``with`` block ends; return the estimator."""
+        self._contexts.enter_context(self.recording())
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._contexts.close()
+        # The error would otherwise not reach `recording`, which computes no statistics of a run that failed.
+        self._contexts.__exit__(*error)  # type: ignore[arg-type]
 
     def pwlf_sac_tradeoff_curve(
         self, n_segments: int = 2, save_tradeoff_graphs: bool = False
@@ -139,7 +125,7 @@ class SACEstimator:
             folder = Path("tradeoff_graphs")
             folder.mkdir(exist_ok=True)
             for name, fitted in self.sac_mod_tradeoff_stats.items():
-                draw = partial(tradeoff_figure, self.sac_mod_stats[name], fitted, title=name)
+                draw = partial(tradeoff_figure, fitted, name)
                 # A module may be named "a/b", which must not become a folder.
                 write_picture(folder / f"{quote(name, safe='')}.png", draw)
 
@@ -148,7 +134,7 @@ class SACEstimator:
 
         Args:
             depth: depth of the deepest modules to print; the outermost module has depth 1.
-            print_tabular: whether tables on a terminal have a box around them.
+            print_tabular: an argument of PyTorch's method, without effect: columns are always aligned.
         """
         for name, stats in self.sac_mod_stats.items():
             if name.count(".") < depth:
@@ -159,12 +145,20 @@ class SACEstimator:
                 self.display_sac_tradeoff_stats(order, stats, print_tabular)
 
     def display_sac_stats(self, sac_stats: SACStats, print_tabular: bool = False) -> None:
-        """Print a table of a module's operators, in a box if ``print_tabular`` is set and output is a terminal."""
+        """Print a table of a module's operators; ``print_tabular`` has no effect."""
         print(
             f"Total Memory: {sum(sac_stats.memory)} B Total Runtime: {sum(sac_stats.runtimes):.6g} ms "
             f"Store Random: {sac_stats.force_store_random}"
         )
-        print_operators(sac_stats, boxed=print_tabular)
+        titles = "Op Idx", "Op Name", "Runtime (ms)", "Memory (B)"
+        rows = [(*titles, "View-like", "Random", "Saved", "In-place with")]
+        views, random_ops = set(sac_stats.view_like_ops), set(sac_stats.rand_ops)
+        saved, first_ops = set(sac_stats.saved_autograd_ops), dict(sac_stats.inplace_ops)
+        for i, name in enumerate(sac_stats.func_names):
+            figures = f"{sac_stats.runtimes[i]:.6f}", str(sac_stats.memory[i])
+            view, random, kept = ("yes" if i in ops else "" for ops in (views, random_ops, saved))
+            rows.append((str(i), name, *figures, view, random, kept, str(first_ops.get(i, ""))))
+        print(*columns(rows, left=(1, 4, 5, 6, 7)), sep="\n")
 
     def display_sac_tradeoff_stats(
         self,
@@ -172,70 +166,90 @@ class SACEstimator:
         sac_stats: SACStats,
         print_tabular: bool = False,
     ) -> None:
-        """Print a module's operators in greedy order, in a box if ``print_tabular`` is set and output is a terminal."""
-        print_greedy_order(greedy_order_meta, sac_stats, boxed=print_tabular)
+        """Print a module's operators in greedy order, with cumulative freed bytes and recompute time.
 
-    def record(self, existing: Iterable[torch.Tensor] = ()) -> StepRecorder:
-        """Return a recorder that adds the statistics of module calls to this estimator.
+        In the table, operators that are always recomputed come first, and operators that are always stored come last.
+        ``print_tabular`` has no effect.
+        """
+        grouping = group(sac_stats)
+        members = {item.ops[0]: item.ops for item in (*grouping.free, *grouping.stored)}
+        entries: list[tuple[tuple[int, ...], str, str]]
+        entries = [((i,), "", "recomputed") for i in sorted(greedy_order_meta.recomputed_ops)]
+        entries += [(members[c.op_idx], f"{c.msps:.2e}", "") for c in greedy_order_meta.msps_meta]
+        entries += [(members[head], "", "stored") for head in sorted(greedy_order_meta.stored_ops)]
+        memory, runtime = sum(sac_stats.memory) or 1, sum(sac_stats.runtimes) or 1
+        titles = "Op Idx", "Op Names", "Discarded", "Discarded (B)"
+        rows = [(*titles, "Recomputed", "Recomputed (ms)", "MSPS", "Always")]
+        # Bytes and time in a row are cumulative, as if all operators up to this row were recomputed.
+        freed, spent = 0, 0.0
+        for ops, msps, always in entries:
+            freed += sum(sac_stats.memory[i] for i in ops)
+            spent += sum(sac_stats.runtimes[i] for i in ops)
+            names = some_of(list(dict.fromkeys(sac_stats.func_names[i] for i in ops)), _NAMED)
+            discarded = f"{freed / memory:.4f}", str(freed)
+            recomputed = f"{spent / runtime:.4f}", f"{spent:.6f}"
+            rows.append((" ".join(map(str, ops)), names, *discarded, *recomputed, msps, always))
+        print(*columns(rows, left=(1, 7)), sep="\n")
+
+    @contextlib.contextmanager
+    def recording(
+        self, existing: Iterable[torch.Tensor] = (), *models: nn.Module
+    ) -> Iterator[StepRecorder]:
+        """Record the forward in a ``with`` block, then replace this estimator's statistics by those of the block.
 
         Args:
             existing: tensors that exist before the run.
-
-        Raises:
-            ProblemError: a ``FakeTensorMode`` is active exactly if ``fake=False`` was given.
+            models: models whose modules are named before they are called; see `watching`.
         """
-        in_fake = torch_compat.active_fake_mode() is not None
-        if in_fake and not self._needs_fake:
-            raise ProblemError(
-                "SACEstimator was asked for a real run (fake=False) within a FakeTensorMode; leave "
-                "the mode, or leave out fake=False"
-            )
-        if self._needs_fake and not in_fake:
-            raise ProblemError(
-                "SACEstimator was entered without a FakeTensorMode around it; write "
-                "'with FakeTensorMode(): …' and make the model and its inputs in there too, or record a "
-                "real run by estimator(mode, fake=False)"
-            )
-        # Statistics of an earlier run, which are replaced at the first call of a module in this run.
-        self._earlier = dict(self.sac_mod_stats)
-        return StepRecorder(existing, self._conclude)
-
-    def _conclude(self, recorder: StepRecorder, position: int) -> None:
-        """Add the statistics of the outermost module call at ``position`` in ``recorder.spans``, and of inner calls."""
-        spans = [span for span in recorder.spans[position:] if not span.failed]
-        first = spans[0].first
-        calls = recorder.calls[first:]
+        self._forget()
+        is_fake = torch_compat.active_fake_mode() is not None
+        recorder = StepRecorder(existing)
+        with recorder.forward(*models):
+            yield recorder
         # Only fake tensors replay views; see `without_replays`.
-        if self._needs_fake:
-            returned = (x for span in recorder.spans[position:] for x in span.returned)
-            calls = recorder.calls[first:] = without_replays(calls, returned)
-        ms = runtimes(calls, self.cost)
-        for span in spans:
-            if not span.is_leaf:
-                ran = calls[span.first - first : span.last - first]
+        if is_fake:
+            returned = (x for span in recorder.spans for x in span.returned)
+            recorder.calls = without_replays(recorder.calls, returned)
+        ms = runtimes(recorder.calls, self.cost)
+        for span in recorder.spans:
+            if not span.is_leaf and not span.failed:
+                ran = recorder.calls[span.first : span.last]
                 self._take(span.name, collect(ran, ms, span, recorder.saved))
+
+    def _forget(self) -> None:
+        """Begin with empty statistics."""
+        self.sac_mod_stats: dict[str, SACStats] = {}
+        self.sac_mod_greedy_order_meta: dict[str, SACGreedyOrderMeta] = {}
+        self.sac_mod_tradeoff_stats: dict[str, SACTradeOffStats] = {}
+        self.sac_mod_unsteady: dict[str, str] = {}
 
     def _take(self, name: str, stats: SACStats) -> None:
         """Add the statistics of one module call, or drop the module if its calls in a run differ in operators."""
-        earlier = self._earlier.get(name)
-        if earlier is not None and (changed := difference(earlier, stats)):
-            raise ProblemError(
-                f"module '{name}' {changed} it was estimated with before; expected the same "
-                "model: use a new SACEstimator for another one"
-            )
-        self.sac_mod_calls[name] = self.sac_mod_calls.get(name, 0) + 1
         if name in self.sac_mod_unsteady:
             return
-        # The first call of a new run replaces the statistics of the earlier run.
         first_call = self.sac_mod_stats.get(name)
-        if first_call is None or earlier is not None:
+        if first_call is None:
             self.sac_mod_stats[name] = stats
             self.sac_mod_greedy_order_meta[name] = greedy_order(stats)
-            self._earlier.pop(name, None)
         elif changed := difference(first_call, stats):
             del self.sac_mod_stats[name], self.sac_mod_greedy_order_meta[name]
-            self.sac_mod_tradeoff_stats.pop(name, None)
             self.sac_mod_unsteady[name] = (
                 f"module '{name}' is called more than once and {changed} its first call ran; "
                 "checkpoint what calls it, or what it calls"
             )
+
+
+def tradeoff_figure(fitted: SACTradeOffStats, title: str) -> Figure:
+    """Return a plot of a module's trade-off: greedy curve, and lines fitted above the curve."""
+    figure, axes = figure_of((8.0, 5.0), (0.1, 0.13, 0.86, 0.74), title)
+    # The curve has stairs, because freeing one more byte means recomputing the whole next candidate.
+    x, y = zip(*fitted.tradeoff_curve.items(), strict=True)
+    axes.step(x, y, where="pre", color=_GREEDY, marker="o", markersize=3, label="greedy")
+    lines = zip(pairwise(fitted.fit_breaks), fitted.slopes, fitted.intercepts, strict=True)
+    for k, ((a, b), slope, intercept) in enumerate(lines):
+        ends = [slope * a + intercept, slope * b + intercept]
+        axes.plot([a, b], ends, color=_LINES, label=None if k else "upper envelope")
+    axes.set_xlabel(f"memory discarded, share of {format_bytes(fitted.sac_memory)}")
+    axes.set_ylabel(f"runtime recomputed, share of {fitted.sac_runtime:.4g} ms")
+    axes.legend(frameon=False, loc="upper left")
+    return figure

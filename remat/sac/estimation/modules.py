@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import timeit
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,13 +19,13 @@ from remat.graph.capture.fakes_of_models import Faker
 from remat.graph.costs import CostModel
 from remat.plugins.registry import registry
 from remat.running.measure import as_before, device_of, run_backward, run_forward
-from remat.sac.estimation.calls import CallStats, as_checkpointed, call_stats
 from remat.sac.estimation.collecting import BENCHMARK
 from remat.sac.estimation.estimator import SACEstimator
+from remat.sac.estimation.lifetimes import CallStats, Ints, Lifetimes
 from remat.sac.estimation.stats import SACStats
 from remat.sac.policies.region import context_fn
-from remat.sac.run.lifetimes import Ints, Lifetimes, given_tensors, loss_only
 from remat.sac.run.module_calls import check_module
+from remat.sac.run.operators import tensors_in
 from remat.sac.run.recording import ModuleSpan
 from remat.torch_compat import pytree
 
@@ -43,7 +43,7 @@ class ModuleStats:
         is_leaf: whether the module has no children. A leaf is never checkpointed.
         parameter_bytes: bytes of the parameters of the module and its submodules.
         calls: memory of each call of the module, without calls whose saved tensors backward never reads.
-        stats: statistics of the module's operators, changed by `as_checkpointed`; None for a leaf, or
+        stats: statistics of the module's operators, changed by `Lifetimes.as_checkpointed`; None for a leaf, or
             if the module's calls run different operators.
         why_not: reason why the module cannot be checkpointed; empty if there is none.
     """
@@ -95,7 +95,6 @@ class ModuleTree:
         state_bytes: bytes of the random generator's state, which PyTorch keeps for each checkpointed
             call; 0 for a model on a GPU, because this state is in host memory.
         mode: name of the mode in which runtimes were estimated.
-        cost: name of the cost model.
         policy_ms: milliseconds that a policy adds to each operator of forward; 0 if not measured.
     """
 
@@ -107,7 +106,6 @@ class ModuleTree:
     step_ms: float
     state_bytes: int
     mode: str
-    cost: str
     policy_ms: float = 0.0
 
     def __getitem__(self, fqn: str) -> ModuleStats:
@@ -184,7 +182,7 @@ def estimate(
             args, named = pytree.tree_map(faker, (args, named))
             stack.enter_context(_fake_parameters(model, faker))
             stack.enter_context(fake_mode)
-        lifetimes = record_step(model, args, named, estimator(mode, costs, fake=fake))
+        lifetimes = record_step(model, args, named, estimator(mode, costs))
         timed = mode == BENCHMARK and cost is None and not fake and _on_the_cpu(tensors)
         tree = build_tree(model, estimator, lifetimes, state_bytes)
         return replace(tree, policy_ms=policy_ms()) if timed else tree
@@ -224,13 +222,37 @@ def record_step(
         # Fake tensors have no values to restore, and draw no random numbers.
         restored, device = [t for t in tensors if t.requires_grad], torch.device("cpu")
     with as_before(restored, device):
-        recorder = estimator.record(tensors)
-        with recorder.forward(model):
+        with estimator.recording(tensors, model) as recorder:
             result = run_forward(loss_only(model), args, kwargs)
         forward_end = recorder.now
         with recorder:
             run_backward(result)
         return Lifetimes(recorder, model, forward_end)
+
+
+def given_tensors(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[torch.Tensor]:
+    """Return the tensors that exist before a step: parameters, buffers and inputs."""
+    return [*model.parameters(), *model.buffers(), *tensors_in((tuple(args), kwargs))]
+
+
+def loss_only(model: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a model, so that backward starts from the loss if the model's output contains a loss.
+
+    If the output has a ``loss`` that requires a gradient, the wrapper returns a pair: the loss, and all tensors of the
+    output, detached. Without such a loss, the wrapper returns the model's output unchanged.
+    """
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        out = model(*args, **kwargs)
+        loss = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
+        if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
+            return out
+        # All tensors are returned, detached, because a user's step keeps the whole output alive during backward.
+        return loss, [t.detach() for t in tensors_in(out)]
+
+    return step
 
 
 def _on_the_cpu(tensors: Iterable[torch.Tensor]) -> bool:
@@ -241,24 +263,20 @@ def _on_the_cpu(tensors: Iterable[torch.Tensor]) -> bool:
 @functools.cache
 def policy_ms() -> float:
     """Return the milliseconds that a policy adds to an operator in forward, measured on this CPU."""
-    x = torch.ones(1)
-    seconds: dict[bool, list[float]] = {False: [], True: []}
-    for _ in range(_RUNS):
-        for with_policy, samples in seconds.items():
-            with context_fn([])()[0] if with_policy else contextlib.nullcontext():
-                start = time.perf_counter()
-                for _ in range(_CHAIN):
-                    x.sin()
-                samples.append(time.perf_counter() - start)
-    # The fastest runs are compared, because interruptions only add time. Noise may make the difference negative.
-    return max(0.0, 1e3 * (min(seconds[True]) - min(seconds[False])) / _CHAIN)
+    sin, seconds = torch.ones(1).sin, []
+    for context in (contextlib.nullcontext(), context_fn([])()[0]):
+        with context:
+            # The fastest runs are compared, because interruptions only add time.
+            seconds.append(min(timeit.repeat(sin, number=_CHAIN, repeat=_RUNS)))
+    # Noise may make the difference negative.
+    return max(0.0, 1e3 * (seconds[1] - seconds[0]) / _CHAIN)
 
 
 def build_tree(
     model: nn.Module, estimator: SACEstimator, lifetimes: Lifetimes, state_bytes: int
 ) -> ModuleTree:
     """Build a `ModuleTree` from the operators and the storages of one recorded step."""
-    spans = lifetimes.spans
+    spans = lifetimes.recorder.spans
     order: dict[str, list[ModuleSpan]] = {}
     for span in spans:
         order.setdefault(span.name, []).append(span)
@@ -273,7 +291,7 @@ def build_tree(
         with_backward = [s for s in calls if s.back_begin >= 0]
         if stats is not None and with_backward:
             # All calls of a module store the same set of results, so the statistics are those of the first call.
-            stats = as_checkpointed(lifetimes, with_backward[0], stats)
+            stats = lifetimes.as_checkpointed(with_backward[0], stats)
         parent = calls[0].parent
         modules.append(
             ModuleStats(
@@ -281,7 +299,7 @@ def build_tree(
                 parent=places[spans[parent].name] if parent >= 0 else -1,
                 is_leaf=calls[0].is_leaf,
                 parameter_bytes=parameters.get(name.partition(".")[2], 0),
-                calls=tuple(call_stats(lifetimes, s) for s in with_backward),
+                calls=tuple(lifetimes.call_stats(s) for s in with_backward),
                 stats=stats,
                 why_not=_why_not(name, calls, estimator, lifetimes),
             )
@@ -297,7 +315,6 @@ def build_tree(
         step_ms=3 * sum(sum(s.runtimes) for s in roots),
         state_bytes=state_bytes,
         mode=estimator.mode,
-        cost=str(estimator.cost),
     )
 
 
@@ -314,7 +331,7 @@ def _why_not(
     if any(s.back_begin < 0 for s in calls):
         return "backward needs nothing that is saved in one of its calls"
     if any(
-        s.begin <= lifetimes.born[k] and lifetimes.last_write.get(k, -1) >= s.end
+        s.begin <= lifetimes.born[k] and lifetimes.recorder.last_write.get(k, -1) >= s.end
         for s in calls
         for k in s.outputs
     ):

@@ -205,7 +205,7 @@ def group(stats: SACStats) -> Grouping:
 
 
 def check(stats: SACStats) -> None:
-    """Raise a ProblemError if the statistics' lengths, positions, bytes or runtimes are inconsistent."""
+    """Raise a ProblemError if the lengths or positions in statistics are inconsistent."""
     n = len(stats.func_names)
     for name in ("runtimes", "memory"):
         if len(getattr(stats, name)) != n:
@@ -218,9 +218,6 @@ def check(stats: SACStats) -> None:
     wrong = next((i for i in indices if not 0 <= i < n), None)
     if wrong is not None:
         raise ProblemError(f"operator {wrong} is named, but there are only {n} operators")
-    negative = next((i for i in range(n) if stats.memory[i] < 0 or stats.runtimes[i] < 0), None)
-    if negative is not None:
-        raise ProblemError(f"operator {negative} has negative memory or runtime")
 
 
 def difference(before: SACStats, after: SACStats) -> str:

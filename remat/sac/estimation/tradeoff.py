@@ -17,7 +17,6 @@ from remat.sac.estimation.stats import (
     SACTradeOffStats,
     group,
 )
-from remat.solvers.knapsack.frontier import KnapsackFrontier, knapsack_frontier
 from remat.solvers.problem import KnapsackProblem
 
 #: Largest number of corners of a staircase curve in a fit. A corner is the upper left end of a stair. If a curve
@@ -37,15 +36,6 @@ def as_knapsack(grouping: Grouping, capacity: int) -> KnapsackProblem:
     )
 
 
-def exact_frontier(stats: SACStats) -> KnapsackFrontier:
-    """Return a module's Pareto frontier: stored bytes against the picoseconds of recomputation that storing avoids.
-
-    The items of the frontier's sets are those of `Grouping.free`.
-    """
-    grouping = group(stats)
-    return knapsack_frontier(as_knapsack(grouping, sum(i.nbytes for i in grouping.free)))
-
-
 def greedy_order(stats: SACStats) -> SACGreedyOrderMeta:
     """Order a module's candidates for recomputation by freed bytes per recompute time, largest first.
 
@@ -54,8 +44,6 @@ def greedy_order(stats: SACStats) -> SACGreedyOrderMeta:
     ratios stay in the order in which they run.
     """
     grouping = group(stats)
-    written_ops = {i for pair in stats.inplace_ops for i in pair}
-    random_ops = set(stats.rand_ops)
     candidates = [
         MSPS(
             func_names={stats.func_names[i] for i in item.ops},
@@ -66,16 +54,16 @@ def greedy_order(stats: SACStats) -> SACGreedyOrderMeta:
         )
         for item in grouping.free
     ]
-    items = (*grouping.free, *grouping.stored)
+
+    def items_with(ops: set[int]) -> dict[int, set[int]]:
+        items = (*grouping.free, *grouping.stored)
+        return {item.ops[0]: set(item.ops) for item in items if ops.intersection(item.ops)}
+
     return SACGreedyOrderMeta(
         recomputed_ops=set(grouping.recomputed),
         stored_ops={item.ops[0] for item in grouping.stored},
-        inplace_op_groups={
-            item.ops[0]: set(item.ops) for item in items if written_ops.intersection(item.ops)
-        },
-        random_ops_group={
-            item.ops[0]: set(item.ops) for item in items if random_ops.intersection(item.ops)
-        },
+        inplace_op_groups=items_with({i for pair in stats.inplace_ops for i in pair}),
+        random_ops_group=items_with(set(stats.rand_ops)),
         msps_meta=sorted(candidates, key=lambda c: (-c.msps, c.op_idx)),
     )
 
@@ -118,18 +106,14 @@ def upper_envelope(
         raise ProblemError(f"n_segments must be 1 or more, got {n_segments!r}")
     curve = greedy_curve(stats, order)
     xs, ys = list(curve), list(curve.values())
-    if len(xs) == 1:
-        fitted: list[tuple[float, float, float]] = [(xs[0], 0.0, ys[0])]
-        end = xs[0]
-    else:
-        corners = merge_corners(list(zip(xs, ys[1:], strict=False)), MOST_CORNERS)
-        end = xs[-1]
-        fitted = fit(corners, end, n_segments)
+    # A curve of a single point has one stair, without width.
+    corners = list(zip(xs, ys[1:], strict=False)) or [(xs[0], ys[0])]
+    fitted = fit(merge_corners(corners, MOST_CORNERS), xs[-1], n_segments)
     return SACTradeOffStats(
         n_segments=len(fitted),
         slopes=[slope for _, slope, _ in fitted],
         intercepts=[intercept for _, _, intercept in fitted],
-        fit_breaks=[*(x for x, _, _ in fitted), end],
+        fit_breaks=[*(x for x, _, _ in fitted), xs[-1]],
         tradeoff_curve=curve,
         sac_memory=sum(stats.memory),
         sac_runtime=sum(stats.runtimes),

@@ -6,6 +6,7 @@ A region is the code that one call of `torch.utils.checkpoint.checkpoint` runs.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -55,25 +56,23 @@ def context_fn(
         PolicyError: raised when the region runs, if a policy fails or a MUST verdict breaks a rule.
     """
     policy = as_policy(policies[0]) if len(policies) == 1 else compose(*policies)
-
-    def contexts() -> tuple[Any, Any]:
-        if is_traced():
-            # A compiler's trace recomputes nothing: verdicts of the policy become tags of nodes. Partitioners keep
-            # random numbers consistent, and the traced graph is functionalised, so it contains no writes.
-            return _contexts(_Run(policy, module), True, traced=True)
-        run = _Run(policy, module, RandomOps(), None if allow_cache_entry_mutation else Writes())
-        forward, recompute = _contexts(run, allow_cache_entry_mutation, traced=False)
-        return _forward(forward, run), _Recompute(recompute, run)
-
-    return contexts
+    # A partial, unlike a closure, can be pickled with the model to which `apply` gives it.
+    return functools.partial(_contexts, policy, module, allow_cache_entry_mutation)
 
 
-def _contexts(run: _Run, allow_cache_entry_mutation: bool, *, traced: bool) -> tuple[Any, Any]:
-    """Return PyTorch's two context managers for a checkpointed region: one for forward, one for recomputation."""
+def _contexts(policy: Policy, module: str, allow_cache_entry_mutation: bool) -> tuple[Any, Any]:
+    """Return the two context managers for one run of a checkpointed region: for forward, and for recomputation."""
+    traced = is_traced()
+    run = _Run(policy, module)
+    # A compiler's trace recomputes nothing: verdicts of the policy become tags of nodes. Partitioners keep
+    # random numbers consistent, and the traced graph is functionalised, so it contains no writes.
+    if not traced:
+        run.random = RandomOps()
+        run.writes = None if allow_cache_entry_mutation else Writes()
     forward, recompute = torch_older.selective_contexts(
-        run, allow_cache_entry_mutation=allow_cache_entry_mutation, traced=traced
+        run, allow_cache_entry_mutation=traced or allow_cache_entry_mutation, traced=traced
     )
-    return forward, recompute
+    return (forward, recompute) if traced else (_forward(forward, run), _Recompute(recompute, run))
 
 
 def is_traced() -> bool:
@@ -86,28 +85,22 @@ def is_traced() -> bool:
 class _Run:
     """Policy for one run of a checkpointed region; PyTorch calls the policy once for each operator of forward."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        module: str,
-        random: RandomOps | None = None,
-        writes: Writes | None = None,
-    ) -> None:
+    def __init__(self, policy: Policy, module: str) -> None:
+        self.random: RandomOps | None = None
+        self.writes: Writes | None = None
         self._policy = fresh(policy)
         self._module = module
-        self._random = random
-        self._writes = writes
 
     def __call__(self, ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         try:
             verdict = ask(self._policy, ctx, op, args, kwargs)
-            if self._writes is not None:
-                verdict = self._writes.adjust(verdict, op, args, kwargs)
+            if self.writes is not None:
+                verdict = self.writes.adjust(verdict, op, args, kwargs)
             # The adjustment for writes comes before that for random operators, because it may save a random operator.
-            if self._random is not None:
-                verdict = self._random.adjust(verdict, op, args, kwargs)
-            if self._writes is not None:
-                self._writes.record(verdict, op, args, kwargs, ctx.op_output)
+            if self.random is not None:
+                verdict = self.random.adjust(verdict, op, args, kwargs)
+            if self.writes is not None:
+                self.writes.record(verdict, op, args, kwargs, ctx.op_output)
         except PolicyError as error:
             raise PolicyError(f"{self._where}: {error}") from error.__cause__
         return verdict
@@ -118,14 +111,14 @@ class _Run:
             end(self._policy)
         except PolicyError as error:
             raise PolicyError(f"{self._where}: {error}") from error.__cause__
-        if self._writes is not None:
-            self._writes.accept(cache)
+        if self.writes is not None:
+            self.writes.accept(cache)
 
     def check(self) -> None:
         """Raise a PolicyError if recomputation would read a changed tensor from outside the region."""
         try:
-            if self._writes is not None:
-                self._writes.check()
+            if self.writes is not None:
+                self.writes.check()
         except PolicyError as error:
             raise PolicyError(f"{self._where}: {error}") from None
 
@@ -133,7 +126,7 @@ class _Run:
         """Save one more tensor for backward at the region's end, if an operator wrote random numbers to an argument."""
         # PyTorch stops a recomputation when the region's last tensor is saved. Autograd saves an argument that
         # receives random numbers before the operator writes to it, so another tensor must be the last one.
-        if self._random is not None and self._random.wrote_argument:
+        if self.random is not None and self.random.wrote_argument:
             _Saving.apply(_LEAF)  # type: ignore[no-untyped-call]
 
     @property

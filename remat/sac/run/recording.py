@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,10 +14,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from remat import torch_compat
 from remat.errors import ProblemError
-from remat.graph import ops
 from remat.graph.memory.storages import hint, storage_of
 from remat.running.measure import allocated_bytes
-from remat.sac.run.module_calls import ModuleCall, in_backward, watching
+from remat.sac.run.module_calls import in_backward, watching
 from remat.sac.run.operators import (
     is_skipped,
     storages,
@@ -36,7 +35,6 @@ class Call:
     """One operator call in forward. Each storage in the fields is an index into `StepRecorder.nbytes`.
 
     Attributes:
-        op: the operator.
         node: the call as an FX node, for cost models.
         parts: nodes of the operators that really run: ``node`` alone, or the operators that a tensor
             subclass runs in its place.
@@ -50,11 +48,8 @@ class Call:
         skipped: whether selective checkpointing ignores the operator.
         view: hashable key of the operator and of the results' storages and layouts, if all results are
             views of arguments; otherwise None.
-        is_random: whether the operator draws random numbers.
-        is_opaque: whether the operator may have undeclared effects, such as drawing random numbers.
     """
 
-    op: Any
     node: fx.Node
     parts: tuple[fx.Node, ...]
     results: tuple[fx.Node, ...]
@@ -65,13 +60,6 @@ class Call:
     allocated: tuple[tuple[int, int], ...]
     skipped: bool
     view: Hashable | None
-    is_random: bool
-    is_opaque: bool
-
-    @property
-    def name(self) -> str:
-        """Name of the operator, such as ``"aten.mm.default"``."""
-        return str(self.op)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -101,12 +89,12 @@ class ModuleSpan:
     is_leaf: bool
     begin: int
     first: int
-    inputs: frozenset[int]
     end: int = -1
     last: int = -1
     back_begin: int = -1
     back_end: int = -1
     last_saved: int = -1
+    inputs: frozenset[int] = frozenset()
     outputs: frozenset[int] = frozenset()
     returned: frozenset[fx.Node] = frozenset()
     no_tensor: bool = False
@@ -123,8 +111,6 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 
     Args:
         existing: tensors that exist before the step.
-        concluded: function that is called when an outermost module call ends without an exception. The
-            arguments are the recorder and the call's position in ``spans``.
 
     Attributes:
         now: number of the current program point.
@@ -137,11 +123,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         last_write: dict from a storage to the last program point at which an operator of forward wrote to it.
     """
 
-    def __init__(
-        self,
-        existing: Iterable[torch.Tensor] = (),
-        concluded: Callable[[StepRecorder, int], None] = lambda recorder, position: None,
-    ) -> None:
+    def __init__(self, existing: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = 0
         self.calls: list[Call] = []
@@ -151,7 +133,6 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         self.nbytes: list[int] = []
         self.saved: set[int] = set()
         self.last_write: dict[int, int] = {}
-        self._concluded = concluded
         self._alive: dict[int, int] = {}
         self._inside: list[int] = []
         self._device: torch.device | None = None
@@ -165,35 +146,29 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
     def forward(self, *models: nn.Module) -> Iterator[None]:
         """Record the operators of the ``with`` block as the step's forward; `watching` explains ``models``."""
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
-        with watching(self, *models), hooks, self:
+        with watching(self._begin, self._end, *models), hooks, self:
             yield
 
-    def begin(self, call: ModuleCall) -> None:
-        """Add a `ModuleSpan` for a module call that begins; see `Watcher.begin`."""
-        if not self._inside:  # the outermost module's parameters include those of inner modules
-            _check_fake(call.name, call.module)
+    def _begin(self, name: str, module: nn.Module) -> None:
+        """Add a `ModuleSpan` for a module call that begins."""
         self.spans.append(
             ModuleSpan(
-                name=call.name,
+                name=name,
                 parent=self._inside[-1] if self._inside else -1,
-                is_leaf=call.is_leaf,
+                is_leaf=next(module.children(), None) is None,
                 begin=self.now,
                 first=len(self.calls),
-                inputs=self.numbers_of(tensors_in((call.args, call.kwargs))),
             )
         )
         self._inside.append(len(self.spans) - 1)
 
-    def end(self, call: ModuleCall, out: Any) -> None:
-        """Set the fields of a module call's `ModuleSpan` that are known when the call ends; see `Watcher.end`."""
-        position, returned = self._inside.pop(), tensors_in(out)
-        span = self.spans[position]
-        span.end, span.last, span.failed = self.now, len(self.calls), call.failed
-        span.outputs = self.numbers_of(returned)
+    def _end(self, inputs: Any, out: Any, failed: bool) -> None:
+        """Set the fields of a module call's `ModuleSpan` that are known when the call ends."""
+        span, given, returned = self.spans[self._inside.pop()], tensors_in(inputs), tensors_in(out)
+        span.end, span.last, span.failed = self.now, len(self.calls), failed
+        span.inputs, span.outputs = map(self.numbers_of, (given, returned))
         span.returned = frozenset(map(self._nodes.of, returned))
-        span.no_tensor = not tensors_in((call.args, call.kwargs))
-        if not self._inside and not call.failed:
-            self._concluded(self, position)
+        span.no_tensor = not given
 
     def numbers_of(self, tensors: Iterable[torch.Tensor]) -> frozenset[int]:
         """Return the numbers that this recorder gave to the storages of tensors; unnumbered storages are left out."""
@@ -294,7 +269,6 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         is_view = not writes and bool(returns) and reads.issuperset(returns)
         self.calls.append(
             Call(
-                op=op,
                 node=node,
                 parts=(node,) if parts is None else tuple(parts),
                 results=tuple(map(self._nodes.of, results)),
@@ -305,8 +279,6 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
                 allocated=tuple((k, self.nbytes[k]) for k in returns if k not in reads),
                 skipped=is_skipped(op),
                 view=(str(op), returns, tuple(map(_layout_key, results))) if is_view else None,
-                is_random=ops.is_random(node),
-                is_opaque=ops.is_opaque(node),
             )
         )
 
@@ -361,10 +333,7 @@ class _Nodes:
         """Return an FX node for a call of an operator, with a fake value of the result as metadata."""
         args, kwargs = pytree.tree_map_only(torch.Tensor, self.of, (tuple(args), kwargs))
         node = self._graph.call_function(op, args, kwargs)
-        if isinstance(out, torch.Tensor):  # the usual case, faster than a tree
-            node.meta["val"] = self._value(out)
-        else:
-            node.meta["val"] = pytree.tree_map_only(torch.Tensor, self._value, out)
+        node.meta["val"] = pytree.tree_map_only(torch.Tensor, self._value, out)
         return node
 
     def of(self, x: torch.Tensor) -> fx.Node:
@@ -440,16 +409,3 @@ def _repeated_views(calls: Sequence[Call]) -> set[int]:
         if any(last_write.get(key, -1) > since for key in call.returns):
             repeated.add(i)
     return repeated
-
-
-def _check_fake(name: str, module: nn.Module) -> None:
-    """Raise a ProblemError if a module has real tensors and the active fake mode does not accept them."""
-    mode = torch_compat.active_fake_mode()
-    if mode is None or mode.allow_non_fake_inputs:
-        return
-    for path, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if not torch_compat.is_fake(tensor):
-            raise ProblemError(
-                f"module '{name}': '{path}' is a real tensor, not a fake one; make the model inside "
-                "of the FakeTensorMode, or use FakeTensorMode(allow_non_fake_inputs=True)"
-            )

@@ -19,11 +19,9 @@ from remat.solvers.run import run
 
 #: Largest number of stored sets among which the integer program chooses for one module. More sets take HiGHS longer.
 MOST_SETS = 40
-#: Largest number of byte budgets per module for which `stored_sets` runs a given solver.
-MOST_SOLVED = 24
 
 
-def optimal_checkpointing_policy(
+def get_optimal_checkpointing_policy_per_module(
     sac_stats: SACStats, memory_budget: float, solver: Solver | None = None
 ) -> list[int]:
     """Choose the operators whose results a module stores within a budget, such that recomputation takes least time.
@@ -47,10 +45,9 @@ def optimal_checkpointing_policy(
             f"sac_stats is a {type(sac_stats).__name__}; expected the SACStats of a module, for example "
             "from SACEstimator().sac_mod_stats"
         )
-    if isinstance(memory_budget, bool) or not isinstance(memory_budget, (int, float)):
+    is_number = isinstance(memory_budget, (int, float)) and not isinstance(memory_budget, bool)
+    if not is_number or not 0 <= memory_budget <= 1:
         raise ProblemError(f"memory_budget must be a number from 0 to 1, got {memory_budget!r}")
-    if not 0 <= memory_budget <= 1:
-        raise ProblemError(f"memory_budget must be from 0 to 1, got {memory_budget}")
     nbytes, grouping = math.ceil(memory_budget * sum(sac_stats.memory)), group(sac_stats)
     least = sum(item.nbytes for item in grouping.stored)
     if least > nbytes:
@@ -60,16 +57,8 @@ def optimal_checkpointing_policy(
             f"the budget by {least - nbytes} bytes"
         )
     solution = run(Auto() if solver is None else solver, as_knapsack(grouping, nbytes - least))
-    stored = (*grouping.stored, *(grouping.free[i] for i in solution.saved))
-    decided = [0] * len(sac_stats)
-    for item in stored:
-        for i in item.ops:
-            decided[i] = 1
-    return decided
-
-
-#: PyTorch's name for `optimal_checkpointing_policy`.
-get_optimal_checkpointing_policy_per_module = optimal_checkpointing_policy
+    stored = set(_stored_set(grouping, [grouping.free[i] for i in solution.saved]).stored)
+    return [int(i in stored) for i in range(len(sac_stats))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,34 +76,25 @@ class StoredSet:
     recompute_ps: int
 
 
-def stored_sets(
-    stats: SACStats, most_kept: int, solver: Solver | None = None
-) -> tuple[StoredSet, ...]:
+def stored_sets(stats: SACStats, most_kept: int) -> tuple[StoredSet, ...]:
     """Return the sets of operators whose results a module may store, most stored bytes first.
+
+    The sets are points of the module's exact Pareto frontier of stored bytes and recompute time.
 
     Args:
         stats: statistics of the module's operators.
         most_kept: bytes that checkpointing frees if no results are stored. Each set has fewer bytes.
-        solver: knapsack solver that finds the sets; None: points of the exact Pareto frontier.
     """
     grouping = group(stats)
     fixed = sum(item.nbytes for item in grouping.stored)
     room = most_kept - fixed - 1  # a stored set of `most_kept` bytes frees no memory
     if room < 0:
         return ()
-    # The exact frontier is needed even with a given solver, which is run once for the bytes of each selected point.
     frontier = knapsack_frontier(as_knapsack(grouping, room))
-    sets: list[StoredSet] = []
-    for point in _points(frontier, MOST_SETS if solver is None else MOST_SOLVED):
-        if solver is None:
-            saved = frontier.items(point)
-        else:
-            saved = run(solver, as_knapsack(grouping, int(frontier.weights[point]))).saved
-        stored_set = _stored_set(grouping, [grouping.free[i] for i in saved])
-        # A heuristic solver may find no shorter recomputation although it may store more bytes.
-        if not sets or stored_set.recompute_ps < sets[-1].recompute_ps:
-            sets.append(stored_set)
-    return tuple(reversed(sets))
+    return tuple(
+        _stored_set(grouping, [grouping.free[i] for i in frontier.items(point)])
+        for point in reversed(_points(frontier, MOST_SETS))
+    )
 
 
 def empty_set(stats: SACStats) -> StoredSet | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -13,13 +12,12 @@ from torch import nn
 from remat.errors import BudgetError, ProblemError
 from remat.graph.costs import CostModel
 from remat.plugins.registry import registry
-from remat.sac.estimation.modules import ModuleTree, estimate
+from remat.sac.estimation.modules import ModuleStats, ModuleTree, estimate
 from remat.sac.estimation.stats import PS_PER_MS
 from remat.sac.solve.choices import StoredSet, candidates, empty_set, stored_sets
-from remat.sac.solve.peaks import simulate
+from remat.sac.solve.peaks import Decision, simulate
 from remat.sac.solve.plan import ModulePlan, SACPlan
-from remat.sac.solve.program import Outcome, least_time
-from remat.solvers.base import Solver
+from remat.sac.solve.program import least_time
 from remat.solvers.run import check_time_limit
 from remat.units import Budget
 
@@ -33,7 +31,6 @@ def plan(
     kwargs: Mapping[str, Any] | None = None,
     *,
     memory: int | float | str,
-    solver: Solver | str | None = None,
     mode: str = "operator-level-cost-model",
     cost: str | CostModel | None = None,
     fake: bool | None = None,
@@ -57,8 +54,6 @@ def plan(
         kwargs: keyword arguments of the model.
         memory: budget for the step's peak, including parameters and gradients: ``"12GiB"``, an int of
             bytes, or a fraction of the peak without checkpointing, from 0 to 1.
-        solver: name or instance of a knapsack solver, which finds the sets of results that a module may store. None or
-            ``"auto"``: points of the module's exact Pareto frontier of stored bytes and recompute time.
         mode: ``"operator-level-cost-model"`` takes runtimes from a cost model,
             ``"operator-level-benchmark"`` measures them; see `SACEstimator`.
         cost: name or instance of a cost model to use instead of the mode's own: ``"roofline:h100"``.
@@ -78,12 +73,10 @@ def plan(
         BudgetError: ``memory`` cannot be parsed, or no plan fits the budget. In the latter case, the
             message states the least peak.
         ProblemError: another argument is invalid, or a module cannot be estimated.
-        SolverError: the solver is unknown or cannot run on this machine.
         CaptureError: ``args`` is not a tuple, ``kwargs`` is not a dict, or no output requires a gradient.
     """
     registry().learn_operators()
     budget = read_memory(memory)  # parsed early, so that a typing error is found at once
-    knapsack_solver = None if solver is None or solver == "auto" else registry().solver(solver)
     if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
         raise ProblemError(f"world_size must be 1 or more ranks, got {world_size!r}")
     if not 0 <= gap < 1:
@@ -96,14 +89,32 @@ def plan(
     plain, peak = tree.memory(world_size), tree.peak_bytes(world_size)
     memory_bytes = int(budget * peak) if isinstance(budget, float) else budget
     positions = candidates(tree, units, fsdp_units)
-    if peak <= memory_bytes:  # the step fits without checkpointing
-        result = Outcome(decision={}, simulated=simulate(tree, {}, plain), bound_ps=0.0)
-    else:
-        options = _options(tree, positions, knapsack_solver)
-        result = least_time(tree, options, plain, memory_bytes, gap=gap, deadline=deadline)
-        decision = {k: _without_policy(tree, k, c, gap) for k, c in result.decision.items()}
-        result = replace(result, decision=decision, simulated=simulate(tree, decision, plain))
-    return _plan(tree, result, memory_bytes, world_size)
+    decision: Decision = {}
+    bound_ps = 0.0
+    if peak > memory_bytes:
+        options = _options(tree, positions)
+        decision, bound_ps = least_time(
+            tree, options, plain, memory_bytes, gap=gap, deadline=deadline
+        )
+        decision = {k: _without_policy(tree, k, c, gap) for k, c in decision.items()}
+    modules = [
+        _module_plan(tree.modules[k], decision[k])
+        for k in sorted(decision, key=lambda k: tree.modules[k].calls[0].begin)
+    ]
+    spent_ps = sum(c.recompute_ps * len(tree.modules[k].calls) for k, c in decision.items())
+    return SACPlan(
+        modules=tuple(modules),
+        budget_bytes=memory_bytes,
+        peak_bytes=simulate(tree, decision, plain).peak_bytes,
+        plain_peak_bytes=peak,
+        recompute_ms=spent_ps / PS_PER_MS,
+        step_ms=tree.step_ms,
+        # HiGHS's bound is inexact. A lower bound above the cost of this plan would be wrong.
+        bound_ms=float(min(bound_ps, spent_ps)) / PS_PER_MS,
+        world_size=world_size,
+        solver="highs",
+        mode=tree.mode,
+    )
 
 
 def read_memory(memory: object) -> int | float:
@@ -134,9 +145,7 @@ def _without_policy(tree: ModuleTree, k: int, stored_set: StoredSet, gap: float)
     return plain if plain.recompute_ps - stored_set.recompute_ps <= worth_ps else stored_set
 
 
-def _options(
-    tree: ModuleTree, positions: Sequence[int], solver: Solver | None
-) -> dict[int, tuple[StoredSet, ...]]:
+def _options(tree: ModuleTree, positions: Sequence[int]) -> dict[int, tuple[StoredSet, ...]]:
     """Return a dict from the position of each module that can free memory to the sets of results that it may store."""
     cached: dict[tuple[int, str], tuple[StoredSet, ...]] = {}
     options: dict[int, tuple[StoredSet, ...]] = {}
@@ -147,42 +156,20 @@ def _options(
         most = sum(c.freeable_bytes for c in module.calls) // len(module.calls)
         key = (most, repr(stats))  # mutable statistics have no hash
         if key not in cached:
-            cached[key] = stored_sets(stats, most, solver)
+            cached[key] = stored_sets(stats, most)
         if cached[key]:
             options[k] = cached[key]
     return options
 
 
-def _plan(tree: ModuleTree, result: Outcome, memory_bytes: int, world_size: int) -> SACPlan:
-    """Build a `SACPlan` from the checkpointing decision that the integer program found."""
-    modules = []
-    for k in sorted(result.decision, key=lambda k: tree.modules[k].calls[0].begin):
-        module, stored_set = tree.modules[k], result.decision[k]
-        stats = module.operators
-        modules.append(
-            ModulePlan(
-                name=module.fqn,
-                ops=tuple(stats.func_names),
-                stored=stored_set.stored,
-                stored_bytes=stored_set.kept_bytes,
-                discarded_bytes=sum(stats.memory) - stored_set.kept_bytes,
-                recompute_ms=stored_set.recompute_ps / PS_PER_MS,
-            )
-        )
-    spent = sum(
-        stored_set.recompute_ps * len(tree.modules[k].calls)
-        for k, stored_set in result.decision.items()
-    )
-    return SACPlan(
-        modules=tuple(modules),
-        budget_bytes=memory_bytes,
-        peak_bytes=result.simulated.peak_bytes,
-        plain_peak_bytes=tree.peak_bytes(world_size),
-        recompute_ms=spent / PS_PER_MS,
-        step_ms=tree.step_ms,
-        # HiGHS's bound is inexact. A lower bound above the cost of this plan would be wrong.
-        bound_ms=float(min(result.bound_ps, spent)) / PS_PER_MS,
-        world_size=world_size,
-        solver="highs",
-        mode=tree.mode,
+def _module_plan(module: ModuleStats, stored_set: StoredSet) -> ModulePlan:
+    """Build the plan of one module, which stores the given results."""
+    stats = module.operators
+    return ModulePlan(
+        name=module.fqn,
+        ops=tuple(stats.func_names),
+        stored=stored_set.stored,
+        stored_bytes=stored_set.kept_bytes,
+        discarded_bytes=sum(stats.memory) - stored_set.kept_bytes,
+        recompute_ms=stored_set.recompute_ps / PS_PER_MS,
     )

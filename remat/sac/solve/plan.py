@@ -114,7 +114,14 @@ class SACPlan(Record):
             f"checkpointing plan for a budget of {format_bytes(self.budget_bytes)}",
             f"  peak        {format_bytes(self.peak_bytes)}{fits} instead of "
             f"{format_bytes(self.plain_peak_bytes)} without checkpointing",
-            *_step_line(self),
+        ]
+        if self.step_ms:
+            overhead = self.recompute_ms / self.step_ms
+            lines.append(
+                f"  step        {self.step_ms + self.recompute_ms:.4g} ms estimated, {overhead:.1%} more than the "
+                f"{self.step_ms:.4g} ms without checkpointing"
+            )
+        lines += [
             f"  recomputed  {self.recompute_ms:.4g} ms; no plan that fits needs less than "
             f"{self.bound_ms:.4g} ms",
             f"  decided by  {decided}"
@@ -128,7 +135,8 @@ class SACPlan(Record):
         lines += [f"  {line}" for line in columns(rows, left=(0, 4))]
         if any(len(names) > 1 for names in groups.values()):
             lines.append("  (of modules that are alike, the figures are those of each)")
-        undeclared = list(dict.fromkeys(_undeclared(groups)))
+        stored = operators_named(m.ops[i] for m in groups for i in m.stored)
+        undeclared = list(dict.fromkeys(name_of(op) for op in stored if not is_known(op)))
         if undeclared:
             lines.append(
                 f"  {', '.join(undeclared)}: stored, with what draws random numbers beside it, since not "
@@ -144,25 +152,6 @@ def _groups(plan: SACPlan) -> dict[ModulePlan, list[str]]:
     for m in plan.modules:
         groups.setdefault(replace(m, name=""), []).append(m.name)
     return groups
-
-
-def _step_line(plan: SACPlan) -> list[str]:
-    """Return a list with one line on the estimated time of a step; empty if the time is unknown."""
-    if not plan.step_ms:
-        return []
-    overhead = plan.recompute_ms / plan.step_ms
-    return [
-        f"  step        {plan.step_ms + plan.recompute_ms:.4g} ms estimated, {overhead:.1%} more than the "
-        f"{plan.step_ms:.4g} ms without checkpointing"
-    ]
-
-
-def _undeclared(modules: Iterable[ModulePlan]) -> Iterator[str]:
-    """Yield the names of operators whose results a module's plan stores, and that are not declared pure."""
-    for m in modules:
-        for op in operators_named(m.ops[i] for i in m.stored):
-            if not is_known(op):
-                yield name_of(op)
 
 
 def operators_named(names: Iterable[str]) -> Iterator[Any]:

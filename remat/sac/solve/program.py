@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from remat.errors import BudgetError
+from remat.sac.estimation.lifetimes import Ints
 from remat.sac.estimation.modules import ModuleTree
-from remat.sac.run.lifetimes import Ints
 from remat.sac.solve.choices import StoredSet
 from remat.sac.solve.peaks import AddedBytes, Decision, Simulated, simulate
 from remat.solvers.highs import milp
@@ -35,22 +34,6 @@ _SCALE = 2.0**20
 Point = int | tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """Decision which modules to checkpoint and what each stores, with the step's memory and a bound on recompute time.
-
-    Attributes:
-        decision: dict from the position of each checkpointed module to its stored set.
-        simulated: simulated memory of the step under the decision.
-        bound_ps: lower bound in picoseconds on the recompute time of every decision that fits the budget and
-            selects from the same stored sets; 0 if no bound is proven.
-    """
-
-    decision: Decision
-    simulated: Simulated
-    bound_ps: float
-
-
 def least_time(
     tree: ModuleTree,
     options: Mapping[int, Sequence[StoredSet]],
@@ -59,7 +42,7 @@ def least_time(
     *,
     gap: float,
     deadline: float | None,
-) -> Outcome:
+) -> tuple[Decision, float]:
     """Find the checkpointing decision with the least recompute time among those whose peak fits a budget.
 
     Args:
@@ -71,6 +54,10 @@ def least_time(
         gap: relative gap between solution and bound at which the solver HiGHS may stop.
         deadline: time of `time.monotonic` at which to stop; None: a limit on branch-and-bound nodes.
 
+    Returns:
+        The decision, and a lower bound in picoseconds on the recompute time of every decision that fits the budget and
+        selects from the same stored sets; 0 if no bound is proven.
+
     Raises:
         BudgetError: no decision fits the budget; the message states the least peak.
     """
@@ -78,26 +65,23 @@ def least_time(
     program.add_rows(simulate(tree, {}, plain), budget)
     bound, limit = 0.0, budget
     for _ in range(ROUNDS):
-        answer = program.solve(limit, gap, _seconds_left(deadline))
-        if answer is None:
-            break
+        decision, proven = program.solve(limit, gap, deadline)
         # A bound for a lowered `limit` is no bound for the given budget.
-        bound = max(bound, answer.bound) if limit == budget else bound
-        if answer.decision is None:
+        bound = max(bound, proven) if limit == budget else bound
+        if decision is None:
             break
-        simulated = simulate(tree, answer.decision, plain)
+        simulated = simulate(tree, decision, plain)
         if simulated.peak_bytes <= budget:
-            return Outcome(decision=answer.decision, simulated=simulated, bound_ps=bound)
+            return decision, bound
         # If no constraint is new, the solution exceeds an old one within HiGHS's tolerance. The limit is
         # lowered by the excess.
         if not program.add_rows(simulated, budget):
             limit -= max(1, simulated.peak_bytes - budget)
-    fallback = _least_peak(tree, options, plain, deadline)
+    decision, least = _least_peak(tree, options, plain, deadline)
     # The decision may fit although the loop above found none, because HiGHS may have stopped at a limit of
     # time or nodes.
-    if fallback.simulated.peak_bytes <= budget:
-        return Outcome(decision=fallback.decision, simulated=fallback.simulated, bound_ps=bound)
-    least = fallback.simulated.peak_bytes
+    if least <= budget:
+        return decision, bound
     raise BudgetError(
         f"no plan fits into {format_bytes(budget)} ({budget} bytes): the least that checkpointing "
         f"gets the step to is {least} bytes ({format_bytes(least)}), so the budget is short by "
@@ -106,41 +90,29 @@ def least_time(
     )
 
 
-def _seconds_left(deadline: float | None) -> float | None:
-    """Return the seconds until a deadline; None without a deadline."""
-    # HiGHS gets at least 0.1 s, so that it can still find a plan after the deadline.
-    return None if deadline is None else max(0.1, deadline - time.monotonic())
-
-
 def _least_peak(
     tree: ModuleTree,
     options: Mapping[int, Sequence[StoredSet]],
     plain: Ints,
     deadline: float | None,
-) -> Outcome:
-    """Return the decision with the lowest peak, where each checkpointed module stores as few bytes as possible."""
+) -> tuple[Decision, int]:
+    """Return the decision with the lowest peak, and this peak; checkpointed modules store as few bytes as possible."""
     # The last set of a module has the fewest bytes; see `stored_sets`.
     program = _Program(tree, {k: c[-1:] for k, c in options.items()}, plain)
-    best = Outcome(decision={}, simulated=simulate(tree, {}, plain), bound_ps=0.0)
-    program.add_rows(best.simulated, best.simulated.peak_bytes - 1)
+    best: Decision = {}
+    simulated = simulate(tree, best, plain)
+    least = simulated.peak_bytes
+    program.add_rows(simulated, least - 1)
     for _ in range(ROUNDS):
-        answer = program.solve(None, 0.0, _seconds_left(deadline))
-        if answer is None or answer.decision is None:
+        decision, bound = program.solve(None, 0.0, deadline)
+        if decision is None:
             break
-        simulated = simulate(tree, answer.decision, plain)
-        if simulated.peak_bytes < best.simulated.peak_bytes:
-            best = Outcome(decision=answer.decision, simulated=simulated, bound_ps=0.0)
-        if not program.add_rows(simulated, max(int(answer.bound), 0)):
+        simulated = simulate(tree, decision, plain)
+        if simulated.peak_bytes < least:
+            best, least = decision, simulated.peak_bytes
+        if not program.add_rows(simulated, int(bound)):
             break
-    return best
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
-    """Result of one run of HiGHS; the decision is None if HiGHS stopped before it found a solution."""
-
-    decision: Decision | None
-    bound: float
+    return best, least
 
 
 class _Program:
@@ -157,10 +129,11 @@ class _Program:
             k: slice(end - len(options[k]), end) for k, end in zip(options, ends, strict=True)
         }
         self._added = {
-            k: AddedBytes.of(tree.modules[k], c, tree.state_bytes) for k, c in options.items()
+            k: AddedBytes(tree.modules[k], c, tree.state_bytes) for k, c in options.items()
         }
-        #: Dict from each program point whose memory is limited to the bytes that each stored set adds at the point.
-        self._rows: dict[Point, Ints] = {}
+        #: Dict from each program point whose memory is limited to the bytes that each stored set adds at the point,
+        #: and the bytes alive at the point without checkpointing.
+        self._rows: dict[Point, tuple[Ints, int]] = {}
 
     def add_rows(self, simulated: Simulated, budget: int) -> bool:
         """Limit memory at program points where a simulation exceeds the budget; return whether a limit is new."""
@@ -175,25 +148,26 @@ class _Program:
         self._rows |= rows
         return bool(rows)
 
-    def _row(self, point: Point) -> Ints:
-        """Return the bytes that each stored set of each module adds at a program point."""
-        program_points = np.array([self._program_point(point)])
+    def _row(self, point: Point) -> tuple[Ints, int]:
+        """Return the bytes that each stored set of each module adds at a program point, and those without any set."""
+        # A module call runs again where the call's backward starts.
+        at = point if isinstance(point, int) else self._tree.modules[point[0]].calls[point[1]].back
         row = np.zeros(self._count, dtype=np.int64)
         for k, columns in self._columns.items():
-            row[columns] = self._added[k].at(program_points)[:, 0]
+            row[columns] = self._added[k].at(np.array([at]))[:, 0]
         if not isinstance(point, int):
             k, i = point
             row[self._columns[k]] += self._added[k].in_rerun(i)
-        return row
+        return row, int(self._plain[at])
 
-    def _program_point(self, point: Point) -> int:
-        """Return the program point as a number; for the rerun of a module call, where the call's backward starts."""
-        return (
-            point if isinstance(point, int) else self._tree.modules[point[0]].calls[point[1]].back
-        )
+    def solve(
+        self, budget: int | None, gap: float, deadline: float | None
+    ) -> tuple[Decision | None, float]:
+        """Find the decision with the least recompute time within a budget, or the least peak if ``budget`` is None.
 
-    def solve(self, budget: int | None, gap: float, time_limit: float | None) -> _Answer | None:
-        """Find the decision with the least recompute time within a budget, or the least peak if ``budget`` is None."""
+        Returns:
+            The decision, None if HiGHS found none, and the proven lower bound, 0 if there is none.
+        """
         from scipy.sparse import csr_array, vstack
 
         unit_bytes = max(1.0, float(self._plain.max(initial=0)) / _SCALE)
@@ -208,36 +182,32 @@ class _Program:
             unit = max(1.0, costs.max() / _SCALE)
             costs /= unit
             upper[-1] = budget / unit_bytes  # the budget limits the peak column
-        memory, high = self._memory(unit_bytes)
+        memory = [np.append(row / unit_bytes, -1.0) for row, _ in self._rows.values()]
+        high = [-plain / unit_bytes for _, plain in self._rows.values()]
         nesting = self._nesting()
         solved = milp(
             costs,
-            vstack([csr_array(memory), nesting]),
+            vstack([csr_array(np.stack(memory)), nesting]),
             high=np.append(high, np.ones(nesting.shape[0])),
             integral=np.append(np.ones(self._count), 0),
             upper=upper,
             gap=gap,
             nodes=NODES,
-            time_limit=time_limit,
+            # HiGHS gets at least 0.1 s, so that it can still find a plan after the deadline.
+            time_limit=None if deadline is None else max(0.1, deadline - time.monotonic()),
         )
         if solved.infeasible:
-            return None
+            return None, 0.0
         bound = max(0.0, solved.bound) * unit
         if solved.x is None:
-            return _Answer(decision=None, bound=bound)
+            return None, bound
         decision = {
             k: stored_set
             for k, columns in self._columns.items()
             for stored_set, value in zip(self._options[k], solved.x[columns], strict=True)
             if value > 0.5  # HiGHS's integers are exact only up to a tolerance
         }
-        return _Answer(decision=decision, bound=bound)
-
-    def _memory(self, unit_bytes: float) -> tuple[Any, Any]:
-        """Return the rows that limit memory at program points to the peak variable, and their upper limits."""
-        rows = [np.append(row / unit_bytes, -1.0) for row in self._rows.values()]
-        program_points = [self._program_point(point) for point in self._rows]
-        return np.stack(rows), -self._plain[program_points] / unit_bytes
+        return decision, bound
 
     def _nesting(self) -> Any:
         """Return the constraints that select at most one stored set for a module and all its ancestors together."""

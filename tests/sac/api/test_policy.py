@@ -17,17 +17,17 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import CheckpointPolicy
 
 from remat.errors import PolicyError, ProblemError
-from remat.sac import SACStats, compose, context_fn, is_skipped, planned, policy
+from remat.sac import SACStats, compose, context_fn, is_skipped, planned
 from remat.sac.estimation.stats import Item, group
 from remat.sac.run.operators import tensors_in
 from tests.sac.planned import (
     Block,
     all_equal,
     checkpointed,
+    contexts_of,
     module_plan,
     plan_of,
     ran,
-    sac_plan,
 )
 
 Run = Callable[..., torch.Tensor]
@@ -133,7 +133,7 @@ def test_gradients_equal_eager_and_what_is_kept_is_what_was_planned(
     state = {k: v.clone() for k, v in module.state_dict().items()}
     wanted = gradients(module, *inputs)
     module.load_state_dict(state)
-    assert all_equal(gradients(module, *inputs, contexts=policy(plan)), wanted)
+    assert all_equal(gradients(module, *inputs, contexts=contexts_of(plan)), wanted)
 
     alive: list[tuple[int, StorageWeakRef]] = []
     count = 0
@@ -146,22 +146,12 @@ def test_gradients_equal_eager_and_what_is_kept_is_what_was_planned(
             count += 1
         return CheckpointPolicy.PREFER_RECOMPUTE
 
-    out = checkpointed(module, inputs[0], contexts=policy(plan, watch))
+    out = checkpointed(module, inputs[0], contexts=contexts_of(plan, watch))
     assert count == len(stats)
     own = [inputs[0], out, *module.parameters(), *module.buffers()]
     mine = [t.untyped_storage()._cdata for t in own]
     kept = {ref.cdata for _, ref in alive if not ref.expired() and ref.cdata not in mine}
     assert kept == {ref.cdata for i, ref in alive if i in stored and ref.cdata not in mine}
-
-
-def test_the_plan_of_a_model_is_by_name() -> None:
-    stats = stats_of(Block)
-    plan = sac_plan(*(module_plan(n, stats, chosen(stats, [])) for n in ("a.0", "a.1")))
-    contexts = policy(plan)
-    assert list(contexts) == ["a.0", "a.1"]
-    block, x = Block(), torch.randn(4, 8)
-    for found in contexts.values():
-        assert all_equal(gradients(block, x, contexts=found), gradients(block, x))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +163,7 @@ def test_the_plan_of_a_model_is_by_name() -> None:
     ],
 )
 def test_other_operators_than_planned_are_refused(ops: tuple[str, ...], says: str) -> None:
-    contexts = policy(plan_of(*(f"aten.{o}.default" for o in ops)))
+    contexts = contexts_of(plan_of(*(f"aten.{o}.default" for o in ops)))
     x = torch.ones(3, requires_grad=True)
     with pytest.raises(PolicyError) as caught:
         checkpointed(lambda t: t.sin().exp(), x, contexts=contexts)
@@ -197,7 +187,7 @@ def test_gradients_are_right_with_a_plan_for_other_operators(
     wanted = gradients(module, x)
     module.load_state_dict(state)
     try:
-        found = gradients(module, x, contexts=policy(plan, strict=False))
+        found = gradients(module, x, contexts=contexts_of(plan, strict=False))
     except PolicyError:
         return  # a plan matched by name may be refused, but gives no wrong gradients
     # A recomputed operator writes twice to a tensor of the caller, such as the statistics of a norm.
@@ -215,14 +205,16 @@ def test_an_error_of_the_module_is_its_own() -> None:
     def fails(x: torch.Tensor) -> torch.Tensor:
         raise KeyError(x.sin().sum() > 10)
 
-    contexts = policy(plan_of("aten.sin.default", "aten.sum.default", "aten.gt.Scalar", "aten.exp"))
+    contexts = contexts_of(
+        plan_of("aten.sin.default", "aten.sum.default", "aten.gt.Scalar", "aten.exp")
+    )
     with pytest.raises(KeyError):
         checkpointed(fails, torch.ones(3, requires_grad=True), contexts=contexts)
 
 
 def test_what_is_no_plan_is_refused() -> None:
-    with pytest.raises(ProblemError, match="expected a plan"):
-        policy("layers.3")  # type: ignore[call-overload]
+    with pytest.raises(ProblemError, match="expected the plan of a module"):
+        planned("layers.3")  # type: ignore[arg-type]
 
 
 def save_exp(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from remat.sac import SACEstimator, greedy_order, upper_envelope
-from remat.sac.estimation.display import exact_points, tradeoff_figure
+from remat.sac.estimation.estimator import tradeoff_figure
 from tests.sac.estimation.test_estimator import Block
 from tests.sac.planned import example, ran
 
@@ -54,18 +54,6 @@ def test_modules_are_shown_to_a_depth(
     assert "Module: Sequential.a/b\n" in capsys.readouterr().out
 
 
-def test_the_exact_frontier_is_nowhere_above_the_greedy_curve() -> None:
-    stats = example()
-    curve = upper_envelope(stats, greedy_order(stats)).tradeoff_curve
-    exact = exact_points(stats)
-    assert exact[0] == pytest.approx((0, 1 / 63))
-    assert exact[-1] == pytest.approx((1, 43 / 63))
-    for x, y in curve.items():
-        assert min(b for a, b in exact if a >= x - 1e-9) <= y + 1e-9
-    # The exact frontier also has sets that the greedy order skips.
-    assert len(exact) > len(curve)
-
-
 def test_pictures(found: SACEstimator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found.pwlf_sac_tradeoff_curve(2, save_tradeoff_graphs=True)
@@ -73,11 +61,9 @@ def test_pictures(found: SACEstimator, tmp_path: Path, monkeypatch: pytest.Monke
     assert names == ["Sequential.a%2Fb.png", "Sequential.png"], "a slash becomes no folder"
 
 
-def test_the_picture_shows_three_curves() -> None:
+def test_the_picture_shows_the_curve_and_its_lines() -> None:
     stats = example()
     fitted = upper_envelope(stats, greedy_order(stats), 2)
-    axes = tradeoff_figure(stats, fitted, title="M").axes[0]
-    greedy, exact, *lines = axes.get_lines()
+    greedy, *lines = tradeoff_figure(fitted, "M").axes[0].get_lines()
     assert list(greedy.get_xdata()) == list(fitted.tradeoff_curve)
-    assert list(zip(exact.get_xdata(), exact.get_ydata(), strict=True)) == exact_points(stats)
     assert len(lines) == fitted.n_segments == 2

@@ -16,7 +16,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from remat.errors import ProblemError
 from remat.graph.costs import Flops, Roofline
-from remat.sac import SACEstimator, SACStats, optimal_checkpointing_policy
+from remat.sac import SACEstimator, SACStats, get_optimal_checkpointing_policy_per_module
 from remat.sac.estimation.stats import group
 from tests.sac import planned
 from tests.sac.planned import ran
@@ -262,7 +262,6 @@ def test_pytorchs_estimator_says_the_same_where_it_is_right(
         later = set(a.saved_autograd_ops) ^ set(b.saved_autograd_ops)
         assert later <= {len(a) - 1}
     assert ours.sac_mod_stats["Stack.layers.0"] == ours.sac_mod_stats["Stack.layers.1"]
-    assert set(ours.sac_mod_calls.values()) == {1}
 
 
 def test_measured_runtimes() -> None:
@@ -283,7 +282,6 @@ def test_modules_that_are_called_again() -> None:
         return self.lin(x) if x.dim() else x.exp()
 
     estimator = ran(lambda: Net(steady, inner=Net(inner)), (2, 4))
-    assert estimator.sac_mod_calls == {"Net": 1, "Net.inner": 2}
     assert set(estimator.sac_mod_stats) == {"Net", "Net.inner"}
     estimator = ran(lambda: Net(unsteady, inner=Net(inner)), (2, 4))
     assert set(estimator.sac_mod_stats) == {"Net"}
@@ -294,22 +292,24 @@ def test_modules_that_are_called_again() -> None:
     }
 
 
-def test_further_runs_and_backward_change_nothing_and_other_operators_are_refused() -> None:
+def test_further_calls_and_backward_change_nothing_and_another_run_begins_anew() -> None:
     estimator = SACEstimator()(MODEL)
     with FakeTensorMode():
         model, x = Stack(), torch.randn(2, 5, 8)
         with estimator:
             model(x)
-            before = {k: list(s.func_names) for k, s in estimator.sac_mod_stats.items()}
-            model(x).sum().backward()
+        before = estimator.sac_mod_stats
         with estimator:
             model(x)
-        assert before == {k: s.func_names for k, s in estimator.sac_mod_stats.items()}
-        assert estimator.sac_mod_calls["Stack.layers.0"] == 3
+            model(x).sum().backward()
+        assert estimator.sac_mod_stats == before
+        estimator.pwlf_sac_tradeoff_curve()
         model.layers[1].norm = nn.Identity()
-        says = r"'Stack' runs aten.view.default as operator \d+ instead of aten.native_layer_norm"
-        with pytest.raises(ProblemError, match=says), estimator:
+        with estimator:
             model(x)
+    assert len(estimator.sac_mod_stats["Stack"]) == len(before["Stack"]) - 1
+    assert estimator.sac_mod_stats["Stack.layers.0"] == before["Stack.layers.0"]
+    assert estimator.sac_mod_tradeoff_stats == {}
 
 
 @pytest.mark.parametrize("fake", [True, False])
@@ -324,7 +324,7 @@ def test_real_models(fake: bool) -> None:
 
     expected, real = ran(make, (10, 4), (2, 5, 8)).sac_mod_stats, make()
     context = FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext()
-    with context, SACEstimator()(MODEL, fake=fake) as estimator:
+    with context, SACEstimator()(MODEL) as estimator:
         out = real(torch.randn(10, 4), torch.randn(2, 5, 8))
     assert estimator.sac_mod_stats == expected
     layers = ("Net.stack.layers.0", "Net.stack.layers.1")
@@ -348,7 +348,6 @@ def test_a_run_that_fails_leaves_nothing_behind() -> None:
             net(x, True)
         net(x, False)
     assert named(estimator.sac_mod_stats["Net"]) == ["t", "mm", "exp"]
-    assert estimator.sac_mod_calls == {"Net": 1, "Net.inner": 1}
 
 
 def test_a_model_without_operators() -> None:
@@ -357,7 +356,7 @@ def test_a_model_without_operators() -> None:
 
     stats = estimated(run, (2, 4))
     assert len(stats) == 0
-    assert optimal_checkpointing_policy(stats, 0.5) == []
+    assert get_optimal_checkpointing_policy_per_module(stats, 0.5) == []
 
 
 def test_what_another_thread_runs_meanwhile_is_not_estimated() -> None:
@@ -377,36 +376,18 @@ def test_what_another_thread_runs_meanwhile_is_not_estimated() -> None:
         return self.lin(x)
 
     net = Net(run, inner=inner)
-    with SACEstimator()(MODEL, fake=False) as estimator:
+    with SACEstimator()(MODEL) as estimator:
         net(torch.randn(2, 4))
     assert seen == [True]
     assert other.lin.weight.grad is not None
     assert {k: named(s) for k, s in estimator.sac_mod_stats.items()} == {"Net": ["t", "mm"]}
-    assert estimator.sac_mod_calls == {"Net": 1}
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ProblemError, match="without a FakeTensorMode around it"):
-        SACEstimator().__enter__()
-    with (
-        FakeTensorMode(),
-        pytest.raises(ProblemError, match="asked for a real run"),
-        SACEstimator()(MODEL, fake=False),
-    ):
-        pass
     with pytest.raises(ProblemError, match="'operator-level-guess'; expected 'operator-level-b"):
         SACEstimator()("operator-level-guess")
     with pytest.raises(ProblemError, match="'flops' counts FLOP"):
         SACEstimator()(MODEL, Flops())
-    model, called = Stack(), nn.Module.__call__
-    with (
-        FakeTensorMode() as mode,
-        pytest.raises(ProblemError, match=r"'layers\.0\.norm\.weight' is a real tensor"),
-        SACEstimator()(MODEL),
-    ):
-        model(mode.from_tensor(torch.randn(2, 5, 8)))
-    assert nn.Module.__call__ is called
-    assert not any("forward" in m.__dict__ for m in model.modules())
 
 
 def test_two_devices_are_refused() -> None:
@@ -423,16 +404,7 @@ def test_two_devices_are_refused() -> None:
 
 
 def test_other_cost_models() -> None:
-    def runtimes(estimator: SACEstimator) -> list[float]:
-        return (
-            ran(lambda: Stack(1), (512, 5, 8), estimator=estimator).sac_mod_stats["Stack"].runtimes
-        )
-
-    default = runtimes(SACEstimator())
-    assert runtimes(SACEstimator("NVIDIA H100")) == default
-    assert sum(runtimes(SACEstimator(gpu_type="NVIDIA B200"))) < sum(default)
-    with pytest.raises(ProblemError, match="unknown device; known: a100"):
-        SACEstimator("NVIDIA Voodoo")
+    default = ran(lambda: Stack(1), (512, 5, 8)).sac_mod_stats["Stack"].runtimes
     with FakeTensorMode():
         model, x = Stack(1), torch.randn(512, 5, 8)
         with SACEstimator()(MODEL, Roofline.parse("a100")) as slow:

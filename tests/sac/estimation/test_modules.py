@@ -13,8 +13,7 @@ from torch import nn
 from remat.errors import CaptureError, ProblemError
 from remat.running.measure import measure_step
 from remat.sac import apply, remove
-from remat.sac.estimation.modules import ModuleTree, estimate
-from remat.sac.run.lifetimes import loss_only
+from remat.sac.estimation.modules import ModuleTree, estimate, loss_only
 from remat.sac.solve.milp import plan as plan_for
 
 

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from remat.errors import PolicyError
-from remat.sac import compose, context_fn, policy
+from remat.sac import compose, context_fn
 from tests.sac import planned
 from tests.sac.planned import checkpointed
 
@@ -77,7 +77,7 @@ SPLIT = [PREFER_SAVE, PREFER_RECOMPUTE]
     [
         context_fn(Table(rand_like=SPLIT), Table()),
         context_fn(Table(), compose(Table(), Table(rand_like=SPLIT))),
-        policy(
+        planned.contexts_of(
             planned.plan_of(
                 *(f"aten.{op}" for op in ("rand_like.default", "mul.Tensor", "sin.default")),
                 stored=(0,),
@@ -104,7 +104,7 @@ def test_a_firm_plan_that_splits_the_draws_is_refused() -> None:
     ops = "rand_like.default", "mul.Tensor", "sin.default", "rand_like.default", "mul.Tensor"
     plan = planned.plan_of(*(f"aten.{op}" for op in ops), stored=(0,))
     with pytest.raises(PolicyError, match=r"aten.rand_like.default cannot be MUST_RECOMPUTE"):
-        gradient(two_draws, policy(plan))
+        gradient(two_draws, planned.contexts_of(plan))
 
 
 def test_draws_before_a_saved_one_may_be_recomputed() -> None:

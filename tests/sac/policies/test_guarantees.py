@@ -10,8 +10,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import CheckpointPolicy
 
-from remat.sac import context_fn, is_skipped, policy
-from tests.sac.planned import checkpointed, gradient, plan_of
+from remat.sac import context_fn, is_skipped
+from tests.sac.planned import checkpointed, contexts_of, gradient, plan_of
 
 aten = torch.ops.aten
 
@@ -47,7 +47,7 @@ class Watch:
 
 def test_a_cached_value_is_freed_at_its_first_use() -> None:
     watch, x = Watch(), leaf()
-    contexts = policy(EXP, watch)()
+    contexts = contexts_of(EXP, watch)()
     out = checkpointed(sines, x, contexts=lambda: contexts)
     kept = watch.made[aten.exp.default]
     assert not kept.expired()
@@ -73,16 +73,16 @@ def test_a_planned_write_is_no_change_and_another_one_is_unless_allowed() -> Non
     x = leaf()
     plan = plan_of("aten.sin.default", "aten.mul_.Tensor", "aten.exp.default", stored=(0, 1, 2))
     wanted = gradient(in_place, x)
-    assert torch.equal(gradient(in_place, x, policy(plan)), wanted)
+    assert torch.equal(gradient(in_place, x, contexts_of(plan)), wanted)
 
     leaked.clear()
-    out = checkpointed(in_place, x, contexts=policy(plan))
+    out = checkpointed(in_place, x, contexts=contexts_of(plan))
     leaked[0].zero_()
     with pytest.raises(RuntimeError, match="has been mutated"):
         out.sum().backward()
 
     leaked.clear()
-    out = checkpointed(in_place, x, contexts=policy(plan, allow_cache_entry_mutation=True))
+    out = checkpointed(in_place, x, contexts=contexts_of(plan, allow_cache_entry_mutation=True))
     leaked[0].zero_()
     (found,) = torch.autograd.grad(out.sum(), x)
     assert torch.equal(found, wanted), "only the stored exponential is read"
@@ -107,5 +107,5 @@ def test_copies_and_constants_are_left_to_recomputation() -> None:
 
     watch, x = Watch(), leaf()
     plan = plan_of("aten.mul_.Tensor", "aten.sin.default")
-    assert torch.equal(gradient(copying, x, policy(plan, watch)), gradient(copying, x))
+    assert torch.equal(gradient(copying, x, contexts_of(plan, watch)), gradient(copying, x))
     assert [op for op in watch.asked if is_skipped(op)] != []

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from remat.errors import BudgetError, ProblemError
 from remat.sac.estimation.stats import SACStats, group
-from remat.sac.estimation.tradeoff import exact_frontier, greedy_order
-from remat.sac.solve.choices import optimal_checkpointing_policy
+from remat.sac.estimation.tradeoff import greedy_order
+from remat.sac.solve.choices import get_optimal_checkpointing_policy_per_module
 from tests.sac.planned import example
 
 
@@ -28,7 +28,7 @@ from tests.sac.planned import example
     ],
 )
 def test_the_example(budget: float, stored: list[int]) -> None:
-    decided = optimal_checkpointing_policy(example(), budget)
+    decided = get_optimal_checkpointing_policy_per_module(example(), budget)
     assert [i for i, x in enumerate(decided) if x] == stored
 
 
@@ -91,9 +91,9 @@ def test_brute_force_agrees(stats: SACStats, budget: float) -> None:
     most = best(stats, nbytes)
     if most is None:
         with pytest.raises(BudgetError, match=r"Raise the budget by \d+ bytes"):
-            optimal_checkpointing_policy(stats, budget)
+            get_optimal_checkpointing_policy_per_module(stats, budget)
         return
-    decided = tuple(optimal_checkpointing_policy(stats, budget))
+    decided = tuple(get_optimal_checkpointing_policy_per_module(stats, budget))
     assert allowed(stats, decided)
     assert sum(m for m, x in zip(stats.memory, decided, strict=True) if x) <= nbytes
     avoided = sum(t for t, x in zip(stats.runtimes, decided, strict=True) if x)
@@ -111,7 +111,7 @@ def test_a_random_view_ties_nothing_to_the_random_operators() -> None:
         inplace_ops=[(1, 1), (2, 2), (3, 3), (7, 6)],
         force_store_random=False,
     )
-    assert optimal_checkpointing_policy(stats, 0)[0] == 0
+    assert get_optimal_checkpointing_policy_per_module(stats, 0)[0] == 0
 
 
 @settings(max_examples=50, deadline=None)
@@ -123,23 +123,21 @@ def test_the_greedy_order_has_every_operator_once(stats: SACStats) -> None:
     assert {c.op_idx for c in order.msps_meta} == {item.ops[0] for item in grouping.free}
     rates = [c.msps for c in order.msps_meta]
     assert rates == sorted(rates, reverse=True)
-    frontier = exact_frontier(stats)
-    assert frontier.weights[-1] <= sum(item.nbytes for item in grouping.free)
 
 
 @pytest.mark.parametrize("budget", [-0.1, 1.5, "half", None, True, float("nan")])
 def test_budgets_that_cannot_be_meant(budget: object) -> None:
     with pytest.raises(ProblemError, match="memory_budget must be"):
-        optimal_checkpointing_policy(example(), budget)  # type: ignore[arg-type]
+        get_optimal_checkpointing_policy_per_module(example(), budget)  # type: ignore[arg-type]
 
 
 def test_statistics_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ProblemError, match="sac_stats is a NoneType; expected the SACStats"):
-        optimal_checkpointing_policy(sac_stats=None, memory_budget=0.5)  # type: ignore[arg-type]
+        get_optimal_checkpointing_policy_per_module(sac_stats=None, memory_budget=0.5)  # type: ignore[arg-type]
     broken = example()
     broken.memory.pop()
     with pytest.raises(ProblemError, match="memory has 7 entries for 8 operators"):
-        optimal_checkpointing_policy(broken, 0.5)
+        get_optimal_checkpointing_policy_per_module(broken, 0.5)
     broken = example()
     broken.rand_ops.append(99)
     with pytest.raises(ProblemError, match="operator 99 is named, but there are only 8"):

@@ -18,8 +18,6 @@ from remat.sac.solve.choices import StoredSet, candidates, stored_sets
 from remat.sac.solve.milp import _options
 from remat.sac.solve.milp import plan as plan_for
 from remat.sac.solve.peaks import simulate
-from remat.solvers.knapsack.greedy import Greedy
-from remat.solvers.knapsack.native import Native
 
 
 class Part(nn.Module):
@@ -72,7 +70,7 @@ def every(made: tuple[int, ...]) -> list[tuple[int, int]]:
     plain = tree.memory()
     return sorted(
         (sum(c.recompute_ps for c in d.values()), simulate(tree, d, plain).peak_bytes)
-        for d in decisions(tree, _options(tree, candidates(tree), None))
+        for d in decisions(tree, _options(tree, candidates(tree)))
     )
 
 
@@ -155,7 +153,7 @@ def test_what_a_module_frees_in_its_other_calls_counts_while_it_runs_again() -> 
         plan_for(tree, memory=1000)
     found = re.search(r"gets the step to is (\d+) bytes", str(caught.value))
     assert found is not None
-    leasts = {k: c[-1:] for k, c in _options(tree, candidates(tree), None).items()}
+    leasts = {k: c[-1:] for k, c in _options(tree, candidates(tree)).items()}
     plain = tree.memory()
     peaks = [simulate(tree, d, plain).peak_bytes for d in decisions(tree, leasts)]
     assert int(found[1]) == min(peaks)
@@ -234,16 +232,6 @@ def test_no_policy_is_used_that_takes_more_time_than_it_saves() -> None:
         sum(sum(tree[m.name].operators.runtimes) for m in dear.modules)
     )
     assert "plain checkpointing" in dear.explain()
-
-
-def test_knapsack_solvers_compete_within_modules() -> None:
-    tree = tree_of(3, 64)
-    budget = int(0.75 * tree.peak_bytes())
-    best = plan_for(tree, memory=budget).recompute_ms
-    for solver in (Native(), Greedy()):
-        plan = plan_for(tree, memory=budget, solver=solver)
-        assert plan.peak_bytes <= budget
-        assert plan.recompute_ms >= best - 1e-12
 
 
 def test_choices_are_better_the_more_they_keep() -> None:

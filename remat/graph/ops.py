@@ -349,7 +349,7 @@ def default_taxonomy() -> OpTaxonomy:
         }
         for field, (aten, prims, higher_order) in _KNOWN.items()
     }
-    operators["recomputable"].update([operator.getitem, *_symbol_operators()])
+    operators["recomputable"].update([operator.getitem, *symbol_operators()])
     return OpTaxonomy(**operators)
 
 
@@ -401,7 +401,7 @@ def _operators_run(node: fx.Node) -> Iterable[Target]:
     return dict.fromkeys(op for call in calls for op in (call.target, *called_operators(call)))
 
 
-def _symbol_operators() -> list[Callable[..., Any]]:
+def symbol_operators() -> list[Callable[..., Any]]:
     """Return the arithmetic operators on symbolic sizes, which are always cheap."""
     from torch.fx.experimental.sym_node import magic_methods, method_to_operator
 

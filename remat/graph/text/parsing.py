@@ -15,7 +15,7 @@ from remat import torch_compat
 from remat.errors import ProblemError
 from remat.files import as_tuples, read_as
 from remat.graph.joint import JointGraph, Turn, make_module, role_of
-from remat.graph.text.annotations import PARTS, read_comment, read_descriptor, read_mark
+from remat.graph.text.annotations import PARTS, read_comment, read_mark
 from remat.graph.text.literals import ArgumentReader, read_opaque
 from remat.graph.text.printing import FIELDS, ROLES, VERSION
 from remat.graph.text.sizes import Fakes, read_symbols
@@ -229,7 +229,7 @@ class _Parser:
         if len(call.args) > 1 or any(k.arg != "target" for k in call.keywords):
             raise self._source.error(call, "a descriptor, and target=…")
         if call.args:
-            meta["desc"] = read_descriptor(self._source, call.args[0])
+            meta["desc"] = self._literals.descriptor(call.args[0])
         target = self._source.string(call.keywords[0].value) if call.keywords else name.id
         if not IDENTIFIER.fullmatch(target):
             raise self._source.error(call, "a name", f"the target {target[:60]!r}")
@@ -267,7 +267,7 @@ class _Parser:
             if name not in kinds or args is None:
                 raise self._source.error(x, f"{' or '.join(kinds)}(node, descriptor)")
             values.append(self._literals.read(args[0]))
-            descs.append(read_descriptor(self._source, args[1]) if len(args) == 2 else None)
+            descs.append(self._literals.descriptor(args[1]) if len(args) == 2 else None)
             names.append(name)
         if count is not None and names != ["forward"] * count + ["backward"] * (len(names) - count):
             got = f"{names.count('forward')} outputs of forward among {len(names)}"

@@ -22,31 +22,15 @@ from remat.graph.memory.writes import STATISTICS, written_by, written_places, wr
 
 Target = Any
 
-#: Operators that read only the shape of their first argument, or overwrite the argument entirely.
-_CONTENT_FREE = frozenset(
-    [
-        "bernoulli",
-        "normal_functional",
-        "uniform",
-        "exponential",
-        "geometric",
-        "cauchy",
-        "log_normal",
-        "random",
-        "fill",
-        "zero",
-        "sym_size",
-        "sym_stride",
-        "sym_numel",
-        "new_zeros",
-        "new_ones",
-        "new_full",
-    ]
-)
-#: Operators that allocate memory without writing it.
-_UNINITIALISED = frozenset(
-    ["empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"]
-)
+#: Names of operators, by kind.
+_KINDS = {
+    # Read only the shape of their first argument, or overwrite the argument entirely.
+    "content-free": "bernoulli normal_functional uniform exponential geometric cauchy log_normal random fill zero "
+    "sym_size sym_stride sym_numel new_zeros new_ones new_full",
+    # Allocate memory without writing it.
+    "uninitialised": "empty empty_like new_empty empty_strided new_empty_strided empty_permuted",
+}
+_NAMES = {kind: frozenset(names.split()) for kind, names in _KINDS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +156,7 @@ def _is_plain(target: Target) -> bool:
         or target in STATISTICS
         or _is_impure(target)
         or _is_collective(target)
-        or name_of(target) in _UNINITIALISED
+        or name_of(target) in _NAMES["uninitialised"]
     )
 
 
@@ -239,13 +223,13 @@ def draws_in_order(node: fx.Node) -> bool:
 
 def is_uninitialised(node: fx.Node) -> bool:
     """Return whether the node allocates memory without writing to it."""
-    return name_of(node.target) in _UNINITIALISED
+    return name_of(node.target) in _NAMES["uninitialised"]
 
 
 def ignores_content(node: fx.Node) -> bool:
     """Return whether the node reads only the shape of its first argument or overwrites that argument fully."""
     name = name_of(node.target)
-    return name.endswith("_like") or name in _CONTENT_FREE
+    return name.endswith("_like") or name in _NAMES["content-free"]
 
 
 def is_collective(node: fx.Node) -> bool:

@@ -22,7 +22,7 @@ from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph import ops
 from remat.graph.memory.storages import SYMBOLIC
-from remat.graph.purity import overload_names
+from remat.graph.purity import overload_named
 from remat.graph.text.sizes import expression_of, write_expression
 from remat.graph.text.syntax import (
     IDENTIFIER,
@@ -50,6 +50,11 @@ _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 _AS_THEY_ARE = (type(None), bool, int, float, torch.dtype, torch.layout, torch.memory_format)
 _LISTS = (list, fx.immutable_collections.immutable_list)
 _DICTS = (dict, fx.immutable_collections.immutable_dict)
+#: Targets of calls that a text can name, for messages.
+_TARGETS = (
+    "an operator as namespace.name.overload, such as aten.mm.default, a higher-order operator as higher_order.name, "
+    "or a function of operator, math or torch.sym_*"
+)
 
 
 class Opaque:
@@ -253,9 +258,8 @@ class ArgumentReader:
         if name not in self._targets:
             try:
                 self._targets[name] = read_target(name)
-            except LookupError as error:
-                got = f"the operator {name[:120]!r}"
-                raise self._source.error(node, str(error.args[0]), got) from None
+            except ProblemError as error:
+                raise self._source.error(node, _TARGETS, str(error)) from None
         return self._targets[name]
 
     def device(self, node: ast.expr) -> torch.device:
@@ -336,11 +340,8 @@ def write_target(target: Any) -> str:
         name = next((name for name, function in _functions().items() if function is target), "")
     try:
         read_target(name)
-    except LookupError:
-        raise ProblemError(
-            f"{target!r} has no text form: expected an operator of torch.ops, or a function of "
-            "operator, math or torch.sym_*"
-        ) from None
+    except ProblemError:
+        raise ProblemError(f"{target!r} has no text form: expected {_TARGETS}") from None
     # A Python keyword, as in `aten.random.from`, is no attribute in Python's syntax.
     return f'op("{name}")' if any(map(keyword.iskeyword, name.split("."))) else name
 
@@ -357,41 +358,16 @@ def read_target(name: str) -> Any:
     """Return the operator or function with a dotted name.
 
     Raises:
-        LookupError: no operator or function has this name. The message describes the expected names.
+        ProblemError: no operator or function has this name.
     """
-    if "." not in name or not is_dotted(name):
-        raise LookupError("a name such as aten.mm.default")
     if name in _functions():
         return _functions()[name]
-    library, *rest = name.split(".")
-    higher_order = library == "higher_order"
-    if len(rest) != (1 if higher_order else 2):
-        raise LookupError(
-            "an operator as namespace.name.overload, a higher-order operator as higher_order.name, or one of "
-            f"{', '.join(_functions())}"
-        )
-    target = _registered(library, rest)
+    if "." not in name or not is_dotted(name):
+        raise ProblemError(f"the name {name[:120]!r}")
+    library, _, rest = name.partition(".")
     for module in torch_compat.REGISTERED_BY.get(library, ()):
-        if target is None:  # the import may register the operator
-            importlib.import_module(module)
-            target = _registered(library, rest)
-    if target is not None:
-        return target
-    overloads = () if higher_order else overload_names(library, rest[0])
-    if overloads:
-        raise LookupError(f"one of {library}.{rest[0]}.{{{', '.join(overloads)}}}")
-    raise LookupError(
-        f"an operator that is registered in this process; library '{library}' has no '{rest[0]}': import what defines it "
-        "first"
-    )
-
-
-def _registered(namespace: str, names: list[str]) -> Any:
-    """Return the operator registered as ``namespace.name.overload`` or ``higher_order.name``; None if there is none."""
-    if namespace == "higher_order":
-        return torch_compat.higher_order_ops.get(names[0])
-    name, overload = names
-    # A text may contain any name. Only names that the dispatcher knows are looked up on `torch.ops`.
-    if overload not in overload_names(namespace, name):
-        return None
-    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+        try:
+            return overload_named(f"{library}::{rest}")
+        except ProblemError:
+            importlib.import_module(module)  # may register the operator
+    return overload_named(f"{library}::{rest}")

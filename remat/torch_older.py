@@ -76,7 +76,7 @@ def selective_contexts(policy: Any, *, allow_cache_entry_mutation: bool, traced:
         verdicts.append(policy(ctx, op, *args, **kwargs))
         return verdicts[-1]
 
-    class Recompute(theirs._CachedTorchDispatchMode):  # type: ignore[misc, name-defined]
+    class Recompute(theirs._CachedTorchDispatchMode):  # type: ignore[misc]
         def __enter__(self) -> Any:
             remaining[:] = reversed(verdicts)
             return super().__enter__()

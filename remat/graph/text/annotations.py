@@ -19,7 +19,7 @@ from remat.graph.branch_values import PIECE, is_piece
 from remat.graph.capture.source import source_line
 from remat.graph.joint import UNCHECKED
 from remat.graph.policies import REGION, is_region, region_of
-from remat.graph.text.syntax import Source, arguments, quoted
+from remat.graph.text.syntax import Source, quoted
 
 _POLICIES = {policy.name.lower(): policy for policy in CheckpointPolicy}
 #: Metadata key of each mark that has no argument (unlike ``region(0)``), by mark.
@@ -79,25 +79,25 @@ def read_mark(source: Source, node: ast.expr, meta: dict[str, Any]) -> None:
     Raises:
         ProblemError: the mark is unknown.
     """
-    if isinstance(node, ast.Name) and node.id in _POLICIES:
-        meta["recompute"] = _POLICIES[node.id]
-    elif isinstance(node, ast.Name) and node.id in _FLAGS:
-        meta[_FLAGS[node.id]] = True
-    elif (args := arguments(node, "region", 1, 1)) is not None:
-        meta["ac_graph_id"] = source.integer(args[0])
-    elif (args := arguments(node, "memory_budget", 1, 1)) is not None:
-        value = source.literal(args[0], (int, float), "a number")
-        meta.setdefault("custom", {})[torch_compat.REGION_BUDGET] = value
-    elif (args := arguments(node, "policy", 1, 1)) is not None:
-        mark = source.string(args[0])
-        if not is_region(mark):
-            raise source.error(
-                node, 'policy("save"), "recompute" or "offload", with or without a name'
-            )
-        meta.setdefault("custom", {})[REGION] = mark
-    else:
-        marks = ", ".join([*_POLICIES, *_FLAGS, "region(…)", "memory_budget(…)", "policy(…)"])
-        raise source.error(node, f"one of {marks}", "the mark {}")
+    match node:
+        case ast.Name(id=flag) if flag in _POLICIES:
+            meta["recompute"] = _POLICIES[flag]
+        case ast.Name(id=flag) if flag in _FLAGS:
+            meta[_FLAGS[flag]] = True
+        case ast.Call(func=ast.Name(id="region"), args=[number], keywords=[]):
+            meta["ac_graph_id"] = source.integer(number)
+        case ast.Call(func=ast.Name(id="memory_budget"), args=[budget], keywords=[]):
+            value = source.literal(budget, (int, float), "a number")
+            meta.setdefault("custom", {})[torch_compat.REGION_BUDGET] = value
+        case ast.Call(func=ast.Name(id="policy"), args=[policy], keywords=[]):
+            mark = source.string(policy)
+            if not is_region(mark):
+                expected = 'policy("save"), "recompute" or "offload", with or without a name'
+                raise source.error(node, expected)
+            meta.setdefault("custom", {})[REGION] = mark
+        case _:
+            marks = ", ".join([*_POLICIES, *_FLAGS, "region(…)", "memory_budget(…)", "policy(…)"])
+            raise source.error(node, f"one of {marks}", "the mark {}")
 
 
 def write_comment(node: fx.Node) -> str:

@@ -73,7 +73,7 @@ if TYPE_CHECKING:
         estimate_runtime,
         min_cut_rematerialization_partition,
     )
-    from torch._guards import CompileContext, Guard, TracingContext, active_fake_mode
+    from torch._guards import CompileContext, TracingContext, active_fake_mode
     from torch._higher_order_ops.auto_functionalize import get_mutable_args
     from torch._higher_order_ops.effects import _get_effect as get_effect
     from torch._inductor import config as inductor_config

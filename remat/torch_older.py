@@ -6,8 +6,6 @@ Private names of PyTorch that only older versions have are used in this file onl
 
 from __future__ import annotations
 
-import functools
-from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -55,8 +53,8 @@ def size_within_bounds(size: Any, fallback: int | None = None) -> int:
 def selective_contexts(policy: Any, *, allow_cache_entry_mutation: bool, traced: bool) -> Any:
     """Return PyTorch's two context managers of a selectively checkpointed region.
 
-    Before PyTorch 2.13, recomputation calls the policy again. Eager code therefore gets context managers that behave as
-    in 2.13.
+    Before PyTorch 2.13, recomputation of eager code calls the policy again. The policy then repeats the verdicts of
+    forward.
 
     Args:
         policy: the policy of the region.
@@ -65,76 +63,26 @@ def selective_contexts(policy: Any, *, allow_cache_entry_mutation: bool, traced:
     """
     from torch.utils import checkpoint
 
-    if traced or not torch_compat.is_before("2.13"):
-        make: Any = checkpoint.create_selective_checkpoint_contexts
-        return make(policy, allow_cache_entry_mutation=allow_cache_entry_mutation)
-    mode, saved = _region_mode(), defaultdict[Any, dict[int, Any]](dict)
-    return mode(policy, saved, True), mode(None, saved, allow_cache_entry_mutation)
-
-
-@functools.cache
-def _region_mode() -> type[Any]:
-    """Return a class of dispatch modes for forward and for recomputation of a checkpointed region."""
-    from torch.utils import checkpoint
-
-    from remat.torch_compat import TorchDispatchMode, pytree
-
     theirs: Any = checkpoint
-    recomputed, used = object(), object()  # cache entries of results that are not saved
+    make = theirs.create_selective_checkpoint_contexts
+    if traced or not torch_compat.is_before("2.13"):
+        return make(policy, allow_cache_entry_mutation=allow_cache_entry_mutation)
+    verdicts: list[Any] = []
+    remaining: list[Any] = []  # verdicts for the rest of a recomputation, the next one last
 
-    class RegionMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        """Save or recompute each operator's result in a checkpointed region, as PyTorch 2.13 does."""
+    def repeated(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+        if ctx.is_recompute:
+            return remaining.pop() if remaining else theirs.CheckpointPolicy.PREFER_RECOMPUTE
+        verdicts.append(policy(ctx, op, *args, **kwargs))
+        return verdicts[-1]
 
-        def __init__(self, policy: Any, storage: Any, written: bool) -> None:
-            super().__init__()  # type: ignore[no-untyped-call]
-            self.policy, self.storage, self.written = policy, storage, written
-            self.calls: dict[Any, int] = defaultdict(int)
-
-        @classmethod
-        def ignore_compile_internals(cls) -> bool:
-            return True
-
+    class Recompute(theirs._CachedTorchDispatchMode):  # type: ignore[misc]
         def __enter__(self) -> Any:
-            self.calls.clear()
-            return super().__enter__()  # type: ignore[no-untyped-call]
+            remaining[:] = reversed(verdicts)
+            return super().__enter__()
 
-        def __torch_dispatch__(
-            self, op: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            kwargs = kwargs or {}
-            if op in theirs.SAC_IGNORED_OPS:
-                return op(*args, **kwargs)
-            entries, call = self.storage[op], self.calls[op]
-            self.calls[op] += 1
-            if self.policy is None:
-                return self.again(entries, call, op, args, kwargs)
-            out = op(*args, **kwargs)
-            ctx = theirs.SelectiveCheckpointContext(is_recompute=False)
-            ctx.op_output = out
-            saves = theirs.CheckpointPolicy.MUST_SAVE, theirs.CheckpointPolicy.PREFER_SAVE
-            entries[call] = recomputed
-            if self.policy(ctx, op, *args, **kwargs) in saves:
-                entries[call] = pytree.tree_map(
-                    lambda x: theirs._VersionWrapper(theirs._maybe_detach(x, True)), out
-                )
-            return out
-
-        def again(self, entries: Any, call: int, op: Any, args: Any, kwargs: Any) -> Any:
-            """Return an operator's result that forward saved; if forward did not save it, run the operator again."""
-            if call not in entries:
-                raise RuntimeError(f"{op} encountered during backward, but not found in storage")
-            entry = entries[call]
-            if entry is used:
-                raise RuntimeError(
-                    "Trying to backward an extra time. You are only allowed to backward once "
-                    "on any region computed under selective activation checkpoint."
-                )
-            if entry is recomputed:
-                return op(*args, **kwargs)
-            entries[call] = used
-            return pytree.tree_map(lambda x: x.get_val(self.written), entry)
-
-    return RegionMode
+    forward, _ = make(repeated)
+    return forward, Recompute(repeated, forward.storage, allow_cache_entry_mutation)
 
 
 def flop_formula(packet: Any) -> Callable[..., Any] | None:

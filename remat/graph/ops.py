@@ -24,32 +24,16 @@ Target = Any
 
 #: Operators that read only the shape of their first argument, or overwrite the argument entirely.
 _CONTENT_FREE = frozenset(
-    [
-        "bernoulli",
-        "normal_functional",
-        "uniform",
-        "exponential",
-        "geometric",
-        "cauchy",
-        "log_normal",
-        "random",
-        "fill",
-        "zero",
-        "sym_size",
-        "sym_stride",
-        "sym_numel",
-        "new_zeros",
-        "new_ones",
-        "new_full",
-    ]
+    "bernoulli normal_functional uniform exponential geometric cauchy log_normal random fill zero sym_size "
+    "sym_stride sym_numel new_zeros new_ones new_full".split()
 )
 #: Operators that allocate memory without writing it.
 _UNINITIALISED = frozenset(
-    ["empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"]
+    "empty empty_like new_empty empty_strided new_empty_strided empty_permuted".split()
 )
 #: Operators that read memory which another operator wrote in the form of a library, such as oneDNN.
 _READ_PRIVATE_MEMORY = frozenset(
-    ["mkldnn_rnn_layer_backward", "_cudnn_rnn_backward", "miopen_rnn_backward"]
+    "mkldnn_rnn_layer_backward _cudnn_rnn_backward miopen_rnn_backward".split()
 )
 
 
@@ -361,7 +345,7 @@ def default_taxonomy() -> OpTaxonomy:
         }
         for field, (aten, prims, higher_order) in _KNOWN.items()
     }
-    operators["recomputable"].update([operator.getitem, *_symbol_operators()])
+    operators["recomputable"].update([operator.getitem, *symbol_operators()])
     return OpTaxonomy(**operators)
 
 
@@ -413,7 +397,7 @@ def _operators_run(node: fx.Node) -> Iterable[Target]:
     return dict.fromkeys(op for call in calls for op in (call.target, *called_operators(call)))
 
 
-def _symbol_operators() -> list[Callable[..., Any]]:
+def symbol_operators() -> list[Callable[..., Any]]:
     """Return the arithmetic operators on symbolic sizes, which are always cheap."""
     from torch.fx.experimental.sym_node import magic_methods, method_to_operator
 

@@ -217,20 +217,16 @@ def _operators_of(op: object) -> list[Any]:
     )
 
 
-def overload_named(name: str) -> OpOverload:
-    """Return the overload registered under a name: ``"aten::add.Tensor"``, or ``"aten::mm"`` for the default one.
+def overload_named(name: str) -> Any:
+    """Return the operator registered under a name, such as ``"aten::add.Tensor"`` or ``"higher_order::cond"``.
+
+    A name without an overload, such as ``"aten::mm"``, means the default one.
 
     Raises:
-        ProblemError: no overload is registered under the name.
+        ProblemError: no operator is registered under the name.
     """
-    overload: OpOverload = _named(name if "." in name else f"{name}.default")[0]
-    return overload
-
-
-def overload_names(namespace: str, name: str) -> list[str]:
-    """Return the names of an operator's registered overloads, sorted; empty if the operator is unregistered."""
-    schemas = torch_compat.jit_get_schemas_for_operator(f"{namespace}::{name}")
-    return sorted(s.overload_name or "default" for s in schemas)
+    has_overload = "." in name or name.startswith("higher_order::")
+    return _named(name if has_overload else f"{name}.default")[0]
 
 
 def _named(name: str) -> list[Any]:
@@ -242,7 +238,9 @@ def _named(name: str) -> list[Any]:
         )
     if namespace == "higher_order" and (higher_order := torch_compat.higher_order_ops.get(rest)):
         return [higher_order]
-    overloads = overload_names(namespace, base)
+    schemas = torch_compat.jit_get_schemas_for_operator(f"{namespace}::{base}")
+    # A text may contain any name. Only names that the dispatcher knows are looked up on `torch.ops`.
+    overloads = sorted(s.overload_name or "default" for s in schemas)
     if not overloads:
         raise ProblemError(
             f"no operator '{namespace}::{base}' is registered in this process; check the name, or "

@@ -109,30 +109,26 @@ def joined(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule)
     """
     graph = fx.Graph()
     inputs = joint.graph.find_nodes(op="placeholder")
-    forward_copier = Copier(graph, joint.graph, quick=False)
-    forward_copier.copy(inputs)
-    node_of = {n.name: forward_copier.copies[n] for n in inputs}
-    for node in forward.graph.nodes:
-        if node.op == "placeholder":
-            forward_copier.copies[node] = node_of[node.name]
-        elif node.op != "output":
-            forward_copier.copy([node])
-            node_of[node.name] = forward_copier.copies[node]
-    backward_copier = Copier(graph, joint.graph, quick=False)
-    again = frozenset(node_of)
-    for node in backward.graph.nodes:
-        if node.op == "placeholder":
-            backward_copier.copies[node] = node_of[node.name]
-        elif node.op != "output":
-            backward_copier.copy([node], apart=node.name in again)
-    for copier, side in ((forward_copier, 0), (backward_copier, 1)):
+    copiers = [Copier(graph, joint.graph, quick=False) for _ in range(2)]
+    copiers[0].copy(inputs)
+    node_of = {n.name: copiers[0].copies[n] for n in inputs}
+    for side, (copier, module) in enumerate(zip(copiers, (forward, backward), strict=True)):
+        earlier = frozenset(node_of)
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                copier.copies[node] = node_of[node.name]
+            elif node.op != "output":
+                copier.copy([node], apart=node.name in earlier)
+                node_of[node.name] = copier.copies[node]
         for node in copier.copies.values():
             node.meta.setdefault(SIDE, side)
     traced = {n.name: n for n in joint.graph.nodes}
+    returned = outputs_of(forward.graph)[: joint.num_fwd_outputs], outputs_of(backward.graph)
     values = [
-        _copied(forward_copier, v) for v in outputs_of(forward.graph)[: joint.num_fwd_outputs]
+        copier.copies[v] if isinstance(v, fx.Node) else v
+        for copier, outputs in zip(copiers, returned, strict=True)
+        for v in outputs
     ]
-    values += [_copied(backward_copier, v) for v in outputs_of(backward.graph)]
     out = graph.output(tuple(values))
     for node in graph.nodes:
         _restore_meta(node, traced)
@@ -183,10 +179,6 @@ def _check(gm: object) -> None:
         )
     if not any(n.op == "call_function" for n in gm.graph.nodes):
         raise ProblemError("the graph runs no operator, so there is nothing to plan")
-
-
-def _copied(copier: Copier, value: Any) -> Any:
-    return copier.copies[value] if isinstance(value, fx.Node) else value
 
 
 def _final_writes(nodes: Sequence[fx.Node]) -> dict[fx.Node, tuple[fx.Node, fx.Node]]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from remat.graph.capture.tokens import operators
 from remat.graph.index import inputs_of
 from remat.graph.memory.storages import (
     Memories,
@@ -21,15 +22,8 @@ from remat.graph.memory.storages import (
 )
 from remat.graph.memory.writes import aliased_argument, by_target, may_alias
 
-_aten = torch.ops.aten
 #: Operators whose kernels copy the whole storage of their first argument and write into the copy.
-_COPY_WHOLE = (
-    _aten.copy.default,
-    _aten.select_scatter.default,
-    _aten.slice_scatter.default,
-    _aten.diagonal_scatter.default,
-    _aten.as_strided_scatter.default,
-)
+_COPY_WHOLE = operators("copy select_scatter slice_scatter diagonal_scatter as_strided_scatter")
 
 
 def refresh(node: fx.Node, mode: Any = None) -> None:

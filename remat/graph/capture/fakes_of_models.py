@@ -65,7 +65,6 @@ def as_fakes(
     # A run on real tensors must not change the states of the default generators, on any device.
     with (
         _quiet_dynamo(),
-        _guards_kept_once(),
         # With real tensors, cyclic garbage may hold activations, so collection must go on.
         contextlib.nullcontext() if run else paused_collection(),
         torch.random.fork_rng() if run else mode,
@@ -269,30 +268,6 @@ def _quiet_dynamo() -> Iterator[None]:
             "ignore", message=r"The \.grad attribute of a Tensor that is not a leaf"
         )
         yield
-
-
-@contextlib.contextmanager
-def _guards_kept_once() -> Iterator[None]:
-    """Inside of a ``with`` block, make Dynamo's guards compare equal if they check the same condition."""
-    kind = torch_compat.Guard
-    compare = kind.__eq__
-
-    def equal(self: Any, other: object) -> bool:
-        return self is other or (
-            isinstance(other, kind)
-            and self.create_fn is other.create_fn
-            and self.source == other.source
-            and self.name == other.name
-        )
-
-    # PyTorch 2.13 also compares the stack traces of guards, although the hashes of guards ignore the traces.
-    # Dynamo's set of guards then keeps duplicates and compares each new guard with all of them. These comparisons
-    # took a fifth of the time to trace a Mamba of 8 layers.
-    kind.__eq__ = equal  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        kind.__eq__ = compare  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

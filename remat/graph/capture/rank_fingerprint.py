@@ -77,7 +77,7 @@ def first_difference(one: Outline, other: Outline, whose: tuple[str, str]) -> st
     """
     here, there = whose
     alone = [
-        f"{who} alone has {_some(graph, extra)}"
+        f"{who} alone has {some_of([_node(graph, i) for i in extra], SHOWN, '; ')}"
         for who, graph, extra in (
             (here, one, _beyond(one, other)),
             (there, other, _beyond(other, one)),
@@ -88,13 +88,9 @@ def first_difference(one: Outline, other: Outline, whose: tuple[str, str]) -> st
         return f"{'; '.join(alone)} (of {len(one)} nodes on {here}, {len(other)} on {there})"
     # Both graphs have the same nodes, so only their order, edges or outputs can differ.
     for i in range(len(one)):
-        if one.calls[i] != other.calls[i]:
-            return f"node {i} is {_node(one, i)} on {here}, {_node(other, i)} on {there}"
-        if one.inputs[i] != other.inputs[i]:
-            return (
-                f"node {i}, {_node(one, i)}, reads {_inputs(one, i)} on {here}, "
-                f"{_inputs(other, i)} on {there}"
-            )
+        if (one.calls[i], one.inputs[i]) != (other.calls[i], other.inputs[i]):
+            mine, theirs = (f"{_node(g, i)}, which reads {_inputs(g, i)}," for g in (one, other))
+            return f"node {i} is {mine} on {here}, but {theirs} on {there}"
     return None
 
 
@@ -109,10 +105,6 @@ def _beyond(one: Outline, other: Outline) -> list[int]:
         if unmatched[call] < 0:
             positions.append(i)
     return positions
-
-
-def _some(graph: Outline, positions: list[int]) -> str:
-    return some_of([_node(graph, i) for i in positions], SHOWN, "; ")
 
 
 def _inputs(graph: Outline, i: int) -> str:

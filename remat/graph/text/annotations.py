@@ -1,4 +1,4 @@
-"""Write and read the AOTAutograd descriptor, the marks and the comment in a node's line.
+"""Write and read the marks and the comment in a node's line.
 
 Marks, such as ``must_save``, are instructions to passes.
 """
@@ -6,8 +6,6 @@ Marks, such as ``must_save``, are instructions to passes.
 from __future__ import annotations
 
 import ast
-import dataclasses
-import functools
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -21,8 +19,7 @@ from remat.graph.branch_values import PIECE, is_piece
 from remat.graph.capture.source import source_line
 from remat.graph.joint import UNCHECKED
 from remat.graph.policies import REGION, is_region, region_of
-from remat.graph.text.literals import read_opaque, write_opaque
-from remat.graph.text.syntax import Source, arguments, call_name, quoted, written_call
+from remat.graph.text.syntax import Source, quoted
 
 _POLICIES = {policy.name.lower(): policy for policy in CheckpointPolicy}
 #: Metadata key of each mark that has no argument (unlike ``region(0)``), by mark.
@@ -36,54 +33,6 @@ _FLAGS = {
 PARTS = ("is_forward", "is_backward", "must_be_in_forward", "must_be_in_backward")
 
 _COMMENT = re.compile(r"(?P<file>.*?):(?P<line>\d{1,9})(?: (?P<code>.*))?")
-
-
-@functools.cache
-def _descriptors() -> dict[str, type[Any]]:
-    """Return AOTAutograd's descriptor classes of inputs and outputs, by class name."""
-    roots = (torch_compat.descriptors.AOTInput, torch_compat.descriptors.AOTOutput)
-    return {
-        name: kind
-        for name, kind in sorted(vars(torch_compat.descriptors).items())
-        if isinstance(kind, type) and issubclass(kind, roots) and dataclasses.is_dataclass(kind)
-    }
-
-
-def write_descriptor(desc: Any) -> str:
-    """Return the text of an AOTAutograd descriptor, such as ``PlainAOTInput(0)``, or ``opaque(…)``."""
-    if isinstance(desc, (int, str)):
-        return quoted(desc) if isinstance(desc, str) else str(desc)
-    kind = type(desc)
-    if _descriptors().get(kind.__name__) is not kind:
-        return write_opaque(desc)
-    values = (getattr(desc, f.name) for f in dataclasses.fields(kind))
-    return written_call(kind.__name__, map(write_descriptor, values))
-
-
-def read_descriptor(source: Source, node: ast.expr) -> Any:
-    """Return the AOTAutograd descriptor that an expression denotes; for ``opaque(…)``, return a placeholder object.
-
-    Raises:
-        ProblemError: the expression is not a descriptor of AOTAutograd.
-    """
-    if call_name(node) == "opaque":
-        return read_opaque(source, node)
-    kind = _descriptors().get(call_name(node) or "")
-    if kind is None or not isinstance(node, ast.Call) or node.keywords:
-        raise source.error(node, "a descriptor of AOTAutograd, such as PlainAOTInput(0)")
-    fields = dataclasses.fields(kind)
-    if len(node.args) != len(fields):
-        expected = f"{len(fields)}: {', '.join(f.name for f in fields) or 'none'}"
-        raise source.error(node, expected, f"{len(node.args)} values for {kind.__name__}")
-    integer, string = source.integer, source.string
-    readers: dict[Any, Any] = {int: integer, "int": integer, str: string, "str": string}
-    inner = functools.partial(read_descriptor, source)
-    values = [readers.get(f.type, inner)(v) for f, v in zip(fields, node.args, strict=True)]
-    try:
-        return kind(*values)
-    except AssertionError as error:  # descriptor classes assert conditions on their fields
-        got = f"{kind.__name__} of what it cannot be of"
-        raise source.error(node, str(error), got) from error
 
 
 def number_regions(nodes: Iterable[fx.Node]) -> dict[int, int]:
@@ -130,27 +79,25 @@ def read_mark(source: Source, node: ast.expr, meta: dict[str, Any]) -> None:
     Raises:
         ProblemError: the mark is unknown.
     """
-    if isinstance(node, ast.Name) and node.id in _POLICIES:
-        meta["recompute"] = _POLICIES[node.id]
-    elif isinstance(node, ast.Name) and node.id in _FLAGS:
-        meta[_FLAGS[node.id]] = True
-    elif (args := arguments(node, "region", 1, 1)) is not None:
-        meta["ac_graph_id"] = source.integer(args[0])
-    elif (args := arguments(node, "memory_budget", 1, 1)) is not None:
-        value = args[0].value if isinstance(args[0], ast.Constant) else None
-        if type(value) not in (int, float):
-            raise source.error(node, "memory_budget(0.5)")
-        meta.setdefault("custom", {})[torch_compat.REGION_BUDGET] = value
-    elif (args := arguments(node, "policy", 1, 1)) is not None:
-        mark = source.string(args[0])
-        if not is_region(mark):
-            raise source.error(
-                node, 'policy("save"), "recompute" or "offload", with or without a name'
-            )
-        meta.setdefault("custom", {})[REGION] = mark
-    else:
-        marks = ", ".join([*_POLICIES, *_FLAGS, "region(…)", "memory_budget(…)", "policy(…)"])
-        raise source.error(node, f"one of {marks}", "the mark {}")
+    match node:
+        case ast.Name(id=flag) if flag in _POLICIES:
+            meta["recompute"] = _POLICIES[flag]
+        case ast.Name(id=flag) if flag in _FLAGS:
+            meta[_FLAGS[flag]] = True
+        case ast.Call(func=ast.Name(id="region"), args=[number], keywords=[]):
+            meta["ac_graph_id"] = source.integer(number)
+        case ast.Call(func=ast.Name(id="memory_budget"), args=[budget], keywords=[]):
+            value = source.literal(budget, (int, float), "a number")
+            meta.setdefault("custom", {})[torch_compat.REGION_BUDGET] = value
+        case ast.Call(func=ast.Name(id="policy"), args=[policy], keywords=[]):
+            mark = source.string(policy)
+            if not is_region(mark):
+                expected = 'policy("save"), "recompute" or "offload", with or without a name'
+                raise source.error(node, expected)
+            meta.setdefault("custom", {})[REGION] = mark
+        case _:
+            marks = ", ".join([*_POLICIES, *_FLAGS, "region(…)", "memory_budget(…)", "policy(…)"])
+            raise source.error(node, f"one of {marks}", "the mark {}")
 
 
 def write_comment(node: fx.Node) -> str:

@@ -6,23 +6,23 @@ The parser finds operators only in tables of this module and in PyTorch's regist
 from __future__ import annotations
 
 import ast
-import builtins
+import dataclasses
 import functools
 import importlib
 import keyword
-import math
 import operator
 import re
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, get_type_hints
 
 import torch
 from torch import fx
 
 from remat import torch_compat
 from remat.errors import ProblemError
+from remat.graph import ops
 from remat.graph.memory.storages import SYMBOLIC
-from remat.graph.purity import overload_names
+from remat.graph.purity import overload_named
 from remat.graph.text.sizes import expression_of, write_expression
 from remat.graph.text.syntax import (
     IDENTIFIER,
@@ -47,19 +47,14 @@ _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 
 #: Types whose values are written with ``str``. FX names no node ``inf`` or ``nan``, so in a text these names always
 #: mean the floats.
-_AS_THEY_ARE = (type(None), bool, int, float, range, torch.dtype, torch.layout, torch.memory_format)
+_AS_THEY_ARE = (type(None), bool, int, float, torch.dtype, torch.layout, torch.memory_format)
 _LISTS = (list, fx.immutable_collections.immutable_list)
 _DICTS = (dict, fx.immutable_collections.immutable_dict)
-
-#: Python functions that a node may call, by module: arithmetic on sizes, and `getitem` for elements of tuples.
-_FUNCTIONS: dict[str, str] = {
-    "operator": "abs add and_ eq floordiv ge getitem gt invert le lshift lt mod mul ne neg not_ or_ "
-    "pos pow rshift sub truediv xor",
-    "math": "ceil floor trunc sqrt cos cosh sin sinh tan tanh asin acos atan exp log log2",
-    "torch": "sym_float sym_int sym_ite sym_max sym_min sym_not sym_sqrt sym_sum _sym_sqrt _sym_cos "
-    "_sym_cosh _sym_sin _sym_sinh _sym_tan _sym_tanh _sym_asin _sym_acos _sym_atan _sym_log2",
-    "builtins": "abs max min pow round",
-}
+#: Targets of calls that a text can name, for messages.
+_TARGETS = (
+    "an operator as namespace.name.overload, such as aten.mm.default, a higher-order operator as higher_order.name, "
+    "or a function of operator, math or torch.sym_*"
+)
 
 
 class Opaque:
@@ -70,34 +65,24 @@ class Opaque:
         text: ``repr`` of the original object; empty if the ``repr`` contains a memory address.
     """
 
-    kind: ClassVar[str]
-
-    def __init__(self, text: str = "") -> None:
-        self.text = text
+    def __init__(self, kind: str, text: str = "") -> None:
+        self.kind, self.text = kind, text
 
     def __repr__(self) -> str:
         return self.text or f"<{self.kind} that the text does not hold>"
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Opaque) and (other.kind, other.text) == (self.kind, self.text)
-
-    def __hash__(self) -> int:
-        return hash((self.kind, self.text))
-
 
 def write_opaque(value: Any) -> str:
     """Return ``opaque("module.Class", "repr")`` for an object that has no text form of its own."""
-    text = repr(value)
     if isinstance(value, Opaque):
         name, text = value.kind, value.text
     else:
-        parts = f"{type(value).__module__}.{type(value).__qualname__}".split(".")
+        kind, text = type(value), repr(value)
         # The name of a local class contains `<locals>`. All characters must form identifiers.
-        name = ".".join(re.sub(r"\W", "_", part, flags=re.ASCII) for part in parts)
+        name = re.sub(r"[^\w.]", "_", f"{kind.__module__}.{kind.__qualname__}", flags=re.ASCII)
     # A memory address differs between processes.
-    if _ADDRESS.search(text):
-        text = ""
-    return written_call("opaque", [f'"{name}"', quoted(text)] if text else [f'"{name}"'])
+    parts = [name] if not text or _ADDRESS.search(text) else [name, text]
+    return written_call("opaque", map(quoted, parts))
 
 
 def read_opaque(source: Source, node: ast.expr) -> Opaque:
@@ -109,17 +94,28 @@ def read_opaque(source: Source, node: ast.expr) -> Opaque:
     args = arguments(node, "opaque", 1, 2)
     if args is None:
         raise source.error(node, 'opaque("module.Class", "text")')
-    kind, text, *_ = *map(source.string, args), ""
+    kind, *text = map(source.string, args)
     if not is_dotted(kind):
         raise source.error(node, "the dotted name of a class", f"the class {kind[:60]!r}")
     # The class must have the original's name, because fingerprints contain class names of such
     # values.
-    stand_in: Opaque = type(kind.rpartition(".")[2], (Opaque,), {"kind": kind})(text)
+    stand_in: Opaque = type(kind.rpartition(".")[2], (Opaque,), {})(kind, *text)
     return stand_in
 
 
+@functools.cache
+def _descriptors() -> dict[str | None, type[Any]]:
+    """Return AOTAutograd's descriptor classes of inputs and outputs, by class name."""
+    roots = (torch_compat.descriptors.AOTInput, torch_compat.descriptors.AOTOutput)
+    return {
+        name: kind
+        for name, kind in sorted(vars(torch_compat.descriptors).items())
+        if isinstance(kind, type) and issubclass(kind, roots) and dataclasses.is_dataclass(kind)
+    }
+
+
 class ArgumentWriter:
-    """Writes the arguments of nodes as text.
+    """Writes the arguments of nodes, and AOTAutograd's descriptors, as text.
 
     Attributes:
         symbols: SymPy symbols of the sizes in the arguments written so far.
@@ -129,7 +125,7 @@ class ArgumentWriter:
         self.symbols: set[Any] = set()
 
     def write(self, value: Any) -> str:
-        """Return the text of an argument of a node.
+        """Return the text of an argument of a node, or of a descriptor such as ``PlainAOTInput(0)``.
 
         Raises:
             ProblemError: the argument has no text form, or contains a value without one, such as a
@@ -150,8 +146,6 @@ class ArgumentWriter:
             return f"({', '.join(map(self.write, value))}{',' if len(value) == 1 else ''})"
         if kind in _DICTS:
             return f"{{{', '.join(f'{self.write(k)}: {self.write(v)}' for k, v in value.items())}}}"
-        if kind is slice:
-            return written_call("slice", map(self.write, (value.start, value.stop, value.step)))
         if kind is complex:
             return written_call("complex", map(repr, (value.real, value.imag)))
         if kind is torch.device:
@@ -160,10 +154,13 @@ class ArgumentWriter:
             return "..."
         if isinstance(value, (torch_compat.OpOverload, torch_compat.HigherOrderOperator)):
             return write_target(value)
-        if isinstance(value, (list, tuple, dict)):
+        if isinstance(value, (list, tuple, dict, slice)):
             raise ProblemError(
                 f"a {kind.__name__} has no text form: expected a list, tuple or dict"
             )
+        if _descriptors().get(kind.__name__) is kind:
+            values = (getattr(value, f.name) for f in dataclasses.fields(kind))
+            return written_call(kind.__name__, map(self.write, values))
         return write_opaque(value)
 
     def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -177,7 +174,7 @@ class ArgumentWriter:
 
 
 class ArgumentReader:
-    """Reads the arguments of nodes from text.
+    """Reads the arguments of nodes, and AOTAutograd's descriptors, from text.
 
     Args:
         source: the text, for error messages.
@@ -208,8 +205,10 @@ class ArgumentReader:
                 return float(node.id)
             case ast.Name() if self._node is not None:
                 return self._node(node)
-            case ast.Constant():
-                return ... if node.value is ... else self._source.constant(node)
+            case ast.Constant(value=None | bool() | int() | float() | complex() | str() as value):
+                return value
+            case ast.Constant(value=value) if value is ...:
+                return value
             case ast.List():
                 return [self.read(x) for x in node.elts]
             case ast.Tuple():
@@ -225,7 +224,7 @@ class ArgumentReader:
                 return CONSTANTS[name] if name in CONSTANTS else self.target(node)
             case ast.Subscript() if self._symbolic is not None:
                 return self._symbolic(node)
-            case ast.Call():
+            case ast.Call(keywords=[]):
                 return self._call(node)
         raise self._refusal(node)
 
@@ -259,9 +258,8 @@ class ArgumentReader:
         if name not in self._targets:
             try:
                 self._targets[name] = read_target(name)
-            except LookupError as error:
-                got = f"the operator {name[:120]!r}"
-                raise self._source.error(node, str(error.args[0]), got) from None
+            except ProblemError as error:
+                raise self._source.error(node, _TARGETS, str(error)) from None
         return self._targets[name]
 
     def device(self, node: ast.expr) -> torch.device:
@@ -279,12 +277,22 @@ class ArgumentReader:
             pass
         raise self._source.error(node, "one such as 'cpu' or 'cuda:0'", f"the device {name[:60]!r}")
 
+    def descriptor(self, node: ast.expr) -> Any:
+        """Return the AOTAutograd descriptor that an expression denotes; for ``opaque(…)``, return an `Opaque`.
+
+        Raises:
+            ProblemError: the expression is not a descriptor of AOTAutograd.
+        """
+        if call_name(node) not in (*_descriptors(), "opaque"):
+            raise self._source.error(node, "a descriptor of AOTAutograd, such as PlainAOTInput(0)")
+        return self.read(node)
+
     def _refusal(self, node: ast.AST) -> ProblemError:
         """Return the error for an expression that is not a valid argument."""
         return self._source.error(
             node,
-            "a literal, the name of a node above, an operator, or one of torch.device(…), slice(…), "
-            "range(…), complex(…), opaque(…)",
+            "a literal, the name of a node above, an operator, a descriptor such as PlainAOTInput(0), or one of "
+            "torch.device(…), complex(…), opaque(…)",
         )
 
     def _dict(self, node: ast.Dict) -> dict[Any, Any]:
@@ -302,26 +310,19 @@ class ArgumentReader:
             return self.target(node)
         if name == "opaque":
             return read_opaque(self._source, node)
-        if isinstance(node.func, ast.Attribute) and not node.keywords and len(node.args) == 1:
-            if self._source.dotted(node.func) == "torch.device":
-                return self.device(node.args[0])
-        elif name in _CALLS and not node.keywords:
-            count, kinds, make = _CALLS[name]
-            args = [self.read(a) for a in node.args]
-            if len(args) in count and all(type(a) in kinds for a in args):
-                try:
-                    return make(*args)
-                except (TypeError, ValueError, OverflowError):
-                    pass
-        raise self._refusal(node)
-
-
-#: Calls allowed in arguments, by name: allowed numbers of values, allowed types of values, and the constructor.
-_CALLS: dict[str | None, tuple[range, tuple[type[Any], ...], Callable[..., Any]]] = {
-    "slice": (range(1, 4), (int, type(None), fx.Node, torch.SymInt), slice),
-    "range": (range(1, 4), (int,), range),
-    "complex": (range(2, 3), (int, float), complex),
-}
+        if ast.unparse(node.func) == "torch.device" and len(node.args) == 1:
+            return self.device(node.args[0])
+        args = [self.read(a) for a in node.args]
+        if name == "complex" and [type(a) in (int, float) for a in args] == [True, True]:
+            return complex(*args)
+        if name not in _descriptors():
+            raise self._refusal(node)
+        kind = _descriptors()[name]
+        fields = get_type_hints(kind)
+        if len(args) != len(fields) or not all(map(isinstance, args, fields.values())):
+            form = ", ".join(f"{field}: {of.__name__}" for field, of in fields.items())
+            raise self._source.error(node, f"{name}({form})")
+        return kind(*args)
 
 
 @functools.cache
@@ -339,11 +340,8 @@ def write_target(target: Any) -> str:
         name = next((name for name, function in _functions().items() if function is target), "")
     try:
         read_target(name)
-    except LookupError:
-        raise ProblemError(
-            f"{target!r} has no text form: expected an operator of torch.ops, or a function of "
-            "operator, math or torch.sym_*"
-        ) from None
+    except ProblemError:
+        raise ProblemError(f"{target!r} has no text form: expected {_TARGETS}") from None
     # A Python keyword, as in `aten.random.from`, is no attribute in Python's syntax.
     return f'op("{name}")' if any(map(keyword.iskeyword, name.split("."))) else name
 
@@ -351,58 +349,25 @@ def write_target(target: Any) -> str:
 @functools.cache
 def _functions() -> dict[str, Callable[..., Any]]:
     """Return the Python functions that a text may call, by dotted name such as ``math.floor``."""
-    modules: dict[str, Any] = {m.__name__: m for m in (operator, math, torch, builtins)}
-    return {
-        f"{where}.{name}": getattr(modules[where], name)
-        for where, names in _FUNCTIONS.items()
-        for name in names.split()
-    }
+    others = (operator.getitem, operator.not_, torch.sym_sum, torch.sym_int, torch.sym_sqrt)
+    functions = sorted([*ops.symbol_operators(), *others], key=lambda f: f.__name__)
+    return {f"{f.__module__.removeprefix('_')}.{f.__name__}": f for f in functions}
 
 
 def read_target(name: str) -> Any:
     """Return the operator or function with a dotted name.
 
     Raises:
-        LookupError: no operator or function has this name. The message describes the expected names.
+        ProblemError: no operator or function has this name.
     """
-    if "." not in name or not is_dotted(name):
-        raise LookupError("a name such as aten.mm.default")
     if name in _functions():
         return _functions()[name]
-    library, *rest = name.split(".")
-    if library in _FUNCTIONS:
-        raise LookupError(f"one of {library}.{{{', '.join(_FUNCTIONS[library].split())}}}")
-    higher_order = library == "higher_order"
-    if len(rest) != (1 if higher_order else 2):
-        form = "a higher-order operator as higher_order.name"
-        raise LookupError(form if higher_order else "an operator as namespace.name.overload")
-    target = _registered(library, rest)
+    if "." not in name or not is_dotted(name):
+        raise ProblemError(f"the name {name[:120]!r}")
+    library, _, rest = name.partition(".")
     for module in torch_compat.REGISTERED_BY.get(library, ()):
-        if target is None:  # the import may register the operator
-            importlib.import_module(module)
-            target = _registered(library, rest)
-    if target is not None:
-        return target
-    if higher_order:
-        raise LookupError(
-            f"a higher-order operator that is registered in this process; '{rest[0]}' is none: "
-            "import what defines it first"
-        )
-    overloads = overload_names(library, rest[0])
-    if overloads:
-        raise LookupError(f"one of {library}.{rest[0]}.{{{', '.join(overloads)}}}")
-    raise LookupError(
-        f"an operator that is registered in this process; library '{library}' has no "
-        f"'{rest[0]}': import what defines it first"
-    )
-
-
-def _registered(namespace: str, names: list[str]) -> Any:
-    """Return the operator registered as ``namespace.name.overload`` or ``higher_order.name``; None if there is none."""
-    if namespace == "higher_order":
-        return torch_compat.higher_order_ops.get(names[0])
-    name, overload = names
-    # A text may contain any name. Only names that the dispatcher knows are looked up on `torch.ops`.
-    if overload not in overload_names(namespace, name):
-        return None
-    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+        try:
+            return overload_named(f"{library}::{rest}")
+        except ProblemError:
+            importlib.import_module(module)  # may register the operator
+    return overload_named(f"{library}::{rest}")

@@ -15,7 +15,7 @@ from remat import torch_compat
 from remat.errors import ProblemError
 from remat.files import as_tuples, read_as
 from remat.graph.joint import JointGraph, Turn, make_module, role_of
-from remat.graph.text.annotations import PARTS, read_comment, read_descriptor, read_mark
+from remat.graph.text.annotations import PARTS, read_comment, read_mark
 from remat.graph.text.literals import ArgumentReader, read_opaque
 from remat.graph.text.printing import FIELDS, ROLES, VERSION
 from remat.graph.text.sizes import Fakes, read_symbols
@@ -111,19 +111,7 @@ class _Parser:
         if not isinstance(last, ast.Return) or last.value is None:
             raise self._source.error(last, "return …; is the text cut off?", "the end of a graph")
         for statement in statements[:-1]:
-            match statement:
-                case ast.AnnAssign() | ast.Assign():
-                    self._statement(statement)
-                case ast.With():
-                    self._subgraph(statement)
-                case ast.Expr(value=ast.Call() as call):
-                    self._declaration(call)
-                case _:
-                    raise self._source.error(
-                        statement,
-                        "name: type = call(…), part(…), constant(…), attribute(…), or with "
-                        "subgraph(…)",
-                    )
+            self._statement(statement)
         self._outputs(last.value)
         return make_module(self._attributes, self._graph)
 
@@ -134,22 +122,72 @@ class _Parser:
             raise self._source.error(node, "a node of a line above", f"the name {node.id[:60]!r}")
         return known_node
 
-    def _statement(self, statement: ast.AnnAssign | ast.Assign) -> None:
+    def _statement(self, statement: ast.stmt) -> None:
+        """Read one statement: a node, or the declaration of a part, a module, an attribute or a subgraph."""
+        match statement:
+            case ast.AnnAssign(
+                target=ast.Name() as name, annotation=kind, value=ast.expr() as value
+            ):
+                self._line(statement, name, value, kind)
+            case ast.Assign(targets=[ast.Name() as name], value=value):
+                self._line(statement, name, value)
+            case ast.Expr(value=ast.Call(func=ast.Name(id="part"), args=[tag], keywords=[])):
+                part = tag.value if isinstance(tag, ast.Constant) else False
+                if part is not None and part not in PARTS:
+                    raise self._source.error(statement, f"one of {', '.join(PARTS)}, None")
+                self._part = part
+            case ast.Expr(value=ast.Call(func=ast.Name(id="module"), args=[path], keywords=[])):
+                self._path = self._source.string(path)
+            case ast.Expr(
+                value=ast.Call(
+                    func=ast.Name(id="constant"), args=[attribute, *described], keywords=[]
+                )
+            ) if len(described) in (1, 2):
+                target = _check_name(self._source, attribute, self._attributes)
+                self._attributes[target] = self._values.constant(*described)
+            case ast.Expr(
+                value=ast.Call(func=ast.Name(id="attribute"), args=[attribute, held], keywords=[])
+            ):
+                target = _check_name(self._source, attribute, self._attributes)
+                self._attributes[target] = read_opaque(self._source, held)
+            case ast.With(
+                items=[
+                    ast.withitem(
+                        context_expr=ast.Call(
+                            func=ast.Name(id="subgraph"), args=[attribute], keywords=[]
+                        ),
+                        optional_vars=None,
+                    )
+                ]
+            ):
+                target = _check_name(self._source, attribute, self._attributes)
+                inner = _Parser(self._source, self._values.nested(target))
+                self._attributes[target] = inner.module(statement.body)
+            case _:
+                raise self._source.error(
+                    statement,
+                    'name: type = call(…), part("is_forward"), module("path"), constant("name", type, values), '
+                    'attribute("name", opaque(…)), or with subgraph("name"):',
+                )
+
+    def _line(
+        self,
+        statement: ast.stmt,
+        target: ast.Name,
+        call: ast.expr,
+        kind: ast.expr | None = None,
+    ) -> None:
         """Read the line of one node (name, type, call, marks, comment), and create the node."""
-        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        target = targets[0]
-        if len(targets) > 1 or not isinstance(target, ast.Name) or statement.value is None:
-            raise self._source.error(statement, "name: type = call(…)")
         if not IDENTIFIER.fullmatch(target.id):
             got = f"the name {target.id[:60]!r}"
             raise self._source.error(target, "letters, digits and _", got)
-        call, marks = statement.value, []
+        marks: list[ast.expr] = []
         if isinstance(call, ast.Tuple) and call.elts:
             call, *marks = call.elts
         meta: dict[str, Any] = {}
         node = self._node(target, call, meta)
-        if isinstance(statement, ast.AnnAssign):
-            meta["val"] = self._values.read(node, statement.annotation)
+        if kind is not None:
+            meta["val"] = self._values.read(node, kind)
         for mark in marks:
             read_mark(self._source, mark, meta)
         if self._part is not None:
@@ -163,43 +201,10 @@ class _Parser:
         self._nodes[node.name] = node
         if self._forward_outputs is not None and node.op == "placeholder":
             # `role_of` derives a placeholder's role from its name, so the call must name the same role.
-            kind, role = call_name(call), ROLES[role_of(node)]
-            if kind != role:
+            called, role = call_name(call), ROLES[role_of(node)]
+            if called != role:
                 expected = f"{role}(…), as AOTAutograd names its inputs"
-                raise self._source.error(call, expected, f"'{node.name}' as {kind}(…)")
-
-    def _declaration(self, call: ast.Call) -> None:
-        """Read a statement ``part(…)``, ``module(…)``, ``constant(…)`` or ``attribute(…)``."""
-        if (args := arguments(call, "part", 1, 1)) is not None:
-            part = args[0].value if isinstance(args[0], ast.Constant) else False
-            if part is not None and part not in PARTS:
-                raise self._source.error(call, f"one of {', '.join(PARTS)}, None")
-            self._part = part
-        elif (args := arguments(call, "module", 1, 1)) is not None:
-            self._path = self._source.string(args[0])
-        elif (args := arguments(call, "constant", 2, 3)) is not None:
-            name = _check_name(self._source, args[0], self._attributes)
-            self._attributes[name] = self._values.constant(*args[1:])
-        elif (args := arguments(call, "attribute", 2, 2)) is not None:
-            name = _check_name(self._source, args[0], self._attributes)
-            self._attributes[name] = read_opaque(self._source, args[1])
-        else:
-            raise self._source.error(
-                call,
-                'part("is_forward"), constant("name", type, values), attribute("name", opaque(…)), '
-                "or a node as name: type = call(…)",
-            )
-
-    def _subgraph(self, statement: ast.With) -> None:
-        """Read a ``with subgraph("name"):`` block and store its graph as an attribute."""
-        item = statement.items[0] if len(statement.items) == 1 else None
-        call = None if item is None or item.optional_vars is not None else item.context_expr
-        args = arguments(call, "subgraph", 1, 1)
-        if args is None:
-            raise self._source.error(statement, 'with subgraph("name"):', "this block")
-        name = _check_name(self._source, args[0], self._attributes)
-        inner = _Parser(self._source, self._values.nested(name))
-        self._attributes[name] = inner.module(statement.body)
+                raise self._source.error(call, expected, f"'{node.name}' as {called}(…)")
 
     def _node(self, name: ast.Name, call: ast.expr, meta: dict[str, Any]) -> fx.Node:
         """Create the graph node for one line of the text."""
@@ -229,7 +234,7 @@ class _Parser:
         if len(call.args) > 1 or any(k.arg != "target" for k in call.keywords):
             raise self._source.error(call, "a descriptor, and target=…")
         if call.args:
-            meta["desc"] = read_descriptor(self._source, call.args[0])
+            meta["desc"] = self._literals.descriptor(call.args[0])
         target = self._source.string(call.keywords[0].value) if call.keywords else name.id
         if not IDENTIFIER.fullmatch(target):
             raise self._source.error(call, "a name", f"the target {target[:60]!r}")
@@ -267,7 +272,7 @@ class _Parser:
             if name not in kinds or args is None:
                 raise self._source.error(x, f"{' or '.join(kinds)}(node, descriptor)")
             values.append(self._literals.read(args[0]))
-            descs.append(read_descriptor(self._source, args[1]) if len(args) == 2 else None)
+            descs.append(self._literals.descriptor(args[1]) if len(args) == 2 else None)
             names.append(name)
         if count is not None and names != ["forward"] * count + ["backward"] * (len(names) - count):
             got = f"{names.count('forward')} outputs of forward among {len(names)}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import os
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -22,7 +21,6 @@ from remat.graph.text.annotations import (
     PARTS,
     number_regions,
     write_comment,
-    write_descriptor,
     write_marks,
 )
 from remat.graph.text.literals import ArgumentWriter, write_opaque
@@ -187,7 +185,7 @@ class _Printer:
             if node.args:
                 raise ProblemError("it has a default value; expected a placeholder without")
             desc = node.meta.get("desc")
-            parts = [] if desc is None else [write_descriptor(desc)]
+            parts = [] if desc is None else [self._literals.write(desc)]
             if node.target != node.name:
                 parts.append(f"target={quoted(str(node.target))}")
             return written_call(ROLES[role_of(node)] if joint else "placeholder", parts)
@@ -228,7 +226,7 @@ class _Printer:
             name = "output"
             if num_fwd_outputs is not None:
                 name = "forward" if k < num_fwd_outputs else "backward"
-            rest = "" if desc is None else f", {write_descriptor(desc)}"
+            rest = "" if desc is None else f", {self._literals.write(desc)}"
             lines.append(f"    {name}({self._literals.write(value)}{rest}),")
         return [*lines, closing]
 
@@ -242,25 +240,15 @@ def _header(
         if isinstance(value, str):
             parts.append(f"{key}={quoted(value)}")
         elif value != ():
-            parts.append(f"{key}={_list(value) if isinstance(value, tuple) else value}")
+            parts.append(f"{key}={list(value) if isinstance(value, tuple) else value}")
     lines = _call(kind, parts)
     declared = [f"{s.name}={write_symbol(s)}" for s in symbols]
     return lines + (_call("symbols", declared) if declared else [])
 
 
-def _list(values: tuple[Any, ...]) -> str:
-    """Return the text of a list, over several lines if it is long."""
-    text = str(list(values))
-    # 20 columns are left for the name of the field.
-    if len(text) <= _WIDTH - 20:
-        return text
-    filled = textwrap.fill(text[1:-1], _WIDTH - 8)
-    return f"[\n{textwrap.indent(filled, ' ' * 8)},\n    ]"
-
-
 def _call(name: str, parts: list[str]) -> list[str]:
     """Return the lines of a call: one line if the call fits, otherwise one per argument."""
     line = f"{name}({', '.join(parts)})"
-    if len(line) <= _WIDTH and "\n" not in line:
+    if len(line) <= _WIDTH:
         return [line]
     return [f"{name}(", *(f"    {part}," for part in parts), ")"]

@@ -49,20 +49,28 @@ def _times(a: Any, b: Any) -> Any:
         return a * b
 
 
-_COMPARISONS: dict[type[ast.cmpop], type[sympy.Basic]] = {
+def _power(base: Any, exponent: Any) -> Any:
+    """Return a SymPy object to the power of an integer."""
+    if not isinstance(exponent, sympy.Integer):
+        raise TypeError(f"the exponent {exponent} is no integer")
+    return base**exponent
+
+
+#: Functions for the operators in the text of a size.
+_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.USub: lambda x: _times(-1, x),
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: _times,
+    ast.Div: lambda over, under: _times(over, 1 / under),
+    ast.FloorDiv: functions.FloorDiv,
+    ast.Pow: _power,
     ast.Eq: sympy.Eq,
     ast.NotEq: sympy.Ne,
     ast.Lt: sympy.Lt,
     ast.LtE: sympy.Le,
     ast.Gt: sympy.Gt,
     ast.GtE: sympy.Ge,
-}
-_OPERATORS: dict[type[ast.operator], Callable[..., Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: _times,
-    ast.Div: lambda over, under: _times(over, 1 / under),
-    ast.FloorDiv: functions.FloorDiv,
 }
 
 
@@ -199,55 +207,43 @@ class Expressions:
             ProblemError: the expression is invalid, or has an undeclared symbol or an infinite
                 value.
         """
-        match node:
-            case ast.Constant():
-                value = self._source.constant(node)
-                if type(value) in (bool, int) or (type(value) is float and math.isfinite(value)):
-                    return sympy.sympify(value)
-                raise self._refusal(node, "finite numbers, and symbols")
-            case ast.Name(id=name):
-                if name in self._symbols:
-                    return self._symbols[name]
-                raise self._source.error(
-                    node, "one that symbols(…) declares", f"the symbol {name[:60]!r}"
-                )
-            case ast.UnaryOp(op=ast.USub(), operand=operand):
-                return self._apply(node, _times, ast.Constant(-1), operand)
-            case ast.BinOp(op=ast.Pow()):
-                power = self._source.integer(node.right)
-                return self._apply(node, lambda x: x**power, node.left)
-            case ast.BinOp(left=left, op=op, right=right):
-                if type(op) in _OPERATORS:
-                    return self._apply(node, _OPERATORS[type(op)], left, right)
-                raise self._refusal(node, "one of + - * / // ** between symbols")
-            case ast.Compare(left=left, ops=[sign], comparators=[right]):
-                if type(sign) in _COMPARISONS:
-                    return self._apply(node, _COMPARISONS[type(sign)], left, right)
-            case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
-                return self._call(node, name, args)
-        raise self._refusal(node, "sums, products, comparisons and functions of symbols")
-
-    def _call(self, node: ast.Call, name: str, args: list[ast.expr]) -> Any:
-        function = _functions().get(name)
-        if function is None:
-            names = f"one of {', '.join(sorted(_functions()))}"
-            raise self._source.error(node, names, f"the function {name[:60]!r}")
-        return self._apply(node, function, *args)
-
-    def _apply(self, node: ast.expr, make: Callable[..., Any], *args: ast.expr) -> Any:
-        """Convert the syntax trees of operands to SymPy objects, and apply a function to the objects."""
-        values = [self.read(x) for x in args]
+        make, parts = self._operation(node)
+        values = [self.read(x) for x in parts]
         try:
             result = make(*values)
         except (ArithmeticError, AssertionError, AttributeError, TypeError, ValueError) as error:
             expected = f"one that can be computed ({type(error).__name__}: {error})"
-            raise self._refusal(node, expected) from error
+            raise self._source.error(node, expected, "the expression {}") from error
         if result.has(*_INFINITE):
-            raise self._refusal(node, "one with a finite value")
+            raise self._source.error(node, "one with a finite value", "the expression {}")
         return result
 
-    def _refusal(self, node: ast.AST, expected: str) -> ProblemError:
-        return self._source.error(node, expected, "the expression {}")
+    def _operation(self, node: ast.expr) -> tuple[Callable[..., Any], list[ast.expr]]:
+        """Return the function that computes an expression from its operands, and their syntax trees."""
+        make: Callable[..., Any] | None = None
+        parts: list[ast.expr] = []
+        match node:
+            case ast.Constant(value=bool() | int() | float() as number):
+                make = functools.partial(sympy.sympify, number)
+            case ast.Name(id=name):
+                if name not in self._symbols:
+                    expected, got = "one that symbols(…) declares", f"the symbol {name[:60]!r}"
+                    raise self._source.error(node, expected, got)
+                make = functools.partial(self._symbols.__getitem__, name)
+            case ast.UnaryOp(op=sign, operand=operand):
+                make, parts = _OPERATORS.get(type(sign)), [operand]
+            case ast.BinOp(left=left, op=sign, right=right):
+                make, parts = _OPERATORS.get(type(sign)), [left, right]
+            case ast.Compare(left=left, ops=[sign], comparators=[right]):
+                make, parts = _OPERATORS.get(type(sign)), [left, right]
+            case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
+                make, parts = _functions().get(name), args
+        if make is None:
+            expected = (
+                f"numbers, symbols, + - * / // **, comparisons, and {', '.join(_functions())}"
+            )
+            raise self._source.error(node, expected, "the expression {}")
+        return make, parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,28 +267,17 @@ class Symbol:
     positive: bool = False
     size_like: bool = False
 
+    def __post_init__(self) -> None:
+        numbers = [v for v in (self.min, self.hint, self.max) if v is not None]
+        kinds = (int, float) if self.is_float else (int,)
+        if not all(type(v) in kinds for v in numbers) or numbers != sorted(numbers):
+            raise ValueError("min to be below the hint, and that below max; all of them numbers")
+        if {type(self.positive), type(self.size_like)} != {bool}:
+            raise ValueError("True or False as positive and size_like")
+
     @property
     def is_float(self) -> bool:
         return self.name.startswith("z")
-
-
-@dataclass(slots=True)
-class TensorType:
-    """The type of a tensor as the text states it.
-
-    Attributes:
-        strides: strides, in elements.
-        offset: storage offset, in elements.
-        storage: bytes of the storage; None if the text does not state them.
-    """
-
-    dtype: torch.dtype
-    sizes: list[Size]
-    device: torch.device
-    strides: tuple[Size, ...] = ()
-    offset: Size = 0
-    storage: Size | None = None
-    layout: torch.layout = torch.strided
 
 
 class Fakes:
@@ -364,26 +349,36 @@ class Fakes:
         """Return a context manager in which evaluating symbols uses hints and adds no guards."""
         return self._env.suppress_guards()
 
-    def tensor(self, kind: TensorType, nbytes: Size, base: torch.Tensor | None) -> torch.Tensor:
-        """Return a fake tensor on the storage of ``base``, or on a new storage of ``nbytes`` bytes."""
-        shape = [self.size(s) for s in kind.sizes]
-        if kind.layout is not torch.strided:
-            with self.mode:
-                return torch.empty(shape, dtype=kind.dtype, layout=kind.layout, device=kind.device)
-        if base is None:
-            base = torch.empty((self.size(nbytes),), dtype=torch.uint8, device="meta")
-        memory = base.untyped_storage()
-        step = [self.size(s) for s in kind.strides]
+    def tensor(
+        self,
+        dtype: torch.dtype,
+        place: tuple[Sequence[Size], Sequence[Size], Size],
+        device: torch.device,
+        memory: Size | torch.Tensor,
+    ) -> torch.Tensor:
+        """Return a fake tensor.
+
+        Args:
+            dtype: dtype of the elements.
+            place: sizes, strides and storage offset, in elements.
+            device: device of the tensor.
+            memory: a tensor whose storage the tensor shares, or the bytes of a new storage.
+        """
+        shape, step = ([self.size(s) for s in sizes] for sizes in place[:2])
+        offset = place[2]
+        if not isinstance(memory, torch.Tensor):
+            memory = torch.empty((self.size(memory),), dtype=torch.uint8, device="meta")
+        storage = memory.untyped_storage()
         # The caller has checked the size of the storage, so no guard about it may narrow a symbol.
         with torch.no_grad(), self.without_guards():
-            meta = torch.empty(0, dtype=kind.dtype, device="meta")
-            if all(type(s) is int for s in (*shape, *step, kind.offset)):
-                meta.set_(memory, kind.offset, shape, step)
+            meta = torch.empty(0, dtype=dtype, device="meta")
+            if all(type(s) is int for s in (*shape, *step, offset)):
+                meta.set_(storage, offset, shape, step)
             else:  # `as_strided` evaluates no condition on unbacked symbols, whose values are unknown
-                count = functions.FloorDiv(nbytes, kind.dtype.itemsize)
-                meta.set_(memory, 0, [self.size(size_of(count))], [1])
-                meta = meta.as_strided(shape, step, self.size(kind.offset))
-        return torch_compat.FakeTensor(self.mode, meta, kind.device)
+                count = functions.FloorDiv(size_of(storage.nbytes()), dtype.itemsize)
+                meta.set_(storage, 0, [self.size(size_of(count))], [1])
+                meta = meta.as_strided(shape, step, self.size(offset))
+        return torch_compat.FakeTensor(self.mode, meta, device)
 
 
 _NUMBERS: dict[str, tuple[Any, type[Any]]] = {
@@ -451,19 +446,13 @@ def _read_symbol(source: Source, given: ast.keyword) -> Symbol:
         raise source.error(given, "a name such as s77, u0, zf1 or zuf1", got)
     if not isinstance(call, ast.Call) or call_name(call) != "symbol" or len(call.args) > 1:
         raise source.error(call, "symbol(hint, min=…, max=…)")
-    values: dict[str, Any] = {"positive": name.startswith("s")}
-    for key, value in [("hint", x) for x in call.args] + [(k.arg, k.value) for k in call.keywords]:
-        literal = value.value if isinstance(value, ast.Constant) else None
-        if key in ("positive", "size_like"):
-            if type(literal) is not bool:
-                raise source.error(value, "True or False")
-            values[key] = literal
-        elif key in ("hint", "min", "max"):
-            is_float = name.startswith("z") and type(literal) is float
-            values[key] = literal if is_float else source.integer(value)
-        else:
-            raise source.error(call, "min, max, positive or size_like", f"'{key}'")
-    in_order = [v for v in map(values.get, ("min", "hint", "max")) if v is not None]
-    if in_order != sorted(in_order):
-        raise source.error(given, "min to be below the hint, and that below max")
-    return Symbol(name=name, **values)
+    given_values = [("hint", x) for x in call.args] + [(str(k.arg), k.value) for k in call.keywords]
+    kinds, expected = (int, float, bool), "a number, True or False"
+    stated = {key: source.literal(x, kinds, expected) for key, x in given_values}
+    try:
+        return Symbol(name=name, **{"positive": name.startswith("s"), **stated})
+    except TypeError:
+        expected = "hint, min, max, positive or size_like"
+        raise source.error(call, expected, f"'{', '.join(stated)}'") from None
+    except ValueError as error:
+        raise source.error(given, str(error)) from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from remat.errors import ProblemError
 from remat.graph.collection import paused_collection
@@ -89,28 +90,23 @@ class Source:
         rest = rest.strip()
         return rest[1:].strip() if rest.startswith("#") else ""
 
-    def constant(self, node: ast.Constant) -> str | int | float | bool | complex | None:
-        """Return the value of a literal; raise a ProblemError for another type, such as bytes."""
-        value = node.value
-        if value is None or type(value) in (str, int, float, bool, complex):
-            return value  # type: ignore[return-value]
-        got = f"a literal of type {type(value).__name__}"
-        raise self.error(node, "a string, number or None", got)
+    def literal(self, node: ast.expr, kinds: tuple[type[Any], ...], expected: str) -> Any:
+        """Return the value of a Python literal; raise a ProblemError for values of other types than ``kinds``."""
+        try:
+            value = ast.literal_eval(node)
+        except (TypeError, ValueError, MemoryError):
+            raise self.error(node, expected) from None
+        if type(value) not in kinds:
+            raise self.error(node, expected)
+        return value
 
     def integer(self, node: ast.expr) -> int:
         """Return the value of an integer literal, which may be negative; raise a ProblemError for others."""
-        sign = 1
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            sign, node = -1, node.operand
-        if isinstance(node, ast.Constant) and type(node.value) is int:
-            return sign * node.value
-        raise self.error(node, "an integer")
+        return self.literal(node, (int,), "an integer")  # type: ignore[no-any-return]
 
     def string(self, node: ast.expr) -> str:
         """Return the value of a string literal; raise a ProblemError for other expressions."""
-        if isinstance(node, ast.Constant) and type(node.value) is str:
-            return node.value
-        raise self.error(node, "a string in quotes")
+        return self.literal(node, (str,), "a string in quotes")  # type: ignore[no-any-return]
 
     def dotted(self, node: ast.expr) -> str:
         """Return the text of a dotted name such as ``aten.mm.default``; raise a ProblemError for other expressions."""

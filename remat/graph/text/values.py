@@ -21,22 +21,9 @@ from remat import torch_compat
 from remat.errors import ProblemError, first_line
 from remat.graph.memory.storages import SYMBOLIC, storage_key
 from remat.graph.memory.writes import aliased_argument
-from remat.graph.text.literals import (
-    CONSTANTS,
-    ArgumentReader,
-    ArgumentWriter,
-    read_opaque,
-    write_opaque,
-)
-from remat.graph.text.sizes import (
-    Expressions,
-    Fakes,
-    Size,
-    TensorType,
-    size_of,
-    write_expression,
-)
-from remat.graph.text.syntax import Source, arguments, call_name, written_call
+from remat.graph.text.literals import ArgumentReader, ArgumentWriter
+from remat.graph.text.sizes import Expressions, Fakes, Size, size_of, write_expression
+from remat.graph.text.syntax import Source, written_call
 from remat.torch_compat import dtype_abbrs
 
 _DTYPES = {name: dtype for dtype, name in dtype_abbrs.items()}
@@ -146,13 +133,9 @@ class ValueWriter:
             if isinstance(value, list):
                 return f"[{', '.join(parts)}]"
             return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
-        if value is None or isinstance(value, SYMBOLIC):
-            return self._literals.write(value)
-        if type(value) in (bool, int, float, complex, str, torch.dtype, torch.device):
-            return f"const({self._literals.write(value)})"
         if isinstance(value, torch_compat.BackwardState):
             return "backward_state"
-        return write_opaque(value)
+        return self._literals.write(value)
 
     def _placed(self, tensor: torch.Tensor, place: str, base: Any) -> str:
         """Return the text of a tensor's type, with ``@`` and its storage unless the storage is the default one."""
@@ -172,18 +155,14 @@ class ValueWriter:
     def _tensor(self, tensor: torch.Tensor, *, owns: bool) -> str:
         name = dtype_abbrs.get(tensor.dtype)
         wrapped = bool(torch_compat.is_traceable_wrapper_subclass(tensor))
-        if name is None or wrapped:
+        if name is None or wrapped or tensor.layout is not torch.strided:
             raise ProblemError(
                 f"a {type(tensor).__name__} of {tensor.dtype} has no text form: expected a plain "
                 "tensor, as AOTAutograd leaves them in joint graphs"
             )
         sizes = [size_of(s) for s in tensor.shape]
         text = f"{name}[{', '.join(map(self._size, sizes))}]" if sizes else name
-        extra: list[str] = []
-        if tensor.layout is not torch.strided:
-            extra.append(f"layout={tensor.layout}")
-        else:
-            extra += self._memory(tensor, sizes, owns)
+        extra = self._memory(tensor, sizes, owns)
         if tensor.device != self._device:
             extra.append(f'device="{tensor.device}"')
         return written_call(text, extra) if extra else text
@@ -286,75 +265,40 @@ class ValueReader:
                     self._read(x, f"{place}[{k}]", element(base, k)) for k, x in enumerate(elts)
                 ]
                 return items if isinstance(node, ast.List) else tuple(items)
-            case ast.Constant(value=None):
-                return None
             case ast.Name(id="backward_state"):
                 return torch_compat.BackwardState()
-            case ast.Subscript(value=ast.Name(id=name)) if name in _SYMBOLIC:
-                return self.symbolic(node)
-        if call_name(node) == "opaque":
-            return read_opaque(self._source, node)
-        written = arguments(node, "const", 1, 1)
-        if written is not None:
-            return self._literals.read(written[0])
-        tensor = self._placed(node, base)
-        if storage_key(tensor) is not None:
-            self._places[place] = tensor
+            case ast.BinOp(op=ast.MatMult()):
+                tensor = self._tensor(node.left, self._owner(node.right))
+            case _ if _dtype_of(node) is None:
+                return self._literals.read(node)
+            case _:
+                tensor = self._tensor(node, None if storage_key(base) is None else base)
+        self._places[place] = tensor
         return tensor
 
-    def _placed(self, node: ast.expr, base: Any) -> torch.Tensor:
-        """Return a tensor on the storage that the text names after ``@``, or on its default storage."""
-        if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)):
-            return self._tensor(node, None if storage_key(base) is None else base)
-        if isinstance(node.right, ast.Constant) and node.right.value is None:
-            return self._tensor(node.left, None)
-        place = ast.unparse(node.right)
+    def _owner(self, node: ast.expr) -> torch.Tensor | None:
+        """Return the tensor whose storage the text names after ``@``; None for a storage of its own."""
+        if isinstance(node, ast.Constant) and node.value is None:
+            return None
+        place = ast.unparse(node)
         # A name in this graph takes precedence over the full name of a value in another graph.
         owner = self._places.get(f"{self._graph}.{place}", self._places.get(place))
         if owner is None:
             expected = "that of a tensor above, such as mm or split[1]"
-            raise self._source.error(node.right, expected, "the memory of {}")
-        return self._tensor(node.left, owner)
+            raise self._source.error(node, expected, "the memory of {}")
+        return owner
 
-    def _type(self, node: ast.expr) -> TensorType:
-        """Parse the type of a tensor, such as ``f32[8, 4](1, 8)``."""
-        inner = node.func if isinstance(node, ast.Call) else node
-        name = inner.value if isinstance(inner, ast.Subscript) else inner
-        if not isinstance(name, ast.Name) or name.id not in _DTYPES:
-            expected = "one such as f32[8, 4], SymInt[s0], const(1), None, or a tuple of such"
-            raise self._source.error(node, expected, "the type {}")
-        sizes: list[Size] = []
-        if isinstance(inner, ast.Subscript):
-            listed = inner.slice.elts if isinstance(inner.slice, ast.Tuple) else [inner.slice]
-            sizes = [self._size(x) for x in listed]
-        tensor_type = TensorType(_DTYPES[name.id], sizes, self._device)
-        if isinstance(node, ast.Call):
-            self._details(node, tensor_type)
-        if not tensor_type.strides:
-            tensor_type.strides = contiguous(sizes)
-        return tensor_type
-
-    def _details(self, node: ast.Call, tensor_type: TensorType) -> None:
-        """Parse a tensor's properties in parentheses after its sizes, and store the properties in a type."""
-        tensor_type.strides = tuple(self._size(x) for x in node.args)
-        if tensor_type.strides and len(tensor_type.strides) != len(tensor_type.sizes):
-            expected = f"{len(tensor_type.sizes)}, one for each dimension"
-            raise self._source.error(node, expected, f"{len(tensor_type.strides)} strides")
-        for keyword in node.keywords:
-            match keyword.arg:
-                case "offset" | "storage":
-                    setattr(tensor_type, keyword.arg, self._size(keyword.value))
-                case "device":
-                    tensor_type.device = self._literals.device(keyword.value)
-                case "layout":
-                    layout = CONSTANTS.get(self._source.dotted(keyword.value))
-                    if not isinstance(layout, torch.layout):
-                        expected = "a layout, such as torch.sparse_coo"
-                        raise self._source.error(keyword.value, expected)
-                    tensor_type.layout = layout
-                case _:
-                    expected = "offset, storage, device or layout"
-                    raise self._source.error(keyword, expected, f"'{keyword.arg}'")
+    def _details(self, call: ast.Call) -> dict[str | None, Any]:
+        """Return a tensor's properties in parentheses after its sizes, by name."""
+        details: dict[str | None, Any] = {}
+        for keyword in call.keywords:
+            if keyword.arg in ("offset", "storage"):
+                details[keyword.arg] = self._size(keyword.value)
+            elif keyword.arg == "device":
+                details[keyword.arg] = self._literals.device(keyword.value)
+            else:
+                raise self._source.error(keyword, "offset, storage or device", f"'{keyword.arg}'")
+        return details
 
     def _size(self, node: ast.expr) -> Size:
         size = self._expressions.size(node)
@@ -369,13 +313,29 @@ class ValueReader:
         except (ArithmeticError, TypeError, ValueError) as error:
             raise self._source.error(node, f"one with a value ({error})", "the size {}") from error
 
-    def _tensor(self, node: ast.expr, base: Any) -> torch.Tensor:
+    def _tensor(self, node: ast.expr, base: torch.Tensor | None) -> torch.Tensor:
         """Return the fake tensor that a type describes, on the storage of ``base``."""
-        t = self._type(node)
-        needed = extent(t.sizes, t.strides, t.offset, t.dtype.itemsize)
-        available = needed if t.storage is None else t.storage
-        if base is not None and t.layout is torch.strided:
-            if t.storage is not None:
+        dtype = _dtype_of(node)
+        if dtype is None:
+            expected = "one such as f32[8, 4] or f32[8, 4](1, 8)"
+            raise self._source.error(node, expected, "the type {}")
+        call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+        sizes: list[Size] = []
+        if isinstance(call.func, ast.Subscript):
+            listed = call.func.slice
+            sizes = list(
+                map(self._size, listed.elts if isinstance(listed, ast.Tuple) else [listed])
+            )
+        strides = tuple(map(self._size, call.args)) or contiguous(sizes)
+        if len(strides) != len(sizes):
+            expected = f"{len(sizes)}, one for each dimension"
+            raise self._source.error(node, expected, f"{len(strides)} strides")
+        details = self._details(call)
+        offset = details.get("offset", 0)
+        needed = extent(sizes, strides, offset, dtype.itemsize)
+        available = details.get("storage", needed)
+        if base is not None:
+            if "storage" in details:
                 expected = "it where the memory is made"
                 raise self._source.error(node, expected, "storage=… on shared memory")
             available = size_of(base.untyped_storage().nbytes())
@@ -383,11 +343,19 @@ class ValueReader:
         if least is not None and most is not None and least > most:
             got = f"a tensor that needs {least} bytes of memory"
             raise self._source.error(node, f"no more than its {most}", got)
+        device, memory = details.get("device", self._device), available if base is None else base
         try:
-            return self._fakes.tensor(t, available, base)
+            return self._fakes.tensor(dtype, (sizes, strides, offset), device, memory)
         except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
             expected = f"a tensor that PyTorch makes: {first_line(error)}"
             raise self._source.error(node, expected) from error
+
+
+def _dtype_of(node: ast.expr) -> torch.dtype | None:
+    """Return the dtype in a tensor's type, such as ``f32[8, 4](1, 8)``; None for other expressions."""
+    kind = node.func if isinstance(node, ast.Call) else node
+    name = kind.value if isinstance(kind, ast.Subscript) else kind
+    return _DTYPES.get(name.id) if isinstance(name, ast.Name) else None
 
 
 def has_numbers(value: object) -> bool:

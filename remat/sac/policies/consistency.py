@@ -229,7 +229,7 @@ class Writes:
                     "after backward"
                 )
 
-    def accept(self, cache: dict[Any, dict[int, Any]]) -> None:
+    def accept(self, cache: dict[Any, Any]) -> None:
         """Let PyTorch's cache of results accept saved operators' writes; later writes still raise errors."""
         if not self._saved_writes:
             return
@@ -238,7 +238,7 @@ class Writes:
         # counter that the region increments may change again before backward.
         for op, entries in cache.items():
             in_place = bool(written_places(op))
-            for entry in pytree.tree_leaves(list(entries.values())):
+            for entry in pytree.tree_leaves(entries):  # lists by operator before PyTorch 2.13
                 value = getattr(entry, "val", None)
                 if not isinstance(value, torch.Tensor):
                     continue

@@ -157,7 +157,7 @@ def _groups(plan: SACPlan) -> dict[ModulePlan, list[str]]:
 def operators_named(names: Iterable[str]) -> Iterator[Any]:
     """Yield the operator for each distinct name; leave out names of custom operators that are not registered."""
     for name in dict.fromkeys(names):
-        with contextlib.suppress(LookupError):
+        with contextlib.suppress(ProblemError):
             yield read_target(name)
 
 

@@ -60,7 +60,7 @@ class _OptCommand(Command):
 @click.option("--print-before-all", is_flag=True, help="print the graph before every pass")
 @click.option("--print-after-all", is_flag=True, help="print the graph after every pass")
 @click.option(
-    "--print-after", metavar="PASS", multiple=True, help="print the graph after this pass"
+    "--print-after", "only", metavar="PASS", multiple=True, help="print the graph after this pass"
 )
 @click.option("--print-changed", is_flag=True, help="print what each pass changed, as a diff")
 @click.option("--dump-dir", type=_FOLDER, help="write the graph after every pass to this folder")
@@ -200,8 +200,8 @@ def _instruments(options: dict[str, Any]) -> Iterator[Instrument]:
     before, after = options["print_before_all"], options["print_after_all"]
     if before or after:
         yield instruments.Printed(to=_note, before=before, after=after)
-    if options["print_after"] and not after:
-        yield instruments.Printed(to=_note, only=options["print_after"])
+    if options["only"] and not after:
+        yield instruments.Printed(to=_note, only=options["only"])
     if options["print_changed"]:
         yield instruments.Printed(to=_note, changed=True)
     # Timing comes last, so that the time of a pass does not include the work of other instruments.

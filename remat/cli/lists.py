@@ -99,10 +99,14 @@ def costs() -> None:
     ]
     if echo_json({"costs": rows}):
         return
-    for row in rows:
-        lines = (f"{row['name']}:{device}  {label}" for device, label in row["devices"].items())
-        row["devices"] = "\n".join(lines)
-    _show(rows, ("name", "unit", "summary", "devices"), name="cost model", summary="what it counts")
+    _show(rows, ("name", "unit", "summary"), name="cost model", summary="what it counts")
+    devices = [
+        {"name": f"{row['name']}:{device}", "device": label}
+        for row in rows
+        for device, label in row["devices"].items()
+    ]
+    click.echo()
+    _show(devices, ("name", "device"), name="cost model")
 
 
 def _summary(kind: type) -> str:

@@ -25,7 +25,7 @@ from remat.cli.output import (
     JSON,
     QUIET,
     asks_for_json,
-    echo_error,
+    echo_json,
     interruptible,
     show_warning,
     tell_refused_plugins,
@@ -103,22 +103,17 @@ class _Group(click.Group):
         """Add a command, and append its example from `HELP` to its help."""
         super().add_command(cmd, name)
         for examples in HELP.values():
-            if (name or cmd.name) in examples:
-                cmd.epilog = f"Example: {examples[name or cmd.name or '']}"
+            if cmd.name in examples:
+                cmd.epilog = f"Example: {examples[cmd.name]}"
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands in the help under the sections of `HELP`, and all other commands in a last section."""
-        grouped = [name for group in HELP.values() for name in group]
-        others = [name for name in self.list_commands(ctx) if name not in grouped]
-        for title, names in (*HELP.items(), ("More", others)):
-            rows = [
-                (name, self.commands[name].get_short_help_str(limit=_WHOLE_SENTENCE))
-                for name in names
-                if name in self.commands
-            ]
-            if rows:
-                with formatter.section(title):
-                    formatter.write_dl(rows)
+        """List the commands in the help under the sections of `HELP`."""
+        for title, names in HELP.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    (name, self.commands[name].get_short_help_str(limit=_WHOLE_SENTENCE))
+                    for name in names
+                )
 
     @interruptible()
     def make_context(
@@ -141,17 +136,20 @@ class _Group(click.Group):
                 warnings.filterwarnings("default", message="the cache of measured costs")
                 warnings.simplefilter("default", PeakWarning)
                 warnings.showwarning = show_warning
+            error: RematError | click.ClickException | None = None
             try:
                 return super().invoke(ctx)
-            except (RematError, click.ClickException) as error:
-                if ctx.meta[JSON]:
-                    echo_error(error)
-                elif isinstance(error, click.ClickException):
+            except (RematError, click.ClickException) as raised:
+                error = raised
+                is_click = isinstance(error, click.ClickException)
+                if is_click and not ctx.meta[JSON]:
                     raise
-                else:
+                if not ctx.meta[JSON]:
                     click.echo(f"error: {params.one_line(error)}", err=True)
-                ctx.exit(error.exit_code if isinstance(error, click.ClickException) else 1)
+                ctx.exit(getattr(error, "exit_code", 1))
             finally:
+                if ctx.meta[JSON]:
+                    echo_json(ctx, error)
                 tell_refused_plugins()
 
 

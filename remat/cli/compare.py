@@ -17,7 +17,7 @@ from remat.cli.commands import (
     plan_options,
     planning_options,
 )
-from remat.cli.output import echo_json
+from remat.cli.output import as_json
 from remat.cli.progress import Progress
 from remat.errors import RematError
 
@@ -39,13 +39,11 @@ if TYPE_CHECKING:
     "comma-separated budgets to plan at: 0.5, 40GiB, peak:0.5, saved:8GiB",
     default="0.2,0.5,0.8",
 )
-@click.option("--legend", is_flag=True, help="explain the star and the columns below the table")
 def compare(
     model: str,
     overrides: tuple[str, ...],
     solvers: tuple[str, ...] | None,
     budgets: tuple[str, ...],
-    legend: bool,
     **options: Any,
 ) -> None:
     """Plan MODEL with several solvers at several budgets, and show the plans in one table.
@@ -55,7 +53,7 @@ def compare(
     search as in `remat plan`.
     """
     from remat import api
-    from remat.cli import tables
+    from remat.cli.tables import cost_text
     from remat.experiments.grid import compare as compare_solvers
     from remat.planning.request import PlanRequest
     from remat.solvers.base import Solver
@@ -79,17 +77,13 @@ def compare(
         progress.stage(f"comparing {total} plans")
         comparison = compare_solvers(captured.joint, names, parsed, on_row=count, **common)
         comparison = dataclasses.replace(comparison, brief=brief)
-    failure = None
+    if not as_json(comparison.to_json()):
+        cost = cost_text(comparison.cost, common["cost"])
+        click.echo(f"{captured.title()}; cost model {cost}\n{comparison}")
+        if brief:
+            click.echo(
+                f"{', '.join(brief)}: searched with a twentieth of their work, so that the table comes soon; "
+                "named with --solvers they do all of it"
+            )
     if all(row.reason is not None for row in comparison.rows):
-        failure = RematError(
-            "no solver found a plan at any of these budgets; the reasons stand above"
-        )
-    if echo_json(comparison.to_json(), failure):
-        return
-    cost = tables.cost_text(comparison.cost, common["cost"])
-    title = f"{captured.title()}; cost model {cost}"
-    tables.show(tables.comparison_table(comparison, title, width=tables.console().width))
-    for note in (*tables.comparison_notes(comparison), *(tables.LEGEND if legend else ())):
-        click.echo(note)
-    if failure is not None:
-        raise failure
+        raise RematError("no solver found a plan at any of these budgets; the reasons stand above")

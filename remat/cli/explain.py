@@ -16,7 +16,7 @@ from remat.cli.commands import (
     main,
     takes_request,
 )
-from remat.cli.output import echo_json
+from remat.cli.output import as_json
 from remat.cli.progress import Progress
 from remat.errors import about
 
@@ -106,7 +106,7 @@ def explain(
         for path in exports:
             progress.stage(f"writing {path}")
             plan.export(path, format=export_format)
-    if echo_json(figures):
+    if as_json(figures):
         return
     if not files:
         click.echo(captured.title())

@@ -20,7 +20,7 @@ from remat.cli.commands import (
     users_output,
 )
 from remat.cli.models import called, check_not_hf, function_of, is_hf, load, takes_batch
-from remat.cli.output import echo_json
+from remat.cli.output import as_json
 from remat.cli.progress import Progress
 from remat.errors import RematError
 from remat.options import Training, ValueOptions
@@ -106,14 +106,10 @@ def fit(
             title="" if model.startswith("hf:") else model,
             on_progress=_stages(progress),
         )
-    failure = None
+    if not as_json(table.to_json()):
+        click.echo(str(table))
     if table.largest is None:
-        failure = RematError("no batch fits; the reasons stand with the rows")
-    if echo_json(table.to_json(), failure):
-        return
-    click.echo(str(table))
-    if failure is not None:
-        raise failure
+        raise RematError("no batch fits; the reasons stand with the rows")
 
 
 def _stages(progress: Progress) -> Callable[[str], None]:

@@ -19,12 +19,12 @@ from remat.cli.commands import (
     main,
     takes_request,
 )
-from remat.cli.output import echo_json
+from remat.cli.output import as_json
 from remat.cli.progress import Progress
 from remat.errors import RematError
 
 if TYPE_CHECKING:
-    from remat.planning.frontier import Frontier
+    from remat.planning.frontier import Frontier, FrontierPoint
     from remat.planning.plan import Plan
     from remat.planning.request import PlanRequest
 
@@ -109,9 +109,6 @@ def frontier(
         if plot is not None and frontiers:
             progress.stage("drawing")
             frontiers[0].plot(plot, chosen=plan, others=frontiers[1:])
-    failure = None
-    if not frontiers:
-        failure = RematError("no solver found a frontier; the reasons stand above")
     data = {
         "graph": captured.joint.name,
         "frontiers": [
@@ -121,16 +118,15 @@ def frontier(
         "failed": reasons,
         "plan": None if plan is None else json.loads(plan.to_json()),
     }
-    if echo_json(data, failure):
-        return
-    if frontiers:
-        _show(captured, frontiers, plan, str(request.cost))
-    for name, reason in reasons.items():
-        click.echo(f"{name}: no frontier: {reason}")
-    if failure is not None:
-        raise failure
-    if plot is not None:
-        click.echo(f"drawn: {plot}")
+    if not as_json(data):
+        if frontiers:
+            _show(captured, frontiers, plan, str(request.cost))
+        for name, reason in reasons.items():
+            click.echo(f"{name}: no frontier: {reason}")
+        if frontiers and plot is not None:
+            click.echo(f"drawn: {plot}")
+    if not frontiers:
+        raise RematError("no solver found a frontier; the reasons stand above")
 
 
 def _show(captured: Captured, frontiers: list[Frontier], plan: Plan | None, cost: str) -> None:
@@ -147,14 +143,23 @@ def _show(captured: Captured, frontiers: list[Frontier], plan: Plan | None, cost
             f"partition saves {format_bytes(first.full_bytes)}"
         )
     for frontier in frontiers:
-        table = tables.frontier_table(frontier, ROWS // len(frontiers))
-        count = len(frontier.points)
-        shown = f", {table.row_count} of them here" if table.row_count < count else ""
-        click.echo(f"\n{frontier.label}: {counted(count, 'point')}{shown}")
-        tables.show(table)
+        points, shown = frontier.points, frontier.thinned(ROWS // len(frontiers))
+        note = f", {len(shown)} of them here" if len(shown) < len(points) else ""
+        click.echo(f"\n{frontier.label}: {counted(len(points), 'point')}{note}")
+        tables.show_rows([_row(frontier, point) for point in shown], unit=frontier.unit)
     if plan is not None:
         click.echo(
             f"\nbudget {plan.requested.label}: {format_bytes(plan.saved_bytes)} saved, "
             f"{format_cost(plan.recompute_cost, plan.unit)} recomputed, "
             f"peak {format_bytes(plan.peak_bytes)}"
         )
+
+
+def _row(frontier: Frontier, point: FrontierPoint) -> dict[str, Any]:
+    """Return a row of the table of a frontier: the bytes of the frontier come first, an arrow marks the knee."""
+    figures = dataclasses.asdict(point)
+    if frontier.by == "peak":
+        figures = dict(reversed(figures.items()))
+    elif frontier.full_bytes:
+        figures = {"share": f"{point.saved_bytes / frontier.full_bytes:.3f}", **figures}
+    return {**figures, "": "← knee" if point == frontier.knee() else ""}

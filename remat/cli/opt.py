@@ -19,7 +19,7 @@ from remat.cli.commands import (
     planning_options,
     tracing_options,
 )
-from remat.cli.output import echo_json
+from remat.cli.output import as_json
 from remat.cli.progress import Progress
 from remat.errors import ProblemError
 from remat.files import write_file
@@ -127,7 +127,7 @@ def opt(joint: str, overrides: tuple[str, ...], **options: Any) -> None:
         **reports,
         "text": None if output else text,
     }
-    if not echo_json(data) and output is None:
+    if not as_json(data) and output is None:
         click.echo(text, nl=False)
 
 

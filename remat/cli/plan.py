@@ -15,11 +15,13 @@ from remat.cli.commands import (
     main,
     takes_request,
 )
-from remat.cli.output import echo_json, wants_json
+from remat.cli.output import as_json
 from remat.cli.progress import Progress
 from remat.files import write_file
 
 if TYPE_CHECKING:
+    from remat.cli.commands import Captured
+    from remat.planning.plan import Plan
     from remat.planning.plan_set import PlanSet
     from remat.planning.request import PlanRequest
 
@@ -68,11 +70,9 @@ def plan(
 
     Exit code: 4 if the plan is within the budget by simulation, but its estimated peak under Inductor is not.
     """
-    from remat.cli import tables
     from remat.planning.plan import Plan
     from remat.planning.planner import plan_graph
     from remat.planning.set_planner import plan_graphs
-    from remat.units import format_bytes
 
     if options["run"] and options["fullgraph"]:
         raise click.UsageError("'--run' goes together with '--no-fullgraph' only")
@@ -96,17 +96,36 @@ def plan(
     fuses = options["lower"] == "inductor" and request.budget.on_peak
     estimated = planned.estimated_peak_bytes if fuses and isinstance(planned, Plan) else 0
     limit = request.budget.peak_bytes or estimated
+    machine = as_json(planned.to_json())
     if estimated > limit:  # under --json, standard output contains only the plan
-        click.echo(_above(estimated, limit), err=wants_json())
-    code = ABOVE_AS_COMPILED if estimated > limit else 0
-    if echo_json(planned.to_json()):
-        click.get_current_context().exit(code)
+        click.echo(_above(estimated, limit), err=machine)
+    if not machine:
+        _show(captured, planned, request, explain, estimated)
+        for label, path in (("drawn:", plot), ("plan written to", save)):
+            if path is not None:
+                click.echo(f"{label} {path}")
+    click.get_current_context().exit(ABOVE_AS_COMPILED if estimated > limit else 0)
+
+
+def _show(
+    captured: Captured,
+    planned: Plan | PlanSet,
+    request: PlanRequest,
+    explain: bool,
+    estimated: int,
+) -> None:
+    """Print the plan of each graph, and what is expected of compiled code."""
+    from remat.cli.tables import plan_table
+    from remat.planning.plan import Plan
+    from remat.report.tables import show
+    from remat.units import format_bytes
+
     plans = [planned] if isinstance(planned, Plan) else planned
     for joint, each in zip(captured.joints, plans, strict=True):
         if explain:  # the explanation contains the figures of the table
             click.echo(f"{captured.title(joint)}\n{each.explain()}")
         else:
-            tables.show(tables.plan_table(each, captured.title(joint), str(request.cost)))
+            show(plan_table(each, captured.title(joint), str(request.cost)))
     if not isinstance(planned, Plan):
         click.echo(planned.explain().partition("\n")[0])
     elif estimated:
@@ -114,10 +133,6 @@ def plan(
             f"as compiled    {format_bytes(estimated)} is expected once Inductor has fused this plan; "
             'torch.compile(backend="remat") plans by such peaks, this command by those of the graph as it is'
         )
-    for label, path in (("drawn:", plot), ("plan written to", save)):
-        if path is not None:
-            click.echo(f"{label} {path}")
-    click.get_current_context().exit(code)
 
 
 def _above(estimated: int, limit: int) -> str:

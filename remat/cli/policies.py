@@ -14,7 +14,7 @@ from remat.cli.commands import (
     main,
     takes_request,
 )
-from remat.cli.output import echo_json
+from remat.cli.output import as_json
 from remat.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def policies(
     more if the whole module is recomputed. The last line is code to paste: it calls torch.compile
     with policies that describe this plan. Change the policies as you want.
     """
+    from remat.cli.tables import show_rows
     from remat.planning.planner import plan_graph
     from remat.report.by_module import module_rows, policies_of
 
@@ -47,11 +48,10 @@ def policies(
         rows = module_rows(plan.uses())
     to_paste = {p.pattern: p.value for p in request.policies.given} or policies_of(rows)
     modules = [_figures(row) for row in rows]
-    if echo_json({"modules": modules, "policies": to_paste, "unit": plan.unit}):
+    if as_json({"modules": modules, "policies": to_paste, "unit": plan.unit}):
         return
     click.echo(f"{captured.title()}; budget {plan.requested.label}")
-    for line in _table(rows, plan.unit):
-        click.echo(line)
+    show_rows([_shown(row, rows) for row in rows], unit=plan.unit)
     given = {"budget": str(request.budget), "policies": to_paste}
     if request.offload is not None:
         given["offload"] = str(request.offload)
@@ -77,26 +77,12 @@ def _figures(row: ModuleRow) -> dict[str, Any]:
     }
 
 
-def _table(rows: list[ModuleRow], unit: str) -> list[str]:
-    from remat.units import columns, format_bytes, format_cost
-
-    offloaded = "offloaded" if any(row.total.offloaded_bytes for row in rows) else ""
-    table = [["module", "", "saved", offloaded, "forward", "recomputed", "the plan"]]
-    for row in rows:
-        total = row.total
-        name = "  " * row.depth + _below(row.pattern, rows) if row.depth else row.pattern
-        table.append(
-            [
-                name,
-                f"× {len(row.modules)}" if len(row.modules) > 1 else "",
-                format_bytes(total.saved_bytes) if total.saved_bytes else "",
-                format_bytes(total.offloaded_bytes) if total.offloaded_bytes else "",
-                format_cost(total.cost, unit) if total.cost else "",
-                format_cost(total.recompute_cost, unit) if total.recompute_cost else "",
-                row.treatment or ("both" if total.saved_bytes or total.recompute_cost else ""),
-            ]
-        )
-    return columns(table, left=(0, 1, 6))
+def _shown(row: ModuleRow, rows: list[ModuleRow]) -> dict[str, Any]:
+    """Return the figures of a row for people: names are indented, and zeros are left out."""
+    figures = {name: value or None for name, value in _figures(row).items() if name != "pattern"}
+    treated = figures["saved_bytes"] or figures["recompute_cost"]
+    figures["treatment"] = row.treatment or ("both" if treated else "")
+    return {"module": "  " * row.depth + _below(row.pattern, rows), **figures}
 
 
 def _below(pattern: str, rows: list[ModuleRow]) -> str:

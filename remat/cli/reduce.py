@@ -18,7 +18,7 @@ import click
 
 from remat.cli import params
 from remat.cli.commands import json_option, main
-from remat.cli.output import INTERRUPTED, echo_json
+from remat.cli.output import INTERRUPTED, as_json
 from remat.cli.progress import Progress
 from remat.cli.repro import replay
 from remat.errors import RematError
@@ -106,7 +106,7 @@ def reduce_(
     else:
         _write_folder(source, target, recorded, reduced.joint, text)
     counts = ("before", "nodes", "tests", "cached", "refused", "interrupted")
-    if not echo_json({"written": str(target), **{k: getattr(reduced, k) for k in counts}}):
+    if not as_json({"written": str(target), **{k: getattr(reduced, k) for k in counts}}):
         so_far = "interrupted; so far: " if reduced.interrupted else ""
         click.echo(
             f"{so_far}{reduced.before} -> {reduced.nodes} nodes in {reduced.tests} tests, written to {target}"

@@ -10,7 +10,7 @@ import click
 
 from remat.cli import params
 from remat.cli.commands import json_option, main
-from remat.cli.output import echo_json
+from remat.cli.output import as_json
 from remat.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def repro(folder: Path, passes: PassManager | None) -> None:
         outcome, code = "fails in another way", ANOTHER
     shown = None if error is None else f"{type(error).__name__}: {' '.join(str(error).split())}"
     data = {"outcome": outcome, "error": shown, "recorded": f"{recorded.type}: {recorded.message}"}
-    if not echo_json(data):
+    if not as_json(data):
         click.echo(outcome if shown is None else f"{outcome}: {shown}")
         if code == ANOTHER:
             click.echo(f"recorded: {recorded.type}: {' '.join(recorded.message.split())}")

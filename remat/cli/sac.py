@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -20,14 +20,10 @@ from remat.cli.commands import (
     seq_option,
 )
 from remat.cli.models import load, users_code
-from remat.cli.output import echo_json
+from remat.cli.output import as_json
 from remat.cli.progress import Progress
 from remat.errors import BudgetError, CaptureError, RematError
 from remat.files import write_file
-
-if TYPE_CHECKING:
-    from remat.sac.api.checkpointing import Checked
-    from remat.sac.solve.plan import SACPlan
 
 #: Values of ``--mode``: the first takes runtimes from a cost model, the second measures each operator.
 MODES = ("operator-level-cost-model", "operator-level-benchmark")
@@ -115,11 +111,12 @@ def sac(
 
     The plan is for eager code. remat.sac.apply(model, plan) applies it with torch.utils.checkpoint.
     """
+    from remat.cli.tables import show_figures
     from remat.sac.api.checkpointing import check
     from remat.sac.estimation.modules import estimate
     from remat.sac.solve.milp import plan as plan_for
 
-    checked: Checked | None = None
+    measured: dict[str, Any] | None = None
     failure: RematError | None = None
     with Progress() as progress:
         progress.stage("building the model")
@@ -140,41 +137,20 @@ def sac(
             progress.stage("running")
             try:
                 with users_code(model):
-                    checked = check(example.model, plan, example.args, example.kwargs)
+                    measured = asdict(check(example.model, plan, example.args, example.kwargs))
             except RematError as error:
                 failure = CaptureError(f"the plan stands above, but no step could be run: {error}")
-    measured = None if checked is None else asdict(checked)
-    if echo_json({"plan": json.loads(plan.to_json()), "measured": measured}, failure):
-        return
-    click.echo(f"{example.title}\n")
-    click.echo(plan.explain())
-    if checked is not None:
-        _show_measured(plan, checked)
-    if cost is None and mode == MODES[0] and failure is None:
-        click.echo("times are those of an H100; --cost roofline:epyc estimates for a CPU", err=True)
-    if output is not None:
-        click.echo(f"plan: {output}")
-        click.echo(f"apply: remat.sac.apply(model, remat.sac.SACPlan.load({str(output)!r}))")
+    if not as_json({"plan": json.loads(plan.to_json()), "measured": measured}):
+        click.echo(f"{example.title}\n\n{plan.explain()}")
+        if measured is not None:
+            figures = {"plain_peak_bytes": plan.plain_peak_bytes, "peak_bytes": plan.peak_bytes}
+            show_figures([figures, measured], "measured", ("", "estimated", "measured"))
+        if cost is None and mode == MODES[0] and failure is None:
+            click.echo(
+                "times are those of an H100; --cost roofline:epyc estimates for a CPU", err=True
+            )
+        if output is not None:
+            click.echo(f"plan: {output}")
+            click.echo(f"apply: remat.sac.apply(model, remat.sac.SACPlan.load({str(output)!r}))")
     if failure is not None:
         raise failure
-
-
-def _show_measured(plan: SACPlan, checked: Checked) -> None:
-    """Print estimated and measured peaks and times of the training step side by side."""
-    from remat.cli import tables
-    from remat.units import format_bytes
-
-    added_ms = checked.ms - checked.plain_ms
-    modelled = " modelled" if plan.mode == MODES[0] else ""
-    peaks = (
-        ("peak, no checkpointing", plan.plain_peak_bytes, checked.plain_peak_bytes),
-        ("peak under the plan", plan.peak_bytes, checked.peak_bytes),
-    )
-    rows = [
-        *((label, *map(format_bytes, sizes)) for label, *sizes in peaks),
-        ("time more for a step", f"{plan.recompute_ms:.4g} ms{modelled}", f"{added_ms:.4g} ms"),
-        ("step, no checkpointing", "", f"{checked.plain_ms:.4g} ms"),
-    ]
-    click.echo("")
-    tables.show(tables.new_table("", ("", "estimated", "measured"), rows, left=[0]))
-    click.echo(f"gradients differ by {checked.gradient_distance:.1e} of their norm")

@@ -21,7 +21,7 @@ from remat.cli.commands import (
     main,
     plan_options,
 )
-from remat.cli.output import echo_json
+from remat.cli.output import as_json
 from remat.cli.progress import Progress
 from remat.errors import RematError
 
@@ -129,18 +129,14 @@ def sweep(models: tuple[str, ...], jobs: int | None, output: Path | None, **opti
             **options,
         )
     failed, count = sum(row.reason is not None for row in table.rows), len(table.rows)
-    failure = None
+    if not as_json({"rows": [asdict(row) for row in table.rows]}):
+        click.echo(str(table))
+        if output is not None:
+            click.echo(f"written to {output}{_taken(total - planned, output)}")
+        if failed:
+            click.echo(f"{failed} of {count} rows have no plan; the reasons stand in the table")
     if failed == count:
-        failure = RematError("no row has a plan; the reasons stand with the rows")
-    if echo_json({"rows": [asdict(row) for row in table.rows]}, failure):
-        return
-    click.echo(str(table))
-    if output is not None:
-        click.echo(f"written to {output}{_taken(total - planned, output)}")
-    if failed:
-        click.echo(f"{failed} of {count} rows have no plan; the reasons stand in the table")
-    if failure is not None:
-        raise failure
+        raise RematError("no row has a plan; the reasons stand with the rows")
 
 
 def _taken(rows: int, output: Path | None) -> str:

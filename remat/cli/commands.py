@@ -102,9 +102,8 @@ class _Group(click.Group):
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         """Add a command, and append its example from `HELP` to its help."""
         super().add_command(cmd, name)
-        for examples in HELP.values():
-            if cmd.name in examples:
-                cmd.epilog = f"Example: {examples[cmd.name]}"
+        own = cmd.name or ""
+        (cmd.epilog,) = (f"Example: {group[own]}" for group in HELP.values() if own in group)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands in the help under the sections of `HELP`."""
@@ -193,7 +192,8 @@ def list_option(
     )
 
 
-#: Settings of click for options of planning, as `record_options` takes them.
+#: Dict from a field of `PlanOptions` or `Training` to the settings of click that differ from the field's own. The
+#: setting ``flag`` is the option's name without dashes.
 _CLICK: Mapping[str, Mapping[str, Any]] = {
     "solver": {"type": params.SOLVER},
     "time_limit": {"type": params.SECONDS},
@@ -202,40 +202,37 @@ _CLICK: Mapping[str, Mapping[str, Any]] = {
     "host_memory": {"metavar": "BYTES"},
     "chunk": {"metavar": "N|auto"},
     "policies": {"flag": "policy", "metavar": "PATTERN=VALUE", "multiple": True},
+    "batches": {"flag": "batch", "metavar": "BATCH,…|max"},
+    "link_gbps": {"flag": "link", "type": float, "metavar": "GB/s"},
 }
 
 
-def plan_options(*names: str) -> Callable[..., Any]:
-    """Return a decorator that adds options of planning to a command, as `PlanOptions` declares and documents them."""
-    return record_options(PlanOptions, {name: _CLICK.get(name, {}) for name in names})
+def record_options(record: type, *names: str) -> Callable[..., Any]:
+    """Return a decorator that adds options to a command, as fields of a dataclass declare and document them."""
+    return options(*(_option(record, field) for field in fields(record) if field.name in names))
 
 
-def record_options(record: type, settings: Mapping[str, Mapping[str, Any]]) -> Callable[..., Any]:
-    """Return a decorator that adds options to a command, one for each selected field of a dataclass.
-
-    Args:
-        record: the dataclass, whose fields declare and document the options.
-        settings: dict from each selected field to the settings of click that differ from the field's own. The
-            setting ``flag`` is the option's name without dashes.
-    """
-    declared = (field for field in fields(record) if field.name in settings)
-    return options(*(_option(record, field, settings[field.name]) for field in declared))
-
-
-def _option(record: type, field: Field[Any], overrides: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return a decorator for a dataclass field's option: a Boolean flag, or text unless ``overrides`` sets a type."""
+def _option(record: type, field: Field[Any]) -> Callable[..., Any]:
+    """Return a decorator for a field's option: a Boolean flag, a whole number, or else text; `_CLICK` may differ."""
     name, default = field.name.replace("_", "-"), field.default
+    overrides = _CLICK.get(field.name, {})
     settings: dict[str, Any] = {"default": default, "show_default": default is not None}
     if default is MISSING:
         settings = {"required": True}
     if isinstance(default, bool):
         name = f"{name}/--no-{name}"
+    elif isinstance(default, int):
+        settings["type"] = int
     elif "type" not in overrides:
         settings |= {"type": str, "metavar": name.upper()}
     settings |= overrides
     text = " ".join(documented(record).get(field.name, "").replace("``", "").split())
     sentence = text.partition(": ")[2].partition(". ")[0].rstrip(".")
     return click.option(f"--{settings.pop('flag', name)}", field.name, help=sentence, **settings)
+
+
+#: Decorator that adds options of planning to a command.
+plan_options = functools.partial(record_options, PlanOptions)
 
 
 def _output_flag(key: str, *names: str, text: str) -> Callable[..., Any]:

@@ -11,7 +11,6 @@ import click
 
 from remat.cli import params
 from remat.cli.commands import (
-    Command,
     capture_model,
     json_option,
     main,
@@ -21,7 +20,6 @@ from remat.cli.commands import (
 )
 from remat.cli.output import as_json
 from remat.cli.progress import Progress
-from remat.errors import ProblemError
 from remat.files import write_file
 
 if TYPE_CHECKING:
@@ -31,16 +29,7 @@ if TYPE_CHECKING:
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
-class _OptCommand(Command):
-    """Command that reads ``--verify-each`` without a value as ``--verify-each=structure``."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # If the option's value were optional in click, click would take the next argument as the value.
-        given = ["--verify-each=structure" if a == "--verify-each" else a for a in args]
-        return super().parse_args(ctx, given)
-
-
-@main.command(cls=_OptCommand)
+@main.command()
 @click.argument("joint", metavar="JOINT", is_eager=True, callback=params.check_file)
 @click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
 @click.option(
@@ -71,7 +60,6 @@ class _OptCommand(Command):
 @click.option(
     "--verify-each",
     type=click.Choice(["structure", "numbers"]),
-    metavar="[=structure|numbers]",
     help="check the graph after every pass; with numbers also run the graphs on random inputs",
 )
 @click.option(
@@ -135,7 +123,8 @@ def read_graph(
     progress: Progress, joint: str, overrides: tuple[str, ...], **tracing: Any
 ) -> JointGraph:
     """Return the joint graph that JOINT names: read the graph from a file or standard input, or capture a model."""
-    from remat.graph.text import SUFFIX, read_joint
+    from remat.graph.text import SUFFIX, parse_joint, read_joint
+    from remat.graph.text.syntax import MAX_BYTES
 
     path = Path(joint)
     is_model = ":" in joint and path.suffix != SUFFIX and not path.is_file()
@@ -144,25 +133,14 @@ def read_graph(
     if overrides:
         raise click.UsageError(f"'{overrides[0]}' is for hf:TYPE only: '{joint}' is graph text")
     if joint == "-":
-        return _from_stdin()
-    params.check_exists(
-        path, "file", f"expected a file of graph text such as step{SUFFIX}, - or MODEL"
-    )
+        data = sys.stdin.buffer.read(MAX_BYTES + 1)  # the parser refuses more than MAX_BYTES
+        return parse_joint(data.decode(errors="replace"))
+    if not path.exists():
+        raise click.UsageError(
+            f"there is no file '{path}'; expected a file of graph text such as step{SUFFIX}, - or MODEL"
+        )
     progress.stage(f"reading {joint}")
     return read_joint(path)
-
-
-def _from_stdin() -> JointGraph:
-    from remat.graph.text import parse_joint
-    from remat.graph.text.syntax import MAX_BYTES
-
-    data = sys.stdin.buffer.read(MAX_BYTES + 1)  # the parser refuses more than MAX_BYTES
-    try:
-        return parse_joint(data.decode())
-    except UnicodeDecodeError as error:
-        raise ProblemError(
-            f"standard input is no text in UTF-8: byte {error.start}; expected graph text"
-        ) from None
 
 
 def _pipeline(options: dict[str, Any]) -> Pipeline:

@@ -180,14 +180,6 @@ class OutputFile(click.Path):
 PICTURE_FILE = OutputFile(".svg", ".png")
 
 
-def check_exists(path: Path, kind: str, expected: str = "") -> None:
-    """Raise a UsageError if a path does not exist; the message states the kind of input and what is expected."""
-    if not path.exists():
-        raise click.UsageError(
-            f"there is no {kind} '{path}'" + (f"; {expected}" if expected else "")
-        )
-
-
 class ListOf(ParamType):
     """Parameter type for comma-separated values of one type."""
 

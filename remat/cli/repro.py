@@ -23,7 +23,9 @@ GONE, REPRODUCED, ANOTHER = 0, 1, 3
 
 
 @main.command()
-@click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path))
+@click.argument(
+    "folder", metavar="FOLDER", type=click.Path(exists=True, file_okay=False, path_type=Path)
+)
 @click.option(
     "--passes", type=params.PIPELINE, help="run this pipeline instead of the recorded one"
 )
@@ -36,7 +38,6 @@ def repro(folder: Path, passes: PassManager | None) -> None:
     from remat.graph.text import read_joint
     from remat.passes.instruments.reproducer import GRAPH, read_reproducer
 
-    params.check_exists(folder, "folder", "expected a folder that a Reproducer wrote")
     with Progress() as progress:
         progress.stage(f"reading {folder}")
         recorded = read_reproducer(folder)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,33 +90,19 @@ def sweep(models: tuple[str, ...], jobs: int | None, output: Path | None, **opti
     # Rows that are requested twice are planned once.
     lists = (models, *(options[name] for name in ("budgets", "solvers", "costs")))
     total = math.prod(len(set(values)) for values in lists)
-    # The model of each table row that must still be planned, in the order of planning.
-    missing: list[str] = []
-    planned = 0
-    with Progress() as progress, _resumable(output):
+    missing = finished = 0
+    with Progress() as progress:
 
         def on_start(rows: Mapping[str, int]) -> None:
-            missing.extend(model for model, count in rows.items() for _ in range(count))
-            begin_stage()
-
-        def begin_stage() -> None:
-            """Show that the planning of one model or, with ``--jobs``, of all models begins."""
-            taken = _taken(total - len(missing), output)
-            if jobs is not None or not missing:
-                progress.stage(f"planning {counted(len(missing), 'row')}{taken}")
-                return
-            model, names = missing[planned], list(dict.fromkeys(missing))
-            place = f"{names.index(model) + 1} of {len(names)} models"
-            rows = counted(missing.count(model), "row")
-            progress.stage(f"planning {rows} of {model} ({place}){taken}")
+            nonlocal missing
+            missing = sum(rows.values())
+            progress.stage(f"planning {counted(missing, 'row')}{_taken(total - missing, output)}")
 
         def on_row(row: ExperimentRow) -> None:
-            nonlocal planned
-            planned += 1
-            if jobs is None and planned < len(missing) and missing[planned] != row.model:
-                begin_stage()
+            nonlocal finished
+            finished += 1
             progress.detail(
-                f"{planned} of {len(missing)}: {row.model} at {row.label} with {row.solver}"
+                f"{finished} of {missing}: {row.model} at {row.label} with {row.solver}"
             )
 
         table = plan_all(
@@ -132,7 +117,7 @@ def sweep(models: tuple[str, ...], jobs: int | None, output: Path | None, **opti
     if not as_json({"rows": [asdict(row) for row in table.rows]}):
         click.echo(str(table))
         if output is not None:
-            click.echo(f"written to {output}{_taken(total - planned, output)}")
+            click.echo(f"written to {output}{_taken(total - missing, output)}")
         if failed:
             click.echo(f"{failed} of {count} rows have no plan; the reasons stand in the table")
     if failed == count:
@@ -144,19 +129,3 @@ def _taken(rows: int, output: Path | None) -> str:
     from remat.units import counted
 
     return f"; {counted(rows, 'row')} taken from {output}" if rows else ""
-
-
-@contextlib.contextmanager
-def _resumable(output: Path | None) -> Iterator[None]:
-    """If Ctrl-C interrupts the ``with`` block, print the command that continues a sweep with an output file."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if output is not None:
-            from remat.experiments.journal import journal_of
-
-            again = shlex.join(["remat", *sys.argv[1:]])
-            click.echo(
-                f"finished rows stand in {journal_of(output)}; go on with: {again}", err=True
-            )
-        raise

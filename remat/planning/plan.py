@@ -91,11 +91,10 @@ class Plan(PlanRecord):
         """
         return write_page(lambda: page_of([self], self, title=title), path)
 
-    def export(self, path: str | Path, *, format: str | None = None) -> None:  # noqa: A002
-        """Write the plan's step in the file format of another tool; see `remat.report.exports.export`.
+    def export(self, path: str | Path) -> None:
+        """Write the plan's step in the file format of another tool, which the suffix of the path selects.
 
         Args:
-            path: the file.
-            format: name of the format; None: the suffix of the path selects the format.
+            path: the file: ``.pickle`` for PyTorch's memory viewer, ``.json`` for Chrome and Perfetto, or ``.csv``.
         """
-        export(self.view, path, format)
+        export(self.view, path)

@@ -1,4 +1,4 @@
-"""Export of a step to other tools: PyTorch's memory viewer, Chrome traces, Model Explorer, CSV."""
+"""Export of a step to other tools: PyTorch's memory viewer, Chrome traces, CSV."""
 
 from __future__ import annotations
 
@@ -15,16 +15,10 @@ from typing import Any
 from remat.errors import PlanError, ProblemError
 from remat.files import write_file
 from remat.graph.memory.liveness import StorageKind, Timeline
-from remat.report.step_view import KEPT, OFFLOADED, RECOMPUTED, StepView, Value
+from remat.report.step_view import StepView, Value
 
 #: Alignment of the generated addresses, as in CUDA's caching allocator.
 _ALIGNMENT = 512
-#: Dict from the state of a value, such as recomputed, to the background color and the text color.
-_COLORS = {
-    KEPT: ("#2f5d9e", "#ffffff"),
-    RECOMPUTED: ("#e0913f", "#000000"),
-    OFFLOADED: ("#7a4f9e", "#ffffff"),
-}
 
 
 def memory_viewer(view: StepView) -> bytes:
@@ -168,29 +162,6 @@ def _times(view: StepView, starts: list[float]) -> list[float]:
     ]
 
 
-def model_explorer(view: StepView) -> bytes:
-    """Return node data for Model Explorer as JSON: bytes and color of kept, recomputed and offloaded values."""
-    # Model Explorer matches the data to a graph by the joint graph's id and the names of its nodes.
-    results: dict[str, dict[str, Any]] = {}
-    rows = [(k.name, k.nbytes, KEPT) for k in view.kept]
-    rows += [(r.node, r.nbytes, RECOMPUTED) for r in view.recomputed]
-    # Only storages of forward are listed, because the copy back to the device in backward belongs to the same value.
-    offloaded = (
-        v for v in view.values if v.state == OFFLOADED and v.first < view.timeline.boundary
-    )
-    rows += [(v.name, v.nbytes, OFFLOADED) for v in offloaded]
-    for name, nbytes, state in rows:
-        background, text = _COLORS[state]
-        results[name] = {"value": nbytes, "bgColor": background, "textColor": text}
-    data = {
-        view.graph: {
-            "results": results,
-            "name": "remat: kept (blue), recomputed (orange), offloaded (violet)",
-        }
-    }
-    return (json.dumps(data, indent=1) + "\n").encode()
-
-
 #: Columns of the CSV that lists the storages of a step.
 COLUMNS = ("name", "op", "bytes", "from", "to", "kind", "state", "recompute_cost", "source")  # fmt: skip
 
@@ -207,46 +178,24 @@ def csv_of_values(view: StepView) -> bytes:
     return text.getvalue().encode()
 
 
-#: Dict from the name of each export format to the function that returns a step in this format.
+#: Dict from the suffix of a file to the function that returns a step in the format of this suffix.
 FORMATS: Mapping[str, Callable[[StepView], bytes]] = {
-    "memory-viewer": memory_viewer,
-    "chrome": chrome_trace,
-    "model-explorer": model_explorer,
-    "csv": csv_of_values,
-}
-#: Dict from a file's suffix to the name of the export format for this suffix.
-SUFFIXES = {
-    ".pickle": "memory-viewer",
-    ".json": "chrome",
-    ".csv": "csv",
+    ".pickle": memory_viewer,
+    ".json": chrome_trace,
+    ".csv": csv_of_values,
 }
 
 
-def format_of(path: str | Path, named: str | None = None) -> str:
-    """Return the name of the export format: ``named`` or, if ``named`` is None, the format for the path's suffix.
+def export(view: StepView, path: str | Path) -> None:
+    """Write a step to a file atomically, in the format for the path's suffix.
 
     Raises:
-        ProblemError: ``named`` is not a format of `FORMATS`, or no format belongs to the path's suffix.
-    """
-    if named is not None:
-        if named in FORMATS:
-            return named
-        raise ProblemError(f"format is {named!r}; expected one of {', '.join(FORMATS)}")
-    suffix = Path(path).suffix.lower()
-    if suffix in SUFFIXES:
-        return SUFFIXES[suffix]
-    suffixes = ", ".join(f"{end} ({name})" for end, name in SUFFIXES.items())
-    raise ProblemError(
-        f"a step cannot be exported to '{path}': its suffix is '{suffix}'; expected {suffixes}, or a format by "
-        f"name: {', '.join(FORMATS)}"
-    )
-
-
-def export(view: StepView, path: str | Path, named: str | None = None) -> None:
-    """Write a step to a file atomically, in the named format or in the format for the path's suffix.
-
-    Raises:
-        ProblemError: the format is unknown, or no format belongs to the path's suffix.
+        ProblemError: no format belongs to the path's suffix.
         PlanError: the file cannot be written. An existing file stays unchanged.
     """
-    write_file(path, FORMATS[format_of(path, named)](view), "export", PlanError)
+    suffix = Path(path).suffix.lower()
+    if suffix not in FORMATS:
+        raise ProblemError(
+            f"a step cannot be exported to '{path}': its suffix is '{suffix}'; expected {' or '.join(FORMATS)}"
+        )
+    write_file(path, FORMATS[suffix](view), "export", PlanError)

@@ -49,8 +49,6 @@ _COLUMNS = 1200
 #: Height of the plot as a multiple of the highest peak. The space above the peak is room for the peak's label.
 _ROOM = 1.16
 _LINES = 8
-#: Largest number of graphs of one step for which `steps_figure` draws a plot.
-_PANELS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,38 +199,6 @@ def step_figure(
         columnspacing=1.0,
     )
     _list(list_axes, step)
-    return figure
-
-
-def steps_figure(steps: Sequence[tuple[str, Timeline]], *, title: str) -> Figure:
-    """Return a plot of the memory over each graph of one step, side by side with one scale.
-
-    The plot marks the peak of each graph. If there are more than `_PANELS` graphs, only those with
-    the highest peaks are drawn.
-
-    Args:
-        steps: (name, memory) of each graph, in the order in which the graphs run forward.
-        title: title of the plot.
-    """
-    highest_first = sorted(range(len(steps)), key=lambda k: -steps[k][1].peak_bytes)
-    shown = [steps[k] for k in sorted(highest_first[:_PANELS])]
-    note = f", the {len(shown)} highest of {len(steps)} graphs" if len(shown) < len(steps) else ""
-    width = min(20.0, 3.2 * len(shown) + 2.0)
-    figure, first = figure_of((width, 5.2), (0.9 / width, 0.2, 0.01, 0.66), title + note)
-    highest = max(step.peak_bytes for _, step in shown)
-    scale = Scale.of(highest, "B")
-    each = (1 - 1.2 / width) / len(shown)
-    for k, (name, step) in enumerate(shown):
-        place = (0.9 / width + k * each, 0.2, 0.88 * each, 0.66)
-        axes = first if k == 0 else figure.add_axes(place)
-        axes.set_position(place)
-        _stack(axes, step, scale, highest, _Axis(None))
-        _mark_peak(axes, step, scale, _Axis(None))
-        axes.set_title(shortened(name, 28), fontsize=9, pad=18)
-        if k:
-            axes.set_ylabel("")
-            axes.set_yticklabels([])
-    first.legend(loc="upper left", bbox_to_anchor=(-0.01, -0.14), ncols=3, frameon=False)
     return figure
 
 

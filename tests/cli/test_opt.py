@@ -102,7 +102,7 @@ def test_capture_of_a_joint_graph_for_machines() -> None:
 def test_everything_but_the_graph_goes_to_standard_error(folder: Path) -> None:
     plain = opt("step.joint", "--passes", WHOLE).stdout
     options = ("--print-pipeline", "--print-before-all", "--print-after-all", "--print-changed")
-    more = ("--time-passes", "--statistics", "--verify-each", "--dump-dir", "dumps")
+    more = ("--time-passes", "--statistics", "--verify-each", "structure", "--dump-dir", "dumps")
     done = opt("step.joint", "--passes", WHOLE, *options, *more, "--opt-bisect-limit", "99")
     assert done.stdout == plain
     err = done.stderr
@@ -126,7 +126,10 @@ def test_one_pass_is_printed() -> None:
 
 
 def test_checks_stand_before_the_graph_or_behind_it() -> None:
-    for args in (["--verify-each", "step.joint"], ["step.joint", "--verify-each=numbers"]):
+    for args in (
+        ["--verify-each", "structure", "step.joint"],
+        ["step.joint", "--verify-each=numbers"],
+    ):
         opt(*args, "--passes", "dce,cse")
     done = run("opt", "step.joint", "--passes", "wrong", "--verify-each=numbers")
     assert done.exit_code == 1

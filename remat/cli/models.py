@@ -9,6 +9,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,14 +17,21 @@ from typing import Any
 import click
 
 from remat.cli import params
-from remat.cli.example import Example
 from remat.errors import CaptureError, RematError, did_you_mean
 
-#: Least bytes of weights, allocated by a user's function, for which `called` prints a note.
-LARGE = 1 << 30
 FORMS = (
     "expected file.py:function, package.module:function, or hf:TYPE with key=value config overrides"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One call of a model: the model and arguments for `remat.capture`, and a title to show to the user."""
+
+    model: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    title: str = ""
 
 
 def load(
@@ -112,31 +120,20 @@ def called(function: Any, spec: str, *args: Any) -> Example:
     Raises:
         CaptureError: the function raised, or did not return a model and its arguments.
     """
+    from remat.graph.capture.calling import read_call
+
     with users_code(spec):
         returned = function(*args)
-    example = _checked(returned, spec)
-    _tell_allocated(example, spec)
-    return example
-
-
-def _tell_allocated(example: Example, spec: str) -> None:
-    """Print a note if the weights of a model take `LARGE` bytes or more; planning needs no weights."""
-    import torch
-
-    from remat.units import format_bytes
-
-    if not isinstance(example.model, torch.nn.Module):
-        return
-    weights = {id(p): p for p in example.model.parameters()}.values()
-    nbytes = sum(
-        p.nbytes for p in weights if p.device.type != "meta" and not hasattr(p, "fake_mode")
-    )
-    if nbytes >= LARGE:
-        click.echo(
-            f"note: '{spec}' allocates {format_bytes(nbytes)} of weights; under torch.device('meta') it "
-            "allocates none, and the plan is the same",
-            err=True,
+    if not isinstance(returned, tuple) or len(returned) not in (2, 3):
+        size = f" of {len(returned)}" if isinstance(returned, tuple | list) else ""
+        raise CaptureError(
+            f"MODEL '{spec}' returned a {type(returned).__name__}{size}; expected (model, args) or "
+            "(model, args, kwargs): a module or function, a tuple of positional arguments, a dict of "
+            "keyword arguments"
         )
+    model, args, kwargs = returned if len(returned) == 3 else (*returned, {})
+    args, kwargs = read_call(args, kwargs)
+    return Example(model=model, args=args, kwargs=kwargs, title=spec)
 
 
 def function_of(spec: str) -> Any:
@@ -229,31 +226,3 @@ def _place(error: BaseException) -> str:
     own = [frame for frame in frames if "site-packages" not in frame.filename]
     frame = (own or frames or traceback.extract_tb(error.__traceback__))[-1]
     return f"{frame.filename}:{frame.lineno}"
-
-
-def _checked(returned: Any, spec: str) -> Example:
-    """Convert the result of the user's function to an `Example`; raise a CaptureError for any other result."""
-    expected = (
-        "expected (model, args) or (model, args, kwargs): a module or function, a tuple of "
-        "positional arguments, a dict of keyword arguments"
-    )
-
-    def fail(returned: str) -> CaptureError:
-        return CaptureError(f"MODEL '{spec}' returned {returned}; {expected}")
-
-    if not isinstance(returned, tuple) or len(returned) not in (2, 3):
-        size = f" of {len(returned)}" if isinstance(returned, (tuple, list)) else ""
-        raise fail(f"a {type(returned).__name__}{size}")
-    from remat.graph.capture.calling import why_no_instance
-
-    model, args, kwargs = returned if len(returned) == 3 else (*returned, {})
-    if no_instance := why_no_instance(model):
-        raise CaptureError(f"MODEL '{spec}' returned a class: {no_instance}")
-    if not callable(model):
-        raise fail(f"a {type(model).__name__} as model")
-    if not isinstance(args, (tuple, list)):
-        raise fail(f"a {type(args).__name__} as args")
-    kwargs = {} if kwargs is None else kwargs
-    if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
-        raise fail(f"a {type(kwargs).__name__} as kwargs")
-    return Example(model=model, args=tuple(args), kwargs=dict(kwargs), title=spec)

@@ -69,18 +69,6 @@ MODES = ("operator-level-cost-model", "operator-level-benchmark")
     help="a knapsack solver to decide within modules; auto: all best choices are computed",
 )
 @plan_options("time_limit")
-@click.option(
-    "--gap",
-    type=click.FloatRange(0, 1, max_open=True),
-    default=0.005,
-    show_default=True,
-    help="relative gap to the best plan at which the search may stop",
-)
-@click.option(
-    "--fake/--real",
-    default=None,
-    help="estimate on fake tensors, or by a real step [default: real if everything lies on the CPU]",
-)
 @batch_option
 @seq_option
 @click.option(
@@ -102,7 +90,6 @@ def sac(
     run_it: bool,
     output: Path | None,
     solver: str,
-    fake: bool | None,
     mode: str,
     cost: Any,
     **options: Any,
@@ -120,12 +107,12 @@ def sac(
     failure: RematError | None = None
     with Progress() as progress:
         progress.stage("building the model")
-        device = "cpu" if run_it or fake is False else "meta"  # a real step needs real weights
+        device = "cpu" if run_it else "meta"  # a real step needs real weights
         example = load(model, overrides, batch=batch, seq=seq, device=device)
         call = example.model, example.args, example.kwargs
         progress.stage("estimating")
         with users_code(model):
-            tree = estimate(*call, mode=mode, cost=cost, fake=fake)
+            tree = estimate(*call, mode=mode, cost=cost)
         progress.stage("choosing")
         try:
             plan = plan_for(tree, memory=memory, solver=solver, **options)

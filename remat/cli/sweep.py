@@ -70,7 +70,7 @@ class Named:
 @click.option(
     "-o",
     "--output",
-    type=params.Checked("path", "remat.experiments.table:checked_path"),
+    type=params.OutputFile(".jsonl", ".json", ".csv"),
     metavar="FILE",
     help="write the table to FILE, .jsonl, .json or .csv; rows of an earlier call are not planned again",
 )

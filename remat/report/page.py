@@ -26,28 +26,18 @@ _MEMORY = (
     "with the keyboard, arrow keys go from block to block."
 )
 _WITHOUT = (
-    "The grey line is the step <dfn>without remat</dfn>, the plan at budget 1, over its own time. "
+    "The grey line is the step <dfn>without remat</dfn>, the plan at budget 1: its memory over its own time, or "
+    "else its peak. "
 )
-_PEAK_WITHOUT = "The grey line is the peak {of}<dfn>without remat</dfn>, of the plan at budget 1. "
-_NO_FRONTIER = (
-    "There is no slider: the page was made of this plan alone. For one, use a frontier of its graph, "
-    "remat.frontier(joint).explore(path, plan), or use the command remat explain MODEL --html FILE."
+_ONE_PLAN = (
+    "There is no slider, because the page has one plan. For a slider, use a frontier with several plans: "
+    "remat.frontier(joint).explore(path, plan), or the command remat explain MODEL --html FILE."
 )
-_ONE_PLAN = "There is no slider: the frontier has one plan only."
 _AXIS = {"saved": "saved for backward", "peak": "peak of the step"}
 _LEAD = (
     "Memory of one training step. What forward <dfn>keeps</dfn> stays in memory until backward has read it; what it does not keep, backward "
     "<dfn>recomputes</dfn>: it runs the operator again."
 )
-
-
-def _without(page: Page) -> str:
-    """Return a sentence that explains a plot's grey line (memory without remat); empty if there is no such line."""
-    if page.first.view.without is not None:
-        return _WITHOUT
-    if not page.first.view.without_peak_bytes:
-        return ""
-    return _PEAK_WITHOUT.format(of="that is expected " if page.first.view.as_compiled else "")
 
 
 def require_bokeh() -> None:
@@ -83,7 +73,8 @@ def html_of(page: Page) -> str:
     plots = {"timeline": _timeline(page)}
     if page.curve is not None:
         plots["frontier"] = _frontier(page, page.curve)
-    no_slider = _NO_FRONTIER if page.curve is None else _ONE_PLAN
+    view = page.first.view
+    is_drawn = view.without is not None or view.without_peak_bytes
     assets = {
         name: (_ASSETS / f"page.{name}").read_text(encoding="utf-8")
         for name in ("html", "css", "js")
@@ -93,8 +84,8 @@ def html_of(page: Page) -> str:
         lead=f"{_LEAD} {escape(page.lead)}",
         control=_control(page),
         frontier="" if page.curve is None else _frontier_html(page, page.curve),
-        memory=_MEMORY.format(without=_without(page)),
-        note="" if len(page.stops) > 1 else f'<p class="note">{escape(no_slider)}</p>',
+        memory=_MEMORY.format(without=_WITHOUT if is_drawn else ""),
+        note="" if len(page.stops) > 1 else f'<p class="note">{escape(_ONE_PLAN)}</p>',
         figures=_json(page.figures),
         data=_json(page_data(page)),
         plots=_json(plots),

@@ -125,9 +125,7 @@ def test_exports_tell_what_is_offloaded(joint: remat.JointGraph) -> None:
     assert {v.op for v in back} == {"remat.reload"}
     told = csv.DictReader(io.StringIO(FORMATS[".csv"](view).decode()))
     named = {
-        row["name"]
-        for row in told
-        if row["state"] == "offloaded" and int(row["from"]) < boundary
+        row["name"] for row in told if row["state"] == "offloaded" and int(row["from"]) < boundary
     }
     assert named == sent.keys()
 

@@ -287,8 +287,7 @@ PLANNING = ("cost", "time_limit", *StepOptions.__annotations__)
 def takes_request(*names: str) -> Callable[..., Any]:
     """Return a decorator that adds options of planning to a command, and passes their values as ``request``.
 
-    Options of planning that the command declares itself become part of the request, too. Without a budget, the
-    request is that of `PlanRequest.without_budget`.
+    Without the option ``budget``, the request is that of `PlanRequest.without_budget`.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -297,10 +296,8 @@ def takes_request(*names: str) -> Callable[..., Any]:
             from remat.planning.request import PlanRequest
 
             given = planning_options(options)
-            if given.get("budget") is None:
-                given.pop("budget", None)
-                return command(request=PlanRequest.without_budget(**given), **options)
-            return command(request=PlanRequest.of(**given), **options)
+            make = PlanRequest.of if "budget" in given else PlanRequest.without_budget
+            return command(request=make(**given), **options)
 
         decorated: Callable[..., Any] = plan_options(*names)(read)
         return decorated

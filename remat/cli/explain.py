@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 @click.option(
     "--export",
     "exports",
-    type=params.OutputFile(".pickle", ".json", ".csv"),
+    type=params.OutputFile(".pickle", ".csv"),
     multiple=True,
-    help="write the step for another tool: .pickle (PyTorch's memory viewer), .json (Chrome, Perfetto), .csv; "
+    help="write the step for another tool: .pickle (PyTorch's memory viewer), .csv; "
     "may be given several times",
 )
 def explain(

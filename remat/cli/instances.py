@@ -38,12 +38,10 @@ if TYPE_CHECKING:
     required=True,
     help="write to this file; if its name ends with .joint, it gets graph text, for `remat opt`",
 )
-@click.option("--name", help="name of the problem or graph [default: the file's name]")
 def capture(
     model: str,
     overrides: tuple[str, ...],
     output: Path,
-    name: str | None,
     request: PlanRequest,
     **options: Any,
 ) -> None:
@@ -62,7 +60,7 @@ def capture(
         figures: dict[str, Any]
         if output.suffix == SUFFIX:
             progress.stage("writing the joint graph")
-            joint = dataclasses.replace(captured.joint, name=name or output.stem)
+            joint = dataclasses.replace(captured.joint, name=output.stem)
             write_joint(output, joint)
             figures = {"name": joint.name, "kind": "joint", "nodes": len(joint.graph.nodes)}
             figures |= {"lower": joint.lower, "fingerprint": joint.fingerprint}
@@ -71,7 +69,7 @@ def capture(
             instance = api.instance(
                 captured.joint,
                 request.cost,
-                name=name or output.stem,
+                name=output.stem,
                 source=f"{captured.example.title}; {captured.joint.lower} lowering",
                 reread_inputs=request.reread_inputs,
             )

@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import inspect
 import sys
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -205,24 +204,11 @@ def users_code(spec: str) -> Iterator[None]:
     except RematError:
         raise
     except (Exception, SystemExit) as error:
-        message = str(error) or "no message"
+        from remat.graph.capture.errors import raised_at
+
+        message, place = str(error) or "no message", raised_at(error)
         if isinstance(error, SyntaxError):
-            message = error.msg
+            message, place = error.msg, f" at {error.filename}:{error.lineno}"
         raise CaptureError(
-            f"MODEL '{spec}' raised {type(error).__name__}: {message} (at {_place(error)})"
+            f"MODEL '{spec}' raised {type(error).__name__}: {message} ({place.strip()})"
         ) from error
-
-
-def _place(error: BaseException) -> str:
-    """Return file and line of the innermost traceback frame, if possible outside of remat and of installed packages."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}:{error.lineno}"
-    here = str(Path(__file__).parents[1])
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((here, "<frozen")) and frame.filename != importlib.__file__
-    ]
-    own = [frame for frame in frames if "site-packages" not in frame.filename]
-    frame = (own or frames or traceback.extract_tb(error.__traceback__))[-1]
-    return f"{frame.filename}:{frame.lineno}"

@@ -35,6 +35,7 @@ def repro(folder: Path, passes: PassManager | None) -> None:
 
     Exit code: 0 no failure; 1 the recorded failure; 3 another failure.
     """
+    from remat.cli.tables import show_figures
     from remat.graph.text import read_joint
     from remat.passes.instruments.reproducer import GRAPH, read_reproducer
 
@@ -50,12 +51,14 @@ def repro(folder: Path, passes: PassManager | None) -> None:
         outcome, code = "reproduced", REPRODUCED
     else:
         outcome, code = "fails in another way", ANOTHER
-    shown = None if error is None else f"{type(error).__name__}: {' '.join(str(error).split())}"
-    data = {"outcome": outcome, "error": shown, "recorded": f"{recorded.type}: {recorded.message}"}
+    shown = None if error is None else f"{type(error).__name__}: {params.one_line(error)}"
+    data = {
+        "outcome": outcome,
+        "error": shown,
+        "recorded": f"{recorded.type}: {params.one_line(recorded.message)}",
+    }
     if not as_json(data):
-        click.echo(outcome if shown is None else f"{outcome}: {shown}")
-        if code == ANOTHER:
-            click.echo(f"recorded: {recorded.type}: {' '.join(recorded.message.split())}")
+        show_figures([data])
     click.get_current_context().exit(code)
 
 

@@ -33,7 +33,7 @@ MODES = ("operator-level-cost-model", "operator-level-benchmark")
 @model_arguments
 @click.option(
     "--memory",
-    type=params.Checked("memory", "remat.sac.solve.milp:read_memory", as_text=True),
+    type=params.MEMORY,
     required=True,
     help="limit on the peak of a step: 12GiB, bytes, or a ratio of the peak without checkpointing such as 0.5",
 )

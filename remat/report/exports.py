@@ -1,10 +1,9 @@
-"""Export of a step to other tools: PyTorch's memory viewer, Chrome traces, CSV."""
+"""Export of a step to other tools: PyTorch's memory viewer, CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import pickle
 import re
 from collections.abc import Callable, Mapping
@@ -14,7 +13,7 @@ from typing import Any
 
 from remat.errors import PlanError, ProblemError
 from remat.files import write_file
-from remat.graph.memory.liveness import StorageKind, Timeline
+from remat.graph.memory.liveness import StorageKind
 from remat.report.step_view import StepView, Value
 
 #: Alignment of the generated addresses, as in CUDA's caching allocator.
@@ -101,67 +100,6 @@ def _frames(value: Value) -> list[dict[str, Any]]:
     return [{"name": label, "filename": file, "line": int(line)}]
 
 
-def chrome_trace(view: StepView) -> bytes:
-    """Return a step as a JSON trace for ``chrome://tracing`` and Perfetto: alive bytes as a counter, runs as slices."""
-    # Each slice is as long as the cost of its run. If costs are no times, one unit of cost is drawn as a
-    # microsecond. If costs are unknown, each slice lasts a microsecond.
-    scale = 10**6 if view.unit == "ps" else 1  # times in a trace are microseconds
-    priced = all(run.cost is not None for run in view.runs)
-    lengths = [(run.cost or 0) / scale if priced else 1.0 for run in view.runs]
-    starts = list(accumulate(lengths, initial=0.0))
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": f"{view.graph}, one step"}}
-    ]
-    threads = {1: "forward", 2: "backward", 3: "recomputed"}
-    events += [
-        {"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": name}}
-        for tid, name in threads.items()
-    ]
-    # Not strict, because `starts` also contains the end of the step.
-    for run, start, length in zip(view.runs, starts, lengths, strict=False):
-        args: dict[str, Any] = {"node": run.name, "source": run.source}
-        if run.cost is not None:
-            args[f"cost_{view.unit}"] = run.cost
-        tid = 3 if run.again else 2 if run.in_backward else 1
-        events.append(
-            {
-                "ph": "X",
-                "pid": 1,
-                "tid": tid,
-                "ts": start,
-                "dur": length,
-                "name": run.op,
-                "args": args,
-            }
-        )
-    for at, nbytes in zip(_times(view, starts), view.timeline.nbytes(), strict=True):
-        events.append(
-            {"ph": "C", "pid": 1, "ts": at, "name": "bytes alive", "args": {"bytes": nbytes}}
-        )
-    metadata = {"graph": view.graph, "unit": view.unit, "as_compiled": view.as_compiled}
-    return json.dumps(
-        {"traceEvents": events, "displayTimeUnit": "ns", "otherData": metadata}
-    ).encode()
-
-
-def _times(view: StepView, starts: list[float]) -> list[float]:
-    """Return the time in microseconds at which each program point of the step's timeline begins."""
-    # The times of compiled kernels are unknown. Kernels are spread evenly over the time of forward and of backward.
-    step: Timeline = view.timeline
-    n = len(step.program_points)
-    if not view.as_compiled and n == len(view.runs):
-        return starts[:n]
-    forward = sum(not run.in_backward for run in view.runs)
-    middle, end = starts[forward], starts[-1]
-    late = n - step.boundary
-    return [
-        middle * i / step.boundary
-        if i < step.boundary
-        else middle + (end - middle) * (i - step.boundary) / late
-        for i in range(n)
-    ]
-
-
 #: Columns of the CSV that lists the storages of a step.
 COLUMNS = ("name", "op", "bytes", "from", "to", "kind", "state", "recompute_cost", "source")  # fmt: skip
 
@@ -181,7 +119,6 @@ def csv_of_values(view: StepView) -> bytes:
 #: Dict from the suffix of a file to the function that returns a step in the format of this suffix.
 FORMATS: Mapping[str, Callable[[StepView], bytes]] = {
     ".pickle": memory_viewer,
-    ".json": chrome_trace,
     ".csv": csv_of_values,
 }
 

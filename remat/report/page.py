@@ -16,7 +16,7 @@ from typing import Any
 from remat.errors import PlanError
 from remat.files import write_file
 from remat.report.page_data import Page, page_data
-from remat.report.pictures import Scale, byte_ticks
+from remat.report.pictures import Scale
 from remat.report.step_view import FrontierView
 
 _ASSETS = Path(__file__).with_name("assets")
@@ -168,7 +168,7 @@ def _hover(plot: Any, renderer: Any, part: str) -> None:
 def _timeline(page: Page) -> Any:
     """Return the plot of memory over the step as Bokeh's JSON; the page's script adds the data."""
     from bokeh.embed import json_item
-    from bokeh.models import ColumnDataSource, FixedTicker, Label, Range1d, Span, TapTool
+    from bokeh.models import ColumnDataSource, Label, Range1d, Span, TapTool
 
     scale = Scale.of(page.highest, "B")
     top = 1.14 * page.highest / scale.size or 1  # room for the labels "forward" and "backward"
@@ -179,7 +179,6 @@ def _timeline(page: Page) -> Any:
         y_range=Range1d(start=0, end=top),
         y_axis_label=f"bytes alive, {scale.unit}",
     )
-    plot.yaxis.ticker = FixedTicker(ticks=byte_ticks(top))
     # Areas for values that are not drawn one by one: temporary, recomputed, and small ones.
     for name in ("total", "again", "small"):
         # Bokeh's script hangs when it draws a step function without points.
@@ -241,7 +240,7 @@ def _timeline(page: Page) -> Any:
 def _frontier(page: Page, curve: FrontierView) -> Any:
     """Return the plot of a frontier, its bound and its knee as Bokeh's JSON, with a marker for the shown plan."""
     from bokeh.embed import json_item
-    from bokeh.models import FixedTicker, Range1d
+    from bokeh.models import Range1d
 
     (x, y), knee = page.scales, page.stops[page.knee]
     right = 1.05 * max(p[0] for p in curve.points) / x.size
@@ -258,8 +257,6 @@ def _frontier(page: Page, curve: FrontierView) -> Any:
         y_range=Range1d(start=0, end=1.08 * max(1, *(p[1] for p in curve.points)) / y.size),
         y_axis_label=f"recomputed, {y.unit}",
     )
-    if not left:
-        plot.xaxis.ticker = FixedTicker(ticks=byte_ticks(right))
     corners = [(b / x.size, c / y.size) for b, c in page.bound]
     if corners:
         edge = [*corners, (right, corners[-1][1])]

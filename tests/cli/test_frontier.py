@@ -57,7 +57,7 @@ def test_the_table_has_the_points_that_the_library_gives() -> None:
 def test_json_has_all_points_and_the_knee() -> None:
     data = json.loads(frontier("--solvers", "greedy,lagrangian", "--json").stdout)
     assert [f["solver"] for f in data["frontiers"]] == ["greedy", "lagrangian"]
-    assert (data["failed"], data["plan"]) == ({}, None)
+    assert data["failed"] == {}
     for given in data["frontiers"]:
         expected = library(given["solver"])
         knee = given.pop("knee")
@@ -82,22 +82,15 @@ def test_by_peak_the_table_begins_with_it_and_says_how_low_it_can_be() -> None:
     assert given == json.loads(found.to_json())
 
 
-@pytest.mark.parametrize(
-    ("suffix", "options", "budget"),
-    [(".png", (), "0.3"), (".svg", ("--by", "peak"), "peak:0.5")],
-)
-def test_a_picture_of_all_solvers_and_the_chosen_plan(
-    folder: Path, suffix: str, options: tuple[str, ...], budget: str
-) -> None:
+@pytest.mark.parametrize(("suffix", "options"), [(".png", ()), (".svg", ("--by", "peak"))])
+def test_a_picture_of_all_solvers(folder: Path, suffix: str, options: tuple[str, ...]) -> None:
     target = folder / f"out{suffix}"
-    asked = (*options, "--solvers", "greedy,lagrangian", "--plot", target.name)
-    assert frontier(*asked, model=SMALL).exit_code == 0
-    plain = target.read_bytes()
-    done = frontier(*asked, "--budget", budget, model=SMALL)
+    done = frontier(*options, "--solvers", "greedy,lagrangian", "--plot", target.name, model=SMALL)
     assert done.exit_code == 0, done.output
     assert f"drawn: {target.name}" in done.stdout
-    assert f"budget {budget.replace(':', ' ')}: " in done.stdout
-    assert target.read_bytes() != plain
+    drawn = target.read_bytes()
+    if suffix == ".svg":
+        assert all(name in drawn.decode() for name in ("greedy", "lagrangian", "knee at"))
     assert not list(folder.glob(".*part"))
 
 

@@ -42,19 +42,21 @@ def test_capture_writes_the_problem_that_planning_comes_down_to() -> None:
 def test_capture_for_machines_tells_the_figures_and_writes_the_same_bytes_again(
     folder: Path,
 ) -> None:
-    options = ("--lower", "eager", "--name", "small", "--json")
+    options = ("--lower", "eager", "--json")
+    (folder / "again").mkdir()
     done, again = (
-        run("capture", "nets.py:block", *options, "--output", name) for name in ("a.json", "b.json")
+        run("capture", "nets.py:block", *options, "--output", name)
+        for name in ("a.json", "again/a.json")
     )
     assert done.exit_code == again.exit_code == 0, done.output
     figures, made = json.loads(done.stdout), remat.load_instance("a.json")
-    assert made.name == figures["name"] == "small"
+    assert made.name == figures["name"] == "a"
     assert figures["nodes"] == len(made.problem)
     assert figures["edges"] == sum(map(len, made.problem.inputs))
     assert figures["file"] == "a.json"
     assert figures["candidates"] > 0
     assert done.stderr == ""  # nothing moves where nobody looks
-    assert (folder / "a.json").read_bytes() == (folder / "b.json").read_bytes()
+    assert (folder / "a.json").read_bytes() == (folder / "again" / "a.json").read_bytes()
 
 
 def test_solve_gives_the_checked_answer_of_a_knapsack() -> None:

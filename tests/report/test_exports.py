@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -70,32 +69,6 @@ def test_pytorch_s_memory_viewer_replays_the_step(any_plan: remat.Plan, tmp_path
     assert _memory_viz.segsum(snapshot)
     lines = {(f["filename"], f["line"]) for e in events for f in e["frames"]}
     assert any(file == "blocks.py" and line > 0 for file, line in lines)
-
-
-def test_a_chrome_trace_has_the_peak_and_the_time_of_the_step(
-    any_plan: remat.Plan, tmp_path: Path
-) -> None:
-    path = tmp_path / "step.json"
-    any_plan.export(path)
-    events = json.loads(path.read_text())["traceEvents"]
-    counted = [e["args"]["bytes"] for e in events if e["ph"] == "C"]
-    assert counted == list(any_plan.timeline.nbytes())
-    slices = [e for e in events if e["ph"] == "X"]
-    total = sum(e["args"]["cost_ps"] for e in slices)
-    assert total == any_plan.step_cost + any_plan.recompute_cost
-    assert sum(e["dur"] for e in slices) == pytest.approx(total / 10**6)
-    again = sum(e["args"]["cost_ps"] for e in slices if e["tid"] == 3)
-    assert again == any_plan.recompute_cost
-    assert {e["tid"] for e in slices} == {1, 2, 3}
-    times = [e["ts"] for e in events if e["ph"] == "C"]
-    assert times == sorted(times)
-
-
-def test_without_costs_a_run_is_a_microsecond(joint: remat.JointGraph, tmp_path: Path) -> None:
-    view = remat.plan(joint, 0.4, cost="unit").view
-    data = json.loads(FORMATS[".json"](view))
-    assert data["otherData"]["unit"] == view.unit != "ps"
-    assert all(e["dur"] in (0, 1) for e in data["traceEvents"] if e["ph"] == "X")
 
 
 def test_a_csv_of_values(plan: remat.Plan, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import functools
 import logging
 import os
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
@@ -192,7 +191,7 @@ def list_option(
     )
 
 
-#: Dict from a field of `PlanOptions` or `Training` to the settings of click that differ from the field's own. The
+#: Dict from a field of `PlanOptions`, `Training` or `Step` to the settings of click that differ from the field's own. The
 #: setting ``flag`` is the option's name without dashes.
 _CLICK: Mapping[str, Mapping[str, Any]] = {
     "solver": {"type": params.SOLVER},
@@ -202,6 +201,10 @@ _CLICK: Mapping[str, Mapping[str, Any]] = {
     "host_memory": {"metavar": "BYTES"},
     "chunk": {"metavar": "N|auto"},
     "policies": {"flag": "policy", "metavar": "PATTERN=VALUE", "multiple": True},
+    "lower": {"type": click.Choice(["inductor", "eager"])},
+    "device": {"type": params.DEVICE},
+    "batch": {"type": click.IntRange(min=1)},
+    "seq": {"type": click.IntRange(min=1)},
     "batches": {"flag": "batch", "metavar": "BATCH,…|max"},
     "link_gbps": {"flag": "link", "type": float, "metavar": "GB/s"},
 }
@@ -250,36 +253,6 @@ json_option = options(
     _output_flag(JSON, "--json", text="print JSON, for machines; errors too"),
     _output_flag(QUIET, "-q", "--quiet", text="do not print progress on standard error"),
 )
-batch_option = click.option(
-    "--batch",
-    type=click.IntRange(min=1),
-    help="batch size of an hf model [default: 4], or the value of the argument batch of your function",
-)
-seq_option = click.option(
-    "--seq",
-    type=click.IntRange(min=1),
-    help="sequence length of an hf model in tokens [default: up to 512]",
-)
-lower_option = click.option(
-    "--lower",
-    type=click.Choice(["inductor", "eager"]),
-    default="inductor",
-    show_default=True,
-    help="decompose the graph's operators as Inductor does, or keep those of eager PyTorch",
-)
-device_option = click.option(
-    "--device",
-    type=params.DEVICE,
-    help="trace as if all tensors were on this device [default: the device of the tensors]",
-)
-#: Options of all commands that may trace a model.
-tracing_options = options(lower_option, device_option, batch_option, seq_option)
-model_arguments = options(
-    click.argument("model", metavar="MODEL", is_eager=True, callback=params.check_file),
-    click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1),
-)
-#: Arguments and options of all commands that capture a model.
-capture_options = options(model_arguments, tracing_options, json_option)
 #: Names of the options of planning that all commands take if they plan a model.
 PLANNING = ("cost", "time_limit", *StepOptions.__annotations__)
 
@@ -333,12 +306,10 @@ class Captured:
     Attributes:
         example: the model, and the arguments of the captured call.
         joints: the joint graphs of the step; a single one unless graph breaks were allowed.
-        seconds: duration of the capture in seconds.
     """
 
     example: Example
     joints: Sequence[JointGraph]
-    seconds: float
 
     @property
     def joint(self) -> JointGraph:
@@ -346,54 +317,90 @@ class Captured:
         return self.joints[0]
 
     def title(self, joint: JointGraph | None = None) -> str:
-        """Return a title for the output: the model, the number of nodes of a graph, and the capture time."""
-        nodes = len((joint or self.joint).graph.nodes)
-        return f"{self.example.title}: {nodes:,} nodes, captured in {self.seconds:.1f} s"
+        """Return a title for the output: the model, and the number of nodes of a graph."""
+        return f"{self.example.title}: {len((joint or self.joint).graph.nodes):,} nodes"
 
 
 #: Dict from an argument of `remat.capture`, as an error recommends it, to the command's option for this argument.
 _IN_COMMAND = {"fullgraph=False": "--no-fullgraph", "run=True": "--run"}
 
 
-def capture_model(
-    progress: Progress,
-    model: str,
-    overrides: tuple[str, ...],
-    *,
-    lower: str,
-    device: str | None,
-    fullgraph: bool = True,
-    run: bool = False,
-    **options: Any,
-) -> Captured:
-    """Build MODEL and capture its training step, with arguments as in `remat.capture` and `remat.cli.models.load`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """The training step that a command line describes.
 
-    Raises:
-        CaptureError: the step cannot be captured as requested. The error's advice names options of
-            the command instead of arguments of `remat.capture`.
+    The text about each option is also the help of the command's option.
+
+    Attributes:
+        model: MODEL.
+        overrides: ``key=value`` texts for the config of an ``hf`` model.
+        lower: decompose the graph's operators as Inductor does, or keep those of eager PyTorch
+        device: trace as if all tensors were on this device [default: the device of the tensors]
+        batch: batch size of an hf model [default: 4], or the value of the argument batch of your function
+        seq: sequence length of an hf model in tokens [default: up to 512]
     """
-    from remat.cli.models import load
-    from remat.graph.capture.step import capture
 
-    with users_output():
-        progress.stage(f"building {model}")
-        example = load(model, overrides, **options)
-        progress.stage(f"capturing {model}")
-        start = time.perf_counter()
-        # The arguments are in a dict, because the type checker selects an overload of `capture` by a
-        # literal `fullgraph`.
-        breaks: dict[str, Any] = {"fullgraph": fullgraph, "run": run}
-        try:
-            captured = capture(
-                example.model, example.args, example.kwargs, lower=lower, device=device, **breaks
-            )
-        except CaptureError as error:
-            remedies = [_IN_COMMAND[r] for r in error.remedies if r in _IN_COMMAND]
-            if not remedies:
-                raise
-            raise CaptureError(
-                f"{error.reason}. Change that line, or plan all graphs of the model together: "
-                f"remat plan {model} {' '.join(remedies)}"
-            ) from error
-    joints = captured if isinstance(captured, list) else [captured]
-    return Captured(example=example, joints=joints, seconds=time.perf_counter() - start)
+    model: str
+    overrides: tuple[str, ...]
+    lower: str = "inductor"
+    device: str | None = None
+    batch: int | None = None
+    seq: int | None = None
+
+    def capture(self, progress: Progress, *, fullgraph: bool = True, run: bool = False) -> Captured:
+        """Build the model and capture its training step; ``fullgraph`` and ``run`` are as in `remat.capture`.
+
+        Raises:
+            CaptureError: the step cannot be captured as requested. The error's advice names options of
+                the command instead of arguments of `remat.capture`.
+        """
+        from remat.cli.models import load
+        from remat.graph.capture.step import capture
+
+        with users_output():
+            progress.stage(f"building {self.model}")
+            example = load(self.model, self.overrides, batch=self.batch, seq=self.seq)
+            progress.stage(f"capturing {self.model}")
+            # The arguments are in a dict, because the type checker selects an overload of `capture` by a
+            # literal `fullgraph`.
+            how: dict[str, Any] = {"fullgraph": fullgraph, "run": run, "lower": self.lower}
+            try:
+                captured = capture(
+                    example.model, example.args, example.kwargs, device=self.device, **how
+                )
+            except CaptureError as error:
+                remedies = [_IN_COMMAND[r] for r in error.remedies if r in _IN_COMMAND]
+                if not remedies:
+                    raise
+                raise CaptureError(
+                    f"{error.reason}. Change that line, or plan all graphs of the model together: "
+                    f"remat plan {self.model} {' '.join(remedies)}"
+                ) from error
+        joints = captured if isinstance(captured, list) else [captured]
+        return Captured(example=example, joints=joints)
+
+
+#: Options of all commands that may trace a model.
+tracing_options = record_options(Step, "lower", "device", "batch", "seq")
+model_arguments = options(
+    click.argument("model", metavar="MODEL", is_eager=True, callback=params.check_file),
+    click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1),
+)
+
+
+def reads_step(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a command that has the options of a `Step`, to pass their values as ``step``."""
+
+    @functools.wraps(command)
+    def read(**options: Any) -> Any:
+        step = Step(**{field.name: options.pop(field.name) for field in fields(Step)})
+        return command(step=step, **options)
+
+    return read
+
+
+def takes_step(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add MODEL, the options of tracing, ``--json`` and ``--quiet`` to a command, and pass MODEL's step as ``step``."""
+    decorate = options(model_arguments, tracing_options, json_option)
+    decorated: Callable[..., Any] = decorate(reads_step(command))
+    return decorated

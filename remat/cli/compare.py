@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from remat.cli import params
-from remat.cli.commands import (
-    PLANNING,
-    capture_model,
-    capture_options,
-    list_option,
-    main,
-    plan_options,
-    planning_options,
-)
+from remat.cli.commands import PLANNING, Step, list_option, main, plan_options, takes_step
 from remat.cli.output import as_json
 from remat.cli.progress import Progress
 from remat.errors import RematError
@@ -26,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @main.command()
-@capture_options
+@takes_step
 @plan_options(*PLANNING)
 @list_option(
     "solvers",
@@ -40,11 +32,10 @@ if TYPE_CHECKING:
     default="0.2,0.5,0.8",
 )
 def compare(
-    model: str,
-    overrides: tuple[str, ...],
+    step: Step,
     solvers: tuple[str, ...] | None,
     budgets: tuple[str, ...],
-    **options: Any,
+    **planning: Any,
 ) -> None:
     """Plan MODEL with several solvers at several budgets, and show the plans in one table.
 
@@ -59,14 +50,13 @@ def compare(
     from remat.solvers.base import Solver
     from remat.solvers.brief import BRIEF
 
-    common = planning_options(options)
-    parsed = [PlanRequest.of(budget=budget, **common).budget for budget in budgets]
+    parsed = [PlanRequest.of(budget=budget, **planning).budget for budget in budgets]
     names: list[str | Solver] = [*(api.solver_names() if solvers is None else solvers)]
-    if solvers is None and common["time_limit"] is None:
+    if solvers is None and planning["time_limit"] is None:
         names = [BRIEF.get(str(name), name) for name in names]
     brief = tuple(solver.name for solver in names if isinstance(solver, Solver))
     with Progress() as progress:
-        captured = capture_model(progress, model, overrides, **options)
+        captured = step.capture(progress)
         total, finished = len(names) * len(budgets), 0
 
         def count(row: ExperimentRow) -> None:
@@ -75,10 +65,10 @@ def compare(
             progress.detail(f"{finished} of {total} plans, last {row.solver} at {row.budget}")
 
         progress.stage(f"comparing {total} plans")
-        comparison = compare_solvers(captured.joint, names, parsed, on_row=count, **common)
+        comparison = compare_solvers(captured.joint, names, parsed, on_row=count, **planning)
         comparison = dataclasses.replace(comparison, brief=brief)
     if not as_json(comparison.to_json()):
-        cost = cost_text(comparison.cost, common["cost"])
+        cost = cost_text(comparison.cost, planning["cost"])
         click.echo(f"{captured.title()}; cost model {cost}\n{comparison}")
         if brief:
             click.echo(

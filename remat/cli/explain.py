@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from remat.cli import params
-from remat.cli.commands import (
-    PLANNING,
-    capture_model,
-    capture_options,
-    main,
-    takes_request,
-)
+from remat.cli.commands import PLANNING, Step, main, takes_request, takes_step
 from remat.cli.output import as_json
 from remat.cli.progress import Progress
 
@@ -24,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @main.command()
-@capture_options
+@takes_step
 @takes_request("budget", "solver", *PLANNING)
 @click.option(
     "--html", type=params.OutputFile(".html", ".htm"), help="write an HTML page to explore the plan"
@@ -44,13 +38,11 @@ if TYPE_CHECKING:
     "may be given several times",
 )
 def explain(
-    model: str,
-    overrides: tuple[str, ...],
+    step: Step,
     request: PlanRequest,
     html: Path | None,
     by: str | None,
     exports: tuple[Path, ...],
-    **options: Any,
 ) -> None:
     """Explain one plan of MODEL: as text, as an HTML page, or as a file for another tool.
 
@@ -67,7 +59,7 @@ def explain(
     if html is not None:
         require_bokeh()
     with Progress() as progress:
-        captured = capture_model(progress, model, overrides, **options)
+        captured = step.capture(progress)
         progress.stage("planning")
         is_only = html is None or by == "none"
         planner = Planner.of(

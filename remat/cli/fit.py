@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from remat.cli.commands import (
-    device_option,
+    Step,
     json_option,
-    lower_option,
     main,
     model_arguments,
     record_options,
-    seq_option,
     takes_request,
     users_output,
 )
@@ -36,9 +34,7 @@ if TYPE_CHECKING:
     *("memory", "margin", "optimizer", "batches", "accumulate", "ranks", "fsdp", "link_gbps"),
 )
 @takes_request("solver", "cost", "time_limit", *ValueOptions.__annotations__)
-@lower_option
-@device_option
-@seq_option
+@record_options(Step, "lower", "device", "seq")
 @json_option
 def fit(
     model: str,

@@ -13,11 +13,11 @@ from remat.cli import params
 from remat.cli.commands import (
     PLANNING,
     Captured,
-    capture_model,
-    capture_options,
+    Step,
     list_option,
     main,
     takes_request,
+    takes_step,
 )
 from remat.cli.output import as_json
 from remat.cli.progress import Progress
@@ -32,7 +32,7 @@ ROWS = 20
 
 
 @main.command()
-@capture_options
+@takes_step
 @takes_request(*PLANNING)
 @list_option(
     "solvers",
@@ -53,13 +53,11 @@ ROWS = 20
     help="draw the frontiers to this file, .svg or .png",
 )
 def frontier(
-    model: str,
-    overrides: tuple[str, ...],
+    step: Step,
     solvers: tuple[str, ...],
     by: str,
     request: PlanRequest,
     plot: Path | None,
-    **options: Any,
 ) -> None:
     """Show the best plan of MODEL at every budget (the frontier), and the frontier's knee.
 
@@ -80,7 +78,7 @@ def frontier(
         # The frontiers without offloading follow for comparison.
         requests = [dataclasses.replace(requests[0], offload=request.offload), *requests]
     with Progress() as progress:
-        captured = capture_model(progress, model, overrides, **options)
+        captured = step.capture(progress)
         frontiers: list[Frontier] = []
         reasons: dict[str, str] = {}
         for each in requests:

@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from remat.cli import params
-from remat.cli.commands import (
-    capture_model,
-    capture_options,
-    json_option,
-    main,
-    plan_options,
-    takes_request,
-)
+from remat.cli.commands import Step, json_option, main, plan_options, takes_request, takes_step
 from remat.cli.output import as_json
 from remat.cli.progress import Progress
 from remat.errors import BudgetError, about
@@ -29,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @main.command()
-@capture_options
+@takes_step
 @takes_request("cost", "reread_inputs")
 @click.option(
     "-o",
@@ -38,13 +31,7 @@ if TYPE_CHECKING:
     required=True,
     help="write to this file; if its name ends with .joint, it gets graph text, for `remat opt`",
 )
-def capture(
-    model: str,
-    overrides: tuple[str, ...],
-    output: Path,
-    request: PlanRequest,
-    **options: Any,
-) -> None:
+def capture(step: Step, output: Path, request: PlanRequest) -> None:
     """Write one training step of MODEL to a file: as a graph problem, or as a joint graph.
 
     A graph problem is JSON with names and numbers, for `remat solve` and for other solvers. A joint
@@ -56,7 +43,7 @@ def capture(
     from remat.solvers.instances.instance import save_instance
 
     with Progress() as progress:
-        captured = capture_model(progress, model, overrides, **options)
+        captured = step.capture(progress)
         figures: dict[str, Any]
         if output.suffix == SUFFIX:
             progress.stage("writing the joint graph")
@@ -75,7 +62,7 @@ def capture(
             )
             save_instance(output, instance)
             figures = figures_of(instance)
-    figures |= {"capture_s": captured.seconds, "file": str(output)}
+    figures |= {"file": str(output)}
     if not as_json(figures):
         show_figures([figures])
 

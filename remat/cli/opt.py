@@ -11,11 +11,12 @@ import click
 
 from remat.cli import params
 from remat.cli.commands import (
-    capture_model,
+    Step,
     json_option,
     main,
     plan_options,
     planning_options,
+    reads_step,
     tracing_options,
 )
 from remat.cli.output import as_json
@@ -30,7 +31,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 @main.command()
-@click.argument("joint", metavar="JOINT", is_eager=True, callback=params.check_file)
+@click.argument("model", metavar="JOINT", is_eager=True, callback=params.check_file)
 @click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
 @click.option(
     "--passes",
@@ -70,7 +71,8 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 )
 @tracing_options
 @json_option
-def opt(joint: str, overrides: tuple[str, ...], **options: Any) -> None:
+@reads_step
+def opt(step: Step, output: Path | None, **options: Any) -> None:
     """Run passes over JOINT and print the resulting graph.
 
     JOINT is a file of graph text, as `remat capture MODEL -o FILE.joint` writes it; - for standard
@@ -81,12 +83,10 @@ def opt(joint: str, overrides: tuple[str, ...], **options: Any) -> None:
     from remat.passes.instruments.printed import state_text
     from remat.planning import pipelines
 
-    output = options.pop("output")
-    tracing = {name: options.pop(name) for name in ("lower", "device", "batch", "seq")}
     manager = _pipeline(options)
     instruments = [*_instruments(options)]
     with Progress() as progress:
-        graph = read_graph(progress, joint, overrides, **tracing)
+        graph = read_graph(progress, step)
         progress.stage("running passes")
         if options["print_pipeline"]:
             _note(str(manager))
@@ -119,19 +119,20 @@ def opt(joint: str, overrides: tuple[str, ...], **options: Any) -> None:
         click.echo(text, nl=False)
 
 
-def read_graph(
-    progress: Progress, joint: str, overrides: tuple[str, ...], **tracing: Any
-) -> JointGraph:
+def read_graph(progress: Progress, step: Step) -> JointGraph:
     """Return the joint graph that JOINT names: read the graph from a file or standard input, or capture a model."""
     from remat.graph.text import SUFFIX, parse_joint, read_joint
     from remat.graph.text.syntax import MAX_BYTES
 
+    joint = step.model
     path = Path(joint)
     is_model = ":" in joint and path.suffix != SUFFIX and not path.is_file()
     if is_model:
-        return capture_model(progress, joint, overrides, **tracing).joint
-    if overrides:
-        raise click.UsageError(f"'{overrides[0]}' is for hf:TYPE only: '{joint}' is graph text")
+        return step.capture(progress).joint
+    if step.overrides:
+        raise click.UsageError(
+            f"'{step.overrides[0]}' is for hf:TYPE only: '{joint}' is graph text"
+        )
     if joint == "-":
         data = sys.stdin.buffer.read(MAX_BYTES + 1)  # the parser refuses more than MAX_BYTES
         return parse_joint(data.decode(errors="replace"))

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from remat.cli import params
-from remat.cli.commands import (
-    PLANNING,
-    capture_model,
-    capture_options,
-    main,
-    takes_request,
-)
+from remat.cli.commands import PLANNING, Step, main, takes_request, takes_step
 from remat.cli.output import as_json
 from remat.cli.progress import Progress
 from remat.files import write_file
@@ -31,7 +25,7 @@ ABOVE_AS_COMPILED = 4
 
 
 @main.command()
-@capture_options
+@takes_step
 @takes_request("budget", "solver", "hooks", *PLANNING)
 @click.option(
     "--save",
@@ -58,13 +52,13 @@ ABOVE_AS_COMPILED = 4
     help="draw the memory of the step without remat and under the plan to this file, .svg or .png",
 )
 def plan(
-    model: str,
-    overrides: tuple[str, ...],
+    step: Step,
     request: PlanRequest,
     save: Path | None,
     explain: bool,
     plot: Path | None,
-    **options: Any,
+    fullgraph: bool,
+    run: bool,
 ) -> None:
     """Plan one training step of MODEL under a memory budget.
 
@@ -74,14 +68,14 @@ def plan(
     from remat.planning.planner import plan_graph
     from remat.planning.set_planner import plan_graphs
 
-    if options["run"] and options["fullgraph"]:
+    if run and fullgraph:
         raise click.UsageError("'--run' goes together with '--no-fullgraph' only")
-    if plot is not None and not options["fullgraph"]:
+    if plot is not None and not fullgraph:
         raise click.UsageError(
             "'--plot' draws the step of one graph; leave '--no-fullgraph' out, or draw the plans from Python"
         )
     with Progress() as progress:
-        captured = capture_model(progress, model, overrides, **options)
+        captured = step.capture(progress, fullgraph=fullgraph, run=run)
         progress.stage("planning")
         planned: Plan | PlanSet = (
             plan_graph(captured.joint, request, on_progress=progress.detail)
@@ -93,7 +87,7 @@ def plan(
             planned.plot(plot)
     if save is not None:
         write_file(save, planned.to_json(), "plan")
-    fuses = options["lower"] == "inductor" and request.budget.on_peak
+    fuses = step.lower == "inductor" and request.budget.on_peak
     estimated = planned.estimated_peak_bytes if fuses and isinstance(planned, Plan) else 0
     limit = request.budget.peak_bytes or estimated
     machine = as_json(planned.to_json())

@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from remat.cli.commands import (
-    PLANNING,
-    capture_model,
-    capture_options,
-    main,
-    takes_request,
-)
+from remat.cli.commands import PLANNING, Step, main, takes_request, takes_step
 from remat.cli.output import as_json
 from remat.cli.progress import Progress
 
@@ -23,14 +17,9 @@ if TYPE_CHECKING:
 
 
 @main.command()
-@capture_options
+@takes_step
 @takes_request("budget", "solver", *PLANNING)
-def policies(
-    model: str,
-    overrides: tuple[str, ...],
-    request: PlanRequest,
-    **options: Any,
-) -> None:
+def policies(step: Step, request: PlanRequest) -> None:
     """List the modules of MODEL, and what a plan saves and recomputes in each.
 
     The column "forward" is the cost of running a module's forward once. The step costs that much
@@ -42,7 +31,7 @@ def policies(
     from remat.report.by_module import module_rows, policies_of
 
     with Progress() as progress:
-        captured = capture_model(progress, model, overrides, **options)
+        captured = step.capture(progress)
         progress.stage("planning")
         plan = plan_graph(captured.joint, request, on_progress=progress.detail)
         rows = module_rows(plan.uses())

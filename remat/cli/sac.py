@@ -11,13 +11,13 @@ import click
 
 from remat.cli import params
 from remat.cli.commands import (
-    batch_option,
+    Step,
     json_option,
     list_option,
     main,
     model_arguments,
     plan_options,
-    seq_option,
+    record_options,
 )
 from remat.cli.models import load, users_code
 from remat.cli.output import as_json
@@ -69,8 +69,7 @@ MODES = ("operator-level-cost-model", "operator-level-benchmark")
     help="a knapsack solver to decide within modules; auto: all best choices are computed",
 )
 @plan_options("time_limit")
-@batch_option
-@seq_option
+@record_options(Step, "batch", "seq")
 @click.option(
     "--run", "run_it", is_flag=True, help="run steps without and with the plan, and measure both"
 )

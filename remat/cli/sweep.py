@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from remat.cli import params
-from remat.cli.commands import (
-    json_option,
-    list_option,
-    lower_option,
-    main,
-    plan_options,
-)
+from remat.cli.commands import Step, json_option, list_option, main, plan_options, record_options
 from remat.cli.output import as_json
 from remat.cli.progress import Progress
 from remat.errors import RematError
@@ -60,7 +54,7 @@ class Named:
 @list_option("budgets", "comma-separated budgets", default="0.2,0.5,0.8")
 @list_option("solvers", "comma-separated solvers", params.SOLVER, default="auto")
 @list_option("costs", "comma-separated cost models", default="auto")
-@lower_option
+@record_options(Step, "lower")
 @plan_options("time_limit")
 @click.option(
     "--jobs",

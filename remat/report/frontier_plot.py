@@ -52,7 +52,7 @@ def frontier_figure(
     right = 1.04 * max(x for x, _ in (*points, curves[0].bound[-1]))
     top = 1.06 * max(y for _, y in (*points, curves[0].bound[0]))
     x, y = Scale.of(right, "B"), Scale.of(top, curves[0].unit)
-    figure, axes = figure_of((10.5, 5.0), (0.075, 0.12, 0.6, 0.7), title)
+    figure, axes = figure_of((10.5, 5.0), (0.075, 0.12, 0.6, 0.78), title)
     axes.set_xlim(0, right / x.size or 1)
     axes.set_ylim(0, top / y.size or 1)
     for number, curve in enumerate(curves):

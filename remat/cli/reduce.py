@@ -102,7 +102,7 @@ def reduce_(
         write_file(target, text, "joint graph")
     else:
         _write_folder(source, target, recorded, reduced.joint, text)
-    counts = ("before", "nodes", "tests", "cached", "refused", "interrupted")
+    counts = ("before", "nodes", "tests", "interrupted")
     if not as_json({"written": str(target), **{k: getattr(reduced, k) for k in counts}}):
         so_far = "interrupted; so far: " if reduced.interrupted else ""
         click.echo(

@@ -67,7 +67,6 @@ def test_every_graph_that_is_tested_is_a_joint_graph_and_new() -> None:
     before = print_joint(start)
     found = remat.reduce(start, test)
     assert len(set(seen)) == len(seen) == found.tests
-    assert found.cached > 0
     assert print_joint(start) == before
     again: list[str] = []
     remat.reduce(start, lambda j: again.append(print_joint(j)) or "cos" in again[-1])  # type: ignore[func-returns-value]

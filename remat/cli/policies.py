@@ -40,7 +40,7 @@ def policies(step: Step, request: PlanRequest) -> None:
     if as_json({"modules": modules, "policies": to_paste, "unit": plan.unit}):
         return
     click.echo(f"{captured.title()}; budget {plan.requested.label}")
-    show_rows([_shown(row, rows) for row in rows], unit=plan.unit)
+    show_rows(modules, unit=plan.unit)
     given = {"budget": str(request.budget), "policies": to_paste}
     if request.offload is not None:
         given["offload"] = str(request.offload)
@@ -64,17 +64,3 @@ def _figures(row: ModuleRow) -> dict[str, Any]:
         "recompute_cost": total.recompute_cost,
         "treatment": row.treatment,
     }
-
-
-def _shown(row: ModuleRow, rows: list[ModuleRow]) -> dict[str, Any]:
-    """Return the figures of a row for people: names are indented, and zeros are left out."""
-    figures = {name: value or None for name, value in _figures(row).items() if name != "pattern"}
-    treated = figures["saved_bytes"] or figures["recompute_cost"]
-    figures["treatment"] = row.treatment or ("both" if treated else "")
-    return {"module": "  " * row.depth + _below(row.pattern, rows), **figures}
-
-
-def _below(pattern: str, rows: list[ModuleRow]) -> str:
-    """Return a module's pattern relative to the nearest enclosing row: ``mlp`` for ``model.mlp`` below ``model``."""
-    names = {row.pattern for row in rows if pattern.startswith(f"{row.pattern}.")}
-    return pattern[len(max(names, key=len)) + 1 :] if names else pattern

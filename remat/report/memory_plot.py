@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,45 +47,15 @@ _ROOM = 1.16
 _LINES = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filling:
-    """Sum over the storages that one source line made and that are alive at the step's peak.
-
-    Attributes:
-        source: the source line; for parameters and inputs, or if the source line is unknown, the
-            kind of the storages.
-        kind: kind of the storages; if they have several kinds, the kind with the most bytes.
-        nbytes: bytes of all storages together.
-        count: number of storages.
-        module: shortened path of the module that made the storages. If the paths of several modules differ in numbers
-            only, ``*`` stands for every number. Empty if unknown, or if the paths differ in more than numbers.
-    """
-
-    source: str
-    kind: StorageKind
-    nbytes: int
-    count: int
-    module: str
+def fillings(step: Timeline) -> list[list[Lifetime]]:
+    """Group the storages alive at a step's peak by the source line that made them, most bytes first."""
+    return grouped(step.alive(step.peak_point), _line, _nbytes)
 
 
-def fillings(step: Timeline) -> tuple[Filling, ...]:
-    """Return the bytes of the storages alive at a step's peak, summed by source line, most bytes first."""
-
-    def label(alive: Lifetime) -> str:
-        is_input = alive.kind is StorageKind.INPUT
-        return str(alive.kind) if is_input or not alive.source else alive.source
-
-    return tuple(
-        Filling(
-            source=label(group[0]),
-            # One line may make storages of several kinds, such as saved ones and temporary ones.
-            kind=grouped(group, lambda alive: alive.kind, _nbytes)[0][0].kind,
-            nbytes=sum(map(_nbytes, group)),
-            count=len(group),
-            module=_module([alive.module for alive in group]),
-        )
-        for group in grouped(step.alive(step.peak_point), label, _nbytes)
-    )
+def _line(alive: Lifetime) -> str:
+    """Return the source line that made a storage; for an input, or if the line is unknown, the kind of the storage."""
+    is_input = alive.kind is StorageKind.INPUT
+    return str(alive.kind) if is_input or not alive.source else alive.source
 
 
 def _nbytes(alive: Lifetime) -> int:
@@ -234,12 +203,16 @@ def _list(axes: Axes, step: Timeline) -> None:
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     color_of = {kind: color for _, color, kinds in LAYERS for kind in kinds}
-    lines = fillings(step)
-    shown, rest = lines[:_LINES], lines[_LINES:]
-    entries = [(color_of[f.kind], f.nbytes, _heading(f), _origin(f)) for f in shown]
-    if rest:
-        count = sum(f.count for f in rest)
-        nbytes = sum(f.nbytes for f in rest)
+    entries, groups = [], fillings(step)
+    for group in groups[:_LINES]:
+        # One line may make storages of several kinds, such as saved ones and temporary ones.
+        kind = grouped(group, lambda alive: alive.kind, _nbytes)[0][0].kind
+        heading = f"{kind}, × {len(group)}" if len(group) > 1 else str(kind)
+        texts = (_module([alive.module for alive in group]), _line(group[0]))
+        source = " · ".join(text for text in texts if text and text != kind)
+        entries.append((color_of[kind], sum(map(_nbytes, group)), heading, source))
+    if rest := groups[_LINES:]:
+        nbytes, count = sum(sum(map(_nbytes, group)) for group in rest), sum(map(len, rest))
         entries.append(("#ffffff", nbytes, f"{len(rest)} more lines, {count} storages", ""))
     axes.text(0.0, 0.985, "What fills the peak", fontweight="bold", va="top")
     high = step.peak_bytes or 1
@@ -253,14 +226,3 @@ def _list(axes: Axes, step: Timeline) -> None:
             axes.text(
                 0.05, y - 0.046, shortened(source, 62), va="top", fontsize=7.5, color="#444444"
             )
-
-
-def _origin(filling: Filling) -> str:
-    """Return the module and the source line of storages as text, such as ``"layers.*.mlp · model.py:12 …"``."""
-    # If the source line is unknown, `Filling.source` is the kind of the storages, which `_heading` shows.
-    return " · ".join(x for x in (filling.module, filling.source) if x and x != filling.kind)
-
-
-def _heading(filling: Filling) -> str:
-    """Return the kind of the storages of one source line as text, with the number of storages if above 1."""
-    return f"{filling.kind}, × {filling.count}" if filling.count > 1 else str(filling.kind)

@@ -6,13 +6,10 @@ codes.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import logging
-import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -284,21 +281,6 @@ def planning_options(options: dict[str, Any]) -> dict[str, Any]:
     return {name: options.pop(name) for name in names}
 
 
-@contextlib.contextmanager
-def users_output() -> Iterator[None]:
-    """Within the ``with`` block, redirect standard output to standard error, and hide PyTorch's error logs."""
-    # The model's code may print, but standard output is for results. PyTorch's logs of errors would repeat the message
-    # of remat's own error; a user who sets TORCH_LOGS wants to see them.
-    before = logging.root.manager.disable
-    if "TORCH_LOGS" not in os.environ:
-        logging.disable(logging.ERROR)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        logging.disable(before)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
     """The captured training step of MODEL, which is the model that the command line names.
@@ -354,7 +336,7 @@ class Step:
             CaptureError: the step cannot be captured as requested. The error's advice names options of
                 the command instead of arguments of `remat.capture`.
         """
-        from remat.cli.models import load
+        from remat.cli.models import load, users_output
         from remat.graph.capture.step import capture
 
         with users_output():

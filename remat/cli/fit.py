@@ -15,9 +15,16 @@ from remat.cli.commands import (
     model_arguments,
     record_options,
     takes_request,
+)
+from remat.cli.models import (
+    called,
+    check_not_hf,
+    function_of,
+    is_hf,
+    load,
+    takes_batch,
     users_output,
 )
-from remat.cli.models import called, check_not_hf, function_of, is_hf, load, takes_batch
 from remat.cli.output import as_json
 from remat.cli.progress import Progress
 from remat.errors import RematError

@@ -6,6 +6,8 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
+import logging
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -107,7 +109,7 @@ def check(spec: str) -> None:
 
         check_kind(spec.removeprefix("hf:"))
         return
-    with contextlib.suppress(CaptureError), contextlib.redirect_stdout(sys.stderr):
+    with contextlib.suppress(CaptureError):
         # An error of the user's code is suppressed here. The user's code raises the error again when the
         # model is built.
         function_of(spec)
@@ -197,10 +199,26 @@ def _import(name: str, spec: str) -> ModuleType:
 
 
 @contextlib.contextmanager
-def users_code(spec: str) -> Iterator[None]:
-    """Convert exceptions of the user's code in the block, except `RematError`, to `CaptureError` with the line."""
+def users_output() -> Iterator[None]:
+    """Within the ``with`` block, redirect standard output to standard error, and hide PyTorch's error logs."""
+    # The model's code may print, but standard output is for results. PyTorch's logs of errors would repeat the message
+    # of remat's own error; a user who sets TORCH_LOGS wants to see them.
+    before = logging.root.manager.disable
+    if "TORCH_LOGS" not in os.environ:
+        logging.disable(logging.ERROR)
     try:
-        yield
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        logging.disable(before)
+
+
+@contextlib.contextmanager
+def users_code(spec: str) -> Iterator[None]:
+    """Convert exceptions of the user's code, except `RematError`, to `CaptureError` with the line; see `users_output`."""
+    try:
+        with users_output():
+            yield
     except RematError:
         raise
     except (Exception, SystemExit) as error:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,8 +38,7 @@ class Named:
         from remat.cli.models import load
 
         try:
-            with contextlib.redirect_stdout(sys.stderr):
-                example = load(self.spec)
+            example = load(self.spec)
         except click.UsageError as error:
             raise RematError(error.message) from None
         return example.model, example.args, example.kwargs

@@ -29,6 +29,14 @@ class Fails(torch.nn.Module):
 def fails():
     return Fails(), (torch.randn(2, requires_grad=True),)
 
+class Prints(torch.nn.Linear):
+    def forward(self, x):
+        print("the model prints")
+        return super().forward(x)
+
+def prints():
+    return torch.nn.Sequential(Prints(16, 16), torch.nn.Tanh()), (torch.randn(8, 16),)
+
 class Leaves(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -101,6 +109,13 @@ def test_an_error_of_the_model_is_told_with_its_place() -> None:
     assert result.exit_code == 1
     assert "raised ValueError: boom in forward (at " in " ".join(result.stderr.split())
     assert "nets.py:" in result.stderr.partition("(at ")[2]
+
+
+def test_what_a_model_prints_goes_to_standard_error() -> None:
+    result = sac("nets.py:prints", "--memory", "1GiB", "--run", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["plan"]
+    assert "the model prints" in result.stderr
 
 
 def test_options_reach_the_plan() -> None:

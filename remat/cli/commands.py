@@ -134,14 +134,16 @@ class _Group(click.Group):
             error: RematError | click.ClickException | None = None
             try:
                 return super().invoke(ctx)
-            except (RematError, click.ClickException) as raised:
-                error = raised
-                is_click = isinstance(error, click.ClickException)
-                if is_click and not ctx.meta[JSON]:
-                    raise
+            except click.ClickException as usage:
+                error = usage
                 if not ctx.meta[JSON]:
-                    click.echo(f"error: {params.one_line(error)}", err=True)
-                ctx.exit(getattr(error, "exit_code", 1))
+                    raise
+                ctx.exit(usage.exit_code)
+            except RematError as failure:
+                error = failure
+                if not ctx.meta[JSON]:
+                    click.echo(f"error: {params.one_line(failure)}", err=True)
+                ctx.exit(1)
             finally:
                 if ctx.meta[JSON]:
                     echo_json(ctx, error)

@@ -32,7 +32,7 @@ from remat.options import PlanOptions, StepOptions
 from remat.version import __version__
 
 if TYPE_CHECKING:
-    from remat.cli.models import Example
+    from remat.cli.example import Example
     from remat.graph.joint import JointGraph
 
 

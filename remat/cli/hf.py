@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
+from remat.cli.example import Example
 from remat.cli.hf_recipes import draw, recipe_for
-from remat.cli.models import Example
 from remat.errors import CaptureError, did_you_mean
 
 BATCH = 4

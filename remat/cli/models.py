@@ -9,8 +9,7 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,21 +17,12 @@ from typing import Any
 import click
 
 from remat.cli import params
+from remat.cli.example import Example
 from remat.errors import CaptureError, RematError, did_you_mean
 
 FORMS = (
     "expected file.py:function, package.module:function, or hf:TYPE with key=value config overrides"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Example:
-    """One call of a model: the model and arguments for `remat.capture`, and a title to show to the user."""
-
-    model: Any
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    title: str = ""
 
 
 def load(

@@ -55,6 +55,11 @@ class BeforeAfter:
         return (self.cost - self.without_cost) / self.without_cost
 
     @property
+    def recomputing(self) -> float | None:
+        """Recompute cost as a fraction of the step's cost under the plan; None if the step's cost is unknown."""
+        return self.recompute_cost / self.cost if self.step_cost else None
+
+    @property
     def line(self) -> str:
         """The plan's peak and added cost as one line of text: "2.42 GiB instead of 5.1 GiB, 4.1% of the step more"."""
         parts = [format_bytes(self.peak_bytes)]
@@ -67,14 +72,14 @@ class BeforeAfter:
     @property
     def step_text(self) -> str:
         """Cost of the step under the plan as text, usually a modelled time; empty if the cost is unknown."""
-        if not self.step_cost:
+        if self.recomputing is None:
             return ""
         text = f"{format_cost(self.cost, self.unit)} modelled"
         if self.more is not None:
             without = format_cost(self.without_cost, self.unit)
             text += f", {more_text(self.more)} than the {without} without remat"
         else:
-            text += f", {self.recompute_cost / self.cost:.1%} of it recomputing"
+            text += f", {self.recomputing:.1%} of it recomputing"
         if self.exposed_time:
             text += f", {self.exposed_time / self.cost:.1%} of it exposed transfer time"
         return text

@@ -26,6 +26,7 @@ def figures(**other: Any) -> BeforeAfter:
 def test_what_is_added_is_a_share_of_the_step_without_remat() -> None:
     found = figures()
     assert found.more == pytest.approx(5 / 110)
+    assert found.recomputing == pytest.approx(15 / 115)
     assert found.line == "2 GiB instead of 5 GiB, 4.5% of the step more"
     assert found.step_text == "115 ms modelled, 4.5% more than the 110 ms without remat"
 
@@ -37,7 +38,7 @@ def test_what_costs_less_says_so() -> None:
 
 def test_nothing_is_said_of_what_is_not_known() -> None:
     old = figures(step_cost=0, without_peak_bytes=0)
-    assert (old.more, old.line, old.step_text) == (None, "2 GiB", "")
+    assert (old.more, old.recomputing, old.line, old.step_text) == (None, None, "2 GiB", "")
     pipeline = figures(without_peak_bytes=0)
     assert pipeline.step_text == "115 ms modelled, 13.0% of it recomputing"
     unpriced = figures(step_cost=0)

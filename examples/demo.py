@@ -27,7 +27,7 @@ from rich.rule import Rule
 from torch import nn
 
 import remat
-from remat.cli.tables import LEGEND, comparison_notes, comparison_table, new_table, plan_table
+from remat.cli.tables import new_table, plan_table
 from remat.running.measure import measure_step
 from remat.units import format_bytes
 
@@ -130,8 +130,10 @@ def main(argv: list[str] | None = None) -> int:
 
     out.print(Rule("3  Let solvers compete, scored by one yardstick", align="left"))
     comparison = remat.compare(joint, SOLVERS, budgets=(asked.budget, 0.3), cost=COST)
-    out.print(comparison_table(comparison, "", width=100))
-    out.print("\n".join((*comparison_notes(comparison), *LEGEND)) + "\n")
+    out.print(f"{comparison}\n")
+    out.print(
+        "* least recompute cost of these solvers at the budget; gap: the cost above a proven bound\n"
+    )
 
     out.print(Rule("4  Compile it, run it, measure it", align="left"))
     worst = run(out, model, kwargs, budget=asked.budget, lower=asked.lower)

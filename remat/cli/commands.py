@@ -6,14 +6,10 @@ codes.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import logging
-import os
 import sys
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +21,7 @@ from remat.cli.output import (
     JSON,
     QUIET,
     asks_for_json,
-    echo_error,
+    echo_json,
     interruptible,
     show_warning,
     tell_refused_plugins,
@@ -102,23 +98,17 @@ class _Group(click.Group):
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         """Add a command, and append its example from `HELP` to its help."""
         super().add_command(cmd, name)
-        for examples in HELP.values():
-            if (name or cmd.name) in examples:
-                cmd.epilog = f"Example: {examples[name or cmd.name or '']}"
+        own = cmd.name or ""
+        (cmd.epilog,) = (f"Example: {group[own]}" for group in HELP.values() if own in group)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands in the help under the sections of `HELP`, and all other commands in a last section."""
-        grouped = [name for group in HELP.values() for name in group]
-        others = [name for name in self.list_commands(ctx) if name not in grouped]
-        for title, names in (*HELP.items(), ("More", others)):
-            rows = [
-                (name, self.commands[name].get_short_help_str(limit=_WHOLE_SENTENCE))
-                for name in names
-                if name in self.commands
-            ]
-            if rows:
-                with formatter.section(title):
-                    formatter.write_dl(rows)
+        """List the commands in the help under the sections of `HELP`."""
+        for title, names in HELP.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    (name, self.commands[name].get_short_help_str(limit=_WHOLE_SENTENCE))
+                    for name in names
+                )
 
     @interruptible()
     def make_context(
@@ -141,17 +131,22 @@ class _Group(click.Group):
                 warnings.filterwarnings("default", message="the cache of measured costs")
                 warnings.simplefilter("default", PeakWarning)
                 warnings.showwarning = show_warning
+            error: RematError | click.ClickException | None = None
             try:
                 return super().invoke(ctx)
-            except (RematError, click.ClickException) as error:
-                if ctx.meta[JSON]:
-                    echo_error(error)
-                elif isinstance(error, click.ClickException):
+            except click.ClickException as usage:
+                error = usage
+                if not ctx.meta[JSON]:
                     raise
-                else:
-                    click.echo(f"error: {params.one_line(error)}", err=True)
-                ctx.exit(error.exit_code if isinstance(error, click.ClickException) else 1)
+                ctx.exit(usage.exit_code)
+            except RematError as failure:
+                error = failure
+                if not ctx.meta[JSON]:
+                    click.echo(f"error: {params.one_line(failure)}", err=True)
+                ctx.exit(1)
             finally:
+                if ctx.meta[JSON]:
+                    echo_json(ctx, error)
                 tell_refused_plugins()
 
 
@@ -195,7 +190,8 @@ def list_option(
     )
 
 
-#: Settings of click for options of planning, as `record_options` takes them.
+#: Dict from a field of `PlanOptions`, `Training` or `Step` to the settings of click that differ from the field's own. The
+#: setting ``flag`` is the option's name without dashes.
 _CLICK: Mapping[str, Mapping[str, Any]] = {
     "solver": {"type": params.SOLVER},
     "time_limit": {"type": params.SECONDS},
@@ -204,40 +200,41 @@ _CLICK: Mapping[str, Mapping[str, Any]] = {
     "host_memory": {"metavar": "BYTES"},
     "chunk": {"metavar": "N|auto"},
     "policies": {"flag": "policy", "metavar": "PATTERN=VALUE", "multiple": True},
+    "lower": {"type": click.Choice(["inductor", "eager"])},
+    "device": {"type": params.DEVICE},
+    "batch": {"type": click.IntRange(min=1)},
+    "seq": {"type": click.IntRange(min=1)},
+    "batches": {"flag": "batch", "metavar": "BATCH,…|max"},
+    "link_gbps": {"flag": "link", "type": float, "metavar": "GB/s"},
 }
 
 
-def plan_options(*names: str) -> Callable[..., Any]:
-    """Return a decorator that adds options of planning to a command, as `PlanOptions` declares and documents them."""
-    return record_options(PlanOptions, {name: _CLICK.get(name, {}) for name in names})
+def record_options(record: type, *names: str) -> Callable[..., Any]:
+    """Return a decorator that adds options to a command, as fields of a dataclass declare and document them."""
+    return options(*(_option(record, field) for field in fields(record) if field.name in names))
 
 
-def record_options(record: type, settings: Mapping[str, Mapping[str, Any]]) -> Callable[..., Any]:
-    """Return a decorator that adds options to a command, one for each selected field of a dataclass.
-
-    Args:
-        record: the dataclass, whose fields declare and document the options.
-        settings: dict from each selected field to the settings of click that differ from the field's own. The
-            setting ``flag`` is the option's name without dashes.
-    """
-    declared = (field for field in fields(record) if field.name in settings)
-    return options(*(_option(record, field, settings[field.name]) for field in declared))
-
-
-def _option(record: type, field: Field[Any], overrides: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return a decorator for a dataclass field's option: a Boolean flag, or text unless ``overrides`` sets a type."""
+def _option(record: type, field: Field[Any]) -> Callable[..., Any]:
+    """Return a decorator for a field's option: a Boolean flag, a whole number, or else text; `_CLICK` may differ."""
     name, default = field.name.replace("_", "-"), field.default
+    overrides = _CLICK.get(field.name, {})
     settings: dict[str, Any] = {"default": default, "show_default": default is not None}
     if default is MISSING:
         settings = {"required": True}
     if isinstance(default, bool):
         name = f"{name}/--no-{name}"
+    elif isinstance(default, int):
+        settings["type"] = int
     elif "type" not in overrides:
         settings |= {"type": str, "metavar": name.upper()}
     settings |= overrides
     text = " ".join(documented(record).get(field.name, "").replace("``", "").split())
     sentence = text.partition(": ")[2].partition(". ")[0].rstrip(".")
     return click.option(f"--{settings.pop('flag', name)}", field.name, help=sentence, **settings)
+
+
+#: Decorator that adds options of planning to a command.
+plan_options = functools.partial(record_options, PlanOptions)
 
 
 def _output_flag(key: str, *names: str, text: str) -> Callable[..., Any]:
@@ -255,36 +252,6 @@ json_option = options(
     _output_flag(JSON, "--json", text="print JSON, for machines; errors too"),
     _output_flag(QUIET, "-q", "--quiet", text="do not print progress on standard error"),
 )
-batch_option = click.option(
-    "--batch",
-    type=click.IntRange(min=1),
-    help="batch size of an hf model [default: 4], or the value of the argument batch of your function",
-)
-seq_option = click.option(
-    "--seq",
-    type=click.IntRange(min=1),
-    help="sequence length of an hf model in tokens [default: up to 512]",
-)
-lower_option = click.option(
-    "--lower",
-    type=click.Choice(["inductor", "eager"]),
-    default="inductor",
-    show_default=True,
-    help="decompose the graph's operators as Inductor does, or keep those of eager PyTorch",
-)
-device_option = click.option(
-    "--device",
-    type=params.DEVICE,
-    help="trace as if all tensors were on this device [default: the device of the tensors]",
-)
-#: Options of all commands that may trace a model.
-tracing_options = options(lower_option, device_option, batch_option, seq_option)
-model_arguments = options(
-    click.argument("model", metavar="MODEL", is_eager=True, callback=params.check_file),
-    click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1),
-)
-#: Arguments and options of all commands that capture a model.
-capture_options = options(model_arguments, tracing_options, json_option)
 #: Names of the options of planning that all commands take if they plan a model.
 PLANNING = ("cost", "time_limit", *StepOptions.__annotations__)
 
@@ -292,8 +259,7 @@ PLANNING = ("cost", "time_limit", *StepOptions.__annotations__)
 def takes_request(*names: str) -> Callable[..., Any]:
     """Return a decorator that adds options of planning to a command, and passes their values as ``request``.
 
-    Options of planning that the command declares itself become part of the request, too. Without a budget, the
-    request is that of `PlanRequest.without_budget`.
+    Without the option ``budget``, the request is that of `PlanRequest.without_budget`.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -302,10 +268,8 @@ def takes_request(*names: str) -> Callable[..., Any]:
             from remat.planning.request import PlanRequest
 
             given = planning_options(options)
-            if given.get("budget") is None:
-                given.pop("budget", None)
-                return command(request=PlanRequest.without_budget(**given), **options)
-            return command(request=PlanRequest.of(**given), **options)
+            make = PlanRequest.of if "budget" in given else PlanRequest.without_budget
+            return command(request=make(**given), **options)
 
         decorated: Callable[..., Any] = plan_options(*names)(read)
         return decorated
@@ -319,21 +283,6 @@ def planning_options(options: dict[str, Any]) -> dict[str, Any]:
     return {name: options.pop(name) for name in names}
 
 
-@contextlib.contextmanager
-def users_output() -> Iterator[None]:
-    """Within the ``with`` block, redirect standard output to standard error, and hide PyTorch's error logs."""
-    # The model's code may print, but standard output is for results. PyTorch's logs of errors would repeat the message
-    # of remat's own error; a user who sets TORCH_LOGS wants to see them.
-    before = logging.root.manager.disable
-    if "TORCH_LOGS" not in os.environ:
-        logging.disable(logging.ERROR)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        logging.disable(before)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
     """The captured training step of MODEL, which is the model that the command line names.
@@ -341,12 +290,10 @@ class Captured:
     Attributes:
         example: the model, and the arguments of the captured call.
         joints: the joint graphs of the step; a single one unless graph breaks were allowed.
-        seconds: duration of the capture in seconds.
     """
 
     example: Example
     joints: Sequence[JointGraph]
-    seconds: float
 
     @property
     def joint(self) -> JointGraph:
@@ -354,54 +301,90 @@ class Captured:
         return self.joints[0]
 
     def title(self, joint: JointGraph | None = None) -> str:
-        """Return a title for the output: the model, the number of nodes of a graph, and the capture time."""
-        nodes = len((joint or self.joint).graph.nodes)
-        return f"{self.example.title}: {nodes:,} nodes, captured in {self.seconds:.1f} s"
+        """Return a title for the output: the model, and the number of nodes of a graph."""
+        return f"{self.example.title}: {len((joint or self.joint).graph.nodes):,} nodes"
 
 
 #: Dict from an argument of `remat.capture`, as an error recommends it, to the command's option for this argument.
 _IN_COMMAND = {"fullgraph=False": "--no-fullgraph", "run=True": "--run"}
 
 
-def capture_model(
-    progress: Progress,
-    model: str,
-    overrides: tuple[str, ...],
-    *,
-    lower: str,
-    device: str | None,
-    fullgraph: bool = True,
-    run: bool = False,
-    **options: Any,
-) -> Captured:
-    """Build MODEL and capture its training step, with arguments as in `remat.capture` and `remat.cli.models.load`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """The training step that a command line describes.
 
-    Raises:
-        CaptureError: the step cannot be captured as requested. The error's advice names options of
-            the command instead of arguments of `remat.capture`.
+    The text about each option is also the help of the command's option.
+
+    Attributes:
+        model: MODEL.
+        overrides: ``key=value`` texts for the config of an ``hf`` model.
+        lower: decompose the graph's operators as Inductor does, or keep those of eager PyTorch
+        device: trace as if all tensors were on this device [default: the device of the tensors]
+        batch: batch size of an hf model [default: 4], or the value of the argument batch of your function
+        seq: sequence length of an hf model in tokens [default: up to 512]
     """
-    from remat.cli.models import load
-    from remat.graph.capture.step import capture
 
-    with users_output():
-        progress.stage(f"building {model}")
-        example = load(model, overrides, **options)
-        progress.stage(f"capturing {model}")
-        start = time.perf_counter()
-        # The arguments are in a dict, because the type checker selects an overload of `capture` by a
-        # literal `fullgraph`.
-        breaks: dict[str, Any] = {"fullgraph": fullgraph, "run": run}
-        try:
-            captured = capture(
-                example.model, example.args, example.kwargs, lower=lower, device=device, **breaks
-            )
-        except CaptureError as error:
-            remedies = [_IN_COMMAND[r] for r in error.remedies if r in _IN_COMMAND]
-            if not remedies:
-                raise
-            raise CaptureError(
-                f"{error.reason}. Change that line, or plan all graphs of the model together: "
-                f"remat plan {model} {' '.join(remedies)}"
-            ) from error
-    joints = captured if isinstance(captured, list) else [captured]
-    return Captured(example=example, joints=joints, seconds=time.perf_counter() - start)
+    model: str
+    overrides: tuple[str, ...]
+    lower: str = "inductor"
+    device: str | None = None
+    batch: int | None = None
+    seq: int | None = None
+
+    def capture(self, progress: Progress, *, fullgraph: bool = True, run: bool = False) -> Captured:
+        """Build the model and capture its training step; ``fullgraph`` and ``run`` are as in `remat.capture`.
+
+        Raises:
+            CaptureError: the step cannot be captured as requested. The error's advice names options of
+                the command instead of arguments of `remat.capture`.
+        """
+        from remat.cli.models import load, users_output
+        from remat.graph.capture.step import capture
+
+        with users_output():
+            progress.stage(f"building {self.model}")
+            example = load(self.model, self.overrides, batch=self.batch, seq=self.seq)
+            progress.stage(f"capturing {self.model}")
+            # The arguments are in a dict, because the type checker selects an overload of `capture` by a
+            # literal `fullgraph`.
+            how: dict[str, Any] = {"fullgraph": fullgraph, "run": run, "lower": self.lower}
+            try:
+                captured = capture(
+                    example.model, example.args, example.kwargs, device=self.device, **how
+                )
+            except CaptureError as error:
+                remedies = [_IN_COMMAND[r] for r in error.remedies if r in _IN_COMMAND]
+                if not remedies:
+                    raise
+                raise CaptureError(
+                    f"{error.reason}. Change that line, or plan all graphs of the model together: "
+                    f"remat plan {self.model} {' '.join(remedies)}"
+                ) from error
+        joints = captured if isinstance(captured, list) else [captured]
+        return Captured(example=example, joints=joints)
+
+
+#: Options of all commands that may trace a model.
+tracing_options = record_options(Step, "lower", "device", "batch", "seq")
+model_arguments = options(
+    click.argument("model", metavar="MODEL", is_eager=True, callback=params.check_file),
+    click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1),
+)
+
+
+def reads_step(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a command that has the options of a `Step`, to pass their values as ``step``."""
+
+    @functools.wraps(command)
+    def read(**options: Any) -> Any:
+        step = Step(**{field.name: options.pop(field.name) for field in fields(Step)})
+        return command(step=step, **options)
+
+    return read
+
+
+def takes_step(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add MODEL, the options of tracing, ``--json`` and ``--quiet`` to a command, and pass MODEL's step as ``step``."""
+    decorate = options(model_arguments, tracing_options, json_option)
+    decorated: Callable[..., Any] = decorate(reads_step(command))
+    return decorated

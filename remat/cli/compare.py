@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from remat.cli import params
-from remat.cli.commands import (
-    PLANNING,
-    capture_model,
-    capture_options,
-    list_option,
-    main,
-    plan_options,
-    planning_options,
-)
-from remat.cli.output import echo_json
+from remat.cli.commands import PLANNING, Step, list_option, main, plan_options, takes_step
+from remat.cli.output import as_json
 from remat.cli.progress import Progress
 from remat.errors import RematError
 
@@ -26,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @main.command()
-@capture_options
+@takes_step
 @plan_options(*PLANNING)
 @list_option(
     "solvers",
@@ -39,14 +31,11 @@ if TYPE_CHECKING:
     "comma-separated budgets to plan at: 0.5, 40GiB, peak:0.5, saved:8GiB",
     default="0.2,0.5,0.8",
 )
-@click.option("--legend", is_flag=True, help="explain the star and the columns below the table")
 def compare(
-    model: str,
-    overrides: tuple[str, ...],
+    step: Step,
     solvers: tuple[str, ...] | None,
     budgets: tuple[str, ...],
-    legend: bool,
-    **options: Any,
+    **planning: Any,
 ) -> None:
     """Plan MODEL with several solvers at several budgets, and show the plans in one table.
 
@@ -55,20 +44,19 @@ def compare(
     search as in `remat plan`.
     """
     from remat import api
-    from remat.cli import tables
+    from remat.cli.tables import cost_text
     from remat.experiments.grid import compare as compare_solvers
     from remat.planning.request import PlanRequest
     from remat.solvers.base import Solver
     from remat.solvers.brief import BRIEF
 
-    common = planning_options(options)
-    parsed = [PlanRequest.of(budget=budget, **common).budget for budget in budgets]
+    parsed = [PlanRequest.of(budget=budget, **planning).budget for budget in budgets]
     names: list[str | Solver] = [*(api.solver_names() if solvers is None else solvers)]
-    if solvers is None and common["time_limit"] is None:
+    if solvers is None and planning["time_limit"] is None:
         names = [BRIEF.get(str(name), name) for name in names]
     brief = tuple(solver.name for solver in names if isinstance(solver, Solver))
     with Progress() as progress:
-        captured = capture_model(progress, model, overrides, **options)
+        captured = step.capture(progress)
         total, finished = len(names) * len(budgets), 0
 
         def count(row: ExperimentRow) -> None:
@@ -77,19 +65,15 @@ def compare(
             progress.detail(f"{finished} of {total} plans, last {row.solver} at {row.budget}")
 
         progress.stage(f"comparing {total} plans")
-        comparison = compare_solvers(captured.joint, names, parsed, on_row=count, **common)
+        comparison = compare_solvers(captured.joint, names, parsed, on_row=count, **planning)
         comparison = dataclasses.replace(comparison, brief=brief)
-    failure = None
+    if not as_json(comparison.to_json()):
+        cost = cost_text(comparison.cost, planning["cost"])
+        click.echo(f"{captured.title()}; cost model {cost}\n{comparison}")
+        if brief:
+            click.echo(
+                f"{', '.join(brief)}: searched with a twentieth of their work, so that the table comes soon; "
+                "named with --solvers they do all of it"
+            )
     if all(row.reason is not None for row in comparison.rows):
-        failure = RematError(
-            "no solver found a plan at any of these budgets; the reasons stand above"
-        )
-    if echo_json(comparison.to_json(), failure):
-        return
-    cost = tables.cost_text(comparison.cost, common["cost"])
-    title = f"{captured.title()}; cost model {cost}"
-    tables.show(tables.comparison_table(comparison, title, width=tables.console().width))
-    for note in (*tables.comparison_notes(comparison), *(tables.LEGEND if legend else ())):
-        click.echo(note)
-    if failure is not None:
-        raise failure
+        raise RematError("no solver found a plan at any of these budgets; the reasons stand above")

@@ -9,7 +9,7 @@ import click
 
 from remat.cli import params
 from remat.cli.commands import json_option, main
-from remat.cli.output import echo_json
+from remat.cli.output import as_json
 from remat.errors import ProblemError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 #: Largest number of node names to print for each plan and graph; ``--json`` prints all names.
 MOST_NAMES = 40
-#: Fields of a `Plan` that ``--json`` prints for each of the two plans.
+#: Fields of a `Plan` that are shown for each of the two plans.
 _FIELDS = (
     "budget", "solver", "cost", "unit", "capacity", "saved_bytes", "peak_bytes", "planned_peak_bytes",
     "without_peak_bytes", "recompute_cost", "recompute_bound", "step_cost", "without_cost",
@@ -33,8 +33,10 @@ def diff(first: Path, second: Path) -> None:
 
     A.json and B.json are files that `remat plan --save` wrote for one model.
     """
+    from remat.cli.tables import show_figures
     from remat.planning.plan_file import read_plan
     from remat.planning.plan_set import PlanSet
+    from remat.units import some_of
 
     read = [read_plan(path) for path in (first, second)]
     sides = [tuple(plan) if isinstance(plan, PlanSet) else (plan,) for plan in read]
@@ -43,8 +45,7 @@ def diff(first: Path, second: Path) -> None:
             f"the first file holds plans for {len(sides[0])} graphs and the second for {len(sides[1])}; expected "
             "plans of one model, captured with the same options"
         )
-    pairs = list(zip(*sides, strict=True))
-    graphs = [
+    graphs: list[dict[str, Any]] = [
         {
             "graph": a.graph,
             "same_graph": a.fingerprint == b.fingerprint,
@@ -53,30 +54,20 @@ def diff(first: Path, second: Path) -> None:
             "first": _numbers(a),
             "second": _numbers(b),
         }
-        for a, b in pairs
+        for a, b in zip(*sides, strict=True)
     ]
-    if echo_json({"files": [str(first), str(second)], "graphs": graphs}):
+    if as_json({"files": [str(first), str(second)], "graphs": graphs}):
         return
-    for k, (a, b) in enumerate(pairs):
-        if k:
-            click.echo()
-        _show(a, b, str(first), str(second))
-
-
-def _show(a: Plan, b: Plan, first: str, second: str) -> None:
-    from remat.cli import tables
-    from remat.units import some_of
-
-    figures = [_figures(plan) for plan in (a, b)]
-    rows = [(name, text, figures[1][name]) for name, text in figures[0].items()]
-    tables.show(tables.names_table(("", first, second), rows, a.graph))
-    if a.fingerprint != b.fingerprint:
-        click.echo(
-            "the plans are for different graphs, so that equal names need not be equal values: the model, "
-            "shapes, the lowering or PyTorch differ"
-        )
-    for names, file in ((_saved_only(a, b), first), (_saved_only(b, a), second)):
-        click.echo(f"kept in {file} only: {some_of(names, MOST_NAMES) or 'nothing'}")
+    for graph in graphs:
+        columns = [graph["first"], graph["second"]]
+        show_figures(columns, str(graph["graph"]), ("", str(first), str(second)))
+        if not graph["same_graph"]:
+            click.echo(
+                "the plans are for different graphs, so that equal names need not be equal values: the model, "
+                "shapes, the lowering or PyTorch differ"
+            )
+        for names, file in ((graph["only_first"], first), (graph["only_second"], second)):
+            click.echo(f"kept in {file} only: {some_of(names, MOST_NAMES) or 'nothing'}")
 
 
 def _saved_only(plan: Plan, other: Plan) -> list[str]:
@@ -86,30 +77,9 @@ def _saved_only(plan: Plan, other: Plan) -> list[str]:
 
 
 def _numbers(plan: Plan) -> dict[str, Any]:
-    """Return the figures of a plan, such as peak and cost, as numbers for ``--json``."""
+    """Return the figures of a plan, such as peak and cost."""
     return {name: getattr(plan, name) for name in _FIELDS} | {
         "kept": len(plan.saved) + len(plan.snapshots),
         "recomputed": len(plan.recomputed),
         "more": plan.before_after.more,
-    }
-
-
-def _figures(plan: Plan) -> dict[str, str]:
-    """Return a dict from the label of each figure of a plan to the figure as text, for the table."""
-    from remat.units import format_bytes, format_change, format_cost
-
-    compiled = " as compiled" if plan.planned_peak_bytes else ""
-    without, step = plan.without_peak_bytes, plan.step_cost
-    recomputed = format_cost(plan.recompute_cost, plan.unit)
-    return {
-        "budget": plan.requested.label,
-        "solver": plan.solver,
-        "cost model": plan.cost,
-        "kept": f"{len(plan.saved) + len(plan.snapshots):,} nodes",
-        "saved": format_bytes(plan.saved_bytes),
-        "recomputed": f"{len(plan.recomputed):,} nodes, {recomputed}",
-        "peak": format_bytes(plan.peak_bytes) + compiled,
-        "peak without remat": format_bytes(without) if without else "–",
-        "step": format_cost(step + plan.recompute_cost, plan.unit) if step else "–",
-        "beside no remat": format_change(plan.before_after.more),
     }

@@ -9,23 +9,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from remat.cli import params
-from remat.cli.commands import (
-    PLANNING,
-    capture_model,
-    capture_options,
-    main,
-    takes_request,
-)
-from remat.cli.output import echo_json
+from remat.cli.commands import PLANNING, Step, main, takes_request, takes_step
+from remat.cli.output import as_json
 from remat.cli.progress import Progress
-from remat.errors import about
 
 if TYPE_CHECKING:
     from remat.planning.request import PlanRequest
 
 
 @main.command()
-@capture_options
+@takes_step
 @takes_request("budget", "solver", *PLANNING)
 @click.option(
     "--html", type=params.OutputFile(".html", ".htm"), help="write an HTML page to explore the plan"
@@ -39,25 +32,17 @@ if TYPE_CHECKING:
 @click.option(
     "--export",
     "exports",
-    type=params.OutputFile(),
+    type=params.OutputFile(".pickle", ".json", ".csv"),
     multiple=True,
-    help="write the step for another tool: .pickle (PyTorch's memory viewer), .json (Chrome, Perfetto), .csv; "
-    "may be given several times",
-)
-@click.option(
-    "--export-format",
-    metavar="FORMAT",
-    help="format of the files of --export, whatever their names: memory-viewer, chrome, model-explorer, csv",
+    help="write the step for another tool: .pickle (PyTorch's memory viewer), .json (Chrome, Perfetto), .nodes.json "
+    "(Model Explorer), .csv; may be given several times",
 )
 def explain(
-    model: str,
-    overrides: tuple[str, ...],
+    step: Step,
     request: PlanRequest,
     html: Path | None,
     by: str | None,
     exports: tuple[Path, ...],
-    export_format: str | None,
-    **options: Any,
 ) -> None:
     """Explain one plan of MODEL: as text, as an HTML page, or as a file for another tool.
 
@@ -66,26 +51,15 @@ def explain(
     from remat.planning.frontier import Frontier
     from remat.planning.planner import Planner, warn_of_peak
     from remat.planning.reading.view import figures_of
-    from remat.report.exports import format_of
     from remat.report.page import require_bokeh
 
     by = by or ("peak" if request.offload is not None or request.budget.on_peak else "saved")
     if html is not None and by not in ("peak", "none") and request.offload is not None:
         raise click.UsageError("'--offload' goes together with '--by peak' or '--by none' only")
-    with about("exports"):
-        for path in exports:
-            format_of(path, export_format)
-    files = (*([html] if html else []), *exports)
-    resolved = [path.resolve() for path in files]
-    repeated = [path for k, path in enumerate(resolved) if path in resolved[:k]]
-    if repeated:
-        raise click.UsageError(
-            f"'{repeated[0]}' is to be written twice; give each file a name of its own"
-        )
     if html is not None:
         require_bokeh()
     with Progress() as progress:
-        captured = capture_model(progress, model, overrides, **options)
+        captured = step.capture(progress)
         progress.stage("planning")
         is_only = html is None or by == "none"
         planner = Planner.of(
@@ -105,9 +79,10 @@ def explain(
             figures = frontier.explore(html, plan, title=title, on_progress=progress.detail)
         for path in exports:
             progress.stage(f"writing {path}")
-            plan.export(path, format=export_format)
-    if echo_json(figures):
+            plan.export(path)
+    if as_json(figures):
         return
+    files = (*([html] if html else []), *exports)
     if not files:
         click.echo(captured.title())
         click.echo(plan.explain())

@@ -13,19 +13,18 @@ from remat.cli import params
 from remat.cli.commands import (
     PLANNING,
     Captured,
-    capture_model,
-    capture_options,
+    Step,
     list_option,
     main,
     takes_request,
+    takes_step,
 )
-from remat.cli.output import echo_json
+from remat.cli.output import as_json
 from remat.cli.progress import Progress
 from remat.errors import RematError
 
 if TYPE_CHECKING:
-    from remat.planning.frontier import Frontier
-    from remat.planning.plan import Plan
+    from remat.planning.frontier import Frontier, FrontierPoint
     from remat.planning.request import PlanRequest
 
 #: Largest number of rows of the tables of all solvers together.
@@ -33,7 +32,7 @@ ROWS = 20
 
 
 @main.command()
-@capture_options
+@takes_step
 @takes_request(*PLANNING)
 @list_option(
     "solvers",
@@ -49,46 +48,37 @@ ROWS = 20
     help="bytes that are traded against cost: the saved bytes (bytes is an alias), or the peak of the step",
 )
 @click.option(
-    "--budget",
-    metavar="BUDGET",
-    help="also plan at this budget, with the first solver, and mark the plan",
-)
-@click.option(
     "--plot",
     type=params.PICTURE_FILE,
     help="draw the frontiers to this file, .svg or .png",
 )
 def frontier(
-    model: str,
-    overrides: tuple[str, ...],
+    step: Step,
     solvers: tuple[str, ...],
     by: str,
     request: PlanRequest,
     plot: Path | None,
-    **options: Any,
 ) -> None:
     """Show the best plan of MODEL at every budget (the frontier), and the frontier's knee.
 
     The knee is the point beyond which more memory lowers the cost only a little. The column share
-    is the ratio of the saved bytes to the bytes that the runtime-optimal partition saves. A
-    --budget from 0 to 1 is such a ratio. With --by peak the command takes only seconds, because a
-    solver decides only at budget 1 and at a few budgets near the least peak. With --offload the
-    command shows two frontiers by peak: one with offloading, and one without.
+    is the ratio of the saved bytes to the bytes that the runtime-optimal partition saves. With --by
+    peak the command takes only seconds, because a solver decides only at budget 1 and at a few
+    budgets near the least peak. With --offload the command shows two frontiers by peak: one with
+    offloading, and one without.
     """
     from remat.planning.frontier import Frontier
-    from remat.planning.planner import Planner, plan_graph
+    from remat.planning.planner import Planner
 
     if request.offload is not None and by != "peak":
         raise click.UsageError("'--offload' goes together with '--by peak' only")
-    is_marked = click.get_current_context().params["budget"] is not None
     plain = dataclasses.replace(request, offload=None)
     requests = [plain.by(solver) for solver in dict.fromkeys(solvers)]
     if request.offload is not None:
-        # The request with offloading comes first, because --budget plans with the first request. The frontiers
-        # without offloading follow for comparison.
+        # The frontiers without offloading follow for comparison.
         requests = [dataclasses.replace(requests[0], offload=request.offload), *requests]
     with Progress() as progress:
-        captured = capture_model(progress, model, overrides, **options)
+        captured = step.capture(progress)
         frontiers: list[Frontier] = []
         reasons: dict[str, str] = {}
         for each in requests:
@@ -102,16 +92,9 @@ def frontier(
                 if len(requests) == 1:
                     raise
                 reasons[name] = params.one_line(error)
-        plan = None
-        if is_marked and frontiers:
-            progress.stage(f"planning at {requests[0].budget.label}")
-            plan = plan_graph(captured.joint, requests[0])
         if plot is not None and frontiers:
             progress.stage("drawing")
-            frontiers[0].plot(plot, chosen=plan, others=frontiers[1:])
-    failure = None
-    if not frontiers:
-        failure = RematError("no solver found a frontier; the reasons stand above")
+            frontiers[0].plot(plot, others=frontiers[1:])
     data = {
         "graph": captured.joint.name,
         "frontiers": [
@@ -119,23 +102,21 @@ def frontier(
             for each in frontiers
         ],
         "failed": reasons,
-        "plan": None if plan is None else json.loads(plan.to_json()),
     }
-    if echo_json(data, failure):
-        return
-    if frontiers:
-        _show(captured, frontiers, plan, str(request.cost))
-    for name, reason in reasons.items():
-        click.echo(f"{name}: no frontier: {reason}")
-    if failure is not None:
-        raise failure
-    if plot is not None:
-        click.echo(f"drawn: {plot}")
+    if not as_json(data):
+        if frontiers:
+            _show(captured, frontiers, str(request.cost))
+        for name, reason in reasons.items():
+            click.echo(f"{name}: no frontier: {reason}")
+        if frontiers and plot is not None:
+            click.echo(f"drawn: {plot}")
+    if not frontiers:
+        raise RematError("no solver found a frontier; the reasons stand above")
 
 
-def _show(captured: Captured, frontiers: list[Frontier], plan: Plan | None, cost: str) -> None:
+def _show(captured: Captured, frontiers: list[Frontier], cost: str) -> None:
     from remat.cli import tables
-    from remat.units import counted, format_bytes, format_cost
+    from remat.units import counted, format_bytes
 
     first = frontiers[0]
     click.echo(f"{captured.title()}; cost model {tables.cost_text(first.cost, cost)}")
@@ -147,14 +128,17 @@ def _show(captured: Captured, frontiers: list[Frontier], plan: Plan | None, cost
             f"partition saves {format_bytes(first.full_bytes)}"
         )
     for frontier in frontiers:
-        table = tables.frontier_table(frontier, ROWS // len(frontiers))
-        count = len(frontier.points)
-        shown = f", {table.row_count} of them here" if table.row_count < count else ""
-        click.echo(f"\n{frontier.label}: {counted(count, 'point')}{shown}")
-        tables.show(table)
-    if plan is not None:
-        click.echo(
-            f"\nbudget {plan.requested.label}: {format_bytes(plan.saved_bytes)} saved, "
-            f"{format_cost(plan.recompute_cost, plan.unit)} recomputed, "
-            f"peak {format_bytes(plan.peak_bytes)}"
-        )
+        points, shown = frontier.points, frontier.thinned(ROWS // len(frontiers))
+        note = f", {len(shown)} of them here" if len(shown) < len(points) else ""
+        click.echo(f"\n{frontier.label}: {counted(len(points), 'point')}{note}")
+        tables.show_rows([_row(frontier, point) for point in shown], unit=frontier.unit)
+
+
+def _row(frontier: Frontier, point: FrontierPoint) -> dict[str, Any]:
+    """Return a row of the table of a frontier: the bytes of the frontier come first, an arrow marks the knee."""
+    figures = dataclasses.asdict(point)
+    if frontier.by == "peak":
+        figures = dict(reversed(figures.items()))
+    elif frontier.full_bytes:
+        figures = {"share": f"{point.saved_bytes / frontier.full_bytes:.3f}", **figures}
+    return {**figures, "": "← knee" if point == frontier.knee() else ""}

@@ -58,7 +58,7 @@ def build(
     count = sum(p.numel() for p in model.parameters())
     shape = f"batch {batch}" + (f" × {seq} tokens" if recipe.takes_seq else "")
     title = (
-        f"{type(model).__name__}, {_count(count)} parameters in {str(model.dtype).partition('.')[2]}, "
+        f"{type(model).__name__}, {count / 1e6:,.4g} M parameters in {str(model.dtype).partition('.')[2]}, "
         f"{shape}, {recipe.label}"
     )
     return Example(model=model, args=(), kwargs=kwargs, title=title)
@@ -182,10 +182,3 @@ def _sequence(config: Any, seq: int | None) -> int:
         return seq
     limits = [getattr(config, n, None) for n in ("max_position_embeddings", "max_target_positions")]
     return min([SEQ, *(limit for limit in limits if isinstance(limit, int) and limit > 0)])
-
-
-def _count(n: int) -> str:
-    for unit, scale in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if n >= scale:
-            return f"{n / scale:.3g} {unit}"
-    return str(n)

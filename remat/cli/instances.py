@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from remat.cli import params
-from remat.cli.commands import (
-    capture_model,
-    capture_options,
-    json_option,
-    main,
-    plan_options,
-    takes_request,
-)
-from remat.cli.output import echo_json
+from remat.cli.commands import Step, json_option, main, plan_options, takes_request, takes_step
+from remat.cli.output import as_json
 from remat.cli.progress import Progress
 from remat.errors import BudgetError, about
 
@@ -29,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @main.command()
-@capture_options
+@takes_step
 @takes_request("cost", "reread_inputs")
 @click.option(
     "-o",
@@ -38,31 +31,23 @@ if TYPE_CHECKING:
     required=True,
     help="write to this file; if its name ends with .joint, it gets graph text, for `remat opt`",
 )
-@click.option("--name", help="name of the problem or graph [default: the file's name]")
-def capture(
-    model: str,
-    overrides: tuple[str, ...],
-    output: Path,
-    name: str | None,
-    request: PlanRequest,
-    **options: Any,
-) -> None:
+def capture(step: Step, output: Path, request: PlanRequest) -> None:
     """Write one training step of MODEL to a file: as a graph problem, or as a joint graph.
 
     A graph problem is JSON with names and numbers, for `remat solve` and for other solvers. A joint
     graph is text, for `remat opt`. Neither file contains code that could run.
     """
     from remat import api
-    from remat.cli import tables
+    from remat.cli.tables import show_figures
     from remat.graph.text import SUFFIX, write_joint
     from remat.solvers.instances.instance import save_instance
 
     with Progress() as progress:
-        captured = capture_model(progress, model, overrides, **options)
+        captured = step.capture(progress)
         figures: dict[str, Any]
         if output.suffix == SUFFIX:
             progress.stage("writing the joint graph")
-            joint = dataclasses.replace(captured.joint, name=name or output.stem)
+            joint = dataclasses.replace(captured.joint, name=output.stem)
             write_joint(output, joint)
             figures = {"name": joint.name, "kind": "joint", "nodes": len(joint.graph.nodes)}
             figures |= {"lower": joint.lower, "fingerprint": joint.fingerprint}
@@ -71,21 +56,15 @@ def capture(
             instance = api.instance(
                 captured.joint,
                 request.cost,
-                name=name or output.stem,
+                name=output.stem,
                 source=f"{captured.example.title}; {captured.joint.lower} lowering",
                 reread_inputs=request.reread_inputs,
             )
             save_instance(output, instance)
             figures = figures_of(instance)
-    if echo_json({**figures, "capture_s": captured.seconds, "file": str(output)}):
-        return
-    if figures["kind"] == "joint":
-        click.echo(captured.title())
-        click.echo(f"joint graph written to {output}")
-    else:
-        title = f"{instance.source}, captured in {captured.seconds:.1f} s"
-        tables.show(tables.names_table(("", ""), _instance_rows(instance), title))
-        click.echo(f"instance written to {output}")
+    figures |= {"file": str(output)}
+    if not as_json(figures):
+        show_figures([figures])
 
 
 @main.command()
@@ -108,7 +87,7 @@ def solve(file: Path, solver: str, budget: str | None, time_limit: float | None)
     The solver's answer is checked in integer arithmetic, and a wrong answer is an error.
     """
     from remat.arguments import BUDGET
-    from remat.cli import tables
+    from remat.cli.tables import show_figures
     from remat.plugins.registry import registry
     from remat.solvers.instances.instance import load_instance
     from remat.units import Budget
@@ -130,11 +109,9 @@ def solve(file: Path, solver: str, budget: str | None, time_limit: float | None)
         if limit is None and instance.problem.capacity is None:
             limit = Budget.parse(BUDGET)
         figures = _solve(instance, decider, limit, time_limit)
-    if echo_json(figures):
-        return
-    title = instance.name + (f": {instance.source}" if instance.source else "")
-    rows = [*_instance_rows(instance), *_solution_rows(figures)]
-    tables.show(tables.names_table(("", ""), rows, title))
+    if not as_json(figures):
+        show_figures([figures_of(instance)])
+        show_figures([figures], "answer")
 
 
 def _solve(
@@ -205,7 +182,7 @@ def _solve(
 
 
 def figures_of(instance: Instance) -> dict[str, Any]:
-    """Return name, kind, origin, cost model and sizes of a problem, for ``--json``."""
+    """Return name, kind, origin, cost model and sizes of a problem."""
     problem: Any = instance.problem
     figures: dict[str, Any] = {
         key: getattr(instance, key) for key in ("name", "kind", "source", "cost", "unit")
@@ -222,55 +199,3 @@ def figures_of(instance: Instance) -> dict[str, Any]:
         "full_bytes": instance.full_bytes,
         "least_bytes": instance.least_bytes,
     }
-
-
-def _instance_rows(instance: Instance) -> list[tuple[str, str]]:
-    from remat.units import format_bytes
-
-    figures = figures_of(instance)
-    if instance.kind == "knapsack":
-        size = (
-            f"knapsack of {figures['items']:,} items, {format_bytes(figures['total_bytes'])} in all"
-        )
-    elif instance.kind == "schedule":
-        size = f"step of {figures['nodes']:,} nodes, {figures['edges']:,} edges"
-    else:
-        size = (
-            f"graph of {figures['nodes']:,} nodes and {figures['edges']:,} edges; {figures['candidates']:,} nodes "
-            "can be saved or recomputed"
-        )
-    rows = [("problem", size), ("cost model", instance.cost)]
-    if instance.kind == "graph":
-        text = (
-            f"{format_bytes(figures['full_bytes'])} saved by the runtime-optimal partition; "
-            f"{format_bytes(figures['least_bytes'])} is the least"
-        )
-        rows.append(("bytes", text))
-    return rows
-
-
-def _solution_rows(solved: dict[str, Any]) -> list[tuple[str, str]]:
-    from remat.units import format_bytes, format_cost
-
-    unit, capacity = solved["unit"], solved["capacity"]
-    limit = "none"
-    if capacity is not None:
-        limit = f"{solved['budget'] or 'of the file'} → {format_bytes(capacity)}"
-    rows = [("budget", limit)]
-    if solved["kind"] == "schedule":
-        once = max(1, solved["once"])
-        repeated, bound = solved["cost"] - solved["once"], solved["bound"] - solved["once"]
-        peak = f"{format_bytes(solved['peak_bytes'])} of {format_bytes(solved['given_peak_bytes'])}"
-        again = f"{format_cost(repeated, unit)}, {repeated / once:.2%} of all once"
-        least = f"no schedule needs less than {bound / once:.2%}"
-        rows += [("peak", f"{peak} in the given order"), ("run again", f"{again}; {least}")]
-    else:
-        saved = f"{len(solved['saved'])} values, {format_bytes(solved['saved_bytes'])}"
-        again = format_cost(solved["recompute_cost"], unit)
-        least = f"no decision needs less than {format_cost(solved['recompute_bound'], unit)}"
-        if solved["claimed_bound"] is not None:
-            least += f"; claimed, not proven: {format_cost(solved['claimed_bound'], unit)}"
-        rows += [("saved", saved), ("recomputed", f"{again}; {least}")]
-    timed_out = "" if solved["deterministic"] else "; a clock ended it"
-    decided_by = f"{solved['solver']} in {solved['elapsed_s']:.3f} s{timed_out}"
-    return [*rows, ("status", solved["status"]), ("decided by", decided_by)]

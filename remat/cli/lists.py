@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from remat.cli.commands import json_option, main
-from remat.cli.output import echo_json
+from remat.cli.output import as_json
 
 Row = dict[str, Any]
 
@@ -18,6 +17,7 @@ Row = dict[str, Any]
 @json_option
 def solvers() -> None:
     """List the solvers; for a solver that cannot run here, also the reason."""
+    from remat.cli.tables import show_rows
     from remat.plugins.registry import registry
     from remat.solvers.base import KINDS, unavailable
 
@@ -36,10 +36,9 @@ def solvers() -> None:
             }
         )
     refused = [str(problem) for problem in registry().problems]
-    if not echo_json({"solvers": rows, "refused": refused}):
+    if not as_json({"solvers": rows, "refused": refused}):
         shown = [r | {"available": r["available"] or f"no: {r['reason']}"} for r in rows]
-        keys = ("name", "available", "exact", "deterministic", "summary")
-        _show(shown, keys, name="solver", summary="what it does")
+        show_rows(shown, ("name", "available", "exact", "deterministic", "summary"))
 
 
 @main.command()
@@ -47,13 +46,14 @@ def solvers() -> None:
 @json_option
 def passes(pipeline: bool) -> None:
     """List the passes and analyses, with the options that a pipeline can give them."""
+    from remat.cli.tables import show_rows
     from remat.plugins.registry import registry
 
     if pipeline:
         from remat.api import default_pipeline
 
         text = str(default_pipeline())
-        if not echo_json({"pipeline": text}):
+        if not as_json({"pipeline": text}):
             click.echo(text)
         return
     rows: list[Row] = [
@@ -73,19 +73,18 @@ def passes(pipeline: bool) -> None:
         {"name": name, "options": _options(kind), "summary": _summary(kind)}
         for name, kind in registry().analyses.items()
     ]
-    if echo_json({"passes": rows, "analyses": analyses}):
-        return
-    shown = [row | {"not_after": "\n".join(row["not_after"])} for row in rows]
-    keys = ("name", "stage", "options", "not_after", "summary")
-    _show(shown, keys, name="pass", not_after="not after", summary="what it does")
-    click.echo()
-    _show(analyses, ("name", "options", "summary"), name="analysis", summary="what it tells")
+    if not as_json({"passes": rows, "analyses": analyses}):
+        shown = [row | {"not_after": "\n".join(row["not_after"])} for row in rows]
+        show_rows(shown, ("name", "stage", "options", "not_after", "summary"))
+        click.echo("\nanalyses")
+        show_rows(analyses)
 
 
 @main.command()
 @json_option
 def costs() -> None:
     """List the cost models, and the devices for which each cost model has data."""
+    from remat.cli.tables import show_rows
     from remat.plugins.registry import registry
 
     rows: list[Row] = [
@@ -97,12 +96,16 @@ def costs() -> None:
         }
         for name, kind in registry().cost_models.items()
     ]
-    if echo_json({"costs": rows}):
-        return
-    for row in rows:
-        lines = (f"{row['name']}:{device}  {label}" for device, label in row["devices"].items())
-        row["devices"] = "\n".join(lines)
-    _show(rows, ("name", "unit", "summary", "devices"), name="cost model", summary="what it counts")
+    if not as_json({"costs": rows}):
+        show_rows(rows, ("name", "unit", "summary"))
+        click.echo()
+        show_rows(
+            [
+                {"name": f"{row['name']}:{device}", "device": label}
+                for row in rows
+                for device, label in row["devices"].items()
+            ]
+        )
 
 
 def _summary(kind: type) -> str:
@@ -123,23 +126,3 @@ def _options(kind: Any) -> dict[str, str]:
             text = ""  # the text of a pipeline cannot express this default
         options[f.name.replace("_", "-")] = text
     return options
-
-
-def _show(rows: list[Row], keys: Sequence[str], **headings: str) -> None:
-    """Print a table with a column for each key; dim rows with a reason. A column's heading is its key, unless given."""
-    from remat.cli import tables
-
-    table = tables.new_table("", [headings.get(key, key) for key in keys], left=range(len(keys)))
-    table.columns[0].no_wrap = True
-    for row in rows:
-        cells = [_cell(row[key]) for key in keys]
-        table.add_row(*cells, style="dim" if row.get("reason") else None)
-    tables.show(table)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, dict):
-        return "\n".join(f"{name}={default}" for name, default in value.items())
-    return str(value)

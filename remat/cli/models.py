@@ -6,9 +6,10 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
+import logging
+import os
 import sys
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,8 +20,6 @@ from remat.cli import params
 from remat.cli.example import Example
 from remat.errors import CaptureError, RematError, did_you_mean
 
-#: Least bytes of weights, allocated by a user's function, for which `called` prints a note.
-LARGE = 1 << 30
 FORMS = (
     "expected file.py:function, package.module:function, or hf:TYPE with key=value config overrides"
 )
@@ -100,7 +99,7 @@ def check(spec: str) -> None:
 
         check_kind(spec.removeprefix("hf:"))
         return
-    with contextlib.suppress(CaptureError), contextlib.redirect_stdout(sys.stderr):
+    with contextlib.suppress(CaptureError):
         # An error of the user's code is suppressed here. The user's code raises the error again when the
         # model is built.
         function_of(spec)
@@ -112,31 +111,20 @@ def called(function: Any, spec: str, *args: Any) -> Example:
     Raises:
         CaptureError: the function raised, or did not return a model and its arguments.
     """
+    from remat.graph.capture.calling import read_call
+
     with users_code(spec):
         returned = function(*args)
-    example = _checked(returned, spec)
-    _tell_allocated(example, spec)
-    return example
-
-
-def _tell_allocated(example: Example, spec: str) -> None:
-    """Print a note if the weights of a model take `LARGE` bytes or more; planning needs no weights."""
-    import torch
-
-    from remat.units import format_bytes
-
-    if not isinstance(example.model, torch.nn.Module):
-        return
-    weights = {id(p): p for p in example.model.parameters()}.values()
-    nbytes = sum(
-        p.nbytes for p in weights if p.device.type != "meta" and not hasattr(p, "fake_mode")
-    )
-    if nbytes >= LARGE:
-        click.echo(
-            f"note: '{spec}' allocates {format_bytes(nbytes)} of weights; under torch.device('meta') it "
-            "allocates none, and the plan is the same",
-            err=True,
+    if not isinstance(returned, tuple) or len(returned) not in (2, 3):
+        size = f" of {len(returned)}" if isinstance(returned, tuple | list) else ""
+        raise CaptureError(
+            f"MODEL '{spec}' returned a {type(returned).__name__}{size}; expected (model, args) or "
+            "(model, args, kwargs): a module or function, a tuple of positional arguments, a dict of "
+            "keyword arguments"
         )
+    model, args, kwargs = returned if len(returned) == 3 else (*returned, {})
+    args, kwargs = read_call(args, kwargs)
+    return Example(model=model, args=args, kwargs=kwargs, title=spec)
 
 
 def function_of(spec: str) -> Any:
@@ -201,59 +189,34 @@ def _import(name: str, spec: str) -> ModuleType:
 
 
 @contextlib.contextmanager
-def users_code(spec: str) -> Iterator[None]:
-    """Convert exceptions of the user's code in the block, except `RematError`, to `CaptureError` with the line."""
+def users_output() -> Iterator[None]:
+    """Within the ``with`` block, redirect standard output to standard error, and hide PyTorch's error logs."""
+    # The model's code may print, but standard output is for results. PyTorch's logs of errors would repeat the message
+    # of remat's own error; a user who sets TORCH_LOGS wants to see them.
+    before = logging.root.manager.disable
+    if "TORCH_LOGS" not in os.environ:
+        logging.disable(logging.ERROR)
     try:
-        yield
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        logging.disable(before)
+
+
+@contextlib.contextmanager
+def users_code(spec: str) -> Iterator[None]:
+    """Convert exceptions of the user's code, except `RematError`, to `CaptureError` with the line; see `users_output`."""
+    try:
+        with users_output():
+            yield
     except RematError:
         raise
     except (Exception, SystemExit) as error:
-        message = str(error) or "no message"
+        from remat.graph.capture.errors import raised_at
+
+        message, place = str(error) or "no message", raised_at(error)
         if isinstance(error, SyntaxError):
-            message = error.msg
+            message, place = error.msg, f" at {error.filename}:{error.lineno}"
         raise CaptureError(
-            f"MODEL '{spec}' raised {type(error).__name__}: {message} (at {_place(error)})"
+            f"MODEL '{spec}' raised {type(error).__name__}: {message} ({place.strip()})"
         ) from error
-
-
-def _place(error: BaseException) -> str:
-    """Return file and line of the innermost traceback frame, if possible outside of remat and of installed packages."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}:{error.lineno}"
-    here = str(Path(__file__).parents[1])
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((here, "<frozen")) and frame.filename != importlib.__file__
-    ]
-    own = [frame for frame in frames if "site-packages" not in frame.filename]
-    frame = (own or frames or traceback.extract_tb(error.__traceback__))[-1]
-    return f"{frame.filename}:{frame.lineno}"
-
-
-def _checked(returned: Any, spec: str) -> Example:
-    """Convert the result of the user's function to an `Example`; raise a CaptureError for any other result."""
-    expected = (
-        "expected (model, args) or (model, args, kwargs): a module or function, a tuple of "
-        "positional arguments, a dict of keyword arguments"
-    )
-
-    def fail(returned: str) -> CaptureError:
-        return CaptureError(f"MODEL '{spec}' returned {returned}; {expected}")
-
-    if not isinstance(returned, tuple) or len(returned) not in (2, 3):
-        size = f" of {len(returned)}" if isinstance(returned, (tuple, list)) else ""
-        raise fail(f"a {type(returned).__name__}{size}")
-    from remat.graph.capture.calling import why_no_instance
-
-    model, args, kwargs = returned if len(returned) == 3 else (*returned, {})
-    if no_instance := why_no_instance(model):
-        raise CaptureError(f"MODEL '{spec}' returned a class: {no_instance}")
-    if not callable(model):
-        raise fail(f"a {type(model).__name__} as model")
-    if not isinstance(args, (tuple, list)):
-        raise fail(f"a {type(args).__name__} as args")
-    kwargs = {} if kwargs is None else kwargs
-    if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
-        raise fail(f"a {type(kwargs).__name__} as kwargs")
-    return Example(model=model, args=tuple(args), kwargs=dict(kwargs), title=spec)

@@ -11,17 +11,16 @@ import click
 
 from remat.cli import params
 from remat.cli.commands import (
-    Command,
-    capture_model,
+    Step,
     json_option,
     main,
     plan_options,
     planning_options,
+    reads_step,
     tracing_options,
 )
-from remat.cli.output import echo_json
+from remat.cli.output import as_json
 from remat.cli.progress import Progress
-from remat.errors import ProblemError
 from remat.files import write_file
 
 if TYPE_CHECKING:
@@ -31,17 +30,8 @@ if TYPE_CHECKING:
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
-class _OptCommand(Command):
-    """Command that reads ``--verify-each`` without a value as ``--verify-each=structure``."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # If the option's value were optional in click, click would take the next argument as the value.
-        given = ["--verify-each=structure" if a == "--verify-each" else a for a in args]
-        return super().parse_args(ctx, given)
-
-
-@main.command(cls=_OptCommand)
-@click.argument("joint", metavar="JOINT", is_eager=True, callback=params.check_file)
+@main.command()
+@click.argument("model", metavar="JOINT", is_eager=True, callback=params.check_file)
 @click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
 @click.option(
     "--passes",
@@ -60,7 +50,7 @@ class _OptCommand(Command):
 @click.option("--print-before-all", is_flag=True, help="print the graph before every pass")
 @click.option("--print-after-all", is_flag=True, help="print the graph after every pass")
 @click.option(
-    "--print-after", metavar="PASS", multiple=True, help="print the graph after this pass"
+    "--print-after", "only", metavar="PASS", multiple=True, help="print the graph after this pass"
 )
 @click.option("--print-changed", is_flag=True, help="print what each pass changed, as a diff")
 @click.option("--dump-dir", type=_FOLDER, help="write the graph after every pass to this folder")
@@ -71,7 +61,6 @@ class _OptCommand(Command):
 @click.option(
     "--verify-each",
     type=click.Choice(["structure", "numbers"]),
-    metavar="[=structure|numbers]",
     help="check the graph after every pass; with numbers also run the graphs on random inputs",
 )
 @click.option(
@@ -82,7 +71,8 @@ class _OptCommand(Command):
 )
 @tracing_options
 @json_option
-def opt(joint: str, overrides: tuple[str, ...], **options: Any) -> None:
+@reads_step
+def opt(step: Step, output: Path | None, **options: Any) -> None:
     """Run passes over JOINT and print the resulting graph.
 
     JOINT is a file of graph text, as `remat capture MODEL -o FILE.joint` writes it; - for standard
@@ -93,12 +83,10 @@ def opt(joint: str, overrides: tuple[str, ...], **options: Any) -> None:
     from remat.passes.instruments.printed import state_text
     from remat.planning import pipelines
 
-    output = options.pop("output")
-    tracing = {name: options.pop(name) for name in ("lower", "device", "batch", "seq")}
     manager = _pipeline(options)
     instruments = [*_instruments(options)]
     with Progress() as progress:
-        graph = read_graph(progress, joint, overrides, **tracing)
+        graph = read_graph(progress, step)
         progress.stage("running passes")
         if options["print_pipeline"]:
             _note(str(manager))
@@ -127,42 +115,33 @@ def opt(joint: str, overrides: tuple[str, ...], **options: Any) -> None:
         **reports,
         "text": None if output else text,
     }
-    if not echo_json(data) and output is None:
+    if not as_json(data) and output is None:
         click.echo(text, nl=False)
 
 
-def read_graph(
-    progress: Progress, joint: str, overrides: tuple[str, ...], **tracing: Any
-) -> JointGraph:
+def read_graph(progress: Progress, step: Step) -> JointGraph:
     """Return the joint graph that JOINT names: read the graph from a file or standard input, or capture a model."""
-    from remat.graph.text import SUFFIX, read_joint
+    from remat.graph.text import SUFFIX, parse_joint, read_joint
+    from remat.graph.text.syntax import MAX_BYTES
 
+    joint = step.model
     path = Path(joint)
     is_model = ":" in joint and path.suffix != SUFFIX and not path.is_file()
     if is_model:
-        return capture_model(progress, joint, overrides, **tracing).joint
-    if overrides:
-        raise click.UsageError(f"'{overrides[0]}' is for hf:TYPE only: '{joint}' is graph text")
+        return step.capture(progress).joint
+    if step.overrides:
+        raise click.UsageError(
+            f"'{step.overrides[0]}' is for hf:TYPE only: '{joint}' is graph text"
+        )
     if joint == "-":
-        return _from_stdin()
-    params.check_exists(
-        path, "file", f"expected a file of graph text such as step{SUFFIX}, - or MODEL"
-    )
+        data = sys.stdin.buffer.read(MAX_BYTES + 1)  # the parser refuses more than MAX_BYTES
+        return parse_joint(data.decode(errors="replace"))
+    if not path.exists():
+        raise click.UsageError(
+            f"there is no file '{path}'; expected a file of graph text such as step{SUFFIX}, - or MODEL"
+        )
     progress.stage(f"reading {joint}")
     return read_joint(path)
-
-
-def _from_stdin() -> JointGraph:
-    from remat.graph.text import parse_joint
-    from remat.graph.text.syntax import MAX_BYTES
-
-    data = sys.stdin.buffer.read(MAX_BYTES + 1)  # the parser refuses more than MAX_BYTES
-    try:
-        return parse_joint(data.decode())
-    except UnicodeDecodeError as error:
-        raise ProblemError(
-            f"standard input is no text in UTF-8: byte {error.start}; expected graph text"
-        ) from None
 
 
 def _pipeline(options: dict[str, Any]) -> Pipeline:
@@ -200,8 +179,8 @@ def _instruments(options: dict[str, Any]) -> Iterator[Instrument]:
     before, after = options["print_before_all"], options["print_after_all"]
     if before or after:
         yield instruments.Printed(to=_note, before=before, after=after)
-    if options["print_after"] and not after:
-        yield instruments.Printed(to=_note, only=options["print_after"])
+    if options["only"] and not after:
+        yield instruments.Printed(to=_note, only=options["only"])
     if options["print_changed"]:
         yield instruments.Printed(to=_note, changed=True)
     # Timing comes last, so that the time of a pass does not include the work of other instruments.

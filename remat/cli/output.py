@@ -17,6 +17,8 @@ from remat.errors import RematError
 INTERRUPTED = 130
 #: Keys in ``click.Context.meta`` under which commands store whether ``--json`` and ``--quiet`` were given.
 JSON, QUIET = "remat.json", "remat.quiet"
+#: Key in ``click.Context.meta`` under which a command stores its results.
+_RESULTS = "remat.results"
 
 
 def asks_for_json(args: Sequence[str]) -> bool:
@@ -24,37 +26,30 @@ def asks_for_json(args: Sequence[str]) -> bool:
     return "--json" in args[: args.index("--")] if "--" in args else "--json" in args
 
 
-def wants_json() -> bool:
-    """Whether the current command was given ``--json``."""
-    return bool(click.get_current_context().meta.get(JSON))
+def as_json(results: Mapping[str, Any] | str) -> bool:
+    """Set the results that the command prints if ``--json`` was given; return whether it was given.
 
-
-def echo_json(data: Mapping[str, Any] | str, failure: RematError | None = None) -> bool:
-    """Print the results of a command if ``--json`` was given; return whether it was given.
+    Results are printed when the command ends. If the command fails, its error stands in the same JSON object.
 
     Args:
-        data: the results, or their JSON text.
-        failure: why the command failed although it has results; printed in the same JSON object as the results.
-
-    Raises:
-        click.exceptions.Exit: with code 1, after printing a failure.
+        results: the results, or their JSON text.
     """
-    if not wants_json():
-        return False
-    if failure is not None:
-        echo_error(failure, json.loads(data) if isinstance(data, str) else data)
-        click.get_current_context().exit(1)
-    click.echo(data.rstrip("\n") if isinstance(data, str) else json.dumps(data, indent=2))
-    return True
+    meta = click.get_current_context().meta
+    meta[_RESULTS] = results
+    return bool(meta.get(JSON))
 
 
-def echo_error(
-    error: RematError | click.ClickException, data: Mapping[str, Any] | None = None
-) -> None:
-    """Print an error as a JSON object, with the results of the command in the same object."""
-    message = error.format_message() if isinstance(error, click.ClickException) else str(error)
-    described = {"kind": type(error).__name__, "message": params.one_line(message)}
-    click.echo(json.dumps({**(data or {}), "error": described}, indent=2))
+def echo_json(ctx: click.Context, error: RematError | click.ClickException | None) -> None:
+    """Print the results of a command, and its error if there is one, as one JSON object."""
+    results = ctx.meta.get(_RESULTS, {})
+    if error is not None:
+        message = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        described = {"kind": type(error).__name__, "message": params.one_line(message)}
+        data = json.loads(results) if isinstance(results, str) else results
+        results = {**data, "error": described}
+    if results:
+        text = results if isinstance(results, str) else json.dumps(results, indent=2)
+        click.echo(text.rstrip("\n"))
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,41 +25,24 @@ class Checked(ParamType):
 
     Args:
         name: name of the type in the help.
-        read: function that converts the option's text to the value, or ``"module:function"`` to import it when a value
-            is read. A `RematError` that the function raises becomes wrong usage.
-        as_text: whether the option's value stays text; if so, ``read`` only checks the text.
+        read: function that converts the option's text to the value. A `RematError` that the function raises becomes
+            wrong usage.
     """
 
-    def __init__(
-        self, name: str, read: Callable[[str], Any] | str, *, as_text: bool = False
-    ) -> None:
+    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
         self.name = name
         self._read = read
-        self._as_text = as_text
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        read = pkgutil.resolve_name(self._read) if isinstance(self._read, str) else self._read
         try:
-            parsed = read(value)
+            return self._read(value)
         except RematError as error:
             self.fail(one_line(error), param, ctx)
-        return value if self._as_text else parsed
 
 
 def one_line(error: Exception | str) -> str:
     """Return the message of an error or warning in one line."""
     return " ".join(str(error).split())
-
-
-def _seconds(text: str) -> float:
-    from remat.solvers.run import check_time_limit
-
-    try:
-        limit = float(text)
-    except ValueError:
-        raise RematError(f"'{text}' is no number of seconds") from None
-    check_time_limit(limit)
-    return limit
 
 
 def _cost_model(text: str) -> Any:
@@ -95,6 +77,13 @@ def _solver(text: str) -> Any:
     return registry().solver(_solver_name(text))
 
 
+def _memory(text: str) -> str:
+    from remat.sac.solve.milp import read_memory
+
+    read_memory(text)
+    return text
+
+
 def _device(text: str) -> str:
     import torch
 
@@ -120,13 +109,15 @@ def _pipeline(text: str) -> PassManager:
 
 
 #: Parameter type: a number of seconds above 0.
-SECONDS = Checked("seconds", _seconds)
+SECONDS = click.FloatRange(min=0, min_open=True)
 #: Parameter type: the name of a registered cost model, with an optional argument after a colon.
 COST_MODEL = Checked("cost model", _cost_model)
 #: Parameter type: the name of a registered solver, even if the solver cannot run here, or ``module:Class``.
 SOLVER = Checked("solver", _solver_name)
 #: Parameter type: a device in PyTorch's notation, such as ``cuda:0``.
 DEVICE = Checked("device", _device)
+#: Parameter type: a limit on the peak of eager code, in bytes or as a ratio.
+MEMORY = Checked("memory", _memory)
 #: Parameter type: a pipeline of passes, as text for `remat.PassManager.parse`.
 PIPELINE = Checked("passes", _pipeline)
 
@@ -178,14 +169,6 @@ class OutputFile(click.Path):
 
 #: Parameter type: the file of a picture to draw; its suffixes are those of `remat.report.pictures.FORMATS`.
 PICTURE_FILE = OutputFile(".svg", ".png")
-
-
-def check_exists(path: Path, kind: str, expected: str = "") -> None:
-    """Raise a UsageError if a path does not exist; the message states the kind of input and what is expected."""
-    if not path.exists():
-        raise click.UsageError(
-            f"there is no {kind} '{path}'" + (f"; {expected}" if expected else "")
-        )
 
 
 class ListOf(ParamType):

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from remat.cli import params
-from remat.cli.commands import (
-    PLANNING,
-    capture_model,
-    capture_options,
-    main,
-    takes_request,
-)
-from remat.cli.output import echo_json, wants_json
+from remat.cli.commands import PLANNING, Step, main, takes_request, takes_step
+from remat.cli.output import as_json
 from remat.cli.progress import Progress
 from remat.files import write_file
 
 if TYPE_CHECKING:
+    from remat.cli.commands import Captured
+    from remat.planning.plan import Plan
     from remat.planning.plan_set import PlanSet
     from remat.planning.request import PlanRequest
 
@@ -29,7 +25,7 @@ ABOVE_AS_COMPILED = 4
 
 
 @main.command()
-@capture_options
+@takes_step
 @takes_request("budget", "solver", "hooks", *PLANNING)
 @click.option(
     "--save",
@@ -56,32 +52,30 @@ ABOVE_AS_COMPILED = 4
     help="draw the memory of the step without remat and under the plan to this file, .svg or .png",
 )
 def plan(
-    model: str,
-    overrides: tuple[str, ...],
+    step: Step,
     request: PlanRequest,
     save: Path | None,
     explain: bool,
     plot: Path | None,
-    **options: Any,
+    fullgraph: bool,
+    run: bool,
 ) -> None:
     """Plan one training step of MODEL under a memory budget.
 
     Exit code: 4 if the plan is within the budget by simulation, but its estimated peak under Inductor is not.
     """
-    from remat.cli import tables
     from remat.planning.plan import Plan
     from remat.planning.planner import plan_graph
     from remat.planning.set_planner import plan_graphs
-    from remat.units import format_bytes
 
-    if options["run"] and options["fullgraph"]:
+    if run and fullgraph:
         raise click.UsageError("'--run' goes together with '--no-fullgraph' only")
-    if plot is not None and not options["fullgraph"]:
+    if plot is not None and not fullgraph:
         raise click.UsageError(
             "'--plot' draws the step of one graph; leave '--no-fullgraph' out, or draw the plans from Python"
         )
     with Progress() as progress:
-        captured = capture_model(progress, model, overrides, **options)
+        captured = step.capture(progress, fullgraph=fullgraph, run=run)
         progress.stage("planning")
         planned: Plan | PlanSet = (
             plan_graph(captured.joint, request, on_progress=progress.detail)
@@ -93,20 +87,39 @@ def plan(
             planned.plot(plot)
     if save is not None:
         write_file(save, planned.to_json(), "plan")
-    fuses = options["lower"] == "inductor" and request.budget.on_peak
+    fuses = step.lower == "inductor" and request.budget.on_peak
     estimated = planned.estimated_peak_bytes if fuses and isinstance(planned, Plan) else 0
     limit = request.budget.peak_bytes or estimated
+    machine = as_json(planned.to_json())
     if estimated > limit:  # under --json, standard output contains only the plan
-        click.echo(_above(estimated, limit), err=wants_json())
-    code = ABOVE_AS_COMPILED if estimated > limit else 0
-    if echo_json(planned.to_json()):
-        click.get_current_context().exit(code)
+        click.echo(_above(estimated, limit), err=machine)
+    if not machine:
+        _show(captured, planned, request, explain, estimated)
+        for label, path in (("drawn:", plot), ("plan written to", save)):
+            if path is not None:
+                click.echo(f"{label} {path}")
+    click.get_current_context().exit(ABOVE_AS_COMPILED if estimated > limit else 0)
+
+
+def _show(
+    captured: Captured,
+    planned: Plan | PlanSet,
+    request: PlanRequest,
+    explain: bool,
+    estimated: int,
+) -> None:
+    """Print the plan of each graph, and what is expected of compiled code."""
+    from remat.cli.tables import plan_table
+    from remat.planning.plan import Plan
+    from remat.report.tables import show
+    from remat.units import format_bytes
+
     plans = [planned] if isinstance(planned, Plan) else planned
     for joint, each in zip(captured.joints, plans, strict=True):
         if explain:  # the explanation contains the figures of the table
             click.echo(f"{captured.title(joint)}\n{each.explain()}")
         else:
-            tables.show(tables.plan_table(each, captured.title(joint), str(request.cost)))
+            show(plan_table(each, captured.title(joint), str(request.cost)))
     if not isinstance(planned, Plan):
         click.echo(planned.explain().partition("\n")[0])
     elif estimated:
@@ -114,10 +127,6 @@ def plan(
             f"as compiled    {format_bytes(estimated)} is expected once Inductor has fused this plan; "
             'torch.compile(backend="remat") plans by such peaks, this command by those of the graph as it is'
         )
-    for label, path in (("drawn:", plot), ("plan written to", save)):
-        if path is not None:
-            click.echo(f"{label} {path}")
-    click.get_current_context().exit(code)
 
 
 def _above(estimated: int, limit: int) -> str:

@@ -7,14 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from remat.cli.commands import (
-    PLANNING,
-    capture_model,
-    capture_options,
-    main,
-    takes_request,
-)
-from remat.cli.output import echo_json
+from remat.cli.commands import PLANNING, Step, main, takes_request, takes_step
+from remat.cli.output import as_json
 from remat.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -23,35 +17,30 @@ if TYPE_CHECKING:
 
 
 @main.command()
-@capture_options
+@takes_step
 @takes_request("budget", "solver", *PLANNING)
-def policies(
-    model: str,
-    overrides: tuple[str, ...],
-    request: PlanRequest,
-    **options: Any,
-) -> None:
+def policies(step: Step, request: PlanRequest) -> None:
     """List the modules of MODEL, and what a plan saves and recomputes in each.
 
     The column "forward" is the cost of running a module's forward once. The step costs that much
     more if the whole module is recomputed. The last line is code to paste: it calls torch.compile
     with policies that describe this plan. Change the policies as you want.
     """
+    from remat.cli.tables import show_rows
     from remat.planning.planner import plan_graph
     from remat.report.by_module import module_rows, policies_of
 
     with Progress() as progress:
-        captured = capture_model(progress, model, overrides, **options)
+        captured = step.capture(progress)
         progress.stage("planning")
         plan = plan_graph(captured.joint, request, on_progress=progress.detail)
         rows = module_rows(plan.uses())
     to_paste = {p.pattern: p.value for p in request.policies.given} or policies_of(rows)
     modules = [_figures(row) for row in rows]
-    if echo_json({"modules": modules, "policies": to_paste, "unit": plan.unit}):
+    if as_json({"modules": modules, "policies": to_paste, "unit": plan.unit}):
         return
     click.echo(f"{captured.title()}; budget {plan.requested.label}")
-    for line in _table(rows, plan.unit):
-        click.echo(line)
+    show_rows(modules, unit=plan.unit)
     given = {"budget": str(request.budget), "policies": to_paste}
     if request.offload is not None:
         given["offload"] = str(request.offload)
@@ -75,31 +64,3 @@ def _figures(row: ModuleRow) -> dict[str, Any]:
         "recompute_cost": total.recompute_cost,
         "treatment": row.treatment,
     }
-
-
-def _table(rows: list[ModuleRow], unit: str) -> list[str]:
-    from remat.units import columns, format_bytes, format_cost
-
-    offloaded = "offloaded" if any(row.total.offloaded_bytes for row in rows) else ""
-    table = [["module", "", "saved", offloaded, "forward", "recomputed", "the plan"]]
-    for row in rows:
-        total = row.total
-        name = "  " * row.depth + _below(row.pattern, rows) if row.depth else row.pattern
-        table.append(
-            [
-                name,
-                f"× {len(row.modules)}" if len(row.modules) > 1 else "",
-                format_bytes(total.saved_bytes) if total.saved_bytes else "",
-                format_bytes(total.offloaded_bytes) if total.offloaded_bytes else "",
-                format_cost(total.cost, unit) if total.cost else "",
-                format_cost(total.recompute_cost, unit) if total.recompute_cost else "",
-                row.treatment or ("both" if total.saved_bytes or total.recompute_cost else ""),
-            ]
-        )
-    return columns(table, left=(0, 1, 6))
-
-
-def _below(pattern: str, rows: list[ModuleRow]) -> str:
-    """Return a module's pattern relative to the nearest enclosing row: ``mlp`` for ``model.mlp`` below ``model``."""
-    names = {row.pattern for row in rows if pattern.startswith(f"{row.pattern}.")}
-    return pattern[len(max(names, key=len)) + 1 :] if names else pattern

@@ -18,7 +18,7 @@ import click
 
 from remat.cli import params
 from remat.cli.commands import json_option, main
-from remat.cli.output import INTERRUPTED, echo_json
+from remat.cli.output import INTERRUPTED, as_json
 from remat.cli.progress import Progress
 from remat.cli.repro import replay
 from remat.errors import RematError
@@ -36,7 +36,7 @@ _OUTDATED = ("problem.json", "traceback.txt", "README.txt")
 
 
 @main.command("reduce")
-@click.argument("source", metavar="FOLDER|JOINT", type=click.Path(path_type=Path))
+@click.argument("source", metavar="FOLDER|JOINT", type=click.Path(exists=True, path_type=Path))
 @click.option(
     "--test",
     metavar="COMMAND",
@@ -52,7 +52,7 @@ _OUTDATED = ("problem.json", "traceback.txt", "README.txt")
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=params.OutputFile(),
     help="where to write the result; it must not exist [default: beside the input, with -reduced "
     "behind its name]",
 )
@@ -74,7 +74,6 @@ def reduce_(
     from remat.passes.instruments.reproducer import GRAPH, read_reproducer
     from remat.reduction import reduce
 
-    params.check_exists(source, "file or folder")
     recorded = read_reproducer(source) if source.is_dir() else None
     if recorded is None and test is None:
         raise click.UsageError("a JOINT needs a --test that says whether it fails")
@@ -84,8 +83,6 @@ def reduce_(
     target = output or source.with_name(f"{source.name.removesuffix(suffix)}-reduced{suffix}")
     if target.exists():
         raise click.UsageError(f"'{target}' exists already; name another with -o, or remove it")
-    if not target.resolve().parent.is_dir():
-        raise click.UsageError(f"there is no folder '{target.resolve().parent}'")
     with Progress() as progress, tempfile.TemporaryDirectory(prefix="remat-reduce-") as room:
         progress.stage(f"reading {source}")
         joint = read_joint(source if recorded is None else source / GRAPH)
@@ -105,8 +102,8 @@ def reduce_(
         write_file(target, text, "joint graph")
     else:
         _write_folder(source, target, recorded, reduced.joint, text)
-    counts = ("before", "nodes", "tests", "cached", "refused", "interrupted")
-    if not echo_json({"written": str(target), **{k: getattr(reduced, k) for k in counts}}):
+    counts = ("before", "nodes", "tests", "interrupted")
+    if not as_json({"written": str(target), **{k: getattr(reduced, k) for k in counts}}):
         so_far = "interrupted; so far: " if reduced.interrupted else ""
         click.echo(
             f"{so_far}{reduced.before} -> {reduced.nodes} nodes in {reduced.tests} tests, written to {target}"

@@ -10,7 +10,7 @@ import click
 
 from remat.cli import params
 from remat.cli.commands import json_option, main
-from remat.cli.output import echo_json
+from remat.cli.output import as_json
 from remat.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -23,7 +23,9 @@ GONE, REPRODUCED, ANOTHER = 0, 1, 3
 
 
 @main.command()
-@click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path))
+@click.argument(
+    "folder", metavar="FOLDER", type=click.Path(exists=True, file_okay=False, path_type=Path)
+)
 @click.option(
     "--passes", type=params.PIPELINE, help="run this pipeline instead of the recorded one"
 )
@@ -33,10 +35,10 @@ def repro(folder: Path, passes: PassManager | None) -> None:
 
     Exit code: 0 no failure; 1 the recorded failure; 3 another failure.
     """
+    from remat.cli.tables import show_figures
     from remat.graph.text import read_joint
     from remat.passes.instruments.reproducer import GRAPH, read_reproducer
 
-    params.check_exists(folder, "folder", "expected a folder that a Reproducer wrote")
     with Progress() as progress:
         progress.stage(f"reading {folder}")
         recorded = read_reproducer(folder)
@@ -49,12 +51,14 @@ def repro(folder: Path, passes: PassManager | None) -> None:
         outcome, code = "reproduced", REPRODUCED
     else:
         outcome, code = "fails in another way", ANOTHER
-    shown = None if error is None else f"{type(error).__name__}: {' '.join(str(error).split())}"
-    data = {"outcome": outcome, "error": shown, "recorded": f"{recorded.type}: {recorded.message}"}
-    if not echo_json(data):
-        click.echo(outcome if shown is None else f"{outcome}: {shown}")
-        if code == ANOTHER:
-            click.echo(f"recorded: {recorded.type}: {' '.join(recorded.message.split())}")
+    shown = None if error is None else f"{type(error).__name__}: {params.one_line(error)}"
+    data = {
+        "outcome": outcome,
+        "error": shown,
+        "recorded": f"{recorded.type}: {params.one_line(recorded.message)}",
+    }
+    if not as_json(data):
+        show_figures([data])
     click.get_current_context().exit(code)
 
 

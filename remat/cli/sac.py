@@ -5,29 +5,25 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from remat.cli import params
 from remat.cli.commands import (
-    batch_option,
+    Step,
     json_option,
     list_option,
     main,
     model_arguments,
     plan_options,
-    seq_option,
+    record_options,
 )
 from remat.cli.models import load, users_code
-from remat.cli.output import echo_json
+from remat.cli.output import as_json
 from remat.cli.progress import Progress
 from remat.errors import BudgetError, CaptureError, RematError
 from remat.files import write_file
-
-if TYPE_CHECKING:
-    from remat.sac.api.checkpointing import Checked
-    from remat.sac.solve.plan import SACPlan
 
 #: Values of ``--mode``: the first takes runtimes from a cost model, the second measures each operator.
 MODES = ("operator-level-cost-model", "operator-level-benchmark")
@@ -37,7 +33,7 @@ MODES = ("operator-level-cost-model", "operator-level-benchmark")
 @model_arguments
 @click.option(
     "--memory",
-    type=params.Checked("memory", "remat.sac.solve.milp:read_memory", as_text=True),
+    type=params.MEMORY,
     required=True,
     help="limit on the peak of a step: 12GiB, bytes, or a ratio of the peak without checkpointing such as 0.5",
 )
@@ -66,20 +62,7 @@ MODES = ("operator-level-cost-model", "operator-level-benchmark")
     default=(),
 )
 @plan_options("time_limit")
-@click.option(
-    "--gap",
-    type=click.FloatRange(0, 1, max_open=True),
-    default=0.005,
-    show_default=True,
-    help="relative gap to the best plan at which the search may stop",
-)
-@click.option(
-    "--fake/--real",
-    default=None,
-    help="estimate on fake tensors, or by a real step [default: real if everything lies on the CPU]",
-)
-@batch_option
-@seq_option
+@record_options(Step, "batch", "seq")
 @click.option(
     "--run", "run_it", is_flag=True, help="run steps without and with the plan, and measure both"
 )
@@ -98,7 +81,6 @@ def sac(
     seq: int | None,
     run_it: bool,
     output: Path | None,
-    fake: bool | None,
     mode: str,
     cost: Any,
     **options: Any,
@@ -107,20 +89,21 @@ def sac(
 
     The plan is for eager code. remat.sac.apply(model, plan) applies it with torch.utils.checkpoint.
     """
+    from remat.cli.tables import show_figures
     from remat.sac.api.checkpointing import check
     from remat.sac.estimation.modules import estimate
     from remat.sac.solve.milp import plan as plan_for
 
-    checked: Checked | None = None
+    measured: dict[str, Any] | None = None
     failure: RematError | None = None
     with Progress() as progress:
         progress.stage("building the model")
-        device = "cpu" if run_it or fake is False else "meta"  # a real step needs real weights
+        device = "cpu" if run_it else "meta"  # a real step needs real weights
         example = load(model, overrides, batch=batch, seq=seq, device=device)
         call = example.model, example.args, example.kwargs
         progress.stage("estimating")
         with users_code(model):
-            tree = estimate(*call, mode=mode, cost=cost, fake=fake)
+            tree = estimate(*call, mode=mode, cost=cost)
         progress.stage("choosing")
         try:
             plan = plan_for(tree, memory=memory, **options)
@@ -132,41 +115,20 @@ def sac(
             progress.stage("running")
             try:
                 with users_code(model):
-                    checked = check(example.model, plan, example.args, example.kwargs)
+                    measured = asdict(check(example.model, plan, example.args, example.kwargs))
             except RematError as error:
                 failure = CaptureError(f"the plan stands above, but no step could be run: {error}")
-    measured = None if checked is None else asdict(checked)
-    if echo_json({"plan": json.loads(plan.to_json()), "measured": measured}, failure):
-        return
-    click.echo(f"{example.title}\n")
-    click.echo(plan.explain())
-    if checked is not None:
-        _show_measured(plan, checked)
-    if cost is None and mode == MODES[0] and failure is None:
-        click.echo("times are those of an H100; --cost roofline:epyc estimates for a CPU", err=True)
-    if output is not None:
-        click.echo(f"plan: {output}")
-        click.echo(f"apply: remat.sac.apply(model, remat.sac.SACPlan.load({str(output)!r}))")
+    if not as_json({"plan": json.loads(plan.to_json()), "measured": measured}):
+        click.echo(f"{example.title}\n\n{plan.explain()}")
+        if measured is not None:
+            figures = {"plain_peak_bytes": plan.plain_peak_bytes, "peak_bytes": plan.peak_bytes}
+            show_figures([figures, measured], "measured", ("", "estimated", "measured"))
+        if cost is None and mode == MODES[0] and failure is None:
+            click.echo(
+                "times are those of an H100; --cost roofline:epyc estimates for a CPU", err=True
+            )
+        if output is not None:
+            click.echo(f"plan: {output}")
+            click.echo(f"apply: remat.sac.apply(model, remat.sac.SACPlan.load({str(output)!r}))")
     if failure is not None:
         raise failure
-
-
-def _show_measured(plan: SACPlan, checked: Checked) -> None:
-    """Print estimated and measured peaks and times of the training step side by side."""
-    from remat.cli import tables
-    from remat.units import format_bytes
-
-    added_ms = checked.ms - checked.plain_ms
-    modelled = " modelled" if plan.mode == MODES[0] else ""
-    peaks = (
-        ("peak, no checkpointing", plan.plain_peak_bytes, checked.plain_peak_bytes),
-        ("peak under the plan", plan.peak_bytes, checked.peak_bytes),
-    )
-    rows = [
-        *((label, *map(format_bytes, sizes)) for label, *sizes in peaks),
-        ("time more for a step", f"{plan.recompute_ms:.4g} ms{modelled}", f"{added_ms:.4g} ms"),
-        ("step, no checkpointing", "", f"{checked.plain_ms:.4g} ms"),
-    ]
-    click.echo("")
-    tables.show(tables.new_table("", ("", "estimated", "measured"), rows, left=[0]))
-    click.echo(f"gradients differ by {checked.gradient_distance:.1e} of their norm")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import shlex
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,14 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from remat.cli import params
-from remat.cli.commands import (
-    json_option,
-    list_option,
-    lower_option,
-    main,
-    plan_options,
-)
-from remat.cli.output import echo_json
+from remat.cli.commands import Step, json_option, list_option, main, plan_options, record_options
+from remat.cli.output import as_json
 from remat.cli.progress import Progress
 from remat.errors import RematError
 
@@ -47,8 +38,7 @@ class Named:
         from remat.cli.models import load
 
         try:
-            with contextlib.redirect_stdout(sys.stderr):
-                example = load(self.spec)
+            example = load(self.spec)
         except click.UsageError as error:
             raise RematError(error.message) from None
         return example.model, example.args, example.kwargs
@@ -61,7 +51,7 @@ class Named:
 @list_option("budgets", "comma-separated budgets", default="0.2,0.5,0.8")
 @list_option("solvers", "comma-separated solvers", params.SOLVER, default="auto")
 @list_option("costs", "comma-separated cost models", default="auto")
-@lower_option
+@record_options(Step, "lower")
 @plan_options("time_limit")
 @click.option(
     "--jobs",
@@ -71,7 +61,7 @@ class Named:
 @click.option(
     "-o",
     "--output",
-    type=params.Checked("path", "remat.experiments.table:checked_path"),
+    type=params.OutputFile(".jsonl", ".json", ".csv"),
     metavar="FILE",
     help="write the table to FILE, .jsonl, .json or .csv; rows of an earlier call are not planned again",
 )
@@ -91,33 +81,19 @@ def sweep(models: tuple[str, ...], jobs: int | None, output: Path | None, **opti
     # Rows that are requested twice are planned once.
     lists = (models, *(options[name] for name in ("budgets", "solvers", "costs")))
     total = math.prod(len(set(values)) for values in lists)
-    # The model of each table row that must still be planned, in the order of planning.
-    missing: list[str] = []
-    planned = 0
-    with Progress() as progress, _resumable(output):
+    missing = finished = 0
+    with Progress() as progress:
 
         def on_start(rows: Mapping[str, int]) -> None:
-            missing.extend(model for model, count in rows.items() for _ in range(count))
-            begin_stage()
-
-        def begin_stage() -> None:
-            """Show that the planning of one model or, with ``--jobs``, of all models begins."""
-            taken = _taken(total - len(missing), output)
-            if jobs is not None or not missing:
-                progress.stage(f"planning {counted(len(missing), 'row')}{taken}")
-                return
-            model, names = missing[planned], list(dict.fromkeys(missing))
-            place = f"{names.index(model) + 1} of {len(names)} models"
-            rows = counted(missing.count(model), "row")
-            progress.stage(f"planning {rows} of {model} ({place}){taken}")
+            nonlocal missing
+            missing = sum(rows.values())
+            progress.stage(f"planning {counted(missing, 'row')}{_taken(total - missing, output)}")
 
         def on_row(row: ExperimentRow) -> None:
-            nonlocal planned
-            planned += 1
-            if jobs is None and planned < len(missing) and missing[planned] != row.model:
-                begin_stage()
+            nonlocal finished
+            finished += 1
             progress.detail(
-                f"{planned} of {len(missing)}: {row.model} at {row.label} with {row.solver}"
+                f"{finished} of {missing}: {row.model} at {row.label} with {row.solver}"
             )
 
         table = plan_all(
@@ -129,18 +105,14 @@ def sweep(models: tuple[str, ...], jobs: int | None, output: Path | None, **opti
             **options,
         )
     failed, count = sum(row.reason is not None for row in table.rows), len(table.rows)
-    failure = None
+    if not as_json({"rows": [asdict(row) for row in table.rows]}):
+        click.echo(str(table))
+        if output is not None:
+            click.echo(f"written to {output}{_taken(total - missing, output)}")
+        if failed:
+            click.echo(f"{failed} of {count} rows have no plan; the reasons stand in the table")
     if failed == count:
-        failure = RematError("no row has a plan; the reasons stand with the rows")
-    if echo_json({"rows": [asdict(row) for row in table.rows]}, failure):
-        return
-    click.echo(str(table))
-    if output is not None:
-        click.echo(f"written to {output}{_taken(total - planned, output)}")
-    if failed:
-        click.echo(f"{failed} of {count} rows have no plan; the reasons stand in the table")
-    if failure is not None:
-        raise failure
+        raise RematError("no row has a plan; the reasons stand with the rows")
 
 
 def _taken(rows: int, output: Path | None) -> str:
@@ -148,19 +120,3 @@ def _taken(rows: int, output: Path | None) -> str:
     from remat.units import counted
 
     return f"; {counted(rows, 'row')} taken from {output}" if rows else ""
-
-
-@contextlib.contextmanager
-def _resumable(output: Path | None) -> Iterator[None]:
-    """If Ctrl-C interrupts the ``with`` block, print the command that continues a sweep with an output file."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if output is not None:
-            from remat.experiments.journal import journal_of
-
-            again = shlex.join(["remat", *sys.argv[1:]])
-            click.echo(
-                f"finished rows stand in {journal_of(output)}; go on with: {again}", err=True
-            )
-        raise

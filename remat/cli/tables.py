@@ -1,31 +1,19 @@
-"""Tables and notes that the commands print."""
+"""Tables that the commands print for people, of the same objects that they print as JSON for machines."""
 
 from __future__ import annotations
 
-from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.table import Table
 
-from remat.report.tables import console as console
-from remat.report.tables import show as show
-from remat.units import format_bytes, format_cost
+from remat.report.tables import show
+from remat.units import format_bytes, format_change, format_cost
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from remat.experiments.table import Comparison
-    from remat.planning.frontier import Frontier
     from remat.planning.plan import Plan
-
-
-#: Lines that explain the star and the columns "gap" and "step" in the table of `remat compare`.
-LEGEND = (
-    "* least recompute cost of these solvers at the budget; of equal costs, the one that saves fewer bytes",
-    "gap: the cost above the proven lower bound, as a share of the cost; a dash: none is proven, or the budget is on the peak",
-    "step: modelled, beside the step without remat, which is the plan of auto at budget 1",
-)
 
 
 def new_table(
@@ -70,6 +58,64 @@ def names_table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str)
     return table
 
 
+def show_rows(
+    rows: Sequence[Mapping[str, Any]], keys: Sequence[str] = (), *, unit: str = ""
+) -> None:
+    """Print a table with a row for each JSON object.
+
+    Args:
+        rows: the objects, at least one, with equal keys.
+        keys: keys of the columns; by default all keys.
+        unit: unit of the costs.
+    """
+    keys = keys or list(rows[0])
+    cells = [[cell(key, row[key], unit) for key in keys] for row in rows]
+    texts = [k for k, key in enumerate(keys) if isinstance(rows[0][key], str | bool | dict)]
+    table = new_table("", list(map(_label, keys)), cells, left=texts)
+    table.columns[0].no_wrap = True
+    show(table)
+
+
+def show_figures(
+    columns: Sequence[Mapping[str, Any]], title: str = "", heads: Sequence[str] = ("", "")
+) -> None:
+    """Print a table with a column for each JSON object, and a row for each key; ``heads`` begins with the keys' own."""
+    names = dict.fromkeys(name for figures in columns for name in figures)
+    rows = [
+        (_label(name), *(cell(name, f.get(name), str(f.get("unit"))) for f in columns))
+        for name in names
+    ]
+    show(names_table(heads, rows, title))
+
+
+def cell(name: str, value: Any, unit: str) -> str:
+    """Format a value of a JSON object for people, by its type and by the last word of its name."""
+    word = name.rpartition("_")[2]
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "yes" if value else "no"
+        case str():
+            return value
+        case dict():
+            return "\n".join(f"{key}={item}" for key, item in value.items())
+        case list():
+            return f"{len(value):,}"
+    if word in ("bytes", "capacity"):
+        return format_bytes(value)
+    if word in ("cost", "bound", "once"):
+        return format_cost(value, unit)
+    if word == "more":
+        return format_change(value)
+    return f"{value:.3f} s" if word == "s" else f"{value:,}"
+
+
+def _label(name: str) -> str:
+    """Return the label of a value for people: ``elapsed`` for ``elapsed_s``."""
+    return name.replace("_", " ").removesuffix(" s")
+
+
 def cost_text(resolved: str, requested: str) -> str:
     """Return the cost model's name and, if the user chose no cost model, the option that selects another device."""
     if requested != "auto":
@@ -87,76 +133,3 @@ def plan_table(plan: Plan, title: str, cost: str) -> Table:
         *plan.rows,
     ]
     return names_table(("", ""), rows, title)
-
-
-#: The table of `remat compare` has the column "step" only on terminals of at least this width in characters.
-_WIDE = 90
-
-
-def comparison_table(comparison: Comparison, title: str, *, width: int = 80) -> Table:
-    """Return a table with a row for each solver at each budget; stars mark the best plans.
-
-    On terminals below 90 characters in width, the table lacks the column "step".
-    """
-    names = ["saved", "recompute", "gap", "peak", *(["step"] if width >= _WIDE else []), "time"]
-    # This heading gets two blanks, as wide as the " *" in the cells, so that the figures are aligned.
-    heads = ["solver", *(f"{name}  " if name == "recompute" else name for name in names)]
-    title = "\n".join(line for line in (title, comparison.without) if line)
-    table = new_table(title, heads, left=[0])
-    for _, group in groupby(comparison.rows, key=lambda row: row.budget):
-        rows = list(group)
-        table.add_section()
-        table.add_row(f"budget {rows[0].label}", style="italic")
-        for row in rows:
-            cells = row.cells
-            cells["recompute"] += " *" if row.best else "  "
-            figures = (cells[name] for name in names)
-            table.add_row(f"  {row.solver}", *figures, style="bold" if row.best else None)
-    return table
-
-
-def comparison_notes(comparison: Comparison) -> list[str]:
-    """Return the lines below the table of `remat compare`.
-
-    The lines give the reasons for missing plans, and name the budgets at which a minimum cut costs less than the
-    solver's plan. Further lines name the solvers that did less work than usual.
-    """
-    from remat.passes.decide.min_cut import MinCut
-
-    notes: dict[str, list[str]] = {}
-    for row in comparison.rows:
-        budget = row.label
-        if row.reason is not None:
-            text = f"no plan at {budget}: {' '.join(row.reason.split())}"
-        elif row.decided_by == MinCut.name:
-            text = f"at {budget} the cut of the pass '{row.decided_by}' costs less than the solver's plan"
-        else:
-            continue
-        notes.setdefault(text, []).append(row.solver)
-    lines = [f"{', '.join(names)}: {text}" for text, names in notes.items()]
-    if comparison.brief:
-        lines.append(
-            f"{', '.join(comparison.brief)}: searched with a twentieth of their work, so that the table comes soon; "
-            "named with --solvers they do all of it"
-        )
-    return lines
-
-
-def frontier_table(frontier: Frontier, rows: int) -> Table:
-    """Return a table of at most ``rows`` points of a frontier; an arrow marks the knee."""
-    names = ["share", "saved", "recompute", "peak"]
-    if frontier.by == "peak":
-        names = names[:0:-1]
-    table = new_table("", [*names, ""])
-    knee = frontier.knee()
-    for point in frontier.thinned(rows):
-        share = point.saved_bytes / frontier.full_bytes if frontier.full_bytes else 1.0
-        cells = {
-            "share": f"{share:.3f}",
-            "saved": format_bytes(point.saved_bytes),
-            "recompute": format_cost(point.recompute_cost, frontier.unit),
-            "peak": format_bytes(point.peak_bytes),
-        }
-        arrow, style = ("← knee", "bold") if point == knee else ("", None)
-        table.add_row(*(cells[name] for name in names), arrow, style=style)
-    return table

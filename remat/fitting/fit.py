@@ -9,7 +9,14 @@ from typing import Any, Unpack
 import torch
 
 from remat.arguments import COST, SOLVER, passes_on
-from remat.errors import BudgetError, PlanError, ProblemError, RematError, suppress_warnings
+from remat.errors import (
+    BudgetError,
+    PlanError,
+    ProblemError,
+    RematError,
+    about,
+    suppress_warnings,
+)
 from remat.fitting.table import Fit, FitRow
 from remat.fitting.training_memory import Rank, StepFit, other_bytes, parameters_of
 from remat.graph.capture.calling import read_call
@@ -144,9 +151,14 @@ def fit_calls(
         executor: as in `fit`.
         on_progress: as in `fit`.
     """
-    batches = read_batches(training.batches)
-    optimizer, _ = read_optimizer(training.optimizer)
-    memory_bytes, margin = read_memory(training.memory), read_margin(training.margin)
+    with about("batches"):
+        batches = read_batches(training.batches)
+    with about("optimizer"):
+        optimizer, _ = read_optimizer(training.optimizer)
+    with about("memory"):
+        memory_bytes = read_memory(training.memory)
+    with about("margin"):
+        margin = read_margin(training.margin)
     limit_bytes = int(memory_bytes * (1 - margin))
     _check(request, training)
     report = on_progress or (lambda _: None)
@@ -231,17 +243,22 @@ def _check(request: PlanRequest, training: Training) -> None:
     """Raise a ProblemError if options of training are invalid or conflict, before the model is built."""
     ranks, accumulate = training.ranks, training.accumulate
     if type(ranks) is not int or ranks < 1:
-        raise ProblemError(f"ranks is {ranks!r}; expected a whole number of 1 or more")
+        raise ProblemError(
+            f"ranks is {ranks!r}; expected a whole number of 1 or more", option="ranks"
+        )
     if training.fsdp and ranks == 1:
         raise ProblemError("fsdp shares the step among several ranks, and ranks is 1; say ranks=8")
     if ranks > 1:
         request.check("no offloading", "a step of several ranks")
     if type(accumulate) is not int or accumulate < 1:
         raise ProblemError(
-            f"accumulate is {accumulate!r}; expected the number of micro-batches in a step, 1 or more"
+            f"accumulate is {accumulate!r}; expected the number of micro-batches in a step, 1 or more",
+            option="accumulate",
         )
     if not training.link_gbps > 0:
-        raise ProblemError(f"link_gbps is {training.link_gbps!r}; expected GB/s above 0")
+        raise ProblemError(
+            f"link_gbps is {training.link_gbps!r}; expected GB/s above 0", option="link_gbps"
+        )
     if request.cost.unit != "ps":
         raise ProblemError(
             f"cost model '{request.cost}' counts {request.cost.unit}, no time; name one of unit ps, such "
@@ -419,7 +436,11 @@ def read_batches(batches: object) -> tuple[int, ...]:
     """
     if batches == "max":
         return ()
-    given = [batches] if isinstance(batches, (int, str)) else batches
+    if isinstance(batches, str):
+        # A number of thousands of digits is refused as text, because `int` fails at it.
+        parts = map(str.strip, batches.split(","))
+        batches = [int(p) if p.isdecimal() and len(p) < 10 else p for p in parts if p]
+    given = [batches] if isinstance(batches, int) else batches
     listed: list[Any] = list(given) if isinstance(given, Iterable) else [given]
     for batch in listed:
         # Not `isinstance`, because True and False are ints.

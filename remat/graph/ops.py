@@ -23,17 +23,17 @@ from remat.graph.memory.writes import STATISTICS, written_by, written_places, wr
 Target = Any
 
 #: Operators that read only the shape of their first argument, or overwrite the argument entirely.
-_CONTENT_FREE = frozenset(
-    "bernoulli normal_functional uniform exponential geometric cauchy log_normal random fill zero sym_size "
-    "sym_stride sym_numel new_zeros new_ones new_full".split()
-)
+_CONTENT_FREE = frozenset((
+    "bernoulli", "normal_functional", "uniform", "exponential", "geometric", "cauchy", "log_normal", "random", "fill",
+    "zero", "sym_size", "sym_stride", "sym_numel", "new_zeros", "new_ones", "new_full",
+))  # fmt: skip
 #: Operators that allocate memory without writing it.
 _UNINITIALISED = frozenset(
-    "empty empty_like new_empty empty_strided new_empty_strided empty_permuted".split()
+    ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted")
 )
 #: Operators that read memory which another operator wrote in the form of a library, such as oneDNN.
 _READ_PRIVATE_MEMORY = frozenset(
-    "mkldnn_rnn_layer_backward _cudnn_rnn_backward miopen_rnn_backward".split()
+    ("mkldnn_rnn_layer_backward", "_cudnn_rnn_backward", "miopen_rnn_backward")
 )
 
 

@@ -249,7 +249,6 @@ class Frontier:
             ),
             bound=self.bound,
             knee=self._at(self.knee()),
-            full_bytes=self.full_bytes,
         )
 
     def _at(self, point: FrontierPoint | Plan) -> tuple[int, int]:

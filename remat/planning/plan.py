@@ -56,23 +56,22 @@ class Plan(PlanRecord):
         """
         return view_step(self)
 
-    def plot(self, path: str | Path, *, x: str = "time") -> None:
+    def plot(self, path: str | Path) -> None:
         """Draw the bytes alive over the step and the values alive at its peak, compared with the step without remat.
 
         A budget on the peak is drawn as a line. A budget on saved bytes is not drawn, because it bounds only a
         part of the memory shown. The step without remat is grey: a curve if this plan was just made. For any other
-        plan, such as a plan of a compiled step, only the peak of the step without remat is drawn, as a line.
+        plan, such as a plan of a compiled step, only the peak of the step without remat is drawn, as a line. An
+        operator's width is its cost; if costs are unknown, as for a compiled step, all operators are equally wide.
 
         Args:
             path: the file, which ends in ``.svg`` or ``.png``.
-            x: ``"time"``: an operator's width is its cost. ``"operators"``: all operators are equally wide. If costs
-                are unknown, as for a compiled step, ``"time"`` is drawn as ``"operators"``.
 
         Raises:
             PlanError: the plan was read from a file, or the picture cannot be written.
-            ProblemError: the path has another suffix, or ``x`` another value.
+            ProblemError: the path has another suffix.
         """
-        plot_step(self.view, path, x=x)
+        plot_step(self.view, path)
 
     def explore(self, path: str | Path, *, title: str = "") -> Mapping[str, Any]:
         """Write an HTML page that shows the plan's step; see `Frontier.explore` for a page with a slider.
@@ -91,11 +90,11 @@ class Plan(PlanRecord):
         """
         return write_page(lambda: page_of([self], self, title=title), path)
 
-    def export(self, path: str | Path, *, format: str | None = None) -> None:  # noqa: A002
-        """Write the plan's step in the file format of another tool; see `remat.report.exports.export`.
+    def export(self, path: str | Path) -> None:
+        """Write the plan's step in the file format of another tool, which the suffix of the path selects.
 
         Args:
-            path: the file.
-            format: name of the format; None: the suffix of the path selects the format.
+            path: the file: ``.pickle`` for PyTorch's memory viewer, ``.json`` for Chrome and Perfetto, ``.nodes.json``
+                for Model Explorer, or ``.csv``.
         """
-        export(self.view, path, format)
+        export(self.view, path)

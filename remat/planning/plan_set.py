@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar, overload
 
 from remat.errors import ProblemError
@@ -130,15 +129,6 @@ class PlanSet(Record, Sequence[Plan]):
         return "\n\n".join(
             [f"{len(self)} graphs: {self._head}", *(p.explain() for p in self.plans)]
         )
-
-    def plot(self, path: str | Path) -> None:
-        """Draw memory over forward and backward of each graph, side by side; path and errors as in `Plan.plot`."""
-        from remat.report.memory_plot import steps_figure
-        from remat.report.pictures import write_picture
-
-        steps = [(plan.graph, plan.timeline) for plan in self.plans]
-        title = f"{len(self)} graphs, budget {self.budget or self.plans[0].budget}"
-        write_picture(path, lambda: steps_figure(steps, title=title))
 
     def __repr__(self) -> str:
         shown = [f"  {plan!r}" for plan in self.plans[:MOST_SHOWN]]

@@ -185,18 +185,6 @@ def _insert_output(joint: JointGraph, at: int, value: Any) -> None:
     _set_outputs(joint, [*outputs[:at], (value, None), *outputs[at:]])
 
 
-def _make_inputs(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
-    """Replace results of calls by new inputs: tangents for results of backward, primals for other results."""
-    cut, backward = _nodes(joint, items), tangent_dependents(joint.graph)
-    removed = set(cut)
-    for node in cut:
-        if not all(
-            u in removed for u in node.users
-        ):  # `tidy` erases a call whose only users are replaced calls
-            node.replace_all_uses_with(_add_input(joint, node, tangent=node in backward))
-    return joint
-
-
 def _cut_out(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
     """Replace results of calls by new inputs, and return the calls' arguments as outputs or gradients."""
     backward_nodes, cut = tangent_dependents(joint.graph), _nodes(joint, items)
@@ -313,7 +301,6 @@ EDITS = (
         items=lambda joint: list(range(joint.num_fwd_outputs)),
         apply=_drop_outputs,
     ),
-    GraphEdit(name="turn results into inputs", items=_results, apply=_make_inputs),
     GraphEdit(name="cut calls out", items=_results, apply=_cut_out),
     _of_nodes("leave out calls", lambda n: _bypass_to(n) is not None, _bypass),
     _of_nodes(

@@ -27,9 +27,6 @@ class Reduced:
         before: number of nodes of the graph at the start, including placeholders and the output node.
         nodes: number of nodes of ``joint``.
         tests: number of calls of the test.
-        cached: number of candidate graphs that were not tested, because an equal graph had been tested before.
-        refused: number of candidate graphs that were not tested for another reason. The candidate was invalid, did
-            not differ from the best graph, or could not be written as text or split into forward and backward.
         interrupted: whether Ctrl-C ended the search.
     """
 
@@ -37,8 +34,6 @@ class Reduced:
     before: int
     nodes: int
     tests: int
-    cached: int
-    refused: int
     interrupted: bool
 
 
@@ -85,8 +80,6 @@ def reduce(
         before=len(start.graph.nodes),
         nodes=len(search.best.graph.nodes),
         tests=search.tests,
-        cached=search.cached,
-        refused=search.refused,
         interrupted=interrupted,
     )
 
@@ -98,7 +91,7 @@ class _Search:
         self._test = test
         self._progress = progress
         self._seen: dict[bytes, bool] = {}
-        self.tests = self.cached = self.refused = 0
+        self.tests = 0
         self.text = print_joint(joint)
         self.best = parse_joint(self.text)
         # If the graph cannot be split, that may be the failure itself. Candidates then need not be splittable either.
@@ -137,11 +130,9 @@ class _Search:
             # An invalid candidate gets the old text, and is refused like an unchanged graph.
             text = print_joint(candidate) if fault_of(candidate) is None else self.text
             if text == self.text:
-                self.refused += 1
                 return False
             read = parse_joint(text)
         except RematError:  # the graph cannot be written as text, or read back
-            self.refused += 1
             return False
         if _measure(read) >= _measure(self.best) or not self.fails(read, text):
             return False
@@ -151,16 +142,13 @@ class _Search:
     def fails(self, joint: JointGraph, text: str) -> bool:
         """Return whether a graph still fails the test; the test's results are cached by the graph's text."""
         key = hashlib.sha256(text.encode()).digest()
-        if key in self._seen:
-            self.cached += 1
-            return self._seen[key]
-        # A graph that cannot be split counts as not failing, if the first graph could be split.
-        if self._splits and not _split_is_legal(joint):
-            self.refused += 1
-            self._seen[key] = False
-            return False
-        self.tests += 1
-        self._seen[key] = self._test(joint.copy())  # the test may change its graph
+        if key not in self._seen:
+            # A graph that cannot be split counts as not failing, if the first graph could be split.
+            is_tested = not self._splits or _split_is_legal(joint)
+            self.tests += is_tested
+            self._seen[key] = is_tested and self._test(
+                joint.copy()
+            )  # the test may change its graph
         return self._seen[key]
 
 

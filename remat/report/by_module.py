@@ -50,13 +50,11 @@ class ModuleRow:
 
     Attributes:
         pattern: name of the modules, with ``*`` for each number.
-        depth: depth of the row in the tree of rows; 0 for a row without a parent.
         modules: dict from the name of each module of the row to the totals over its nodes.
         total: totals over all modules of the row.
     """
 
     pattern: str
-    depth: int
     modules: Mapping[str, Totals]
     total: Totals
 
@@ -97,7 +95,6 @@ def module_rows(used: Iterable[Use]) -> list[ModuleRow]:
     return [
         ModuleRow(
             pattern=pattern,
-            depth=len([p for p in enclosing_modules(pattern) if p not in lists]) - 1,
             modules=modules[pattern],
             total=totals[pattern],
         )

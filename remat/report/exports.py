@@ -207,46 +207,28 @@ def csv_of_values(view: StepView) -> bytes:
     return text.getvalue().encode()
 
 
-#: Dict from the name of each export format to the function that returns a step in this format.
+#: Dict from the ending of a file's name to the function that returns a step in the format of this ending. The first
+#: ending that fits decides.
 FORMATS: Mapping[str, Callable[[StepView], bytes]] = {
-    "memory-viewer": memory_viewer,
-    "chrome": chrome_trace,
-    "model-explorer": model_explorer,
-    "csv": csv_of_values,
-}
-#: Dict from a file's suffix to the name of the export format for this suffix.
-SUFFIXES = {
-    ".pickle": "memory-viewer",
-    ".json": "chrome",
-    ".csv": "csv",
+    ".pickle": memory_viewer,
+    ".nodes.json": model_explorer,
+    ".json": chrome_trace,
+    ".csv": csv_of_values,
 }
 
 
-def format_of(path: str | Path, named: str | None = None) -> str:
-    """Return the name of the export format: ``named`` or, if ``named`` is None, the format for the path's suffix.
+def export(view: StepView, path: str | Path) -> None:
+    """Write a step to a file atomically, in the format for the ending of the file's name.
 
     Raises:
-        ProblemError: ``named`` is not a format of `FORMATS`, or no format belongs to the path's suffix.
-    """
-    if named is not None:
-        if named in FORMATS:
-            return named
-        raise ProblemError(f"format is {named!r}; expected one of {', '.join(FORMATS)}")
-    suffix = Path(path).suffix.lower()
-    if suffix in SUFFIXES:
-        return SUFFIXES[suffix]
-    suffixes = ", ".join(f"{end} ({name})" for end, name in SUFFIXES.items())
-    raise ProblemError(
-        f"a step cannot be exported to '{path}': its suffix is '{suffix}'; expected {suffixes}, or a format by "
-        f"name: {', '.join(FORMATS)}"
-    )
-
-
-def export(view: StepView, path: str | Path, named: str | None = None) -> None:
-    """Write a step to a file atomically, in the named format or in the format for the path's suffix.
-
-    Raises:
-        ProblemError: the format is unknown, or no format belongs to the path's suffix.
+        ProblemError: no format belongs to the ending.
         PlanError: the file cannot be written. An existing file stays unchanged.
     """
-    write_file(path, FORMATS[format_of(path, named)](view), "export", PlanError)
+    name = Path(path).name.lower()
+    written = next((write for ending, write in FORMATS.items() if name.endswith(ending)), None)
+    if written is None:
+        raise ProblemError(
+            f"a step cannot be exported to '{path}': its suffix is '{Path(path).suffix}'; expected "
+            f"{', '.join(FORMATS)}"
+        )
+    write_file(path, written(view), "export", PlanError)

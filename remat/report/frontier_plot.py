@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from remat.errors import ProblemError
-from remat.report.pictures import INK, RED, Scale, byte_ticks, figure_of, shortened
+from remat.report.pictures import INK, RED, Scale, figure_of, shortened
 from remat.report.step_view import FrontierView, Point
 
 if TYPE_CHECKING:
@@ -29,11 +27,6 @@ _STYLES = (
 _LINES = ("-", "--", ":")
 _AXIS = {"saved": "saved by forward for backward", "peak": "peak of the step"}
 _SHADE = "#e3e5e8"
-#: An axis is logarithmic if the median of its positive values is below this fraction of its largest value.
-_SQUEEZED = 1 / 100
-#: Number of points drawn for each edge of the bound, because a straight edge is a curve on a logarithmic axis.
-_FINE = 24
-
 #: Largest number of curves whose legend entries have a second line for the knee, and whose legend has a full-size font.
 _TWO_LINES, _FULL_SIZE = 7, 16
 
@@ -59,11 +52,9 @@ def frontier_figure(
     right = 1.04 * max(x for x, _ in (*points, curves[0].bound[-1]))
     top = 1.06 * max(y for _, y in (*points, curves[0].bound[0]))
     x, y = Scale.of(right, "B"), Scale.of(top, curves[0].unit)
-    figure, axes = figure_of((10.5, 5.0), (0.075, 0.12, 0.6, 0.7), title)
+    figure, axes = figure_of((10.5, 5.0), (0.075, 0.12, 0.6, 0.78), title)
     axes.set_xlim(0, right / x.size or 1)
     axes.set_ylim(0, top / y.size or 1)
-    axes.set_xticks(byte_ticks(right / x.size))
-    _set_scales(axes, points, x, y)
     for number, curve in enumerate(curves):
         _curve(axes, curve, number, len(curves), x, y)
     _knee_legend(axes)
@@ -73,7 +64,6 @@ def frontier_figure(
     _bound(axes, curves[0].bound, x, y)
     axes.set_xlabel(f"{_AXIS[curves[0].by]}, {x.unit}")
     axes.set_ylabel(f"recomputed in backward, {y.unit}")
-    _shares(axes, curves[0], x)
     # The legend stands beside the axes, where it hides no curve. If there are many curves, the
     # legend's font is smaller.
     axes.legend(
@@ -97,31 +87,10 @@ def _check(curves: Sequence[FrontierView]) -> None:
             )
 
 
-def _set_scales(axes: Axes, points: Sequence[Point], x: Scale, y: Scale) -> None:
-    """Make an axis logarithmic if a linear one would squeeze most points together near 0."""
-    for set_scale, axis, values, size in (
-        (axes.set_xscale, axes.xaxis, [p[0] for p in points], x.size),
-        (axes.set_yscale, axes.yaxis, [p[1] for p in points], y.size),
-    ):
-        positive = sorted(v for v in values if v > 0)
-        if not positive or positive[len(positive) // 2] >= _SQUEEZED * positive[-1]:
-            continue
-        low, high = (math.floor(math.log10(v / size)) for v in (positive[0], positive[-1]))
-        # The scale is symlog instead of log, because bytes and costs may be 0.
-        set_scale("symlog", linthresh=10.0**low)
-        stride = 1 + (high - low) // 10
-        axis.set_ticks([0.0, *(10.0**e for e in range(low, high + 1, stride))])
-
-
 def _bound(axes: Axes, bound: Sequence[Point], x: Scale, y: Scale) -> None:
     """Shade the area that is proven to contain no plan: below the bound's line, and left of the line's first vertex."""
     right, top = axes.get_xlim()[1], axes.get_ylim()[1]
     line = [(b / x.size, c / y.size) for b, c in bound]
-    line = [
-        (a[0] + (b[0] - a[0]) * i / _FINE, a[1] + (b[1] - a[1]) * i / _FINE)
-        for a, b in pairwise(line)
-        for i in range(_FINE)
-    ] + line[-1:]
     at = [0.0, line[0][0], *(p[0] for p in line), max(right, line[-1][0])]
     height = [top, top, *(p[1] for p in line), line[-1][1]]
     label = "proven: no plan is in here"
@@ -189,17 +158,3 @@ def _chosen(axes: Axes, chosen: tuple[str, Point], x: Scale, y: Scale) -> None:
         zorder=6,
         clip_on=False,
     )
-
-
-def _shares(axes: Axes, curve: FrontierView, x: Scale) -> None:
-    """Add an axis at the top that shows saved bytes as a budget from 0 to 1, if the axis's ticks fit."""
-    if curve.by != "saved" or not curve.full_bytes or axes.get_xscale() != "linear":
-        return
-    full_bytes, right = curve.full_bytes / x.size, axes.get_xlim()[1]
-    shares = [i / 5 for i in range(6) if full_bytes * i / 5 <= right]
-    # No axis is added if ticks would be too close to each other, or too few.
-    if full_bytes < right / 5 or len(shares) < 3:
-        return
-    above: Any = axes.secondary_xaxis("top")
-    above.set_xticks([full_bytes * s for s in shares], [f"{s:g}" for s in shares])
-    above.set_xlabel("the same as a budget from 0 to 1")

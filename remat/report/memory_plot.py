@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remat.errors import ProblemError
 from remat.graph.memory.liveness import Lifetime, MemoryCurve, StorageKind, Timeline
 from remat.report.explanation import grouped
 from remat.report.pictures import (
@@ -17,13 +15,11 @@ from remat.report.pictures import (
     INK,
     RED,
     Scale,
-    draw_budget,
     figure_of,
     shortened,
-    show_bytes,
     write_picture,
 )
-from remat.report.step_view import Clock, StepView, short_module
+from remat.report.step_view import StepView, short_module
 from remat.units import format_bytes
 
 if TYPE_CHECKING:
@@ -49,74 +45,17 @@ _COLUMNS = 1200
 #: Height of the plot as a multiple of the highest peak. The space above the peak is room for the peak's label.
 _ROOM = 1.16
 _LINES = 8
-#: Largest number of graphs of one step for which `steps_figure` draws a plot.
-_PANELS = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filling:
-    """Sum over the storages that one source line made and that are alive at the step's peak.
-
-    Attributes:
-        source: the source line; for parameters and inputs, or if the source line is unknown, the
-            kind of the storages.
-        kind: kind of the storages; if they have several kinds, the kind with the most bytes.
-        nbytes: bytes of all storages together.
-        count: number of storages.
-        module: shortened path of the module that made the storages. If the paths of several modules differ in numbers
-            only, ``*`` stands for every number. Empty if unknown, or if the paths differ in more than numbers.
-    """
-
-    source: str
-    kind: StorageKind
-    nbytes: int
-    count: int
-    module: str
+def fillings(step: Timeline) -> list[list[Lifetime]]:
+    """Group the storages alive at a step's peak by the source line that made them, most bytes first."""
+    return grouped(step.alive(step.peak_point), _line, _nbytes)
 
 
-class _Axis:
-    """Horizontal axis of a plot: gives each program point of a step a time or, without a clock, the point's number."""
-
-    def __init__(self, clock: Clock | None) -> None:
-        self._clock = clock
-        self._size, self.label = 1, "operators run"
-        if clock is not None:
-            scale = Scale.of(clock.starts[-1], clock.unit)
-            self._size, self.label = scale.size, clock.label(scale.unit)
-
-    def at(self, program_point: int) -> float:
-        """Return the position on the axis at which a program point (the run of one operator) of the step begins."""
-        return (
-            program_point if self._clock is None else self._clock.starts[program_point] / self._size
-        )
-
-    def without(self, program_point: int) -> float:
-        """Return the position on the axis at which a program point of the step without remat begins."""
-        return (
-            program_point
-            if self._clock is None
-            else self._clock.without[program_point] / self._size
-        )
-
-
-def fillings(step: Timeline) -> tuple[Filling, ...]:
-    """Return the bytes of the storages alive at a step's peak, summed by source line, most bytes first."""
-
-    def label(alive: Lifetime) -> str:
-        is_input = alive.kind is StorageKind.INPUT
-        return str(alive.kind) if is_input or not alive.source else alive.source
-
-    return tuple(
-        Filling(
-            source=label(group[0]),
-            # One line may make storages of several kinds, such as saved ones and temporary ones.
-            kind=grouped(group, lambda alive: alive.kind, _nbytes)[0][0].kind,
-            nbytes=sum(map(_nbytes, group)),
-            count=len(group),
-            module=_module([alive.module for alive in group]),
-        )
-        for group in grouped(step.alive(step.peak_point), label, _nbytes)
-    )
+def _line(alive: Lifetime) -> str:
+    """Return the source line that made a storage; for an input, or if the line is unknown, the kind of the storage."""
+    is_input = alive.kind is StorageKind.INPUT
+    return str(alive.kind) if is_input or not alive.source else alive.source
 
 
 def _nbytes(alive: Lifetime) -> int:
@@ -133,64 +72,37 @@ def _module(paths: Sequence[str]) -> str:
     return short_module(first)
 
 
-def plot_step(view: StepView, path: str | Path, *, x: str = "time") -> None:
-    """Plot the memory over one step, as `step_figure` draws it, to a file.
-
-    Args:
-        view: the step.
-        path: the file, which ends in ``.svg`` or ``.png``.
-        x: the horizontal axis: ``"time"`` or ``"operators"``, a program point being a run of one operator.
-
-    Raises:
-        ProblemError: the path has another suffix, or ``x`` another value.
-        PlanError: Matplotlib is not installed, or the file cannot be written.
-    """
-    if x not in ("time", "operators"):
-        raise ProblemError(f"x is {x!r}; expected 'time' or 'operators'")
-    write_picture(
-        path,
-        lambda: step_figure(
-            view.timeline,
-            title=view.title,
-            peak_budget=view.peak_budget,
-            without=view.without,
-            without_peak_bytes=view.without_peak_bytes,
-            clock=view.clock if x == "time" else None,
-        ),
-    )
+def plot_step(view: StepView, path: str | Path) -> None:
+    """Plot the memory over one step, as `step_figure` draws it, to a file; errors as in `write_picture`."""
+    write_picture(path, lambda: step_figure(view))
 
 
-def step_figure(
-    step: Timeline,
-    *,
-    title: str,
-    peak_budget: int | None = None,
-    without: MemoryCurve | None = None,
-    without_peak_bytes: int = 0,
-    clock: Clock | None = None,
-) -> Figure:
+def step_figure(view: StepView) -> Figure:
     """Return a plot of the memory over a step as a Matplotlib figure.
 
-    Args:
-        step: memory of the step.
-        title: title of the plot.
-        peak_budget: budget on the peak in bytes, drawn as a line; None: no line.
-        without: memory over the step without remat, drawn in grey over the time of that step; None
-            if unknown.
-        without_peak_bytes: peak without remat, drawn as a grey line if ``without`` is None; 0 if
-            unknown.
-        clock: times at which operators run, for an axis of time; None: the axis counts operators.
+    The memory over the step without remat is grey, over the time of that step; if only the peak of
+    the step without remat is known, it is a grey line. A budget on the peak is a red line. Without a
+    clock, the horizontal axis counts operators.
     """
-    figure, axes = figure_of((11.5, 5.2), (0.075, 0.24, 0.53, 0.62), title)
+    step, without, clock = view.timeline, view.without, view.clock
+    figure, axes = figure_of((11.5, 5.2), (0.075, 0.24, 0.53, 0.62), view.title)
     list_axes = figure.add_axes((0.63, 0.04, 0.36, 0.82))
-    highest = max(step.peak_bytes, without.peak_bytes if without else without_peak_bytes)
+    highest = max(step.peak_bytes, without.peak_bytes if without else view.without_peak_bytes)
     scale = Scale.of(highest, "B")
-    x = _Axis(clock)
-    _stack(axes, step, scale, highest, x)
-    _without(axes, scale, without, without_peak_bytes, x)
-    if peak_budget is not None and peak_budget <= _ROOM * highest:
-        draw_budget(axes, peak_budget, scale)
-    _mark_peak(axes, step, scale, x)
+    at: Sequence[float] = range(len(step.program_points) + 1)
+    at_without: Sequence[float] = range(len(without.nbytes) + 1 if without else 0)
+    axes.set_xlabel("operators run")
+    if clock is not None:
+        time = Scale.of(clock.starts[-1], clock.unit)
+        at, at_without = ([t / time.size for t in ts] for ts in (clock.starts, clock.without))
+        axes.set_xlabel(clock.label(time.unit))
+    _stack(axes, step, scale, highest, at)
+    _without(axes, scale, without, view.without_peak_bytes, at_without)
+    if view.peak_budget is not None and view.peak_budget <= _ROOM * highest:
+        label = f"budget: {format_bytes(view.peak_budget)} alive at once"
+        height = view.peak_budget / scale.size
+        axes.axhline(height, color=RED, linewidth=1, linestyle="--", label=label)
+    _mark_peak(axes, step, scale, at)
     axes.legend(
         loc="upper left",
         bbox_to_anchor=(-0.01, -0.14),
@@ -204,42 +116,9 @@ def step_figure(
     return figure
 
 
-def steps_figure(steps: Sequence[tuple[str, Timeline]], *, title: str) -> Figure:
-    """Return a plot of the memory over each graph of one step, side by side with one scale.
-
-    The plot marks the peak of each graph. If there are more than `_PANELS` graphs, only those with
-    the highest peaks are drawn.
-
-    Args:
-        steps: (name, memory) of each graph, in the order in which the graphs run forward.
-        title: title of the plot.
-    """
-    highest_first = sorted(range(len(steps)), key=lambda k: -steps[k][1].peak_bytes)
-    shown = [steps[k] for k in sorted(highest_first[:_PANELS])]
-    note = f", the {len(shown)} highest of {len(steps)} graphs" if len(shown) < len(steps) else ""
-    width = min(20.0, 3.2 * len(shown) + 2.0)
-    figure, first = figure_of((width, 5.2), (0.9 / width, 0.2, 0.01, 0.66), title + note)
-    highest = max(step.peak_bytes for _, step in shown)
-    scale = Scale.of(highest, "B")
-    each = (1 - 1.2 / width) / len(shown)
-    for k, (name, step) in enumerate(shown):
-        place = (0.9 / width + k * each, 0.2, 0.88 * each, 0.66)
-        axes = first if k == 0 else figure.add_axes(place)
-        axes.set_position(place)
-        _stack(axes, step, scale, highest, _Axis(None))
-        _mark_peak(axes, step, scale, _Axis(None))
-        axes.set_title(shortened(name, 28), fontsize=9, pad=18)
-        if k:
-            axes.set_ylabel("")
-            axes.set_yticklabels([])
-    first.legend(loc="upper left", bbox_to_anchor=(-0.01, -0.14), ncols=3, frameon=False)
-    return figure
-
-
-def _stack(axes: Axes, step: Timeline, scale: Scale, highest: int, x: _Axis) -> None:
+def _stack(axes: Axes, step: Timeline, scale: Scale, highest: int, at: Sequence[float]) -> None:
     """Draw the bytes alive over the step, stacked by kind of storage, with forward and backward labelled."""
     program_points = highest_points(step.nbytes())
-    end = len(step.program_points)
     # The last height is repeated, because a drawn step function needs a point at its end.
     rows = [
         [sums[i] / scale.size for i in (*program_points, program_points[-1])]
@@ -247,17 +126,17 @@ def _stack(axes: Axes, step: Timeline, scale: Scale, highest: int, x: _Axis) -> 
     ]
     # The first column begins at 0, even if the highest program point of its range is a later one.
     axes.stackplot(
-        [x.at(0), *(x.at(i) for i in program_points[1:]), x.at(end)],
+        [at[0], *(at[i] for i in program_points[1:]), at[-1]],
         rows,
         labels=[label for label, *_ in LAYERS],
         colors=[color for _, color, _ in LAYERS],
         linewidth=0,
         step="post",
     )
-    axes.set_xlim(0, x.at(end))
-    show_bytes(axes, _ROOM * highest, scale)
-    axes.set_xlabel(x.label)
-    middle = x.at(step.boundary)
+    axes.set_xlim(0, at[-1])
+    axes.set_ylim(0, _ROOM * highest / scale.size or 1)
+    axes.set_ylabel(f"bytes alive, {scale.unit}")
+    middle = at[step.boundary]
     axes.axvline(middle, color=INK, linewidth=0.8)
     for text, side, gap in (("forward", "right", -5), ("backward", "left", 5)):
         axes.annotate(
@@ -281,7 +160,7 @@ def highest_points(sums: Sequence[int], columns: int = _COLUMNS) -> list[int]:
 
 
 def _without(
-    axes: Axes, scale: Scale, curve: MemoryCurve | None, peak_bytes: int, x: _Axis
+    axes: Axes, scale: Scale, curve: MemoryCurve | None, peak_bytes: int, at: Sequence[float]
 ) -> None:
     """Draw the memory of the step without remat in grey: a curve or, if only the peak is known, a horizontal line."""
     label = f"without remat: peak {format_bytes(curve.peak_bytes if curve else peak_bytes)}"
@@ -291,23 +170,23 @@ def _without(
             axes.axhline(peak_bytes / scale.size, linestyle=":", **style)
         return
     program_points = highest_points(curve.nbytes)
-    at = [x.without(i) for i in (*program_points, len(curve.nbytes))]
+    places = [at[i] for i in (*program_points, len(curve.nbytes))]
     heights = [curve.nbytes[i] / scale.size for i in (*program_points, program_points[-1])]
-    axes.plot(at, heights, drawstyle="steps-post", **style)
-    axes.set_xlim(0, max(axes.get_xlim()[1], at[-1]))
+    axes.plot(places, heights, drawstyle="steps-post", **style)
+    axes.set_xlim(0, max(axes.get_xlim()[1], places[-1]))
 
 
-def _mark_peak(axes: Axes, step: Timeline, scale: Scale, x: _Axis) -> None:
+def _mark_peak(axes: Axes, step: Timeline, scale: Scale, at: Sequence[float]) -> None:
     """Mark the peak of a step, with the peak's bytes and the node that runs at the peak as label."""
     from matplotlib.patheffects import withStroke
 
     peak_bytes, program_point = step.peak_bytes, step.peak_point
-    at = (x.at(program_point) + x.at(program_point + 1)) / 2
-    axes.plot([at], [peak_bytes / scale.size], marker="v", color=RED, markersize=6)
-    share = at / axes.get_xlim()[1]
+    middle = (at[program_point] + at[program_point + 1]) / 2
+    axes.plot([middle], [peak_bytes / scale.size], marker="v", color=RED, markersize=6)
+    share = middle / axes.get_xlim()[1]
     side = "left" if share < 1 / 3 else "right" if share > 2 / 3 else "center"
     axes.text(
-        at,
+        middle,
         1.05 * peak_bytes / scale.size,
         shortened(f"peak {format_bytes(peak_bytes)} at {step.program_points[program_point]}", 48),
         ha=side,
@@ -324,12 +203,16 @@ def _list(axes: Axes, step: Timeline) -> None:
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     color_of = {kind: color for _, color, kinds in LAYERS for kind in kinds}
-    lines = fillings(step)
-    shown, rest = lines[:_LINES], lines[_LINES:]
-    entries = [(color_of[f.kind], f.nbytes, _heading(f), _origin(f)) for f in shown]
-    if rest:
-        count = sum(f.count for f in rest)
-        nbytes = sum(f.nbytes for f in rest)
+    entries, groups = [], fillings(step)
+    for group in groups[:_LINES]:
+        # One line may make storages of several kinds, such as saved ones and temporary ones.
+        kind = grouped(group, lambda alive: alive.kind, _nbytes)[0][0].kind
+        heading = f"{kind}, × {len(group)}" if len(group) > 1 else str(kind)
+        texts = (_module([alive.module for alive in group]), _line(group[0]))
+        source = " · ".join(text for text in texts if text and text != kind)
+        entries.append((color_of[kind], sum(map(_nbytes, group)), heading, source))
+    if rest := groups[_LINES:]:
+        nbytes, count = sum(sum(map(_nbytes, group)) for group in rest), sum(map(len, rest))
         entries.append(("#ffffff", nbytes, f"{len(rest)} more lines, {count} storages", ""))
     axes.text(0.0, 0.985, "What fills the peak", fontweight="bold", va="top")
     high = step.peak_bytes or 1
@@ -343,14 +226,3 @@ def _list(axes: Axes, step: Timeline) -> None:
             axes.text(
                 0.05, y - 0.046, shortened(source, 62), va="top", fontsize=7.5, color="#444444"
             )
-
-
-def _origin(filling: Filling) -> str:
-    """Return the module and the source line of storages as text, such as ``"layers.*.mlp · model.py:12 …"``."""
-    # If the source line is unknown, `Filling.source` is the kind of the storages, which `_heading` shows.
-    return " · ".join(x for x in (filling.module, filling.source) if x and x != filling.kind)
-
-
-def _heading(filling: Filling) -> str:
-    """Return the kind of the storages of one source line as text, with the number of storages if above 1."""
-    return f"{filling.kind}, × {filling.count}" if filling.count > 1 else str(filling.kind)

@@ -16,38 +16,19 @@ from typing import Any
 from remat.errors import PlanError
 from remat.files import write_file
 from remat.report.page_data import Page, page_data
-from remat.report.pictures import Scale, byte_ticks
+from remat.report.pictures import Scale
 from remat.report.step_view import FrontierView
 
 _ASSETS = Path(__file__).with_name("assets")
-_MEMORY = (
-    "What is alive while each operator of the step runs. The <dfn>peak</dfn> is the most bytes "
-    "alive at once: what has to fit the device. {without}Click a block to see its shape and its source line; "
-    "with the keyboard, arrow keys go from block to block."
-)
 _WITHOUT = (
-    "The grey line is the step <dfn>without remat</dfn>, the plan at budget 1, over its own time. "
+    "The grey line is the step <dfn>without remat</dfn>, the plan at budget 1: its memory over its own time, or "
+    "else its peak. "
 )
-_PEAK_WITHOUT = "The grey line is the peak {of}<dfn>without remat</dfn>, of the plan at budget 1. "
-_NO_FRONTIER = (
-    "There is no slider: the page was made of this plan alone. For one, use a frontier of its graph, "
-    "remat.frontier(joint).explore(path, plan), or use the command remat explain MODEL --html FILE."
+_ONE_PLAN = (
+    "There is no slider, because the page has one plan. For a slider, use a frontier with several plans: "
+    "remat.frontier(joint).explore(path, plan), or the command remat explain MODEL --html FILE."
 )
-_ONE_PLAN = "There is no slider: the frontier has one plan only."
 _AXIS = {"saved": "saved for backward", "peak": "peak of the step"}
-_LEAD = (
-    "Memory of one training step. What forward <dfn>keeps</dfn> stays in memory until backward has read it; what it does not keep, backward "
-    "<dfn>recomputes</dfn>: it runs the operator again."
-)
-
-
-def _without(page: Page) -> str:
-    """Return a sentence that explains a plot's grey line (memory without remat); empty if there is no such line."""
-    if page.first.view.without is not None:
-        return _WITHOUT
-    if not page.first.view.without_peak_bytes:
-        return ""
-    return _PEAK_WITHOUT.format(of="that is expected " if page.first.view.as_compiled else "")
 
 
 def require_bokeh() -> None:
@@ -83,26 +64,32 @@ def html_of(page: Page) -> str:
     plots = {"timeline": _timeline(page)}
     if page.curve is not None:
         plots["frontier"] = _frontier(page, page.curve)
-    no_slider = _NO_FRONTIER if page.curve is None else _ONE_PLAN
-    assets = {
-        name: (_ASSETS / f"page.{name}").read_text(encoding="utf-8")
-        for name in ("html", "css", "js")
-    }
-    return Template(assets["html"]).substitute(
+    view, several = page.first.view, len(page.stops) > 1
+    return _fill(
+        "page",
         title=escape(page.title),
-        lead=f"{_LEAD} {escape(page.lead)}",
-        control=_control(page),
-        frontier="" if page.curve is None else _frontier_html(page, page.curve),
-        memory=_MEMORY.format(without=_without(page)),
-        note="" if len(page.stops) > 1 else f'<p class="note">{escape(no_slider)}</p>',
+        lead=escape(page.lead),
+        control=_control(page, page.curve) if page.curve and several else "",
+        frontier=_frontier_html(page, page.curve) if page.curve else "",
+        without=_WITHOUT if view.without is not None or view.without_peak_bytes else "",
+        note="" if several else f'<p class="note">{escape(_ONE_PLAN)}</p>',
         figures=_json(page.figures),
         data=_json(page_data(page)),
         plots=_json(plots),
         # Bokeh's script is inline, because the page must load nothing.
         bokeh=Resources(mode="inline", components=["bokeh"]).render_js(),
-        css=assets["css"],
-        js=assets["js"],
+        css=_asset("page.css"),
+        js=_asset("page.js"),
     )
+
+
+def _fill(name: str, **texts: object) -> str:
+    """Return an HTML template with the given texts."""
+    return Template(_asset(f"{name}.html")).substitute(texts)
+
+
+def _asset(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")
 
 
 def _json(data: Any) -> str:
@@ -110,36 +97,16 @@ def _json(data: Any) -> str:
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _control(page: Page) -> str:
-    """Return the HTML of the slider that selects a plan; empty if the page has only one plan."""
-    if page.curve is None or len(page.stops) < 2:
-        return ""
-    jumps = [
-        (page.start, page.first.label),
-        (page.knee, "Knee: beyond it, more memory buys little"),
-    ]
-    buttons = "".join(
-        f'<button type="button" data-stop="{k}">{escape(t)}</button>' for k, t in jumps
-    )
-    return (
-        f'<div class="slider"><label for="budget">Plans along the frontier by {page.curve.by}</label>'
-        '<output id="budget-now" for="budget"></output>'
-        f'<input type="range" id="budget" min="0" max="{len(page.stops) - 1}" step="1" value="{page.start}">'
-        '<div class="ends"><span>less memory</span><span>less recomputing</span></div>'
-        f'<div class="jumps">{buttons}</div></div>'
-    )
+def _control(page: Page, curve: FrontierView) -> str:
+    """Return the HTML of the slider that selects a plan."""
+    last, first = len(page.stops) - 1, escape(page.first.label)
+    return _fill("slider", by=curve.by, last=last, start=page.start, knee=page.knee, first=first)
 
 
 def _frontier_html(page: Page, curve: FrontierView) -> str:
     """Return the HTML around the plot of the frontier: heading, explanation, and label of the axis."""
     bound = "The grey region is proven to hold no plan. " if page.bound else ""
-    return (
-        '<div><h2 id="frontier-title">Frontier</h2><p>The <dfn>frontier</dfn> is the best plans over all budgets: '
-        "less recomputing only for more memory. Its <dfn>knee</dfn>, the ring, is where more memory starts to buy "
-        f"little. {bound}The large dot is the plan that is shown.</p>"
-        '<div class="plot" id="frontier" role="img" aria-labelledby="frontier-title"></div>'
-        f'<p class="axis">{_AXIS[curve.by]}, {page.scales[0].unit}</p></div>'
-    )
+    return _fill("frontier", bound=bound, axis=_AXIS[curve.by], unit=page.scales[0].unit)
 
 
 def _figure(name: str, height: int, **options: Any) -> Any:
@@ -177,7 +144,7 @@ def _hover(plot: Any, renderer: Any, part: str) -> None:
 def _timeline(page: Page) -> Any:
     """Return the plot of memory over the step as Bokeh's JSON; the page's script adds the data."""
     from bokeh.embed import json_item
-    from bokeh.models import ColumnDataSource, FixedTicker, Label, Range1d, Span, TapTool
+    from bokeh.models import ColumnDataSource, Label, Range1d, Span, TapTool
 
     scale = Scale.of(page.highest, "B")
     top = 1.14 * page.highest / scale.size or 1  # room for the labels "forward" and "backward"
@@ -188,7 +155,6 @@ def _timeline(page: Page) -> Any:
         y_range=Range1d(start=0, end=top),
         y_axis_label=f"bytes alive, {scale.unit}",
     )
-    plot.yaxis.ticker = FixedTicker(ticks=byte_ticks(top))
     # Areas for values that are not drawn one by one: temporary, recomputed, and small ones.
     for name in ("total", "again", "small"):
         # Bokeh's script hangs when it draws a step function without points.
@@ -250,7 +216,7 @@ def _timeline(page: Page) -> Any:
 def _frontier(page: Page, curve: FrontierView) -> Any:
     """Return the plot of a frontier, its bound and its knee as Bokeh's JSON, with a marker for the shown plan."""
     from bokeh.embed import json_item
-    from bokeh.models import FixedTicker, Range1d
+    from bokeh.models import Range1d
 
     (x, y), knee = page.scales, page.stops[page.knee]
     right = 1.05 * max(p[0] for p in curve.points) / x.size
@@ -267,8 +233,6 @@ def _frontier(page: Page, curve: FrontierView) -> Any:
         y_range=Range1d(start=0, end=1.08 * max(1, *(p[1] for p in curve.points)) / y.size),
         y_axis_label=f"recomputed, {y.unit}",
     )
-    if not left:
-        plot.xaxis.ticker = FixedTicker(ticks=byte_ticks(right))
     corners = [(b / x.size, c / y.size) for b, c in page.bound]
     if corners:
         edge = [*corners, (right, corners[-1][1])]

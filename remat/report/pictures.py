@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from remat.errors import PlanError, ProblemError
 from remat.files import write_file
-from remat.units import format_bytes, scales_of
+from remat.units import scales_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,23 +57,6 @@ class Scale:
         return f"{amount / self.size:.3g} {self.unit}"
 
 
-#: Distances between ticks of an axis of bytes, in the axis's binary unit, such as GiB. Distances below 1 are
-#: powers of 2, so that each is a whole number in the next smaller unit.
-_DISTANCES = (1 / 8, 1 / 4, 1 / 2, 1, 2, 5, 10, 20, 50, 100, 200, 500)
-#: Largest number of ticks above 0 on an axis.
-_TICKS = 6
-
-
-def byte_ticks(most: float) -> list[float]:
-    """Return tick positions for an axis of bytes: round numbers from 0 up to ``most``.
-
-    The end of the axis, ``most``, and the ticks are in the unit of the axis, such as GiB. For 170, the
-    ticks are 0, 50, 100 and 150.
-    """
-    distance = next((d for d in _DISTANCES if most / d <= _TICKS), _DISTANCES[-1])
-    return [k * distance for k in range(int(most / distance) + 1)]
-
-
 def figure_of(
     size: tuple[float, float], box: tuple[float, float, float, float], title: str
 ) -> tuple[Figure, Axes]:
@@ -91,20 +74,6 @@ def figure_of(
     axes.spines[["top", "right"]].set_visible(False)
     figure.text(box[0], 0.945, shortened(title, 75), fontsize=11, fontweight="bold")
     return figure, axes
-
-
-def show_bytes(axes: Axes, most: float, scale: Scale) -> None:
-    """Set up the vertical axis of a plot of alive bytes, from 0 to ``most`` bytes."""
-    top = most / scale.size or 1
-    axes.set_ylim(0, top)
-    axes.set_yticks(byte_ticks(top))
-    axes.set_ylabel(f"bytes alive, {scale.unit}")
-
-
-def draw_budget(axes: Axes, nbytes: int, scale: Scale) -> None:
-    """Draw a horizontal line at a peak budget of ``nbytes`` bytes, with an entry in the legend."""
-    label = f"budget: {format_bytes(nbytes)} alive at once"
-    axes.axhline(nbytes / scale.size, color=RED, linewidth=1, linestyle="--", label=label)
 
 
 def write_picture(path: str | Path, draw: Callable[[], Figure]) -> None:

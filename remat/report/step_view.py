@@ -186,7 +186,6 @@ class FrontierView:
         texts: saved bytes, recompute cost and peak of each point, as text.
         bound: vertices of a line below which no plan lies.
         knee: point beyond which more memory reduces the cost only a little.
-        full_bytes: bytes that may be saved at budget 1.
     """
 
     label: str
@@ -196,7 +195,6 @@ class FrontierView:
     texts: tuple[str, ...]
     bound: tuple[Point, ...]
     knee: Point
-    full_bytes: int
 
 
 def short_module(path: str) -> str:

@@ -71,10 +71,3 @@ def test_what_cannot_be_done_is_told_in_one_line(arguments: tuple[str, ...], say
     assert done.exit_code == 1
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
-
-
-def test_weights_that_are_really_allocated_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remat.cli.models.LARGE", 1000)
-    done = run("fit", "nets:fixed", "--memory", "1MiB", "--batch", "2")
-    assert done.exit_code == 0, done.output
-    assert "'nets:fixed' allocates 6.25 KiB of weights; under torch.device('meta')" in done.stderr

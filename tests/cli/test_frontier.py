@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from functools import cache
@@ -11,10 +10,9 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from rich.console import Console
 
 import remat
-from remat.cli import models, tables
+from remat.cli import models
 from remat.experiments.table import Comparison, ExperimentRow
 from remat.plugins.registry import registry
 from remat.units import format_bytes
@@ -59,7 +57,7 @@ def test_the_table_has_the_points_that_the_library_gives() -> None:
 def test_json_has_all_points_and_the_knee() -> None:
     data = json.loads(frontier("--solvers", "greedy,lagrangian", "--json").stdout)
     assert [f["solver"] for f in data["frontiers"]] == ["greedy", "lagrangian"]
-    assert (data["failed"], data["plan"]) == ({}, None)
+    assert data["failed"] == {}
     for given in data["frontiers"]:
         expected = library(given["solver"])
         knee = given.pop("knee")
@@ -78,28 +76,21 @@ def test_by_peak_the_table_begins_with_it_and_says_how_low_it_can_be() -> None:
     assert f"every schedule has a peak of at least {format_bytes(found.bound[0][0])}" in done.stdout
     (knee,) = (line for line in done.stdout.splitlines() if "← knee" in line)
     assert knee.lstrip().startswith(format_bytes(found.knee().peak_bytes))
-    assert re.search(r"peak +recompute +saved", done.stdout)
+    assert re.search(r"peak bytes +recompute cost +saved bytes", done.stdout)
     (given,) = json.loads(frontier(*options, "--json", model=SMALL).stdout)["frontiers"]
     del given["knee"]
     assert given == json.loads(found.to_json())
 
 
-@pytest.mark.parametrize(
-    ("suffix", "options", "budget"),
-    [(".png", (), "0.3"), (".svg", ("--by", "peak"), "peak:0.5")],
-)
-def test_a_picture_of_all_solvers_and_the_chosen_plan(
-    folder: Path, suffix: str, options: tuple[str, ...], budget: str
-) -> None:
+@pytest.mark.parametrize(("suffix", "options"), [(".png", ()), (".svg", ("--by", "peak"))])
+def test_a_picture_of_all_solvers(folder: Path, suffix: str, options: tuple[str, ...]) -> None:
     target = folder / f"out{suffix}"
-    asked = (*options, "--solvers", "greedy,lagrangian", "--plot", target.name)
-    assert frontier(*asked, model=SMALL).exit_code == 0
-    plain = target.read_bytes()
-    done = frontier(*asked, "--budget", budget, model=SMALL)
+    done = frontier(*options, "--solvers", "greedy,lagrangian", "--plot", target.name, model=SMALL)
     assert done.exit_code == 0, done.output
     assert f"drawn: {target.name}" in done.stdout
-    assert f"budget {budget.replace(':', ' ')}: " in done.stdout
-    assert target.read_bytes() != plain
+    drawn = target.read_bytes()
+    if suffix == ".svg":
+        assert all(name in drawn.decode() for name in ("greedy", "lagrangian", "knee at"))
     assert not list(folder.glob(".*part"))
 
 
@@ -152,24 +143,18 @@ def row(solver: str, **fields: Any) -> ExperimentRow:
     return ExperimentRow(solver=solver, **wide | fields)
 
 
-def test_the_table_of_compare_fits_80_columns() -> None:
+def test_the_table_of_compare_names_each_solver_and_cuts_nothing() -> None:
     names = [*registry().solvers, "some_module_with_a_long_name:SolverClass"]
     rows = [row(n, budget=b) for b in ("0.3", f"peak:{2**40 - 2**30}B") for n in names]
-    rows.append(ExperimentRow(solver="greedy", budget="saved:2B", reason="because\n" * 40))
-    comparison = Comparison(graph="g", cost="flops", rows=tuple(rows))
-    text = io.StringIO()
-    out = Console(width=80, force_terminal=True, color_system=None, file=text)
-    out.print(tables.comparison_table(comparison, "a title"))
-    lines = [line.rstrip() for line in text.getvalue().splitlines()]
-    assert all(len(line) <= 80 for line in lines)
-    assert "…" not in text.getvalue()
-    for name in registry().solvers:
-        whole = [line for line in lines if line.startswith(f"  {name} ")]
-        assert len(whole) >= 2
-        for figure in ("1023 GiB", "999.9 GFLOP *", "99.99 s"):
+    rows.append(ExperimentRow(solver="greedy", budget="saved:2B", reason="because " * 40))
+    lines = str(Comparison(graph="g", cost="flops", rows=tuple(rows))).splitlines()
+    for name in names:
+        whole = [line for line in lines if f"  {name}  " in line]
+        assert len(whole) == 2 + (name == "greedy")
+        for figure in ("1023 GiB", "999.9 GFLOP  *", "99.99 s"):
             assert all(figure in line for line in whole[:2])
-    (note,) = tables.comparison_notes(comparison)
-    assert note.startswith("greedy: no plan at 2 B saved: because because")
+    assert lines[-1].split()[:4] == ["2", "B", "saved", "greedy"]
+    assert lines[-1].count("because") == 40
 
 
 def test_the_gap_of_a_row() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ def knapsack(folder: Path) -> None:
 
 def test_capture_writes_the_problem_that_planning_comes_down_to() -> None:
     text = shown("capture", "nets.py:block", "-o", "block.json", "--cost", "flops")
-    assert "instance written to block.json" in text
+    assert re.search("file +block.json", text)
     made = remat.load_instance("block.json")
     example = models.load("nets.py:block")
     joint = remat.capture(example.model, example.args)
@@ -41,19 +42,21 @@ def test_capture_writes_the_problem_that_planning_comes_down_to() -> None:
 def test_capture_for_machines_tells_the_figures_and_writes_the_same_bytes_again(
     folder: Path,
 ) -> None:
-    options = ("--lower", "eager", "--name", "small", "--json")
+    options = ("--lower", "eager", "--json")
+    (folder / "again").mkdir()
     done, again = (
-        run("capture", "nets.py:block", *options, "--output", name) for name in ("a.json", "b.json")
+        run("capture", "nets.py:block", *options, "--output", name)
+        for name in ("a.json", "again/a.json")
     )
     assert done.exit_code == again.exit_code == 0, done.output
     figures, made = json.loads(done.stdout), remat.load_instance("a.json")
-    assert made.name == figures["name"] == "small"
+    assert made.name == figures["name"] == "a"
     assert figures["nodes"] == len(made.problem)
     assert figures["edges"] == sum(map(len, made.problem.inputs))
     assert figures["file"] == "a.json"
     assert figures["candidates"] > 0
     assert done.stderr == ""  # nothing moves where nobody looks
-    assert (folder / "a.json").read_bytes() == (folder / "b.json").read_bytes()
+    assert (folder / "a.json").read_bytes() == (folder / "again" / "a.json").read_bytes()
 
 
 def test_solve_gives_the_checked_answer_of_a_knapsack() -> None:
@@ -87,8 +90,8 @@ def test_solve_gives_the_checked_answer_of_a_graph() -> None:
     assert scored.recompute_cost == answer["recompute_cost"] >= answer["recompute_bound"]
     assert [made.problem.names[i] for i in answer["saved"]] == answer["saved_names"]
     text = shown("solve", "block.json")
-    for part in (f"graph of {len(made.problem):,} nodes", "1 → ", "decided by"):
-        assert part in text
+    for part in (f"nodes +{len(made.problem):,}\n", "budget +1\n", "solver +auto\n"):
+        assert re.search(part, text)
 
 
 def test_a_budget_below_the_least_of_a_graph_is_1_and_names_the_least() -> None:
@@ -115,8 +118,10 @@ def test_a_budget_below_the_least_of_a_graph_is_1_and_names_the_least() -> None:
 
 def test_solve_tells_people_what_came_out() -> None:
     text = shown("solve", "three.json", "--solver", "greedy", "--time-limit", "5")
-    for part in ("knapsack of 3 items, 16 B in all", "of the file → 10 B", "greedy in "):
-        assert part in text
+    rows = dict(re.split("  +", line) for line in text.splitlines() if "  " in line)
+    shown_rows = [rows[name] for name in ("items", "total bytes", "capacity", "solver", "saved")]
+    assert shown_rows == ["3", "16 B", "10 B", "greedy", "1"]
+    assert re.fullmatch(r"0\.\d{3} s", rows["elapsed"])
 
 
 @pytest.mark.parametrize(
@@ -173,8 +178,8 @@ def test_solve_reads_published_graphs(tmp_path: Path) -> None:
     assert answer["peak_bytes"] <= answer["capacity"] < answer["given_peak_bytes"]
     assert sorted(answer["sequence"]) == list(range(6))
     text = shown("solve", str(file), "--budget", "0.6")
-    assert "step of 6 nodes, 6 edges" in text
-    assert "0.00% of all once" in text
+    for part in ("kind +schedule", "nodes +6", "edges +6", "cost +12$", "bound +12$", "once +12$"):
+        assert re.search(f"^{part}", text, re.MULTILINE)
     refused = run("solve", str(file), "--budget", "4B")
     assert refused.exit_code == 1
     assert "every one has at least 9" in refused.output

@@ -76,3 +76,11 @@ def test_analyses_and_orders_are_listed() -> None:
     assert (by_name["partition"]["optional"], by_name["dce"]["optional"]) == (False, True)
     analyses = {line["name"]: line for line in data["analyses"]}
     assert set(analyses) == set(registry().analyses)
+    assert analyses["cut"]["options"] == {"rules": ""}, "no text of a pipeline names these rules"
+    assert "BanRules(" not in text
+
+
+def test_cost_models_and_their_devices_fit_a_screen() -> None:
+    lines = shown("costs").splitlines()
+    assert any(line.split() == ["roofline:h100", "H100", "SXM"] for line in lines)
+    assert max(map(len, lines)) <= 120

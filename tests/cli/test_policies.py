@@ -48,11 +48,11 @@ def test_the_tree_of_modules_and_the_line_to_paste() -> None:
     found = run("policies", *asked)
     assert found.exit_code == 0, found.output
     lines = found.output.splitlines()
-    tree = ["layers.*", "attn", "mlp.*", "head"]
-    heads = [line.strip().split("  ")[0] for line in lines]
-    assert [h for h in heads if h in tree] == tree
-    (mlp,) = (line for line in lines if line.strip().startswith("mlp.*"))
-    assert mlp.split()[-1] in ("recompute", "both")
+    patterns = ["layers.*", "layers.*.attn", "layers.*.mlp.*", "head"]
+    rows = {line.partition("  ")[0]: line.split() for line in lines}
+    assert [name for name in rows if name in patterns] == patterns
+    assert rows["layers.*.attn"][1] == "2"
+    assert rows["layers.*.attn"][-1] == "save"
     options = json.loads(lines[-1].partition("options=")[2].removesuffix(")"))
     assert options == {"budget": "1", "policies": {"*.attn": "save", "*.mlp": "recompute"}}
     remat.backend(**options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,14 @@ class Fails(torch.nn.Module):
 
 def fails():
     return Fails(), (torch.randn(2, requires_grad=True),)
+
+class Prints(torch.nn.Linear):
+    def forward(self, x):
+        print("the model prints")
+        return super().forward(x)
+
+def prints():
+    return torch.nn.Sequential(Prints(16, 16), torch.nn.Tanh()), (torch.randn(8, 16),)
 
 class Leaves(torch.nn.Module):
     def __init__(self):
@@ -57,8 +66,8 @@ def test_the_whole_way(folder: Path) -> None:
     result = sac(MODEL, "--memory", "0.8", "--run", "-o", "plan.json")
     assert result.exit_code == 0, result.output
     assert "checkpointing plan for a budget of" in result.output
-    assert "peak under the plan" in result.output
-    assert "gradients differ by 0.0e+00 of their norm" in result.output
+    assert re.search(r"peak bytes +[\d.]+ KiB +[\d.]+ KiB\n", result.output)
+    assert re.search(r"gradient distance +0\.0\n", result.output)
     assert "apply: remat.sac.apply(model, remat.sac.SACPlan.load('plan.json'))" in result.output
     assert SACPlan.from_json((folder / "plan.json").read_text()).modules
 
@@ -78,7 +87,7 @@ def test_json_says_what_was_planned_and_measured() -> None:
 def test_steps_run_where_nothing_needs_checkpointing() -> None:
     result = sac(MODEL, "--memory", "8GiB", "--run")
     assert result.exit_code == 0, result.output
-    assert "gradients differ by 0.0e+00 of their norm" in result.output
+    assert re.search(r"gradient distance +0\.0\n", result.output)
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])
@@ -102,8 +111,15 @@ def test_an_error_of_the_model_is_told_with_its_place() -> None:
     assert "nets.py:" in result.stderr.partition("(at ")[2]
 
 
+def test_what_a_model_prints_goes_to_standard_error() -> None:
+    result = sac("nets.py:prints", "--memory", "1GiB", "--run", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["plan"]
+    assert "the model prints" in result.stderr
+
+
 def test_options_reach_the_plan() -> None:
-    options = "--memory 0.9 --world-size 2 --units 0,1 --gap 0 --json"
+    options = "--memory 0.9 --world-size 2 --units 0,1 --json"
     result = sac(MODEL, *options.split())
     assert result.exit_code == 0, result.output
     plan = json.loads(result.output)["plan"]
@@ -118,7 +134,7 @@ def test_options_reach_the_plan() -> None:
         ([MODEL, "--memory", "1KiB"], "no plan fits into 1 KiB (1024 bytes)"),
         ([MODEL, "--memory", "0.5", "--units", "7"], "units: no module is called '7'"),
         (["nets.py:function", "--memory", "0.9"], "expected a torch.nn.Module"),
-        (["nets.py:a_class", "--memory", "0.8"], "returned a class: model 'Block' is a class; pass an instance"),
+        (["nets.py:a_class", "--memory", "0.8"], "'Block' is a class; pass an instance"),
         (["nets.py:of_leaves", "--memory", "0.5"], "the least that checkpointing gets the step to is"),
     ],
 )  # fmt: skip

@@ -26,11 +26,10 @@ def test_a_sweep_writes_its_table_and_goes_on_from_it(tmp_path: Path) -> None:
     assert "no such luck" in done.stdout, "a model that cannot be built is a row with the reason"
     assert "2 of 4 rows have no plan" in done.stdout
     assert f"written to {output}" in done.stdout
-    assert f"planning 2 rows of {MODEL} (1 of 2 models)" in done.stderr
-    assert f"planning 2 rows of {FAILING} (2 of 2 models)" in done.stderr
+    assert "planning 4 rows\n" in done.stderr
     again = CliRunner().invoke(main, [*command, "--budgets", "0.5,0.3", "--json"])
     assert again.exit_code == 0, again.output
-    assert f"planning 2 rows of {MODEL} (1 of 2 models); 4 rows taken from {output}" in again.stderr
+    assert f"planning 4 rows; 4 rows taken from {output}" in again.stderr
     rows = [r for r in json.loads(again.stdout)["rows"] if r["model"] == MODEL]
     assert [(r["budget"], r["solver"]) for r in rows] == [
         (budget, solver) for budget in ("0.5", "0.3") for solver in ("auto", "greedy")
@@ -45,7 +44,7 @@ def test_a_sweep_writes_its_table_and_goes_on_from_it(tmp_path: Path) -> None:
     assert table[0].without_peak_bytes == rows[0]["without_peak_bytes"]
     assert rows[0]["of"] == f"{MODEL} for inductor"
     whole = CliRunner().invoke(main, [*command, "--budgets", "0.5,0.3,0.4", "--solvers", "greedy"])
-    assert f"planning 1 row of {MODEL} (1 of 2 models); 4 rows taken from {output}" in whole.stderr
+    assert f"planning 2 rows; 4 rows taken from {output}" in whole.stderr
     assert f"written to {output}; 4 rows taken from {output}" in whole.stdout
 
 
@@ -61,16 +60,3 @@ def test_where_no_row_has_a_plan_the_command_fails() -> None:
     done = CliRunner().invoke(main, ["sweep", FAILING])
     assert done.exit_code == 1
     assert "3 of 3 rows have no plan" in done.stdout
-
-
-def test_an_interrupted_sweep_says_how_to_go_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("remat.experiments.grid.run_jobs", interrupted)
-    monkeypatch.setattr("sys.argv", ["remat", "sweep", MODEL, "-o", "a table.csv"])
-    done = CliRunner().invoke(main, ["sweep", MODEL, "-o", str(tmp_path / "a table.csv")])
-    assert done.exit_code == 130
-    assert f"go on with: remat sweep {MODEL} -o 'a table.csv'" in done.stderr

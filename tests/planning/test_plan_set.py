@@ -405,15 +405,6 @@ def test_graphs_out_of_order_are_refused(tied) -> None:
         remat.plan(joints[1:], budget=0.5)
 
 
-def test_a_picture_has_all_graphs_beside_each_other(step, tmp_path) -> None:
-    plans = remat.plan(step[2], 0.3)
-    plans.plot(tmp_path / "graphs.svg")
-    drawn = (tmp_path / "graphs.svg").read_text()
-    assert "3 graphs, budget 0.3" in drawn
-    assert drawn.count("bytes alive") == 1
-    assert all(plan.graph in drawn for plan in plans)
-
-
 def test_room_for_the_cheapest_plans_is_no_reason_to_wait_for_copies() -> None:
     """A product tagged for the host is not saved if its readers' results may be: no copy is waited for."""
 

@@ -37,7 +37,7 @@ def reads_a_product(joint: JointGraph) -> bool:
 def test_what_does_not_matter_goes() -> None:
     told: list[str] = []
     found = remat.reduce(step(), reads_a_product, progress=told.append)
-    assert [n.name for n in found.joint.graph.nodes if n.op == "call_function"] == ["mm_1", "sin_1"]
+    assert [n.name for n in found.joint.graph.nodes if n.op == "call_function"] == ["mm", "sin"]
     assert found.before == len(step().graph.nodes)
     assert found.nodes == len(found.joint.graph.nodes) == 4
     assert not found.interrupted
@@ -67,7 +67,6 @@ def test_every_graph_that_is_tested_is_a_joint_graph_and_new() -> None:
     before = print_joint(start)
     found = remat.reduce(start, test)
     assert len(set(seen)) == len(seen) == found.tests
-    assert found.cached > 0
     assert print_joint(start) == before
     again: list[str] = []
     remat.reduce(start, lambda j: again.append(print_joint(j)) or "cos" in again[-1])  # type: ignore[func-returns-value]

@@ -93,15 +93,15 @@ def test_a_chrome_trace_has_the_peak_and_the_time_of_the_step(
 
 def test_without_costs_a_run_is_a_microsecond(joint: remat.JointGraph, tmp_path: Path) -> None:
     view = remat.plan(joint, 0.4, cost="unit").view
-    data = json.loads(FORMATS["chrome"](view))
+    data = json.loads(FORMATS[".json"](view))
     assert data["otherData"]["unit"] == view.unit != "ps"
     assert all(e["dur"] in (0, 1) for e in data["traceEvents"] if e["ph"] == "X")
 
 
 def test_node_data_for_model_explorer(plan: remat.Plan, tmp_path: Path) -> None:
     """The form is that of its `GraphNodeData`: results by node id, each a number with colors."""
-    path = tmp_path / "nodes.json"
-    plan.export(path, format="model-explorer")
+    path = tmp_path / "step.nodes.json"
+    plan.export(path)
     ((graph, data),) = json.loads(path.read_text()).items()
     assert graph == plan.graph
     assert set(data) == {"results", "name"}
@@ -137,7 +137,7 @@ def test_exports_tell_what_is_offloaded(joint: remat.JointGraph) -> None:
     back = [v for v in away if v.first >= boundary]
     assert sum(v.nbytes for v in back) == sum(sent.values())
     assert {v.op for v in back} == {"remat.reload"}
-    (told,) = json.loads(FORMATS["model-explorer"](view)).values()
+    (told,) = json.loads(FORMATS[".nodes.json"](view)).values()
     violet = {name for name, row in told["results"].items() if row["bgColor"] == "#7a4f9e"}
     assert violet == sent.keys()
 
@@ -145,8 +145,6 @@ def test_exports_tell_what_is_offloaded(joint: remat.JointGraph) -> None:
 def test_what_cannot_be_exported_is_an_error(plan: remat.Plan, tmp_path: Path) -> None:
     with pytest.raises(ProblemError, match=r"its suffix is '.svg'; expected .pickle"):
         plan.export(tmp_path / "step.svg")
-    with pytest.raises(ProblemError, match="format is 'perfetto'; expected one of memory-viewer"):
-        plan.export(tmp_path / "step.json", format="perfetto")
     with pytest.raises(PlanError, match="cannot be written: No such file or directory"):
         plan.export(tmp_path / "nowhere" / "step.csv")
     with pytest.raises(PlanError, match="read from a file"):

@@ -78,7 +78,7 @@ def test_without_a_frontier_the_page_says_why_there_is_no_slider(
     remat.plan(joint, plan=saved).explore(path)
     text = path.read_text()
     assert 'type="range"' not in text
-    assert "There is no slider: the page was made of this plan alone" in text
+    assert "There is no slider, because the page has one plan" in text
     assert read(path, "figures")["frontier"] is None
 
 

@@ -123,7 +123,7 @@ def explain(
     where = _user_line(text)
     if _asks_for_numbers(error):
         raise CaptureError(
-            f"'{name}' decides by the numbers in a tensor{where or _raised_at(error)}, and fake tensors have none: "
+            f"'{name}' decides by the numbers in a tensor{where or raised_at(error)}, and fake tensors have none: "
             f"{text.splitlines()[0][:200].rstrip('.')}",
             "Pass fullgraph=False and run=True with real tensors, which takes the branches from a run, or "
             "decide without numbers (torch.where, torch.cond)",
@@ -175,7 +175,7 @@ def _asks_for_numbers(error: BaseException) -> bool:
     return any(type(cause).__name__ in kinds for cause in _causes(error))
 
 
-def _raised_at(error: BaseException) -> str:
+def raised_at(error: BaseException) -> str:
     """Return the innermost user line in an error's traceback as `` at file:line``; an empty text if there is none."""
     # Both PyTorch and this folder are between the user's line and the error.
     ours = (str(Path(__file__).parent), str(Path(torch.__file__).parent))

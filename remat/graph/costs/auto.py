@@ -29,8 +29,7 @@ class Auto(CostModel):
     name: ClassVar[str] = "auto"
     unit: ClassVar[str] = Roofline.unit
     summary: ClassVar[str] = (
-        "the default: the time of fused kernels (roofline-fused) if Inductor compiles the step, of single operators "
-        "(roofline) if its graphs run as they are, on the kind of device that the tensors are on"
+        "the default: roofline-fused if Inductor compiles the step, else roofline; for the tensors' device"
     )
 
     @classmethod

@@ -73,7 +73,8 @@ class Printed(Instrument):
             if name not in names:
                 raise RematError(
                     f"no pass '{name}' to show the graph at in pipeline '{pipeline}'; it has: "
-                    f"{', '.join(sorted(names))}"
+                    f"{', '.join(sorted(names))}",
+                    option="only",
                 )
         if isinstance(self._to, Path):
             try:

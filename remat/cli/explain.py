@@ -56,6 +56,12 @@ def explain(
     by = by or ("peak" if request.offload is not None or request.budget.on_peak else "saved")
     if html is not None and by not in ("peak", "none") and request.offload is not None:
         raise click.UsageError("'--offload' goes together with '--by peak' or '--by none' only")
+    files = (*([html] if html else []), *exports)
+    resolved = [path.resolve() for path in files]
+    if repeated := [path for path in files if resolved.count(path.resolve()) > 1]:
+        raise click.UsageError(
+            f"'{repeated[0]}' is to be written twice; give each file a name of its own"
+        )
     if html is not None:
         require_bokeh()
     with Progress() as progress:
@@ -82,7 +88,6 @@ def explain(
             plan.export(path)
     if as_json(figures):
         return
-    files = (*([html] if html else []), *exports)
     if not files:
         click.echo(captured.title())
         click.echo(plan.explain())

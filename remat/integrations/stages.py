@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,6 +35,8 @@ from remat.planning.pipelines import modules_of, prepare, split
 from remat.planning.plan import Plan
 from remat.planning.request import PlanRequest
 from remat.units import Budget, format_bytes
+
+_LOG = logging.getLogger(__name__)
 
 #: A function that plans a joint graph in place. Its arguments are the graph, the options and, by name, ``agree``: the
 #: pass by which ranks agree on a decision; None if this rank decides alone.
@@ -306,12 +309,20 @@ class Planned:
     joint: JointGraph | None = None
 
     def recorded(self) -> Self:
-        """Record the graph as planned, and return the stage, whose plan says whether the step has other graphs."""
+        """Log the plan, record the graph as planned, and return the stage; its plan says whether other graphs exist."""
         arrived, plan = self.arrived, self.plan
         if arrived.is_part and not plan.of_step:
             plan = replace(plan, _of_step=_other_graphs(arrived))
         if self.request.decides:
             self._count()
+        if _LOG.isEnabledFor(logging.INFO):  # the peak takes time
+            _LOG.info(
+                "'%s' at budget %s: %s saved, peak %s (as planned; without remat is budget 1)",
+                plan.graph,
+                plan.requested.label,
+                format_bytes(plan.planned_saved_bytes or plan.saved_bytes),
+                plan.before_after.line,
+            )
         return replace(self, plan=plan)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -175,6 +176,18 @@ def test_it_is_the_same_step_for_every_solver(several: bool) -> None:
     costs = {plan.before_after.without_cost for plan in (auto, nothing)}
     assert len(costs) == 1
     assert costs != {0}
+
+
+def test_the_backend_logs_it(caplog: pytest.LogCaptureFixture) -> None:
+    torch.compiler.reset()
+    with caplog.at_level(logging.INFO, logger="remat"):
+        options = {"budget": 0.3, "lower": "eager"}
+        compiled = torch.compile(MODEL, backend="remat", options=options)
+        compiled(torch.randn(64, 16)).sum().backward()
+    plan = remat.plans()[-1]
+    (line,) = [r.getMessage() for r in caplog.records if "at budget 0.3" in r.getMessage()]
+    assert plan.before_after.line in line
+    assert "without remat is budget 1" in line
 
 
 def test_several_graphs_have_one_step() -> None:

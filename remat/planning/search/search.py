@@ -22,7 +22,6 @@ from remat.planning.search.effort import DEFAULT, ESTIMATED, SIMULATED, Effort, 
 from remat.planning.search.measures import Measures
 from remat.planning.search.near import Near, near_fused
 from remat.planning.search.pool import CandidatePool, Limits, Measure, cost_of
-from remat.planning.search.proposers.hull import Starts
 from remat.planning.search.proposers.offloads import Offloads
 from remat.planning.search.proposers.solver import SolverDecisions
 from remat.planning.search.schedules import Schedules
@@ -85,10 +84,13 @@ class Search:
         """Searches on the graph's own schedule problem, in which the peak of a schedule is the simulated peak."""
         return Near.of(self.schedules, self.effort)
 
-    @cached_property
-    def starts(self) -> Starts:
-        """Decisions that searches within a peak start from."""
-        return Starts(self.context, self.decisions, self.schedules)
+    @property
+    def starts(self) -> list[tuple[int, ...]]:
+        """Decisions that searches within a peak start from, each as its saved nodes of the graph problem."""
+        context, decisions = self.context, self.decisions
+        ends = decisions.allowed_cheapest, decisions.allowed_at_budget_one, context.runtime_optimal
+        cuts = (saved for _, saved in context.cuts(self.effort.vertices))
+        return [*(d.saved for d in ends), *cuts]
 
     @cached_property
     def bounds(self) -> PeakBounds:
@@ -204,12 +206,6 @@ class Search:
             least = max(least, self.context.hull.ends[1].cost)
         return self.recomputing(replace(limits, cost=least)) is not None
 
-    @property
-    def known_least(self) -> int | None:
-        """The least peak found, in bytes; None if no search for the least peak was made yet."""
-        # A cached property is in the dict of the instance once it was computed.
-        return self.least_found if "least_found" in vars(self) else None
-
     def near(self, measure: Measure, candidate: Candidate | None) -> Near:
         """Return searches on a schedule problem in which peaks near a candidate are measured peaks plus a constant."""
         if candidate is None or self.is_exact(measure):
@@ -275,7 +271,7 @@ class Search:
         else:
             seeds = [
                 *(saved for _, saved in context.cuts(4 * self.effort.vertices)),
-                *self.starts.search_within(0),
+                *self.starts,
             ]
             # With hooks, which pack saved values, the lowest peak of the search may not be that of the step. Therefore,
             # decisions at several limits on saved bytes compete, too.

@@ -13,7 +13,6 @@ from remat.experiments.table import ExperimentRow
 from remat.graph.capture.step import capture
 from remat.graph.joint import JointGraph
 from remat.graph.text import parse_joint
-from remat.planning.context import GraphContext
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
 from remat.planning.search.candidates import Candidate
@@ -89,9 +88,8 @@ def rows_of(prepared: Planner, job: Job) -> list[ExperimentRow]:
     budgets = {text: Budget.parse(text) for text in job.budgets}
     request = context.request.by(job.solver, isolation="foreign")
     request = replace(request, budget=budgets[job.budgets[0]])
-    own = GraphContext(context.state, request, fingerprint=context.fingerprint)
     # All rows share the figures of the step without remat, so that no row's time includes computing them.
-    planner = Planner(search_of(own), baseline=baseline)
+    planner = Planner(search_of(context.with_request(request)), baseline=baseline)
     # A ratio of the peak depends on the least peak that a solver finds. So the ratio is converted to bytes once,
     # and all solvers get the same limit.
     limits = {

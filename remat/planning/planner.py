@@ -433,7 +433,7 @@ class Planner:
             fingerprint=context.fingerprint,
             later=partial(_figures, self, replace(state, forward=None, backward=None), decided),
             link=context.link,
-            host_bytes=context.host_bytes,
+            host_bytes=context.request.host_memory,
             exposed_time=decided.exposed_time,
             peak_limit=peak_limit,
             search=self._described(decided, limit, measure) if limit else "",

@@ -1,4 +1,4 @@
-"""Journal of a sweep: write each row to disk as it completes, so that a sweep can resume after a crash."""
+"""Journal of a sweep: write each row to disk as soon as it is planned, so that a sweep can resume after a crash."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Journal:
     _file: IO[str] | None = None
 
     def add(self, row: ExperimentRow) -> None:
-        """Add a row, and append it to the file; do nothing if a row with the same key exists.
+        """Add a finished row of the sweep, and append it to the file; do nothing if a row with the same key exists.
 
         Raises:
             ProblemError: the file cannot be written.
@@ -47,13 +47,13 @@ class Journal:
 
 
 def journal_of(table: Path) -> Path:
-    """Return the file in JSON Lines that a sweep continues from: the table itself, or a file beside it."""
+    """Return the file in JSON Lines that a resumed sweep reads: the file of the table, or a file beside it."""
     return table if table.suffix == ".jsonl" else table.with_name(f"{table.name}.jsonl")
 
 
 @contextlib.contextmanager
 def opened(table: Path | None) -> Iterator[Journal]:
-    """Open the journal of a sweep's table, and lock it against other sweeps.
+    """Open the journal of a sweep's table, and lock the table against other sweeps.
 
     Args:
         table: path of the sweep's table; None: rows are not written to disk.
@@ -86,8 +86,8 @@ def opened(table: Path | None) -> Iterator[Journal]:
         head, rows = read_rows(path) if path.exists() else (versions(), ())
         if head != versions():
             raise ProblemError(
-                f"'{path}' was written by other versions ({head}) than these ({versions()}): finish it there, or "
-                "delete it to begin anew"
+                f"'{path}' was written by other versions ({head}) than these ({versions()}): go on there, or name "
+                "another output"
             )
         # A crash may have left a damaged last line. The file is rewritten without it, so that the next row begins on a
         # line of its own.
@@ -101,6 +101,6 @@ def opened(table: Path | None) -> Iterator[Journal]:
                 # Closing tries again to write a row whose writing has failed.
                 file.close()
     finally:
-        # The lock file is deleted before the lock is released. Afterwards, it could be that of another sweep.
+        # The lock file is deleted before the lock is released: afterwards, another sweep could own the file.
         Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()

@@ -108,7 +108,7 @@ class ExperimentRow:
 
     @property
     def cells(self) -> dict[str, str]:
-        """The formatted cells by heading; figures of a missing plan are dashes."""
+        """The row's formatted cells, as a dict from heading to text; figures of a missing plan are dashes."""
         unit, peak, step = self.unit or "", self.without_peak_bytes, self.without_step_cost
         cells = {
             "model": self.model,
@@ -318,122 +318,6 @@ def read_rows(path: Path) -> tuple[dict[str, Any], tuple[ExperimentRow, ...]]:
 
 def _object(line: str) -> dict[str, Any] | None:
     """Return the JSON object that a line of a table's file contains; None if the line is damaged or cut off."""
-    try:
-        data = json.loads(line) if line.endswith("\n") else None
-    except (ValueError, RecursionError):
-        return None
-    return data if isinstance(data, dict) else None
-
-
-def _as_text(rows: Iterable[ExperimentRow], head: Sequence[str], figures: Sequence[str]) -> str:
-    """Return rows as aligned text; a row without a plan has its reason instead of figures."""
-    lines = [[*head, *figures]]
-    for row in rows:
-        cells = row.cells
-        shown = [str(row.reason)] if row.saved_bytes is None else [cells[name] for name in figures]
-        lines.append([*(cells[name] for name in head), *shown])
-    return "\n".join(columns(lines, left=[k for k, name in enumerate(head) if name != "budget"]))
-
-
-def checked_path(path: str | Path) -> Path:
-    """Return the path of a table; raise a ProblemError unless its suffix names a format."""
-    path = Path(path)
-    if path.suffix not in SUFFIXES:
-        raise ProblemError(f"'{path}' must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
-    return path
-
-
-def versions() -> dict[str, Any]:
-    """Return the first line of a table in JSON Lines: the versions of the format, of remat and of PyTorch."""
-    return {"remat_sweep": VERSION, "remat": __version__, "torch": torch.__version__}
-
-
-def read_rows(path: Path) -> tuple[dict[str, Any], tuple[ExperimentRow, ...]]:
-    """Return the versions and the rows of a table in JSON Lines; leave out a damaged last line.
-
-    Raises:
-        ProblemError: another line is damaged, or the file holds no table of this version.
-    """
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise ProblemError(f"'{path}' cannot be read: {error.strerror or error}") from error
-    objects = [_object(line) for line in text.splitlines(keepends=True)]
-    head = objects[0] if objects else None
-    if head is None or head.get("remat_sweep") != VERSION:
-        raise ProblemError(
-            f"'{path}' cannot be read: it is no sweep of version {VERSION}; give another file"
-        )
-    rows = [
-        data if data is not None and set(data) == set(COLUMNS) else None for data in objects[1:]
-    ]
-    if None in rows[:-1]:
-        raise ProblemError(
-            f"'{path}' cannot be read: line {rows.index(None) + 2} is damaged. Remove it, and the sweep plans its row again"
-        )
-    return head, tuple(ExperimentRow(**data) for data in rows if data is not None)
-
-
-def _object(line: str) -> dict[str, Any] | None:
-    """Return the JSON object of a line; None if the line is damaged, or its end is missing."""
-    try:
-        data = json.loads(line) if line.endswith("\n") else None
-    except (ValueError, RecursionError):
-        return None
-    return data if isinstance(data, dict) else None
-
-
-def _as_text(rows: Iterable[ExperimentRow], head: Sequence[str], figures: Sequence[str]) -> str:
-    """Return rows as aligned text; a row without a plan has its reason instead of figures."""
-    lines = [[*head, *figures]]
-    for row in rows:
-        cells = row.cells
-        shown = [str(row.reason)] if row.saved_bytes is None else [cells[name] for name in figures]
-        lines.append([*(cells[name] for name in head), *shown])
-    return "\n".join(columns(lines, left=[k for k, name in enumerate(head) if name != "budget"]))
-
-
-def checked_path(path: str | Path) -> Path:
-    """Return the path of a table; raise a ProblemError unless its suffix names a format."""
-    path = Path(path)
-    if path.suffix not in SUFFIXES:
-        raise ProblemError(f"'{path}' must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
-    return path
-
-
-def versions() -> dict[str, Any]:
-    """Return the first line of a table in JSON Lines: the versions of the format, of remat and of PyTorch."""
-    return {"remat_sweep": VERSION, "remat": __version__, "torch": torch.__version__}
-
-
-def read_rows(path: Path) -> tuple[dict[str, Any], tuple[ExperimentRow, ...]]:
-    """Return the versions and the rows of a table in JSON Lines; leave out a damaged last line.
-
-    Raises:
-        ProblemError: another line is damaged, or the file holds no table of this version.
-    """
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise ProblemError(f"'{path}' cannot be read: {error.strerror or error}") from error
-    objects = [_object(line) for line in text.splitlines(keepends=True)]
-    head = objects[0] if objects else None
-    if head is None or head.get("remat_sweep") != VERSION:
-        raise ProblemError(
-            f"'{path}' cannot be read: it is no sweep of version {VERSION}; give another file"
-        )
-    rows = [
-        data if data is not None and set(data) == set(COLUMNS) else None for data in objects[1:]
-    ]
-    if None in rows[:-1]:
-        raise ProblemError(
-            f"'{path}' cannot be read: line {rows.index(None) + 2} is damaged. Remove it, and the sweep plans its row again"
-        )
-    return head, tuple(ExperimentRow(**data) for data in rows if data is not None)
-
-
-def _object(line: str) -> dict[str, Any] | None:
-    """Return the JSON object of a line; None if the line is damaged, or its end is missing."""
     try:
         data = json.loads(line) if line.endswith("\n") else None
     except (ValueError, RecursionError):

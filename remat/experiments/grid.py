@@ -29,10 +29,11 @@ from remat.experiments.table import (
     checked_path,
     mark_best,
 )
-from remat.experiments.worker import CapturedStep, Job, PreparedStep, answer, cache_step
+from remat.experiments.worker import CapturedStep, Job, answer, cache_step
 from remat.graph.joint import JointGraph
 from remat.graph.text import print_joint
 from remat.options import CostOption, PlanOptions, StepOptions
+from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
 from remat.plugins.registry import registry
 from remat.running.jobs import AnyExecutor, check_executor, name_to_send, run_jobs
@@ -89,8 +90,7 @@ def compare(
     requests = [PlanRequest.of(budget=budget, **common) for budget in texts]
     requests[0].check("no choice of chunks", "compare")
     _check_solvers(names)
-    prepared = PreparedStep(joint, requests[0])
-    planner = prepared.planner
+    planner = Planner.of(joint, requests[0])
     if not planner.context.tagged:
         for request in requests:
             request.check("nothing tagged")
@@ -106,7 +106,7 @@ def compare(
         for name in names
     ]
     # Without an executor, the jobs run in this thread, and reuse the step that was prepared above.
-    cache_step(CapturedStep(token, "", joint, {str(common["cost"]): prepared}))
+    cache_step(CapturedStep(token, "", joint, {str(common["cost"]): planner}))
     return Comparison(
         graph=joint.name,
         cost=str(planner.context.request.cost),
@@ -211,38 +211,51 @@ def sweep(
 
 def _plan_all(
     jobs: Sequence[Job],
-    budgets: Sequence[str],
+    order: Sequence[str],
     journal: Journal,
     executor: AnyExecutor,
     on_row: Callable[[ExperimentRow], None] | None,
     on_start: Callable[[Mapping[str, int]], None] | None = None,
 ) -> tuple[ExperimentRow, ...]:
-    """Plan the jobs whose rows the journal lacks; return all rows, ordered by model, cost model, budget and solver."""
-    pending = []
-    for job in jobs:
-        missing = tuple(b for b in job.budgets if job.row(b).key not in journal.rows)
-        if missing:
-            pending.append(replace(job, budgets=missing))
+    """Plan the jobs whose rows the journal lacks; return all rows.
+
+    The rows are ordered by model, cost model, budget (as in ``order``) and solver.
+    """
+    # By position of the job and by budget, because two instances of a solver may have one name.
+    earlier = journal.rows
+    rows = {
+        (k, budget): earlier[key]
+        for k, job in enumerate(jobs)
+        for budget in job.budgets
+        if (key := job.row(budget).key) in earlier
+    }
+    missing = [
+        (k, replace(job, budgets=budgets))
+        for k, job in enumerate(jobs)
+        if (budgets := tuple(b for b in job.budgets if (k, b) not in rows))
+    ]
+    pending = [job for _, job in missing]
     if on_start is not None:
         on_start(Counter(job.model for job in pending for _ in job.budgets))
 
-    def add(_: int, rows: list[ExperimentRow]) -> None:
-        for row in rows:
+    def add(at: int, answers: list[ExperimentRow]) -> None:
+        for row in answers:
             journal.add(row)
+            rows[missing[at][0], row.budget] = row
             if on_row is not None:
                 on_row(row)
 
     try:
-        run_jobs(answer, pending, executor, add, lambda k, why: add(k, pending[k].failed(why)))
+        run_jobs(answer, pending, executor, add, lambda at, why: add(at, pending[at].failed(why)))
     finally:
         # The cache is emptied: otherwise the captured graph would stay in memory until this thread ends.
         cache_step(None)
     groups = [*dict.fromkeys(job.group for job in jobs)]
-    pairs = sorted(
-        ((job, budget) for job in jobs for budget in job.budgets),
-        key=lambda pair: (groups.index(pair[0].group), budgets.index(pair[1])),
-    )
-    return tuple(mark_best(journal.rows[job.row(budget).key] for job, budget in pairs))
+
+    def place(at: tuple[int, str]) -> tuple[int, int, int]:
+        return groups.index(jobs[at[0]].group), order.index(at[1]), at[0]
+
+    return tuple(mark_best(rows[at] for at in sorted(rows, key=place)))
 
 
 def _budgets(budgets: AnyBudget | Sequence[AnyBudget]) -> list[str]:

@@ -13,7 +13,6 @@ from remat.experiments.table import ExperimentRow
 from remat.graph.capture.step import capture
 from remat.graph.joint import JointGraph
 from remat.graph.text import parse_joint
-from remat.planning.context import GraphContext
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
 from remat.planning.search.candidates import Candidate
@@ -70,87 +69,77 @@ class Job:
         return [self.row(budget, reason=reason) for budget in self.budgets]
 
 
-class PreparedStep:
-    """One step under one cost model, prepared once for all budgets and solvers."""
+def rows_of(prepared: Planner, job: Job) -> list[ExperimentRow]:
+    """Plan a job at each of its budgets, and return one table row for each budget.
 
-    def __init__(self, joint: JointGraph, request: PlanRequest) -> None:
-        self.planner = Planner.of(joint, request)
-        self._requests: dict[str, PlanRequest] = {}
+    At each budget on the peak, candidates that were found for smaller budgets may be chosen, too.
 
-    def rows(self, job: Job) -> list[ExperimentRow]:
-        """Plan a job at each of its budgets, and return one table row for each budget.
-
-        At each budget on the peak, candidates that were found for smaller budgets may be chosen, too.
-        """
-        context, baseline = self.planner.context, self.planner.baseline
-        priced = bool(context.step_cost and baseline.peak_bytes)
-        shared: dict[str, Any] = {
-            "priced": str(context.request.cost),
-            "without_peak_bytes": baseline.peak_bytes if priced else None,
-            "without_step_cost": baseline.cost if priced else None,
+    Args:
+        prepared: the planner of the job's step, which has the figures of the step without remat.
+        job: the job.
+    """
+    context, baseline = prepared.context, prepared.baseline
+    priced = bool(context.step_cost and baseline.peak_bytes)
+    shared: dict[str, Any] = {
+        "priced": str(context.request.cost),
+        "without_peak_bytes": baseline.peak_bytes if priced else None,
+        "without_step_cost": baseline.cost if priced else None,
+    }
+    budgets = {text: Budget.parse(text) for text in job.budgets}
+    request = context.request.by(job.solver, isolation="foreign")
+    request = replace(request, budget=budgets[job.budgets[0]])
+    # All rows share the figures of the step without remat, so that no row's time includes computing them.
+    planner = Planner(search_of(context.with_request(request)), baseline=baseline)
+    # A ratio of the peak depends on the least peak that a solver finds. So the ratio is converted to bytes once,
+    # and all solvers get the same limit.
+    limits = {
+        text: Budget(peak_bytes=prepared.limit_of(budget)) if budget.on_peak else budget
+        for text, budget in budgets.items()
+    }
+    candidates: dict[str, Candidate] = {}
+    seconds: dict[str, float] = {}
+    reasons: dict[str, str] = {}
+    for text in sorted(limits, key=lambda text: limits[text].peak_bytes or 0):
+        start = time.perf_counter()
+        try:
+            candidates[text] = planner.decide(limits[text])
+        except RematError as error:
+            reasons[text] = str(error)
+        seconds[text] = time.perf_counter() - start
+    if len(candidates) > 1:
+        peaks = {text: limits[text].peak_bytes or 0 for text in candidates}
+        by_peak = planner.search.choose_again({peaks[t]: c for t, c in candidates.items()})
+        candidates = {text: by_peak[peak] for text, peak in peaks.items()}
+    rows = []
+    for text, budget in budgets.items():
+        start = time.perf_counter()
+        try:
+            if text in candidates:
+                plan = planner.finish(candidates[text], budget, peak_limit=0)
+        except RematError as error:
+            reasons[text] = str(error)
+        if text in reasons:
+            rows.append(job.row(text, **shared, reason=reasons[text]))
+            continue
+        figures = {
+            **{name: getattr(plan, name) for name in _OF_PLAN},
+            "decided_by": plan.solver,
+            "recompute_cost": plan.recompute_cost + plan.exposed_time,
+            "plan_s": seconds[text] + time.perf_counter() - start,
+            "more": plan.before_after.more,
         }
-        budgets = {text: Budget.parse(text) for text in job.budgets}
-        request = replace(self._request(job.solver), budget=budgets[job.budgets[0]])
-        own = GraphContext(context.state, request, fingerprint=context.fingerprint)
-        # All rows share the figures of the step without remat, so that no row's time includes computing them.
-        planner = Planner(search_of(own), baseline=baseline)
-        # A ratio of the peak depends on the least peak that a solver finds. So the ratio is converted to bytes once,
-        # and all solvers get the same limit.
-        limits = {
-            text: Budget(peak_bytes=self.planner.limit_of(budget)) if budget.on_peak else budget
-            for text, budget in budgets.items()
-        }
-        candidates: dict[str, Candidate] = {}
-        seconds: dict[str, float] = {}
-        reasons: dict[str, str] = {}
-        for text in sorted(limits, key=lambda text: limits[text].peak_bytes or 0):
-            start = time.perf_counter()
-            try:
-                candidates[text] = planner.decide(limits[text])
-            except RematError as error:
-                reasons[text] = str(error)
-            seconds[text] = time.perf_counter() - start
-        if len(candidates) > 1:
-            peaks = {text: limits[text].peak_bytes or 0 for text in candidates}
-            by_peak = planner.search.choose_again({peaks[t]: c for t, c in candidates.items()})
-            candidates = {text: by_peak[peak] for text, peak in peaks.items()}
-        rows = []
-        for text, budget in budgets.items():
-            start = time.perf_counter()
-            try:
-                if text in candidates:
-                    plan = planner.finish(candidates[text], budget, peak_limit=0)
-            except RematError as error:
-                reasons[text] = str(error)
-            if text in reasons:
-                rows.append(job.row(text, **shared, reason=reasons[text]))
-                continue
-            figures = {
-                **{name: getattr(plan, name) for name in _OF_PLAN},
-                "decided_by": plan.solver,
-                "recompute_cost": plan.recompute_cost + plan.exposed_time,
-                "plan_s": seconds[text] + time.perf_counter() - start,
-                "more": plan.before_after.more,
-            }
-            rows.append(job.row(text, **shared, **figures))
-        return rows
-
-    def _request(self, solver: str | Solver) -> PlanRequest:
-        """Return the options of planning the step with the given solver; each solver is created only once."""
-        name = solver if isinstance(solver, str) else solver.name
-        if name not in self._requests:
-            self._requests[name] = self.planner.context.request.by(solver, isolation="foreign")
-        return self._requests[name]
+        rows.append(job.row(text, **shared, **figures))
+    return rows
 
 
 @dataclass(slots=True)
 class CapturedStep:
-    """A captured step of one table, with a dict from the name of a cost model to the step prepared under this model."""
+    """A captured step of one table, with a dict from the name of a cost model to the step's planner under this model."""
 
     table: str
     model: str
     joint: JointGraph
-    prepared: dict[str, PreparedStep] = field(default_factory=dict)
+    planners: dict[str, Planner] = field(default_factory=dict)
 
 
 class _Newest(threading.local):
@@ -170,23 +159,23 @@ def cache_step(step: CapturedStep | None) -> None:
 def answer(job: Job) -> list[ExperimentRow]:
     """Plan a job, and return its table rows; if planning fails, ``reason`` in each row is the error's message."""
     try:
-        return _prepared(job).rows(job)
+        return rows_of(_prepared(job), job)
     except (Exception, SystemExit) as error:  # an error of the user's code concerns this job only
         reason = str(error) if isinstance(error, RematError) else f"{type(error).__name__}: {error}"
         return job.failed(reason)
 
 
-def _prepared(job: Job) -> PreparedStep:
-    """Return the prepared step of a job, from this thread's cache if the cache has this step."""
+def _prepared(job: Job) -> Planner:
+    """Return the planner of a job's step, from this thread's cache if the cache has this step."""
     step, cost = _NEWEST.step, str(job.options["cost"])
     if step is None or (step.table, step.model) != (job.table, job.model):
         cache_step(None)  # the cache stays empty if capturing fails
         step = CapturedStep(job.table, job.model, _captured(job))
         cache_step(step)
-    if cost not in step.prepared:
+    if cost not in step.planners:
         request = PlanRequest.of(**{**job.options, "budget": job.budgets[0]})
-        step.prepared[cost] = PreparedStep(step.joint, request)
-    return step.prepared[cost]
+        step.planners[cost] = Planner.of(step.joint, request)
+    return step.planners[cost]
 
 
 def _captured(job: Job) -> JointGraph:

@@ -80,7 +80,6 @@ class GraphContext:
         request: the options, among them solver and cost model.
         fingerprint: digest of the joint graph as it was captured.
         on_progress: called with a line of text before each stage of planning.
-        host_bytes: bytes that values of this graph may take in the host's memory; None: the limit of the request.
     """
 
     def __init__(
@@ -90,13 +89,11 @@ class GraphContext:
         *,
         fingerprint: str,
         on_progress: Callable[[str], None] | None = None,
-        host_bytes: int | None = None,
     ) -> None:
         require_tangents(state)
         self.state, self.request, self.fingerprint = state, request, fingerprint
         # Operators that the user declares pure may run again, so decisions hold only as long as the declarations stay.
         self.declarations = ops.declarations()
-        self.host_bytes = request.host_memory if host_bytes is None else host_bytes
         self.on_progress = on_progress or (lambda _: None)
 
     @classmethod
@@ -141,14 +138,10 @@ class GraphContext:
         _warn_of_branches_drawn_anew(state)
         return cls(state, request, fingerprint=fingerprint, on_progress=on_progress)
 
-    def with_host(self, host_bytes: int) -> GraphContext:
-        """Return a copy of the context with another limit on the bytes of values in the host's memory."""
+    def with_request(self, request: PlanRequest) -> GraphContext:
+        """Return a context of the same prepared graph under other options."""
         return GraphContext(
-            self.state,
-            self.request,
-            fingerprint=self.fingerprint,
-            on_progress=self.on_progress,
-            host_bytes=host_bytes,
+            self.state, request, fingerprint=self.fingerprint, on_progress=self.on_progress
         )
 
     def like(self, other: GraphContext) -> bool:

@@ -86,7 +86,10 @@ class SetPlanner:
         searches = [*map(search_of, contexts)]
         if request.host_memory is not None:
             parts = self._parts_of_host(searches, request.host_memory)
-            contexts = [c.with_host(n) for c, n in zip(contexts, parts, strict=True)]
+            contexts = [
+                c.with_request(replace(c.request, host_memory=n))
+                for c, n in zip(contexts, parts, strict=True)
+            ]
             searches = [*map(search_of, contexts)]
         self._planners, self._graphs = [*map(Planner, searches)], SeveralGraphs(searches)
 

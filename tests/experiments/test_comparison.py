@@ -83,3 +83,30 @@ def test_budgets_on_the_peak_are_a_ladder_in_the_given_order(joint: remat.JointG
             (r.recompute_cost for r in ladder), reverse=True
         )
         assert [r.peak_bytes for r in ladder] == sorted(r.peak_bytes for r in ladder)
+
+
+class Saving(remat.Solver):
+    """Saves the first items that fit, up to a number."""
+
+    name = "saving"
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def solve(self, problem: remat.KnapsackProblem, **options: Any) -> list[int]:
+        saved: list[int] = []
+        for i, nbytes in enumerate(problem.weights):
+            if (
+                len(saved) < self.most
+                and sum(problem.weights[k] for k in saved) + nbytes <= problem.capacity
+            ):
+                saved.append(i)
+        return saved
+
+
+def test_two_instances_of_one_solver_each_have_rows_of_their_own() -> None:
+    layers = [m for _ in range(3) for m in (torch.nn.Linear(8, 8), torch.nn.Tanh())]
+    joint = joint_of(torch.nn.Sequential(*layers), torch.randn(8, 8))
+    few, many = remat.compare(joint, (Saving(0), Saving(9)), 0.7, "flops").rows
+    assert few.solver == many.solver == "saving"
+    assert (few.recompute_cost or 0) > (many.recompute_cost or 0)

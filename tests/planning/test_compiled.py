@@ -14,7 +14,7 @@ from remat.planning.request import PlanRequest
 from remat.planning.search.candidates import Candidate
 from remat.planning.search.compiled import CompiledRound, CompiledSearch, beside_least, without_gaps
 from remat.planning.search.pool import CandidatePool
-from remat.planning.search.proposals import at_more_saved_bytes, search_of
+from remat.planning.search.proposals import search_of
 from remat.units import Budget
 from tests.planning.test_peak_bound import Blocks
 
@@ -98,25 +98,6 @@ def test_a_search_goes_on_for_an_equal_graph_and_starts_anew_for_another(
     joint = remat.capture(model, (torch.randn(4, 8),), lower="inductor")
     other_graph = Planner.of(joint, planner.context.request).search
     assert not len(CompiledSearch(other_graph, before=search).search.pool)
-
-
-def test_solvers_are_asked_where_a_search_ends_far_below_the_peak(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As on some large graphs, whose search is cut short: here it finds no more than a low peak."""
-    layers = [m for _ in range(6) for m in (torch.nn.Linear(32, 32), torch.nn.Tanh())]
-    joint = remat.capture(torch.nn.Sequential(*layers), (torch.randn(512, 32),), lower="eager")
-    planner = Planner.of(joint, PlanRequest.of(budget=remat.Peak(0.5), cost="flops"))
-    swept = [planner.search.decisions.at(planner.context.full_bytes * k // 8) for k in range(9)]
-    poor = min(swept, key=planner.search.measures.simulated)
-    monkeypatch.setattr(
-        planner.search, "_proposers", (lambda *_: iter([poor]), at_more_saved_bytes)
-    )
-    peak = planner.search.measures.simulated(planner.search.decisions.at_budget_one) * 99 // 100
-    assert planner.search.measures.simulated(poor) < 0.9 * peak
-    found = planner.decide(Budget(peak_bytes=peak))
-    assert planner.search.measures.simulated(found) <= peak
-    assert found.cost < poor.cost
 
 
 def test_an_estimate_stays_below_the_budget_unless_nothing_else_fits(planner: Planner) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from remat.planning.search.bound import bound_with_offloads, line_of_bounds
 from remat.planning.search.candidates import Candidate
 from remat.planning.search.pool import CandidatePool
-from remat.planning.search.proposers.mix import Mixtures
+from remat.planning.search.proposers.mix import mixed
 from remat.planning.search.schedules import Schedules
 from remat.planning.search.search import Search
 
@@ -42,7 +42,7 @@ def frontier_by_peak(search: Search) -> tuple[list[Candidate], tuple[tuple[int, 
         line = line_of_bounds(schedules, bound, cuts)
         return _above(search, line, own), line
     others = decisions.at_budget_one.saved, context.runtime_optimal.saved
-    candidates = Mixtures(schedules).find([*cuts, *others], context.on_progress)
+    candidates = mixed(schedules, [*cuts, *others], context.on_progress)
     runs = len(schedules.lowered_schedule.problem.runnable)
     orders = search.simulated.orders
     ordered = runs <= search.effort.few and orders.is_possible

@@ -185,8 +185,8 @@ def bound_with_offloads(
     def least(added: int) -> int:
         # `bytes_in` rounds down, which would make the bound too high.
         sent_bytes = context.request.link.bytes_in(forward + added) + 1
-        if context.host_bytes is not None:
-            sent_bytes = min(sent_bytes, context.host_bytes)
+        if context.request.host_memory is not None:
+            sent_bytes = min(sent_bytes, context.request.host_memory)
         return bounds.bound(peak_bytes + sent_bytes, at_points)
 
     # For any smaller T, the bound `least(T)` is above T, so no decision costs T.

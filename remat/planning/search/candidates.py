@@ -90,6 +90,36 @@ class Candidate:
         return sum(value.host_bytes for value in self.decision.offloads)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Together:
+    """One candidate for each graph of a step; together they are a candidate for the whole step.
+
+    Attributes:
+        each: the candidates, in the order in which the graphs run forward.
+        cost: the cost that the candidates add to all runs of their graphs.
+        saved_bytes: bytes that all runs of all graphs save together, without activations that graphs pass to one
+            another.
+        peak_bytes: 0, because only the split graphs tell the peak of the step.
+    """
+
+    each: tuple[Candidate, ...]
+    cost: int
+    saved_bytes: int
+    peak_bytes: int = 0
+
+    @property
+    def key(self) -> tuple[Decision, ...]:
+        """The decisions of all graphs of the step, which identify the candidate."""
+        return tuple(d.decision for d in self.each)
+
+    decision = key
+
+    @property
+    def offloads_more(self) -> bool:
+        """Whether a search chose values of a graph to offload, besides the values that the user tags."""
+        return any(d.offloads_more for d in self.each)
+
+
 #: One decision for each of the first graphs of a step: summed saved bytes, score (see `combine`), and the decisions.
 Combination = tuple[int, int, tuple[Candidate, ...]]
 

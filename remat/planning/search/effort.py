@@ -90,8 +90,6 @@ class AllPeaks:
         ordered: about how many points of the frontier searches over node orders start from.
         offloaded: number of peaks, approximately, at which offloading is tried.
         below: parts of the range from the least possible peak; offloading is tried between the parts.
-        peaks: number of peaks for which prices of memory are adjusted.
-        cuts: most minimum cuts for each peak at which prices of memory are adjusted.
         parts: parts of the range of peaks at which mixtures and additions aim.
         least: evaluations of decisions that save additional values, allowed on a graph of any size.
     """
@@ -102,8 +100,6 @@ class AllPeaks:
     ordered: int = 8
     offloaded: int = 12
     below: int = 4
-    peaks: int = 16
-    cuts: int = 4
     parts: int = 24
     least: int = 24
 
@@ -242,8 +238,6 @@ class Effort:
         large: above this number of nodes in a graph, node orders are searched instead of values to save one by one.
         few: most runs of a step for which node orders are searched along a frontier (benchmark ``frontier``).
         small: most runs of a step for which a frontier includes the least peak (benchmark ``frontier``).
-        slack: if the peak of the cheapest candidate is below this ratio of the limit, the solver proposes decisions.
-        closing: number of limits on saved bytes to try in search of the largest one whose decision is within a peak.
         vertices: about how many vertices of the hull a search starts from.
         steps: number of equal intervals of saved bytes; a frontier by saved bytes has a decision at each end.
         stretches: number of parts of backward; one node of each part gives a lower bound on the cost.
@@ -272,8 +266,6 @@ class Effort:
     large: int = 2_000
     few: int = 1_000
     small: int = 2_000
-    slack: float = 0.97
-    closing: int = 3
     vertices: int = 16
     steps: int = 24
     stretches: int = 12

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 
 from remat.errors import PlanError
 from remat.graph.costs.links import Link
@@ -37,7 +35,9 @@ class Copies:
         self._walk = walk = StepWalk(*for_walk(state))
         self._nodes = [node for _, node in walk.running()]
         self._boundary, self._program_points = walk.boundary, walk.program_points
-        self._offloads, self._of_operators = offloads, times
+        self._offloads = offloads
+        # Copies overlap with operators, so they take no time of their own.
+        self._times = [0 if n.target in _COPIES else times.of_node(n) for n in self._nodes]
         # A step without operators has no program points at which copies could be placed.
         self._has_room = len(self._nodes) == len(self._program_points)
         self._transfers = self._needed(link) if self._has_room else []
@@ -124,11 +124,3 @@ class Copies:
                     "before the value is used there"
                 )
         return exposed_time_at(self._times, self._boundary, self._transfers, freed, fetched)
-
-    @cached_property
-    def _times(self) -> Sequence[int]:
-        """Run time of each operator of forward and backward, in order; 0 for copies, which overlap with operators."""
-        return [
-            0 if node.target in _COPIES else self._of_operators.of_node(node)
-            for node in self._nodes
-        ]

@@ -5,45 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
+from remat.planning.search.candidates import Candidate, Together
 from remat.solvers.graph.pareto import pareto
 
-
-class Scored(Protocol):
-    """Attributes that a candidate in a pool must have, whether it is for one graph or for all graphs of a step.
-
-    Attributes:
-        cost: recompute cost plus exposed transfer time.
-        saved_bytes: bytes of the saved values.
-        peak_bytes: peak by the measure of the search, in bytes; 0 if unknown.
-        key: hashable value that is equal for equal decisions.
-        decision: the decision in full.
-        offloads_more: whether a search chose values to offload, in addition to tagged ones.
-    """
-
-    @property
-    def cost(self) -> int: ...
-    @property
-    def saved_bytes(self) -> int: ...
-    @property
-    def peak_bytes(self) -> int: ...
-    @property
-    def key(self) -> Hashable: ...
-    @property
-    def decision(self) -> Hashable: ...
-    @property
-    def offloads_more(self) -> bool: ...
-
-
-T = TypeVar("T", bound=Scored)
+#: A candidate of a pool: for one graph, or for all graphs of a step.
+T = TypeVar("T", bound=Candidate | Together)
 #: A function that returns a peak of a candidate in bytes.
 Measure = Callable[[Any], int]
 #: A sort key of candidates; the least is the best.
 Rank = Callable[[Any], Any]
 
 
-def scheduled_peak(candidate: Scored) -> int:
+def scheduled_peak(candidate: Candidate | Together) -> int:
     """Return the peak of a candidate's schedule, which is computed faster than other peaks."""
     return candidate.peak_bytes
 
@@ -74,7 +49,7 @@ class Limits:
             return self.peak_bytes
         return math.inf if self.saved_bytes is None else self.saved_bytes
 
-    def excess(self, candidate: Scored) -> float:
+    def excess(self, candidate: Candidate | Together) -> float:
         """Return a candidate's bytes above the limit on the peak plus its bytes above the limit on saved bytes."""
         over = max(0, self.measure(candidate) - self.peak_bytes)
         return (
@@ -83,7 +58,7 @@ class Limits:
             else over + max(0, candidate.saved_bytes - self.saved_bytes)
         )
 
-    def allow(self, candidate: Scored) -> bool:
+    def allow(self, candidate: Candidate | Together) -> bool:
         """Return whether a candidate is within the limits."""
         # What costs nothing to test comes first: a measure may have to split the graph.
         return (
@@ -94,17 +69,17 @@ class Limits:
             and (self.peak_bytes == math.inf or self.measure(candidate) <= self.peak_bytes)
         )
 
-    def rank(self, candidate: Scored) -> tuple[float, int]:
+    def rank(self, candidate: Candidate | Together) -> tuple[float, int]:
         """Return a candidate's sort key (bytes above the limits, cost), which is least for the best candidate."""
         return self.excess(candidate), candidate.cost
 
 
-def cost_of(candidate: Scored) -> int:
+def cost_of(candidate: Candidate | Together) -> int:
     """Return a candidate's cost as the only sort key, so that the first of equally cheap candidates is best."""
     return candidate.cost
 
 
-def by_cost(candidate: Scored) -> tuple[int, int, int]:
+def by_cost(candidate: Candidate | Together) -> tuple[int, int, int]:
     """Return a candidate's sort key (cost, peak of the schedule, saved bytes)."""
     return candidate.cost, candidate.peak_bytes, candidate.saved_bytes
 

@@ -59,7 +59,7 @@ def by_prices(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
         reused = [d for d in search.pool if not d.decision.is_ordered]
     starts = [d.saved for d in (*seeds, *reused)]
     if exact or not starts:
-        starts += search.starts.search_within(wanted)
+        starts += search.starts
 
     def ask(peak_bytes: int) -> Candidate:
         search.rounds_run["by prices"] += 1
@@ -162,37 +162,6 @@ def _closing_in(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
     yield from by_node_orders(search, limits, seeds)
 
 
-def at_ratio_zero(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
-    """Propose candidates within the least peak, so that a higher peak ratio never costs more than ratio 0."""
-    if not _is_searched(search, limits, seeds):
-        return
-    least, best = search.known_least, search.recomputing(limits)
-    if least is None or best is None or least >= limits.peak_bytes:
-        return
-    lowest = search.schedules.candidate(search.least_peak.saved)
-    if search.bounds.bound(least, search.schedules.highest(lowest)) <= best.cost:
-        yield from _closing_in(search, replace(limits, peak_bytes=least), seeds)
-
-
-def at_more_saved_bytes(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
-    """Propose the solver's decisions if the cheapest candidate's peak is far below the limit on the peak."""
-    if not _is_searched(search, limits, seeds):
-        return
-    best, peak_bytes = search.recomputing(limits), int(limits.peak_bytes)
-    if best and best.cost and limits.measure(best) < search.effort.slack * peak_bytes:
-        low, high = search.starts.between(peak_bytes)
-        yield from search.decisions.bisected(
-            low, high, peak_bytes, search.effort.closing, limits.measure
-        )
-
-
-def _is_searched(search: Search, limits: Limits, seeds: Seeds) -> bool:
-    """Return whether remat's own search runs by simulated peak, without hooks on saved tensors and without seeds."""
-    context = search.context
-    own = context.is_alone or context.request.hooks or seeds
-    return not own and search.is_exact(limits.measure)
-
-
 def with_offloads(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
     """Propose a candidate that offloads values to the host and is cheaper than all others within the limits."""
     if not (limits.offload and search.context.may_offload and search.is_exact(limits.measure)):
@@ -212,8 +181,6 @@ PROPOSERS: tuple[Proposer, ...] = (
     by_prices,
     by_node_orders,
     from_least_peak,
-    at_ratio_zero,
-    at_more_saved_bytes,
     with_offloads,
 )
 

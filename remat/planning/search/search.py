@@ -8,10 +8,10 @@ computes the peak of each candidate, and the pool chooses the best candidate wit
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Protocol
+from itertools import pairwise
 
 from remat.errors import BudgetError
 from remat.planning.context import GraphContext
@@ -22,10 +22,11 @@ from remat.planning.search.effort import DEFAULT, ESTIMATED, SIMULATED, Effort, 
 from remat.planning.search.measures import Measures
 from remat.planning.search.near import Near, near_fused
 from remat.planning.search.pool import CandidatePool, Limits, Measure, cost_of
-from remat.planning.search.proposers.hull import Starts
 from remat.planning.search.proposers.offloads import Offloads
 from remat.planning.search.proposers.solver import SolverDecisions
 from remat.planning.search.schedules import Schedules
+from remat.solvers.graph.lagrangian import Lagrangian
+from remat.solvers.run import run
 from remat.units import Budget, bytes_of_share, format_bytes
 
 #: Text for error messages: why no budget lowers the peak further, and what else lowers it.
@@ -35,18 +36,9 @@ _UNSHRUNK = (
 )
 
 
-class Proposer(Protocol):
-    """Function that yields candidates within limits; the search adds each yielded candidate to its pool.
-
-    Args:
-        search: the search, with its context, its measures and its pool.
-        limits: the limits. Proposed candidates may exceed these limits, because the pool chooses among candidates.
-        seeds: candidates to start from, in addition to those that the proposer itself starts from.
-    """
-
-    def __call__(
-        self, search: Search, limits: Limits, seeds: Sequence[Candidate], /
-    ) -> Iterator[Candidate]: ...
+#: A function ``propose(search, limits, seeds)`` that yields candidates; the search adds each candidate to its pool.
+#: Candidates may exceed the limits, because the pool chooses. A proposer may start from the seeds, too.
+Proposer = Callable[["Search", Limits, Sequence[Candidate]], Iterator[Candidate]]
 
 
 class Search:
@@ -85,10 +77,32 @@ class Search:
         """Searches on the graph's own schedule problem, in which the peak of a schedule is the simulated peak."""
         return Near.of(self.schedules, self.effort)
 
-    @cached_property
-    def starts(self) -> Starts:
-        """Decisions that searches within a peak start from."""
-        return Starts(self.context, self.decisions, self.schedules)
+    @property
+    def starts(self) -> list[tuple[int, ...]]:
+        """Decisions that searches within a peak start from, each as its saved nodes of the graph problem."""
+        context, decisions = self.context, self.decisions
+        ends = decisions.allowed_cheapest, decisions.allowed_at_budget_one, context.runtime_optimal
+        cuts = (saved for _, saved in context.cuts(4 * self.effort.vertices))
+        return [*(d.saved for d in ends), *cuts]
+
+    def _around_least(self) -> Iterator[tuple[int, ...]]:
+        """Yield decisions between vertices of the hull, next to the one with the lowest peak so far."""
+        # Between two vertices that are far apart, decisions may have lower peaks than at both.
+        context, candidate = self.context, self.schedules.candidate
+        cuts = context.cuts(self.effort.vertices)
+        peaks = {nbytes: candidate(saved).peak_bytes for nbytes, saved in cuts}
+        for _ in range(6):
+            limits = sorted(peaks)
+            k = min(range(len(limits)), key=lambda i: peaks[limits[i]])
+            gaps = [*pairwise(limits[max(0, k - 1) : k + 2])]
+            if not gaps:
+                return
+            low, high = max(gaps, key=lambda gap: gap[1] - gap[0])
+            problem = context.lowered.problem.within((low + high) // 2)
+            # The decision is only a start of a search, so it needs no proof of optimality.
+            saved = run(Lagrangian(work=0), problem).saved
+            yield saved
+            peaks[(low + high) // 2] = candidate(saved).peak_bytes
 
     @cached_property
     def bounds(self) -> PeakBounds:
@@ -204,12 +218,6 @@ class Search:
             least = max(least, self.context.hull.ends[1].cost)
         return self.recomputing(replace(limits, cost=least)) is not None
 
-    @property
-    def known_least(self) -> int | None:
-        """The least peak found, in bytes; None if no search for the least peak was made yet."""
-        # A cached property is in the dict of the instance once it was computed.
-        return self.least_found if "least_found" in vars(self) else None
-
     def near(self, measure: Measure, candidate: Candidate | None) -> Near:
         """Return searches on a schedule problem in which peaks near a candidate are measured peaks plus a constant."""
         if candidate is None or self.is_exact(measure):
@@ -273,15 +281,16 @@ class Search:
         if context.is_alone:
             pool.add(*decisions.on_frontier())
         else:
-            seeds = [
-                *(saved for _, saved in context.cuts(4 * self.effort.vertices)),
-                *self.starts.search_within(0),
-            ]
             # With hooks, which pack saved values, the lowest peak of the search may not be that of the step. Therefore,
             # decisions at several limits on saved bytes compete, too.
             if context.request.hooks:
                 pool.add(*decisions.on_frontier())
-            pool.add(*map(decisions.credited, self.lowest(self.simulated, seeds)))
+            pool.add(
+                *map(
+                    decisions.credited,
+                    self.lowest(self.simulated, [*self.starts, *self._around_least()]),
+                )
+            )
         self.add(*pool)
         # The decision at budget 1 is allowed, so there is one.
         allowed = CandidatePool(filter(context.may_save, pool))

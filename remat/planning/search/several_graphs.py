@@ -7,7 +7,7 @@ the decisions of all graphs together: one decision per graph, which states the v
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from torch import fx
@@ -19,7 +19,7 @@ from remat.graph.verify import Split
 from remat.planning.pipelines import modules_of
 from remat.planning.search.aim import aim
 from remat.planning.search.all_peaks import frontier_by_peak
-from remat.planning.search.candidates import Candidate, Combination, combine
+from remat.planning.search.candidates import Candidate, Combination, Together, combine
 from remat.planning.search.effort import DEFAULT
 from remat.planning.search.pool import CandidatePool, Limits
 from remat.planning.search.search import Search
@@ -27,36 +27,6 @@ from remat.units import Budget, bytes_of_share, format_bytes
 
 #: Key of equal graphs: their digest, and the names of their nodes.
 Same = tuple[str, tuple[str, ...]]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Together:
-    """One candidate for each graph of a step; together they are a candidate for the whole step.
-
-    Attributes:
-        each: the candidates, in the order in which the graphs run forward.
-        cost: the cost that the candidates add to all runs of their graphs.
-        saved_bytes: bytes that all runs of all graphs save together, without activations that graphs pass to one
-            another.
-        peak_bytes: 0, because only the split graphs tell the peak of the step.
-    """
-
-    each: tuple[Candidate, ...]
-    cost: int
-    saved_bytes: int
-    peak_bytes: int = 0
-
-    @property
-    def key(self) -> tuple[Decision, ...]:
-        """The decisions of all graphs of the step, which identify the candidate."""
-        return tuple(d.decision for d in self.each)
-
-    decision = key
-
-    @property
-    def offloads_more(self) -> bool:
-        """Whether a search chose values of a graph to offload, besides the values that the user tags."""
-        return any(d.offloads_more for d in self.each)
 
 
 class SeveralGraphs:

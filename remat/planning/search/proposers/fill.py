@@ -1,4 +1,4 @@
-"""Propose decisions similar to a candidate: save more values, exchange saved values, or drop bytes above the limits."""
+"""Propose decisions similar to a candidate: save more values, or drop bytes above the limits."""
 
 from __future__ import annotations
 
@@ -19,54 +19,20 @@ def filled(
     limits: Limits,
     effort: Effort,
     spent: Callable[[], bool],
-    *,
-    orders: bool,
 ) -> Candidate:
-    """Lower the cost of a candidate within the limits; return the resulting candidate.
+    """Save values that a candidate recomputes, in descending order of cost per byte; return the resulting candidate.
 
-    In a first stage, values that were recomputed are saved, in descending order of cost per byte. In a second stage,
-    saved values are exchanged for values that cost more to recompute. Both stages are repeated until the cost no longer
-    falls. If node orders can be searched, no values are exchanged, because a search over node orders lowers the cost
-    further. If the caller gave the schedule problem, saving ends after ``effort.misses`` values in a row whose saving
-    does not lower the cost.
+    A value is saved if that lowers the cost within the limits. If the caller gave the schedule problem, saving ends
+    after ``effort.misses`` values in a row whose saving does not lower the cost.
     """
-    problem = schedules.problem
-
-    def better(saved: tuple[int, ...]) -> bool:
-        nonlocal best
-        try:
-            candidate = schedules.candidate(saved)
-        except ProblemError:
-            # The dropped value cannot be recomputed: an input of it no longer exists.
-            return False
-        if limits.excess(candidate) or candidate.cost >= best.cost:
-            return False
-        best = candidate
-        return True
-
-    while True:
-        before = best
-        unsaved = worth_saving(problem, best.saved)
-        failed = 0
-        for i in unsaved:
-            if spent():
-                return best
-            failed = 0 if better((*best.saved, i)) else failed + 1
-            if failed == effort.misses and schedules.is_given:
-                break
-        if orders:
-            return best
-        if best is not before:
-            continue
-        held = [i for i in best.saved if problem.size[i] and problem.recomputable[i]]
-        held.sort(key=lambda i: (problem.cost[i] / (1 + problem.size[i]), i))
-        for i, j in ((i, j) for i in unsaved for j in held if problem.cost[j] < problem.cost[i]):
-            if spent():
-                return best
-            if better((*(k for k in best.saved if k != j), i)):
-                break
-        if best is before:
-            return best
+    failed = 0
+    for i in worth_saving(schedules.problem, best.saved):
+        if spent() or (failed == effort.misses and schedules.is_given):
+            break
+        candidate = schedules.candidate((*best.saved, i))
+        is_better = not limits.excess(candidate) and candidate.cost < best.cost
+        best, failed = (candidate, 0) if is_better else (best, failed + 1)
+    return best
 
 
 def repaired(

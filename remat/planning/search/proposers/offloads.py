@@ -51,7 +51,7 @@ class Offloads:
         self._context, self._measures, self._decisions = context, measures, decisions
         self._prices, self._orders, self._schedules = prices, orders, prices.schedules
         self.state, self.request, self.lowered = context.state, context.request, context.lowered
-        self.host_bytes = context.host_bytes
+        self.host_bytes = context.request.host_memory
         #: Dict from the name of each value that could not be offloaded to the reason.
         self._left_out: dict[str, str] = {}
         #: Cached results of `with_tagged`, by decision.

@@ -80,7 +80,7 @@ class PriceSearch:
         large = len(self.schedules.context.state.index) > self._effort.large
         if limits.excess(best) or (large and orders):
             return best  # a search over node orders saves further values, too, and is faster on large graphs
-        return filled(self.schedules, best, limits, self._effort, self._spent, orders=orders)
+        return filled(self.schedules, best, limits, self._effort, self._spent)
 
     def _priced(
         self, limits: Limits, best: Candidate, checkpoints: frozenset[int] = frozenset()

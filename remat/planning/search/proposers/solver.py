@@ -13,7 +13,7 @@ from remat.planning.context import COST_ERROR, GraphContext
 from remat.planning.request import PlanRequest
 from remat.planning.search.candidates import Candidate
 from remat.planning.search.measures import Measures
-from remat.planning.search.pool import CandidatePool, Limits, Measure
+from remat.planning.search.pool import CandidatePool, Limits
 from remat.solvers.graph.pareto import pareto
 from remat.units import format_bytes
 
@@ -133,26 +133,6 @@ class SolverDecisions:
         candidates = map(self.at, self._context.capacities())
         return tuple(pareto(candidates, lambda d: (d.saved_bytes, d.cost)))
 
-    def bisected(
-        self, low: int, high: int, peak_bytes: int, most: int, measure: Measure
-    ) -> Iterator[Candidate]:
-        """Yield decisions at limits on saved bytes, chosen by bisection so that peaks approach ``peak_bytes``.
-
-        Args:
-            low: the lowest limit on saved bytes.
-            high: the highest limit on saved bytes.
-            peak_bytes: limit on the peak by ``measure``, in bytes.
-            most: maximum number of decisions.
-            measure: function that returns the peak of a candidate.
-        """
-        for _ in range(most):
-            if high - low <= low // 1000:
-                return
-            middle = (low + high) // 2
-            decided = self.at(middle)
-            yield decided
-            low, high = (middle, high) if measure(decided) <= peak_bytes else (low, middle)
-
     def swept(self, limits: Limits) -> Iterator[Candidate]:
         """Yield decisions at falling limits on saved bytes, then at limits between the best one and the next higher."""
         context = self._context
@@ -168,11 +148,19 @@ class SolverDecisions:
             pool.add(self.at(c))
         yield from pool
         best = pool.cheapest(limits)
-        if best is not None:
-            # A limit between the best one and the next higher one may give a better decision.
-            low = best.saved_bytes
-            high = min((c for c in capacities if c > low), default=low)
-            yield from self.bisected(low, high, int(limits.peak_bytes), 6, limits.measure)
+        if best is None:
+            return
+        # A limit between the best one and the next higher one may give a better decision.
+        low = best.saved_bytes
+        high = min((c for c in capacities if c > low), default=low)
+        for _ in range(6):
+            if high - low <= low // 1000:
+                return
+            middle = (low + high) // 2
+            decided = self.at(middle)
+            yield decided
+            fits = limits.measure(decided) <= limits.peak_bytes
+            low, high = (middle, high) if fits else (low, middle)
 
     def credited(self, candidate: Candidate, proposer: str = "") -> Candidate:
         """Return a copy of a candidate that records which search by peak found it.

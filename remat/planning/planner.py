@@ -46,9 +46,11 @@ from remat.planning.search.candidates import Candidate
 from remat.planning.search.compiled import CompiledSearch
 from remat.planning.search.effort import DEFAULT
 from remat.planning.search.measures import Measures, curve_of
+from remat.planning.search.peak_bounds import peak_bounds
 from remat.planning.search.proposals import search_of
 from remat.planning.search.search import Search
 from remat.plugins.registry import registry
+from remat.report.before_after import BeforeAfter
 from remat.running.workspace import measure_deferred
 from remat.solvers.kernel import missing
 from remat.units import Budget, counted, format_bytes
@@ -188,14 +190,18 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
     return applied
 
 
-def warn_of_peak(plan: Plan) -> None:
+def warn_of_peak(plan: Plan, figures: BeforeAfter | None = None) -> None:
     """Warn if a plan under a budget on saved bytes hardly lowers the peak of the step.
 
     `remat.report.before_after.BeforeAfter.is_lower` defines when a plan lowers the peak enough.
+
+    Args:
+        plan: a finished plan.
+        figures: the plan's comparison with the step without remat; None: `PlanRecord.before_after` of the plan.
     """
     if plan.requested.on_peak or plan.capacity >= plan.full_bytes:
         return
-    figures = plan.before_after
+    figures = figures or plan.before_after
     if not figures.without_peak_bytes:
         return
     # Estimates of compiled peaks take time. They are not needed if the simulated peaks differ clearly.
@@ -372,17 +378,14 @@ class Planner:
         self, decided: Candidate, agree: Pass | None = None, copied_outputs: tuple[int, ...] = ()
     ) -> Plan:
         """Build the plan of a decision under the request's budget; warn if the plan hardly lowers the step's peak."""
-        context, limits = self.context, decided.limits
-        if (
-            limits is not None
-            and context.request.hooks is None
-            and (limits.capacity or 0) < context.full_bytes
-        ):
-            # `warn_of_peak` compares the peak. Simulated now, it needs no split of its own.
-            measure_deferred(context.state.joint.graph)
-            self.search.measures.curve(decided)
-        plan = self.finish(decided, context.request.budget, agree, copied_outputs=copied_outputs)
-        warn_of_peak(plan)
+        budget = self.context.request.budget
+        plan = self.finish(decided, budget, agree, copied_outputs=copied_outputs)
+        if budget.on_peak or plan.capacity >= plan.full_bytes:
+            return plan
+        # Bounds need no simulation, and mostly show that no warning is due.
+        bounded, is_exact = _by_bounds(self.search, plan)
+        if bounded is None or not bounded.is_lower(is_estimated=False):
+            warn_of_peak(plan, bounded if is_exact else None)
         return plan
 
     def finish(
@@ -455,6 +458,32 @@ class Planner:
             f"{counted(counts.total(), 'candidate')}, {each}; {rounds or 'no round of searching'}; chosen: {proposer}, the {why} "
             f"{format_bytes(limit)} by the {measure} peak"
         )
+
+
+def _by_bounds(search: Search, plan: Plan) -> tuple[BeforeAfter | None, bool]:
+    """Compare bounds on the peaks with and without remat; return the comparison, and whether the bounds are exact."""
+    context = search.context
+    if not context.is_eager or context.request.hooks is not None or context.state.plain:
+        return None, False
+    try:
+        without_remat = search.decisions.without_remat
+    except RematError:
+        return None, False
+    measure_deferred(context.state.joint.graph)
+    own, other = (peak_bounds(context.state, d) for d in (plan.decision, without_remat.decision))
+    if own is None or other is None:
+        return None, False
+    # The highest peak that the plan may have, and the lowest that the step without remat may have.
+    figures = BeforeAfter(
+        peak_bytes=own[1],
+        without_peak_bytes=other[0],
+        step_cost=context.step_cost,
+        recompute_cost=plan.recompute_cost,
+        without_cost=context.step_cost + without_remat.cost,
+        unit=plan.unit,
+        exposed_time=plan.exposed_time,
+    )
+    return figures, own[0] == own[1] and other[0] == other[1]
 
 
 @paused_collection()

@@ -37,7 +37,7 @@ SEVEN = 7
         ("compare nets.py:block --budgets 0.5,x", "'x'"),
         ("compare nets.py:block --budgets ,", "--budgets"),
         ("compare nets.py:block --offload ''", "expected the link"),
-        ("explain nets.py:block --export step.svg", "'step.svg' ends with '.svg'; expected .pickle, .json or .csv"),
+        ("explain nets.py:block --export step.svg", "'step.svg' ends with '.svg'; expected .pickle or .json or .csv"),
         ("explain nets.py:block --export a.csv --export a.csv", "'a.csv' is to be written twice"),
         ("explain nets.py:block --html nowhere/plan.html", "there is no folder"),
         ("explain nets.py:block --html plan.txt", "'plan.txt' ends with '.txt'; expected .html"),

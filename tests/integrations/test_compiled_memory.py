@@ -139,7 +139,7 @@ def test_pages_show_the_step_as_compiled(tmp_path: Path) -> None:
     pytest.importorskip("bokeh")
     plan.explore(tmp_path / "plan.html")
     page = (tmp_path / "plan.html").read_text()
-    assert "The grey line is the peak that is expected <dfn>without remat</dfn>" in page
+    assert "The grey line is the step <dfn>without remat</dfn>" in page
 
 
 def test_a_peak_holds_in_the_allocator() -> None:

@@ -218,6 +218,8 @@ def test_a_process_without_settings_is_left_alone(
     made: Compilations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(SETTINGS)
-    monkeypatch.setattr(torch, "_TorchCompileInductorWrapper", before := object())
-    unedited.install()
-    assert torch._TorchCompileInductorWrapper is before
+    # Undone before `made` restores PyTorch's class; undone later, it would install remat's again.
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "_TorchCompileInductorWrapper", before := object())
+        unedited.install()
+        assert torch._TorchCompileInductorWrapper is before

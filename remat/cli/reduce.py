@@ -65,8 +65,8 @@ def reduce_(
 ) -> None:
     """Shrink a failing joint graph while it keeps failing.
 
-    FOLDER is a reproducer, as remat writes one when a pass or solver crashes. JOINT is a file with
-    a joint graph as text. The input is not changed. The smallest graph found is written beside the
+    FOLDER is a reproducer that remat wrote when a pass or solver crashed. JOINT is a file with a
+    joint graph as text. The input is not changed. The smallest graph found is written beside the
     input, or to --output. After Ctrl-C, the smallest graph found so far is written, and the exit
     code is 130.
     """

@@ -217,9 +217,9 @@ def _plan_all(
     on_row: Callable[[ExperimentRow], None] | None,
     on_start: Callable[[Mapping[str, int]], None] | None = None,
 ) -> tuple[ExperimentRow, ...]:
-    """Plan the jobs whose rows the journal lacks; return all rows.
+    """Plan the jobs without finished rows in ``journal``; return all rows.
 
-    The rows are ordered by model, cost model, budget (as in ``order``) and solver.
+    Rows are ordered by model, cost model, budget and solver, with budgets in the order of ``order``.
     """
     # By position of the job and by budget, because two instances of a solver may have one name.
     earlier = journal.rows
@@ -294,7 +294,7 @@ def _of(model: Model, lower: str, time_limit: float | None) -> str:
 
 
 def _source(name: str, model: Any, executor: AnyExecutor) -> JointGraph | str | Callable[[], Any]:
-    """Return a model as a job stores it: a function, or a captured step, which is text if an executor runs the job."""
+    """Return what a job stores of a model: a function, or a captured step (as text if an executor runs the job)."""
     if isinstance(model, JointGraph):
         return model if executor is None else print_joint(model)
     if not callable(model) or isinstance(model, nn.Module):

@@ -50,7 +50,7 @@ class Job:
 
     @property
     def group(self) -> tuple[str, Any]:
-        """The job's model and cost model; rows with the same pair of both stand together in a table."""
+        """The pair (model, cost model) of the job; a table lists rows with equal pairs together."""
         return self.model, self.options["cost"]
 
     def row(self, budget: str, **figures: Any) -> ExperimentRow:

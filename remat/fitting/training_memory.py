@@ -1,4 +1,4 @@
-"""Fit one training step into a rank's memory: compute the bytes on the rank, a plan of the step, and the modelled time.
+"""Find a plan with which one training step fits a rank's memory, with the rank's bytes and the modelled time.
 
 A rank is a process with one device. A step is forward, backward and the optimizer's step.
 """
@@ -455,7 +455,7 @@ class StepFit:
 
 
 def device_of(cost: CostModel) -> Device:
-    """Return the device of a cost model; for a `Profile`, the measured device; if the model names none, an H100."""
+    """Return the device that a cost model is for: the measured device of a `Profile`, or an H100 if none is named."""
     device = getattr(cost, "device", None)
     if isinstance(device, Device):
         return device
@@ -503,7 +503,7 @@ def _without_gradient(
 
 
 def _gradients(joint: JointGraph, *, only_static: bool) -> Iterator[tuple[Any, torch.dtype]]:
-    """Yield shape and dtype of each input, or only each static one, for which backward returns a gradient."""
+    """Yield shape and dtype of each input for which backward returns a gradient, or only of each static input."""
     returned = split_outputs(joint)[1]
     for i, (node, gradient) in enumerate(zip(primals_of(joint), returned, strict=False)):
         value = node.meta.get("val")

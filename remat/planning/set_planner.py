@@ -1,7 +1,7 @@
 """Plan all graphs of one step, such as those of a model with graph breaks, under one budget.
 
-Planning chooses one decision from the frontier of each graph, so that all graphs together keep the budget at the least
-cost.
+Planning chooses one decision from the frontier of each graph, so that the graphs together stay within the budget at the
+least cost.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def set_planner(joints: Sequence[JointGraph], request: PlanRequest) -> SetPlanne
 
 
 class SetPlanner:
-    """Planner that chooses one decision for each graph of a step, so that all together keep one budget."""
+    """Planner that chooses one decision for each graph of a step, so that all together stay within one budget."""
 
     def __init__(self, joints: Sequence[JointGraph], request: PlanRequest) -> None:
         self._request, self._passed = request, _Passed(joints)

@@ -83,7 +83,7 @@ def _runs_once(problem: GraphProblem, index: Mapping[str, int], node: fx.Node) -
 
 
 def _branch(node: fx.Node, branches: set[fx.Node]) -> str:
-    """Return what to store as ``branch`` in the `KeptStorage` of a value that cannot be recomputed."""
+    """Return why backward's branches or comparisons need a value that cannot be recomputed; empty if they do not."""
     maker = maker_of(node)
     if maker in branches:
         return "branch value"

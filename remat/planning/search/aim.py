@@ -20,7 +20,7 @@ def aim(
 ) -> Iterator[T]:
     """Yield candidates whose measured peak approaches a wanted peak.
 
-    The limits within which candidates are found, and the candidates' measured peaks, differ by similar bytes for
+    A candidate's measured peak differs from the limit within which the candidate was found, by similar bytes for
     similar candidates. Each limit is therefore moved by the bytes that the last candidate leaves below the wanted peak.
 
     Args:

@@ -53,7 +53,7 @@ class Candidate:
 
     @classmethod
     def of(cls, lowered: Lowered, decision: Decision, cost: int, **more: Any) -> Self:
-        """Build a candidate from a `Decision` and its cost; ``more`` are other attributes of the candidate."""
+        """Build a candidate from a `Decision` and its cost; ``more`` gives the values of further attributes."""
         saved, size = lowered.saved_of(decision), lowered.problem.size
         return cls(
             lowered=lowered,
@@ -128,7 +128,7 @@ def combine(
     options: Iterable[Sequence[Candidate]],
     extend: Callable[[int, int, int, Candidate], tuple[int, int] | None],
 ) -> list[Combination]:
-    """Combine one decision for each graph; return combinations that are Pareto-optimal by (saved bytes, score).
+    """Combine one decision for each graph; return combinations that are Pareto-optimal by saved bytes and by score.
 
     Args:
         options: for each graph, its decisions.

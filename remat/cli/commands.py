@@ -257,7 +257,7 @@ PLANNING = ("cost", "time_limit", *StepOptions.__annotations__)
 
 
 def takes_request(*names: str) -> Callable[..., Any]:
-    """Return a decorator that adds options of planning to a command, and passes their values as ``request``.
+    """Return a decorator that adds options of planning to a command, and passes a request with their values.
 
     If a command has no option ``budget``, `PlanRequest.without_budget` makes the request.
     """

@@ -1,4 +1,4 @@
-"""Load MODEL of the command line: a function of the user's, or a `transformers` model."""
+"""Load the model that the command line names: a function of the user's, or a `transformers` model."""
 
 from __future__ import annotations
 

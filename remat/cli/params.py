@@ -1,4 +1,4 @@
-"""Parameter types that check an option before any work is done; an invalid value is wrong usage."""
+"""Parameter types that check an option's value before any work is done, and refuse invalid values as wrong usage."""
 
 from __future__ import annotations
 

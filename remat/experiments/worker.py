@@ -1,4 +1,4 @@
-"""One job of a table: plan one model by one solver, in this process or in a worker of an executor."""
+"""Plan one model by one solver, as one job of a table, in this process or in a worker of an executor."""
 
 from __future__ import annotations
 

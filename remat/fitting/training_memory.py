@@ -383,7 +383,7 @@ class StepFit:
         return aim(decide, self._peak, memory_bytes, start=start, rounds=DEFAULT.fitting.searches)
 
     def _searched(self) -> Iterator[Candidate]:
-        """Yield candidates found without regard to the rank's memory, with decisions to try for other batch sizes."""
+        """Yield candidates that do not depend on the rank's memory; other batch sizes try their decisions, too."""
         search = self.planner.search
         with_tagged, at_budget_one = search.offloads.with_tagged, search.decisions.at_budget_one
         # A new search does not start from decisions that `_aimed` found, which depend on the memory.

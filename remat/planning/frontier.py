@@ -135,7 +135,7 @@ class Frontier:
     def knee(self, *, by: str = "origin") -> FrontierPoint:
         """Return the frontier's knee: the point beyond which more memory reduces the cost only a little.
 
-        Distances are measured after bytes and costs have been scaled to [0, 1] over the frontier.
+        The knee is found after bytes and costs have been scaled to [0, 1] over the frontier.
 
         Args:
             by: the definition of the point. ``"origin"``: nearest to (least bytes, least cost). ``"chord"``: farthest

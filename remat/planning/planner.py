@@ -1,4 +1,4 @@
-"""Planning: from a joint graph and a request to a decision, and from a decision to a plan.
+"""Plan a joint graph: find a decision for a request, and build a plan from the decision.
 
 `docs/architecture.md` lists the source files that take part in planning. Once a graph is split into a forward and a
 backward module, the function `finish` computes the plan's bytes and costs, and verifies both modules.

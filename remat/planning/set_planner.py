@@ -61,7 +61,7 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
 
 
 def set_planner(joints: Sequence[JointGraph], request: PlanRequest) -> SetPlanner:
-    """Return the planner of all graphs of a step; takes the arguments and raises the errors of `plan_graphs`."""
+    """Return the planner of all graphs of a step; arguments and errors are those of `plan_graphs`."""
     request.check("several graphs")
     if not joints:
         raise PlanError("there are no graphs to plan: remat.plan was given an empty list")

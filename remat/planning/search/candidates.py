@@ -67,7 +67,7 @@ class Candidate:
 
     @cached_property
     def decision(self) -> Decision:
-        """The candidate's decision in full: saved nodes, node orders and offloads, by names of the joint graph."""
+        """The candidate's decision in full: saved nodes, node orders and offloads, as node names of the joint graph."""
         return self.ordered or self.lowered.decision(self.saved)
 
     def with_provenance(self, **changes: Any) -> Self:
@@ -76,7 +76,7 @@ class Candidate:
 
     @property
     def key(self) -> Decision | tuple[int, ...]:
-        """Hashable key that differs between different decisions on one graph."""
+        """Hashable key that is unique for each decision on one graph."""
         return self.ordered or self.saved
 
     @property

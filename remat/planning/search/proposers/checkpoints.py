@@ -36,8 +36,9 @@ def checkpointed(
 def checkpoint_sets(schedules: Schedules, most: int) -> list[frozenset[int]]:
     """Return sets of checkpoints, as nodes of the graph problem: one set for 2, 4, 8, … segments of forward.
 
-    Segments compute about equal bytes. In each segment, a position is chosen at which the fewest bytes are alive: bytes
-    of values that forward computes before it and reads after it. The values alive at this position are checkpoints.
+    All segments compute values of about the same total size. In each segment, a position is chosen at which the fewest
+    bytes are alive: bytes of values that forward computes before it and reads after it. The values alive at this
+    position are checkpoints.
     """
     problem, context = schedules.problem, schedules.context
     state, lowered = context.state, context.lowered

@@ -1,4 +1,4 @@
-"""Propose decisions that save, recompute and offload values to the host's memory.
+"""Propose decisions that offload some values to the host's memory, and save or recompute other values.
 
 A decision with offloads is searched as an `OffloadPlan`, which names nodes of the schedule problem. Afterwards, the
 copies of offloaded values are scheduled in forward and backward, and the offload plan becomes a `Candidate`.

@@ -116,7 +116,7 @@ def solve(file: Path, solver: str, budget: str | None, time_limit: float | None)
 def _solve(
     instance: Instance, solver: Solver, budget: Budget | None, time_limit: float | None
 ) -> dict[str, Any]:
-    """Solve a problem within ``budget`` or, if None, the problem's own capacity; return the checked answer's figures."""
+    """Solve a problem within ``budget`` or, if None, the problem's capacity; return the checked answer's figures."""
     from remat.solvers.graph.problem import GraphProblem
     from remat.solvers.problem import KnapsackProblem
     from remat.solvers.run import run

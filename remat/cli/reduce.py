@@ -113,7 +113,7 @@ def reduce_(
 
 
 def _fails_alike(recorded: Failure) -> Callable[[JointGraph], bool]:
-    """Return a function that replays a recorded failure on a graph, and tests whether the recorded error comes again."""
+    """Return a function that replays a recorded failure on a graph, and tests whether the same kind of error occurs."""
     wanted = recorded.type, _kind(recorded.message)
 
     def fails(joint: JointGraph) -> bool:

@@ -27,7 +27,7 @@ def asks_for_json(args: Sequence[str]) -> bool:
 
 
 def as_json(results: Mapping[str, Any] | str) -> bool:
-    """Set the results that the command prints if ``--json`` was given; return whether it was given.
+    """If ``--json`` was given, set the results that the command prints; return whether it was given.
 
     Results are printed when the command ends. If the command fails, the JSON object of the results also contains the
     error.

@@ -117,7 +117,7 @@ def _label(name: str) -> str:
 
 
 def cost_text(resolved: str, requested: str) -> str:
-    """Return the cost model's name and, if the user chose no cost model, the option that selects another device."""
+    """Return a text with the cost model and, if the user chose none, the option that selects another device."""
     if requested != "auto":
         return resolved
     name, _, device = resolved.partition(":")

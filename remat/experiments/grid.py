@@ -138,11 +138,11 @@ def sweep(
     Budgets on the peak are planned together, so that a plan for a larger budget never costs more than one for a smaller
     budget. Rows from earlier calls are not planned again.
 
-    With ``output``, each row is appended to a file in JSON Lines as soon as its job has ended. Rows go to an ``output``
-    in ``.jsonl`` directly. For other formats, rows go to a file beside ``output``, and ``output`` is written at the
-    end. Another call with the same ``output``, after a crash or with more budgets, reuses the rows in the file. A file
-    that another version of remat or PyTorch wrote is refused. A captured step is identified by its graph, but a
-    function only by its name: give another ``output`` after changing the function.
+    With ``output``, each row is appended to a file in JSON Lines as soon as its job has ended. If ``output`` ends in
+    ``.jsonl``, rows are appended to ``output`` itself. For other formats, rows go to a file beside ``output``, and
+    ``output`` is written at the end. Another call with the same ``output``, after a crash or with more budgets, reuses
+    the rows in the file. A file that another version of remat or PyTorch wrote is refused. A captured step is
+    identified by its graph, but a function only by its name: give another ``output`` after changing the function.
 
     Args:
         models: captured steps, or functions that return (model, args, kwargs), by name. With an executor,

@@ -152,7 +152,7 @@ _NEWEST = _Newest()
 
 
 def cache_step(step: CapturedStep | None) -> None:
-    """Replace the step that this thread reuses for jobs of the same table and model."""
+    """Cache a captured step, which this thread reuses for later jobs of the same table and model."""
     _NEWEST.step = step
 
 

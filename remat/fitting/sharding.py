@@ -25,8 +25,8 @@ class Sharding:
     sharded.
 
     - While forward and backward run, the root's parameters are whole. The parameters of two blocks are whole, too: the
-      block that runs, and the block that is gathered next. Each of these two blocks counts as large as the largest
-      block.
+      block that runs, and the block that is gathered next. Each of these two blocks is counted with the size of the
+      largest block.
     - During backward, the root's gradients are whole as soon as they are computed. The gradients of the largest
       block count twice: as computed, and as laid out for the reduction.
     - At the end of backward, the root's gradients count twice (as computed, and as laid out for the reduction). At the

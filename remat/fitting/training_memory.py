@@ -397,7 +397,7 @@ class StepFit:
                 yield with_tagged(candidate)
 
     def _adapted(self, others: Iterable[Decision]) -> Iterator[Candidate]:
-        """Yield candidates for this step from valid decisions of other batch sizes; bytes and costs are this step's."""
+        """Yield candidates with valid decisions of other batch sizes, and with bytes and costs of this step."""
         context = self.planner.context
         state, lowered = context.state, context.lowered
         costs = state.get(Costs(context.request.cost))
@@ -440,7 +440,7 @@ class StepFit:
         return search.offloads.with_tagged(search.decisions.at(nbytes))
 
     def _step_s(self, candidate: Candidate) -> float:
-        """Return the modelled seconds of a step: the longer of computing and sending, plus the optimizer's seconds."""
+        """Return the modelled seconds of a step: the longer of computing and sending, plus the optimizer's time."""
         context, rank = self.planner.context, self.rank
         costs = step_costs_of(context.state, context.request.cost, required=True)
         # Costs are in ps.

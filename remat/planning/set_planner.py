@@ -272,7 +272,7 @@ def _why_least(searches: Sequence[Search]) -> tuple[str, str]:
 
 
 def _shares(searches: Sequence[Search], runs: Sequence[int], room: int) -> list[int] | None:
-    """Divide ``room`` saved bytes among graphs at the least total cost; None if the graphs need more bytes."""
+    """Divide a limit of ``room`` saved bytes among graphs at the least total cost; None if the graphs need more."""
 
     def extend(k: int, saved: int, cost: int, decided: Candidate) -> tuple[int, int] | None:
         saved += runs[k] * decided.saved_bytes

@@ -60,7 +60,7 @@ class ModuleRow:
 
     @property
     def treatment(self) -> str:
-        """What the plan does with the values of each module of this row: ``save``, ``recompute`` or ``offload``.
+        """What the plan does with the values of every module in this table row: ``save``, ``recompute`` or ``offload``.
 
         The text is empty if modules of the row are treated differently, or if a module has several
         treatments or none.

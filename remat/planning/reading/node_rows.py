@@ -97,7 +97,7 @@ def _undeclared(node: fx.Node) -> tuple[str, ...]:
 
 
 def _saved_name(node: fx.Node) -> str:
-    """Return the joint graph's name of a value that forward returns, even if a hook on saved tensors packed it."""
+    """Return the name in the joint graph of a value that forward returns, even if a hook on saved tensors packed it."""
     return str(node.meta.get("packed_from", node.name))
 
 

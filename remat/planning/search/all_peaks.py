@@ -17,10 +17,10 @@ from remat.planning.search.search import Search
 def frontier_by_peak(search: Search) -> tuple[list[Candidate], tuple[tuple[int, int], ...]]:
     """Return the Pareto-optimal candidates by (peak, cost), and a proven lower bound on the cost at each peak.
 
-    Peaks are simulated. If a large graph has many candidates, peaks are computed from the candidates' schedules
-    instead, and may differ from simulated peaks by the bytes of a few scalars. For a step of up to ``Effort.small``
-    operators, the frontier's lowest peak is at most the peak of `Search.least_peak`. If values may be offloaded,
-    offloading is tried at some of the peaks and below the lowest peak.
+    Peaks are simulated. If a large graph has many candidates, peaks are computed from schedules without simulation, and
+    may differ from simulated peaks by the bytes of a few scalars. For a step of up to ``Effort.small`` operators, the
+    frontier's lowest peak is at most the peak of `Search.least_peak`. If values may be offloaded, offloading is tried
+    at some of the peaks and below the lowest peak.
 
     Returns:
         The candidates, lowest peak first; and the bound, as vertices (peak bytes, cost) of a line below which no

@@ -271,7 +271,7 @@ class CompiledSearch:
                     break
 
     def _limits(self, wanted: int, peaks: Mapping[Decision, int] | None = None) -> Limits:
-        """Return limits: an estimated peak of at most ``wanted``, and no decision that is in ``peaks``."""
+        """Return limits that refuse estimated peaks above ``wanted``, and decisions that are in ``peaks``."""
         return replace(self.search.limits(wanted, self._estimated), without=peaks or ())
 
     def _aim(self, wanted: int, peaks: Mapping[Decision, int]) -> bool:

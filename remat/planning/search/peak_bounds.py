@@ -2,10 +2,10 @@
 
 `remat.graph.memory.liveness` simulates forward and backward node by node. The bounds in this module use the same
 lifetimes of storages as the simulation, but several nodes may share a program point. Each position in the joint graph
-has two program points in forward, and two in backward. In forward, the node at the position runs at the first point,
-and nodes that follow it for backward alone run at the second. In backward, recomputations for the node run at the first
-point, and the node itself runs at the second. The lower and the upper bound are equal unless the peak is at a program
-point that several nodes share.
+has two program points in forward, and two in backward. Forward runs the node of a position at the position's first
+program point, and nodes that only backward needs at the second. Backward runs recomputations for a position's node at
+the first program point, and the node itself at the second. The lower and the upper bound are equal unless the peak is
+at a program point that several nodes share.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The pool: it collects the candidates that a search finds, and chooses the best one."""
+"""The pool, which collects the candidates that a search finds, and chooses the best one."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 A search calls each proposer to find candidates within a limit on the peak. For simulated peaks, which the schedule
 problem gives exactly, each proposer searches once. Estimated peaks differ from peaks in the schedule problem, by
-similar bytes for similar candidates. For estimated peaks, a proposer therefore searches several times, and corrects
-each limit by the last measured difference.
+similar bytes for similar candidates. For estimated peaks, a proposer therefore searches several times, and corrects its
+limit after each measured peak.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Propose decisions that offload some values to the host's memory, and save or recompute other values.
 
-A decision with offloads is searched as an `OffloadPlan`, which names nodes of the schedule problem. Afterwards, the
+The search represents a decision with offloads as an `OffloadPlan`, in nodes of the schedule problem. Afterwards, the
 copies of offloaded values are scheduled in forward and backward, and the offload plan becomes a `Candidate`.
 """
 

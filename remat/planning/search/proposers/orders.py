@@ -46,7 +46,7 @@ class Orders:
 
     @property
     def lowered_schedule(self) -> LoweredSchedule:
-        """The schedule problem, and the map from its nodes to the joint graph."""
+        """The schedule problem, and the map from its nodes to those of the joint graph."""
         return self._schedules.lowered_schedule
 
     @cached_property

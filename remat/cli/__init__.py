@@ -1,4 +1,4 @@
-"""The command line ``remat``: importing this package registers all commands."""
+"""The command line ``remat``, whose commands are registered when this package is imported."""
 
 import pkgutil
 from importlib import import_module

@@ -179,7 +179,7 @@ def list_option(
     item: params.ParamType = click.STRING,
     default: str | tuple[()] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator for an option with comma-separated values; ``name`` is in the plural, without dashes."""
+    """Return a decorator that adds an option with comma-separated values; ``name`` is a plural without dashes."""
     return click.option(
         f"--{name}",
         type=params.ListOf(item),
@@ -210,12 +210,12 @@ _CLICK: Mapping[str, Mapping[str, Any]] = {
 
 
 def record_options(record: type, *names: str) -> Callable[..., Any]:
-    """Return a decorator that adds options to a command, as fields of a dataclass declare and document them."""
+    """Return a decorator that adds one option to a command for each named field of a dataclass."""
     return options(*(_option(record, field) for field in fields(record) if field.name in names))
 
 
 def _option(record: type, field: Field[Any]) -> Callable[..., Any]:
-    """Return a decorator for a field's option: a Boolean flag, a whole number, or else text; `_CLICK` may differ."""
+    """Return a decorator that adds the option for one field of a dataclass, with the overrides in `_CLICK`."""
     name, default = field.name.replace("_", "-"), field.default
     overrides = _CLICK.get(field.name, {})
     settings: dict[str, Any] = {"default": default, "show_default": default is not None}
@@ -257,9 +257,9 @@ PLANNING = ("cost", "time_limit", *StepOptions.__annotations__)
 
 
 def takes_request(*names: str) -> Callable[..., Any]:
-    """Return a decorator that adds options of planning to a command, and passes their values as ``request``.
+    """Return a decorator that adds options of planning to a command, and passes a request with their values.
 
-    Without the option ``budget``, the request is that of `PlanRequest.without_budget`.
+    If a command has no option ``budget``, `PlanRequest.without_budget` makes the request.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -313,7 +313,7 @@ _IN_COMMAND = {"fullgraph=False": "--no-fullgraph", "run=True": "--run"}
 class Step:
     """The training step that a command line describes.
 
-    The text about each option is also the help of the command's option.
+    Each option's text in this docstring is also its help on the command line.
 
     Attributes:
         model: MODEL.
@@ -373,7 +373,7 @@ model_arguments = options(
 
 
 def reads_step(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a command that has the options of a `Step`, to pass their values as ``step``."""
+    """Decorate a command, so that it gets the values of its `Step` options as the one argument ``step``."""
 
     @functools.wraps(command)
     def read(**options: Any) -> Any:

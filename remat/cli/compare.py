@@ -39,9 +39,9 @@ def compare(
 ) -> None:
     """Plan MODEL with several solvers at several budgets, and show the plans in one table.
 
-    A star marks the best plans at each budget. The column gap is the part of a plan's cost above a
-    proven lower bound, as a ratio of that cost. A solver that is named with --solvers does the same
-    search as in `remat plan`.
+    A star marks the best plans at each budget. The column gap shows how far a plan's cost is above
+    a proven lower bound, as a ratio of the cost. A solver that is named with --solvers does the
+    same search as in `remat plan`.
     """
     from remat import api
     from remat.cli.tables import cost_text

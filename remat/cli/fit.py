@@ -53,11 +53,11 @@ def fit(
     """Find which batch sizes of MODEL's training step fit in a given memory, and how fast they are.
 
     The memory of a step includes parameters, gradients, the optimizer's state, and activations
-    under the best plan. With several ranks, it also includes the buffers of collectives. The
-    optimizer runs on fake parameters, which shows the size of its state. The inputs of an hf model
-    are built for each batch size. A function of yours is called with the batch size if its first
-    argument is required or is named batch. For any other function, the first dimension of every
-    tensor argument that it returns is taken to be the batch.
+    under the best plan. With several ranks, the memory also includes the buffers of collectives.
+    The optimizer runs on fake parameters, which shows the size of its state. The inputs of an hf
+    model are built for each batch size. A function of yours is called with the batch size if its
+    first argument is required or is named batch. For any other function, the first dimension of
+    every tensor argument that it returns is taken to be the batch.
     """
     from remat.fitting.fit import fit_calls
 

@@ -63,7 +63,7 @@ def frontier(
 
     The knee is the point beyond which more memory lowers the cost only a little. The column share
     is the ratio of the saved bytes to the bytes that the runtime-optimal partition saves. With --by
-    peak the command takes only seconds, because a solver decides only at budget 1 and at a few
+    peak the command takes only seconds, because it calls a solver only for budget 1 and a few
     budgets near the least peak. With --offload the command shows two frontiers by peak: one with
     offloading, and one without.
     """
@@ -135,7 +135,7 @@ def _show(captured: Captured, frontiers: list[Frontier], cost: str) -> None:
 
 
 def _row(frontier: Frontier, point: FrontierPoint) -> dict[str, Any]:
-    """Return a row of the table of a frontier: the bytes of the frontier come first, an arrow marks the knee."""
+    """Return one row of a frontier's table as a dict from heading to value; an arrow marks the knee."""
     figures = dataclasses.asdict(point)
     if frontier.by == "peak":
         figures = dict(reversed(figures.items()))

@@ -65,7 +65,7 @@ def build(
 
 
 def check_kind(kind: str) -> str:
-    """Return a model type in the spelling of `transformers`; raise wrong usage if the type is unknown."""
+    """Return a model type in the spelling of `transformers`; raise a UsageError if the type is unknown."""
     # A model built from its config needs no download. Offline mode prevents attempts to download.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:

@@ -51,7 +51,8 @@ def recipe_for(model_type: str) -> Recipe:
 def draw(inputs: Mapping[str, Any], config: Any, device: str) -> dict[str, Any]:
     """Return the inputs of a training step on a device: random tensors or, on the meta device, ``inputs`` unchanged.
 
-    Random numbers come from PyTorch's default generator. The model's config bounds token ids and class labels.
+    Random numbers come from PyTorch's default generator. Token ids and class labels stay below the limits in the
+    model's config.
     """
     import torch
 

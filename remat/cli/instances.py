@@ -79,10 +79,9 @@ def capture(step: Step, output: Path, request: PlanRequest) -> None:
 def solve(file: Path, solver: str, budget: str | None, time_limit: float | None) -> None:
     """Solve the problem in FILE, and print the answer.
 
-    FILE may be a graph problem that `remat capture` wrote, a knapsack problem, a schedule problem, or a
-    published graph in networkx's node-link JSON. For a schedule problem or a published graph, the
-    budget limits the peak. A ratio then refers to the peak of a step that runs each node once, in
-    the order of FILE.
+    FILE may be a graph problem that `remat capture` wrote, a knapsack problem, a schedule problem, or a published graph
+    in networkx's node-link JSON. For a schedule problem or a published graph, the budget limits the peak. If the budget
+    on the peak is a ratio, ratio 1 stands for the peak of a step that runs each node once, in FILE's order.
 
     The solver's answer is checked in integer arithmetic, and a wrong answer is an error.
     """
@@ -117,7 +116,7 @@ def solve(file: Path, solver: str, budget: str | None, time_limit: float | None)
 def _solve(
     instance: Instance, solver: Solver, budget: Budget | None, time_limit: float | None
 ) -> dict[str, Any]:
-    """Solve a problem within a budget or, if None, the problem's capacity; return the checked answer's figures."""
+    """Solve a problem within ``budget`` or, if None, the problem's capacity; return the checked answer's figures."""
     from remat.solvers.graph.problem import GraphProblem
     from remat.solvers.problem import KnapsackProblem
     from remat.solvers.run import run
@@ -142,7 +141,7 @@ def _solve(
     solved: Any = run(solver, problem.within(capacity), time_limit=time_limit)
 
     def as_cost(objective: int) -> int:
-        """Convert an objective to the cost of the values that are not saved."""
+        """Return the cost of the values that are not saved, computed from a solver's objective."""
         # Some problems, such as a knapsack, maximise the total value of the saved items.
         return problem.total_value - objective if problem.maximises else objective
 

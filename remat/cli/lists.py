@@ -114,7 +114,7 @@ def _summary(kind: type) -> str:
 
 
 def _options(kind: Any) -> dict[str, str]:
-    """Return a dict from each option of a pass or analysis to its default as text; empty if no text expresses it."""
+    """Return a dict from each option of a pass or analysis to its default as text (empty if text cannot express it)."""
     from remat.passes.core.pipeline_text import NESTED, write_option
 
     options: dict[str, str] = {}

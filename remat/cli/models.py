@@ -1,4 +1,4 @@
-"""Load MODEL of the command line: a function of the user's, or a `transformers` model."""
+"""Load the model that the command line names: a function of the user's, or a `transformers` model."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def check_not_hf(spec: str, overrides: Sequence[str], seq: int | None) -> None:
 
 
 def takes_batch(function: Any) -> bool:
-    """Whether a user's function takes the batch size: its first argument has no default, or is named ``batch``."""
+    """Whether a user's function takes the batch size as its first argument, which is required or named ``batch``."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -205,7 +205,7 @@ def users_output() -> Iterator[None]:
 
 @contextlib.contextmanager
 def users_code(spec: str) -> Iterator[None]:
-    """Convert exceptions of the user's code, except `RematError`, to `CaptureError` with the line; see `users_output`."""
+    """Apply `users_output`; convert exceptions except `RematError` to a `CaptureError` that names the user's line."""
     try:
         with users_output():
             yield

@@ -75,8 +75,8 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 def opt(step: Step, output: Path | None, **options: Any) -> None:
     """Run passes over JOINT and print the resulting graph.
 
-    JOINT is a file of graph text, as `remat capture MODEL -o FILE.joint` writes it; - for standard
-    input; or a MODEL to capture. The resulting graph is the joint graph or, if a pass partitions
+    JOINT is a file of graph text from `remat capture MODEL -o FILE.joint`, a dash (-) for standard
+    input, or a MODEL to capture. The resulting graph is the joint graph or, if a pass partitions
     it, the forward and backward graphs. Everything else is printed to standard error.
     """
     from remat.passes.instruments import OptBisect, Timing

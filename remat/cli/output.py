@@ -27,9 +27,10 @@ def asks_for_json(args: Sequence[str]) -> bool:
 
 
 def as_json(results: Mapping[str, Any] | str) -> bool:
-    """Set the results that the command prints if ``--json`` was given; return whether it was given.
+    """If ``--json`` was given, set the results that the command prints; return whether it was given.
 
-    Results are printed when the command ends. If the command fails, its error stands in the same JSON object.
+    Results are printed when the command ends. If the command fails, the JSON object of the results also contains the
+    error.
 
     Args:
         results: the results, or their JSON text.

@@ -1,4 +1,4 @@
-"""Parameter types that check an option before any work is done; an invalid value is wrong usage."""
+"""Parameter types that check an option's value before any work is done, and refuse invalid values as wrong usage."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ INPUT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 class OutputFile(click.Path):
-    """Parameter type for a file to write, in an existing folder, with one of the given suffixes if any are given."""
+    """Parameter type for a file to write; the folder must exist, and the suffix must be one of ``suffixes``, if any."""
 
     def __init__(self, *suffixes: str) -> None:
         super().__init__(dir_okay=False, path_type=Path)

@@ -62,7 +62,8 @@ def plan(
 ) -> None:
     """Plan one training step of MODEL under a memory budget.
 
-    Exit code: 4 if the plan is within the budget by simulation, but its estimated peak under Inductor is not.
+    The exit code is 4 if the plan's simulated peak is within the budget, but the peak estimated for Inductor's code is
+    above.
     """
     from remat.planning.plan import Plan
     from remat.planning.planner import plan_graph
@@ -108,7 +109,7 @@ def _show(
     explain: bool,
     estimated: int,
 ) -> None:
-    """Print the plan of each graph, and what is expected of compiled code."""
+    """Print the plan of each graph and, if known, the peak that is expected after Inductor's fusion."""
     from remat.cli.tables import plan_table
     from remat.planning.plan import Plan
     from remat.report.tables import show
@@ -130,7 +131,7 @@ def _show(
 
 
 def _above(estimated: int, limit: int) -> str:
-    """Return the output's first line for a plan that is within the budget by simulation, but not by estimate."""
+    """Return the output's first line if a plan's simulated peak is within the budget, but its estimated peak is not."""
     from remat.units import format_apart
 
     allowed, peak = format_apart(limit, estimated)

@@ -65,8 +65,8 @@ def reduce_(
 ) -> None:
     """Shrink a failing joint graph while it keeps failing.
 
-    FOLDER is a reproducer, as remat writes one when a pass or solver crashes. JOINT is a file with
-    a joint graph as text. The input is not changed. The smallest graph found is written beside the
+    FOLDER is a reproducer that remat wrote when a pass or solver crashed. JOINT is a file with a
+    joint graph as text. The input is not changed. The smallest graph found is written beside the
     input, or to --output. After Ctrl-C, the smallest graph found so far is written, and the exit
     code is 130.
     """
@@ -113,7 +113,7 @@ def reduce_(
 
 
 def _fails_alike(recorded: Failure) -> Callable[[JointGraph], bool]:
-    """Return a function that tests whether a recorded failure, replayed on a graph, raises the same kind of error."""
+    """Return a function that replays a recorded failure on a graph, and tests whether the same kind of error occurs."""
     wanted = recorded.type, _kind(recorded.message)
 
     def fails(joint: JointGraph) -> bool:

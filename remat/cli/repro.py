@@ -65,7 +65,7 @@ def repro(folder: Path, passes: PassManager | None) -> None:
 def replay(
     joint: JointGraph, recorded: Failure, passes: PassManager | None = None
 ) -> Exception | None:
-    """Plan a joint graph as in a recorded failure, maybe in place; return the raised exception, or None."""
+    """Plan a joint graph as in a recorded failure, which may change the graph; return the raised exception, or None."""
     from remat.passes.instruments import VerifyEach
     from remat.planning import pipelines
     from remat.planning.planner import plan_graph

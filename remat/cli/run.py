@@ -29,8 +29,9 @@ _FOLDER = Path(__file__).parent / "autoload"
 def run(script: str, arguments: tuple[str, ...], module: bool, **options: Any) -> None:
     """Run the Python file SCRIPT with ARGS; remat plans each graph that the script compiles with Inductor.
 
-    The script stays as it is: torch.compile(model), model.compile() or a trainer's flag compiles the model. Modes and
-    options of Inductor hold, and so do other backends. At the end, the plans are printed on standard error.
+    The script needs no edits, but must compile its model: by torch.compile(model), model.compile() or a trainer's flag.
+    Modes and options of Inductor keep their effect, and graphs that other backends compile are left alone. At the end,
+    the plans are printed on standard error.
     """
     context = click.get_current_context()
     given = {
@@ -65,7 +66,7 @@ def _check(options: dict[str, Any]) -> None:
 
 
 def _flags() -> list[str]:
-    """Return the flags of this Python process, such as ``-u`` of torchrun, which precede ``-m remat`` or a path."""
+    """Return the flags given to this Python process before ``-m remat`` or remat's path, such as torchrun's ``-u``."""
     own = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
     flags = own[:-1]
     return flags[:-1] if flags[-1:] == ["-m"] else flags

@@ -85,7 +85,7 @@ def sac(
     cost: Any,
     **options: Any,
 ) -> None:
-    """Choose the modules of MODEL to checkpoint, and the activations that each such module stores.
+    """Choose the modules of MODEL to checkpoint, and the activations that each checkpointed module stores.
 
     The plan is for eager code. remat.sac.apply(model, plan) applies it with torch.utils.checkpoint.
     """

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Named:
-    """Callable that builds MODEL. Worker processes receive a `Named` instead of a built model.
+    """Callable that builds the model that the command line names as MODEL.
+
+    Worker processes receive a `Named` instead of a built model.
 
     Attributes:
         spec: MODEL as typed.

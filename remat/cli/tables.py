@@ -1,4 +1,4 @@
-"""Tables that the commands print for people, of the same objects that they print as JSON for machines."""
+"""Tables for people, made from the objects that the commands print as JSON for machines."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def show_rows(
 def show_figures(
     columns: Sequence[Mapping[str, Any]], title: str = "", heads: Sequence[str] = ("", "")
 ) -> None:
-    """Print a table with a column for each JSON object, and a row for each key; ``heads`` begins with the keys' own."""
+    """Print a table with a row for each key and a column for each JSON object; ``heads[0]`` is the keys' heading."""
     names = dict.fromkeys(name for figures in columns for name in figures)
     rows = [
         (_label(name), *(cell(name, f.get(name), str(f.get("unit"))) for f in columns))
@@ -117,7 +117,7 @@ def _label(name: str) -> str:
 
 
 def cost_text(resolved: str, requested: str) -> str:
-    """Return the cost model's name and, if the user chose no cost model, the option that selects another device."""
+    """Return a text with the cost model and, if the user chose none, the option that selects another device."""
     if requested != "auto":
         return resolved
     name, _, device = resolved.partition(":")

@@ -1,1 +1,1 @@
-"""Solvers and budgets compared over many steps."""
+"""Plan many training steps with several solvers and budgets, and compare the plans in tables."""

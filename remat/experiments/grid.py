@@ -133,16 +133,16 @@ def sweep(
 ) -> Sweep:
     """Plan every model at every budget with every solver under every cost model.
 
-    If planning fails for one of these combinations, its row in the table has the reason.
+    If planning fails for a combination of model, budget, solver and cost model, the combination's row has the reason.
 
     Budgets on the peak are planned together, so that a plan for a larger budget never costs more than one for a smaller
     budget. Rows from earlier calls are not planned again.
 
-    With ``output``, each row is appended to a file in JSON Lines as soon as its job has ended. This file is ``output``
-    if that name ends in ``.jsonl``; otherwise the file stands beside ``output``, which is written at the end. Another
-    call with the same ``output``, after a crash or with more budgets, reuses the rows in the file. A file that another
-    version of remat or PyTorch wrote is refused. A captured step is identified by its graph, but a function only by its
-    name: give another ``output`` after changing the function.
+    With ``output``, each row is appended to a file in JSON Lines as soon as its job has ended. If ``output`` ends in
+    ``.jsonl``, rows are appended to ``output`` itself. For other formats, rows go to a file beside ``output``, and
+    ``output`` is written at the end. Another call with the same ``output``, after a crash or with more budgets, reuses
+    the rows in the file. A file that another version of remat or PyTorch wrote is refused. A captured step is
+    identified by its graph, but a function only by its name: give another ``output`` after changing the function.
 
     Args:
         models: captured steps, or functions that return (model, args, kwargs), by name. With an executor,
@@ -217,9 +217,9 @@ def _plan_all(
     on_row: Callable[[ExperimentRow], None] | None,
     on_start: Callable[[Mapping[str, int]], None] | None = None,
 ) -> tuple[ExperimentRow, ...]:
-    """Plan the jobs whose rows the journal lacks; return all rows.
+    """Plan the jobs without finished rows in ``journal``; return all rows.
 
-    The rows are ordered by model, cost model, budget (as in ``order``) and solver.
+    Rows are ordered by model, cost model, budget and solver, with budgets in the order of ``order``.
     """
     # By position of the job and by budget, because two instances of a solver may have one name.
     earlier = journal.rows
@@ -294,7 +294,7 @@ def _of(model: Model, lower: str, time_limit: float | None) -> str:
 
 
 def _source(name: str, model: Any, executor: AnyExecutor) -> JointGraph | str | Callable[[], Any]:
-    """Return a model as a job stores it: a function, or a captured step, which is text if an executor runs the job."""
+    """Return what a job stores of a model: a function, or a captured step (as text if an executor runs the job)."""
     if isinstance(model, JointGraph):
         return model if executor is None else print_joint(model)
     if not callable(model) or isinstance(model, nn.Module):

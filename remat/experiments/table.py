@@ -99,7 +99,7 @@ class ExperimentRow:
 
     @property
     def gap(self) -> float | None:
-        """Fraction of ``recompute_cost`` above its proven bound; None without a plan, or under a budget on the peak."""
+        """Recompute cost minus its proven bound, divided by this cost; None without a plan or under a peak budget."""
         # The text of every budget on the peak begins with "peak:".
         cost, bound = self.recompute_cost, self.recompute_bound
         if cost is None or bound is None or self.budget.startswith("peak:"):

@@ -1,4 +1,4 @@
-"""One job of a table: plan one model by one solver, in this process or in a worker of an executor."""
+"""Plan one model by one solver, as one job of a table, in this process or in a worker of an executor."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Job:
 
     @property
     def group(self) -> tuple[str, Any]:
-        """The job's model and cost model; rows with the same pair of both stand together in a table."""
+        """The pair (model, cost model) of the job; a table lists rows with equal pairs together."""
         return self.model, self.options["cost"]
 
     def row(self, budget: str, **figures: Any) -> ExperimentRow:
@@ -152,7 +152,7 @@ _NEWEST = _Newest()
 
 
 def cache_step(step: CapturedStep | None) -> None:
-    """Replace the step that this thread reuses for jobs of the same table and model."""
+    """Cache a captured step, which this thread reuses for later jobs of the same table and model."""
     _NEWEST.step = step
 
 

@@ -480,7 +480,7 @@ def read_args(args: Any, kwargs: Mapping[str, Any] | None) -> Callable[[int], Ar
 
 
 def varied(args: Any, kwargs: Mapping[str, Any]) -> Callable[[int], Arguments]:
-    """Return a function that takes a batch size and returns copies of a call's arguments with this first dimension.
+    """Return a function that copies a call's arguments, with a given batch size as first dimension of every tensor.
 
     The tensors in the copied arguments are uninitialised.
 

@@ -19,18 +19,19 @@ class Sharding:
     copy of the gradients (``gradient_as_bucket_view=False``) and live as long as the model. In a step, a rank sends
     2·(N-1)/N times the bytes of the gradients.
 
-    **FSDP2** (`fully_shard` of each block, then of the model): a block is a child of an `nn.ModuleList` that is not
-    inside another one. Parameters outside of all blocks are the root's. Parameters, gradients and the optimizer's
-    state are sharded along the first dimension, rounded up. A *whole* tensor is one that is not sharded.
+    **FSDP2** (`fully_shard` of each block, then of the model): a block is a child of an outermost `nn.ModuleList`.
+    Parameters outside of all blocks belong to the root (the model itself). Parameters, gradients and the optimizer's
+    state are sharded along the first dimension, and shard sizes are rounded up. A *whole* tensor is one that is not
+    sharded.
 
     - While forward and backward run, the root's parameters are whole. The parameters of two blocks are whole, too: the
-      block that runs, and the block that is gathered next. Each of these two blocks counts as large as the largest
-      block.
+      block that runs, and the block that is gathered next. Each of these two blocks is counted with the size of the
+      largest block.
     - During backward, the root's gradients are whole as soon as they are computed. The gradients of the largest
       block count twice: as computed, and as laid out for the reduction.
-    - At the end of backward, the root's gradients count twice (as computed, and as laid out for the reduction). No
-      block's gradients are whole then.
-    - A gradient belongs to the root if no parameter of a block has its size.
+    - At the end of backward, the root's gradients count twice (as computed, and as laid out for the reduction). At the
+      end of backward, no block's gradients are whole.
+    - A gradient belongs to the root if no parameter of a block has the gradient's size.
     - In each micro-batch, parameters of blocks are gathered twice (for forward and for backward), the root's parameters
       once, and gradients are reduced once. For each gathering and each reduction, a rank sends (N-1)/N of the whole
       tensors' bytes.
@@ -112,7 +113,7 @@ class Sharding:
 
 
 def shard(parameter: torch.Tensor, shards: int) -> torch.Tensor:
-    """Return rank 0's shard of a parameter, the largest shard, as a meta tensor; the parameter itself for one shard."""
+    """Return rank 0's shard of a parameter, the largest one, as a meta tensor; with one shard, return the parameter."""
     if shards == 1:
         return parameter
     # A scalar parameter has no dimension to shard, so it counts as one row.
@@ -133,7 +134,7 @@ def _blocks(model: Any) -> list[list[torch.Tensor]]:
 def _bytes_of(
     tensors: Iterable[torch.Tensor], counts: Callable[[int], bool] = lambda _: True
 ) -> int:
-    """Return the summed bytes of those distinct storages of tensors whose keys the function ``counts`` accepts."""
+    """Return the summed bytes of the tensors' distinct storages whose key the function ``counts`` accepts."""
     tensors = list(tensors)  # the key of a storage is valid only as long as a tensor holds it
     sizes = {storage_key(t): storage_bytes(t) for t in tensors}
     return sum(b for k, b in sizes.items() if k is not None and counts(k))

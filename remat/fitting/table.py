@@ -99,7 +99,10 @@ class Fit:
 
     @property
     def best(self) -> FitRow | None:
-        """The row with the most samples per second; of equal rows, the smallest batch. None if no batch fits."""
+        """The row with the most samples per second; among equally fast rows, the one with the smallest batch.
+
+        None if no batch fits.
+        """
         fits = (r for r in self.rows if r.fits)
         return max(fits, key=lambda r: (r.samples_per_s or 0.0, -r.batch), default=None)
 
@@ -118,7 +121,7 @@ class Fit:
         """Python code for the row `best`: the call of `torch.compile` with the row's budget, then the optimizer.
 
         The code leaves out the optimizer if the user gave it as a callable. With several micro-batches in a step, the
-        code ends with a function that runs such a step. The code is empty if no batch fits.
+        code ends with a function that runs one step. The code is empty if no batch fits.
         """
         if self.best is None:
             return ""

@@ -1,4 +1,4 @@
-"""Fit one training step into a rank's memory: compute the bytes on the rank, a plan of the step, and the modelled time.
+"""Find a plan with which one training step fits a rank's memory, with the rank's bytes and the modelled time.
 
 A rank is a process with one device. A step is forward, backward and the optimizer's step.
 """
@@ -383,7 +383,7 @@ class StepFit:
         return aim(decide, self._peak, memory_bytes, start=start, rounds=DEFAULT.fitting.searches)
 
     def _searched(self) -> Iterator[Candidate]:
-        """Yield candidates found without regard to the rank's memory, with decisions to try for other batch sizes."""
+        """Yield candidates that do not depend on the rank's memory; other batch sizes try their decisions, too."""
         search = self.planner.search
         with_tagged, at_budget_one = search.offloads.with_tagged, search.decisions.at_budget_one
         # A new search does not start from decisions that `_aimed` found, which depend on the memory.
@@ -397,7 +397,7 @@ class StepFit:
                 yield with_tagged(candidate)
 
     def _adapted(self, others: Iterable[Decision]) -> Iterator[Candidate]:
-        """Yield candidates for this step from valid decisions of other batch sizes; bytes and costs are this step's."""
+        """Yield candidates with valid decisions of other batch sizes, and with bytes and costs of this step."""
         context = self.planner.context
         state, lowered = context.state, context.lowered
         costs = state.get(Costs(context.request.cost))
@@ -440,7 +440,7 @@ class StepFit:
         return search.offloads.with_tagged(search.decisions.at(nbytes))
 
     def _step_s(self, candidate: Candidate) -> float:
-        """Return the modelled seconds of a step: the longer of computing and sending, plus the optimizer's seconds."""
+        """Return the modelled seconds of a step: the longer of computing and sending, plus the optimizer's time."""
         context, rank = self.planner.context, self.rank
         costs = step_costs_of(context.state, context.request.cost, required=True)
         # Costs are in ps.
@@ -455,7 +455,7 @@ class StepFit:
 
 
 def device_of(cost: CostModel) -> Device:
-    """Return the device of a cost model; for a `Profile`, the measured device; if the model names none, an H100."""
+    """Return the device that a cost model is for: the measured device of a `Profile`, or an H100 if none is named."""
     device = getattr(cost, "device", None)
     if isinstance(device, Device):
         return device
@@ -503,7 +503,7 @@ def _without_gradient(
 
 
 def _gradients(joint: JointGraph, *, only_static: bool) -> Iterator[tuple[Any, torch.dtype]]:
-    """Yield shape and dtype of each input, or only each static one, for which backward returns a gradient."""
+    """Yield shape and dtype of each input for which backward returns a gradient, or only of each static input."""
     returned = split_outputs(joint)[1]
     for i, (node, gradient) in enumerate(zip(primals_of(joint), returned, strict=False)):
         value = node.meta.get("val")

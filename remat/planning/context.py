@@ -151,7 +151,7 @@ class GraphContext:
 
     @cached_property
     def lowered(self) -> Lowered:
-        """The graph problem, which asks which nodes to save, and the map from its nodes to the joint graph."""
+        """The graph problem, which asks which nodes to save, and the map from its nodes to those of the joint graph."""
         return self.state.lowered(self.request.cost)
 
     @cached_property

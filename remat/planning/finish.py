@@ -1,4 +1,4 @@
-"""Build a plan from a split graph: compute the plan's bytes and costs, and verify both modules of the graph."""
+"""Build a plan from a split graph: compute the plan's bytes and costs, and verify the forward and backward modules."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def finish(
     search: str = "",
     copied_outputs: tuple[int, ...] = (),
 ) -> Plan:
-    """Build a plan from a split graph: compute the plan's bytes and costs, and verify both modules of the split graph.
+    """Build a plan from a split graph: compute the plan's bytes and costs, and verify the forward and backward modules.
 
     Args:
         state: the graph, split into forward and backward modules by its decision.
@@ -187,7 +187,7 @@ def finish(
 def later_figures(
     state: State, peak_bytes: int, baseline: Baseline, costs: Sequence[int]
 ) -> dict[str, Any]:
-    """Compute the plan fields that `LATER` lists, from the simulated peak and each run's cost; return a dict."""
+    """Return a dict of the plan fields that may be computed late (see `LATER`), from the peak and each run's cost."""
     return {
         "peak_bytes": peak_bytes,
         "step_cost": sum(costs),

@@ -135,7 +135,7 @@ class Frontier:
     def knee(self, *, by: str = "origin") -> FrontierPoint:
         """Return the frontier's knee: the point beyond which more memory reduces the cost only a little.
 
-        Distances are measured after bytes and costs have been scaled to [0, 1] over the frontier.
+        The knee is found after bytes and costs have been scaled to [0, 1] over the frontier.
 
         Args:
             by: the definition of the point. ``"origin"``: nearest to (least bytes, least cost). ``"chord"``: farthest
@@ -151,8 +151,8 @@ class Frontier:
         """Build the plan for which a point of the frontier stands.
 
         The plan's budget is the point's saved bytes or, on a frontier by peak, the point's peak. On a frontier by peak,
-        a `PeakWarning` is given if the plan's simulated peak is above the point's peak. The peak of a point on a large
-        graph is not simulated but computed from a schedule.
+        a `PeakWarning` is given if the plan's simulated peak is above the point's peak. On the frontier of a large
+        graph, peaks are not simulated but computed from schedules.
 
         Raises:
             ProblemError: the point is not on this frontier.

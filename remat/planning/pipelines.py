@@ -149,7 +149,7 @@ def prepare(
 
 
 def _after_policies(state: State) -> State:
-    """Run, in place, the passes that follow the tagging of nodes by policies and precede a decision what to save."""
+    """In place, run the passes between the tagging of nodes by policies and the decision what to save."""
     return _CLASSIFY.run(state, in_place=True, verify=False).state
 
 
@@ -246,7 +246,7 @@ def step_costs_of(state: State, cost: CostModel, *, required: bool = False) -> S
 
 
 def with_agreement(pipeline: Pipeline, agree: Pass) -> Pipeline:
-    """Return a pipeline with the pass ``agree`` before each partition pass, unless the pipeline has such a pass."""
+    """Return a pipeline with the pass ``agree`` before each partition pass; a pipeline that has it is unchanged."""
 
     def inserted(passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
         extended: list[Pass] = []

@@ -59,10 +59,10 @@ class Plan(PlanRecord):
     def plot(self, path: str | Path) -> None:
         """Draw the bytes alive over the step and the values alive at its peak, compared with the step without remat.
 
-        A budget on the peak is drawn as a line. A budget on saved bytes is not drawn, because it bounds only a
-        part of the memory shown. The step without remat is grey: a curve if this plan was just made. For any other
-        plan, such as a plan of a compiled step, only the peak of the step without remat is drawn, as a line. An
-        operator's width is its cost; if costs are unknown, as for a compiled step, all operators are equally wide.
+        A budget on the peak is drawn as a line. A budget on saved bytes is not drawn, because it bounds only a part of
+        the memory shown. The memory without remat is a grey curve if this plan was just made. For any other plan, such
+        as a plan of a compiled step, only the peak of the step without remat is drawn, as a line. In the picture, an
+        operator is as wide as its cost; if costs are unknown, as for a compiled step, all are equally wide.
 
         Args:
             path: the file, which ends in ``.svg`` or ``.png``.

@@ -1,7 +1,7 @@
 """Check a saved plan on its graph: refuse offloads that the graph does not allow, and a step above the budget.
 
-The bytes and costs of an applied plan are computed on the graph. They are not compared with the bytes and costs in the
-plan's file, because workspaces and measured costs depend on the machine, and symbolic sizes on the traced sizes.
+The bytes and costs of an applied plan are computed on the graph. The computed bytes and costs are not compared with
+those in the plan's file, which depend on the machine and, with symbolic sizes, on the traced sizes.
 """
 
 from __future__ import annotations

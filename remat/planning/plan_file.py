@@ -70,7 +70,7 @@ def plan_for(
     nth: int = 0,
     others: bool = False,
 ) -> Plan | None:
-    """Return the saved plan that was made for a graph; None if no saved plan was, and the graph may be planned anew.
+    """Return the saved plan made for a graph, or None if there is none and the graph may be planned anew.
 
     Args:
         joint: the graph.

@@ -1,4 +1,4 @@
-"""Planning: from a joint graph and a request to a decision, and from a decision to a plan.
+"""Plan a joint graph: find a decision for a request, and build a plan from the decision.
 
 `docs/architecture.md` lists the source files that take part in planning. Once a graph is split into a forward and a
 backward module, the function `finish` computes the plan's bytes and costs, and verifies both modules.
@@ -299,7 +299,7 @@ class Planner:
         return best
 
     def estimated(self, before: CompiledSearch | None = None) -> CompiledSearch:
-        """Return a search for candidates by estimated peak, with those of ``before`` if both graphs are equal."""
+        """Return a search for candidates by estimated peak; if ``before`` has an equal graph, reuse its candidates."""
         # If planning chose the number of chunks, the peak ratio 1 stands for the step without chunks.
         most = 0 if self._ends is None else self.baseline.estimated_bytes
         return CompiledSearch(self.search, most, before)
@@ -310,7 +310,7 @@ class Planner:
         return self.search.peak_of(budget, ends)
 
     def decide(self, budget: Budget) -> Candidate:
-        """Return the decision within a budget, and within a budget that the user's code sets for the graph, if any.
+        """Return the decision within a budget and, if the user's code sets a budget for the graph, within both.
 
         Raises:
             BudgetError: no decision is within the budget.
@@ -369,7 +369,7 @@ class Planner:
         )
 
     def reread_outputs(self, decided: Candidate) -> tuple[int, ...]:
-        """Return the positions of those outputs of the user's model whose memory backward reads under a decision."""
+        """Return the positions of the outputs of the user's model whose memory backward reads under a decision."""
         state = self.context.state
         saved = (state.index.nodes[state.index.by_name[name]] for name in decided.decision.saved)
         return reread_outputs(state.joint, saved)
@@ -398,7 +398,7 @@ class Planner:
         measure: str = "simulated",
         copied_outputs: tuple[int, ...] = (),
     ) -> Plan:
-        """Build the plan of a decision; under a budget on saved bytes, plan fields in `LATER` are computed when read.
+        """Build the plan of a decision; under a budget on saved bytes, peak and some costs are computed when read.
 
         Args:
             decided: the decision.
@@ -488,7 +488,7 @@ def _by_bounds(search: Search, plan: Plan) -> tuple[BeforeAfter | None, bool]:
 
 @paused_collection()
 def _figures(planner: Planner, state: State, decided: Candidate) -> dict[str, Any]:
-    """Return a dict from the plan fields that are computed when first read (see `LATER`) to their values."""
+    """Return the plan fields that are computed only when read (see `LATER`), as a dict from name to value."""
     measures, context = planner.search.measures, planner.context
     measure_deferred(context.state.joint.graph)
     alone = context.request.hooks is None and state.decision == decided.decision

@@ -156,7 +156,7 @@ class PlanRequest:
         return (PlanRequest.of() if alone else replace(self, pipeline=None)).as_pipeline()
 
     def check(self, situation: Situation, subject: str = "") -> None:
-        """Raise an error if, by the table `CONFLICTS`, options of the request conflict in a situation.
+        """Raise an error if the table `CONFLICTS` refuses the request's options in a situation.
 
         Args:
             situation: name of the situation, as in `CONFLICTS`.

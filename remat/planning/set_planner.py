@@ -1,7 +1,7 @@
 """Plan all graphs of one step, such as those of a model with graph breaks, under one budget.
 
-Planning chooses one decision from the frontier of each graph, so that all graphs together keep the budget at the least
-cost.
+Planning chooses one decision from the frontier of each graph, so that the graphs together stay within the budget at the
+least cost.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
 
 
 def set_planner(joints: Sequence[JointGraph], request: PlanRequest) -> SetPlanner:
-    """Return the planner of all graphs of a step; takes the arguments and raises the errors of `plan_graphs`."""
+    """Return the planner of all graphs of a step; arguments and errors are those of `plan_graphs`."""
     request.check("several graphs")
     if not joints:
         raise PlanError("there are no graphs to plan: remat.plan was given an empty list")
@@ -77,7 +77,7 @@ def set_planner(joints: Sequence[JointGraph], request: PlanRequest) -> SetPlanne
 
 
 class SetPlanner:
-    """Planner that chooses one decision for each graph of a step, so that all together keep one budget."""
+    """Planner that chooses one decision for each graph of a step, so that all together stay within one budget."""
 
     def __init__(self, joints: Sequence[JointGraph], request: PlanRequest) -> None:
         self._request, self._passed = request, _Passed(joints)
@@ -272,7 +272,7 @@ def _why_least(searches: Sequence[Search]) -> tuple[str, str]:
 
 
 def _shares(searches: Sequence[Search], runs: Sequence[int], room: int) -> list[int] | None:
-    """Divide ``room`` saved bytes among graphs at the least total cost; None if the graphs need more bytes."""
+    """Divide a limit of ``room`` saved bytes among graphs at the least total cost; None if the graphs need more."""
 
     def extend(k: int, saved: int, cost: int, decided: Candidate) -> tuple[int, int] | None:
         saved += runs[k] * decided.saved_bytes

@@ -60,17 +60,17 @@ class ModuleRow:
 
     @property
     def treatment(self) -> str:
-        """What the plan does with the values of each module of this row: ``save``, ``recompute`` or ``offload``.
+        """What the plan does with the values of every module in this table row: ``save``, ``recompute`` or ``offload``.
 
-        Empty if the plan treats the modules of the row differently, or mixes save, recompute and
-        offload within a module, or does none of them.
+        The text is empty if modules of the row are treated differently, or if a module has several
+        treatments or none.
         """
         treatments = {treatment_of(totals) for totals in self.modules.values()}
         return treatments.pop() if len(treatments) == 1 else ""
 
 
 def treatment_of(totals: Totals) -> str:
-    """Return what a plan does with a module's values: ``save``, ``recompute`` or ``offload``; empty unless just one."""
+    """Return what a plan does with a module's values: ``save``, ``recompute`` or ``offload``; empty if not just one."""
     if totals.recompute_cost:
         return "" if totals.saved_bytes or totals.offloaded_bytes else "recompute"
     if totals.saved_bytes:

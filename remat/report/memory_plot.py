@@ -80,9 +80,9 @@ def plot_step(view: StepView, path: str | Path) -> None:
 def step_figure(view: StepView) -> Figure:
     """Return a plot of the memory over a step as a Matplotlib figure.
 
-    The memory over the step without remat is grey, over the time of that step; if only the peak of
-    the step without remat is known, it is a grey line. A budget on the peak is a red line. Without a
-    clock, the horizontal axis counts operators.
+    The memory without remat is a grey curve over the time of its own step, or a grey line if only its peak is known. A
+    budget on the peak is a red line. If the times of operators are unknown (no clock), the horizontal axis counts
+    operators.
     """
     step, without, clock = view.timeline, view.without, view.clock
     figure, axes = figure_of((11.5, 5.2), (0.075, 0.24, 0.53, 0.62), view.title)

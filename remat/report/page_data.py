@@ -91,7 +91,10 @@ class Page:
 
     @property
     def first(self) -> Stop:
-        """The plan that the page shows first. This plan's curve of memory without remat is drawn beside every plan."""
+        """The plan that the page shows first.
+
+        The page draws the first plan's curve of memory without remat beside every plan.
+        """
         return self.stops[self.start]
 
     @property
@@ -102,7 +105,7 @@ class Page:
 
     @property
     def scales(self) -> tuple[Scale, Scale]:
-        """Units of the frontier's two axes (bytes, cost); without a frontier, the unit of the memory plot twice."""
+        """Units of the axes of bytes and cost; for a page without a frontier, twice the unit of the memory plot."""
         if self.curve is None:
             return (Scale.of(self.highest, "B"),) * 2
         (*_, most), (dearest, *_) = self.curve.points, self.curve.points
@@ -283,7 +286,7 @@ def _kept_text(kept_values: Sequence[Value]) -> str:
 
 
 def _again(view: StepView, texts: Texts) -> dict[str, Any]:
-    """Return the table of recomputed operators by column (``again``), and the text above the table (``againText``)."""
+    """Return the table of recomputed operators by column, and the text above the table, both as entries of one dict."""
     # Runs without a cost, such as views, have no row. The text above the table gives the number of
     # runs without a cost.
     runs = [run for run in view.recomputed if run.cost]

@@ -176,7 +176,9 @@ class StepView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontierView:
-    """One frontier to draw. A point of the frontier is (bytes, cost). Bytes rise from point to point, and costs fall.
+    """Data from which one frontier is drawn.
+
+    A point of the frontier is (bytes, cost). Bytes rise from point to point, and costs fall.
 
     Attributes:
         label: name of the frontier, such as the name of the solver.

@@ -83,7 +83,7 @@ def _runs_once(problem: GraphProblem, index: Mapping[str, int], node: fx.Node) -
 
 
 def _branch(node: fx.Node, branches: set[fx.Node]) -> str:
-    """Return what to store as ``branch`` in the `KeptStorage` of a value that cannot be recomputed."""
+    """Return why backward's branches or comparisons need a value that cannot be recomputed; empty if they do not."""
     maker = maker_of(node)
     if maker in branches:
         return "branch value"
@@ -97,7 +97,7 @@ def _undeclared(node: fx.Node) -> tuple[str, ...]:
 
 
 def _saved_name(node: fx.Node) -> str:
-    """Return the joint graph's name of a value that forward returns, even if a hook on saved tensors packed it."""
+    """Return the name in the joint graph of a value that forward returns, even if a hook on saved tensors packed it."""
     return str(node.meta.get("packed_from", node.name))
 
 

@@ -143,7 +143,7 @@ def _region(plan: PlanRecord) -> str:
 
 
 def _raised(plan: PlanRecord) -> str:
-    """Return a text which states that every plan saves more than the budget's ratio allows; empty if one does not."""
+    """Return a text on a budget whose ratio allows fewer bytes than every plan saves; empty for any other budget."""
     share = Budget.parse(plan.region_budget) if plan.region_budget else plan.requested
     full_bytes, least = max(plan.full_bytes, plan.least_bytes), plan.least_bytes
     is_raised = plan.least_because and share.share is not None and plan.capacity == least
@@ -192,7 +192,7 @@ def _without_remat(without: str) -> str:
 def offload_lines(plan: PlanRecord, graph: fx.Graph | None) -> list[str]:
     """Return lines of text on the values that a plan offloads: a heading, then one line per value, largest first.
 
-    After `MOST_LISTED` values, one line sums up the others. The list is empty if the plan offloads nothing.
+    After `MOST_LISTED` values, one line sums up the remaining values. The list is empty if the plan offloads nothing.
 
     Args:
         plan: the plan.
@@ -220,7 +220,7 @@ def offload_lines(plan: PlanRecord, graph: fx.Graph | None) -> list[str]:
 
 
 def learned_text(nodes: Iterable[fx.Node]) -> str:
-    """Return text for a budget error on the numbers assumed for data-dependent sizes; empty if there are no such sizes.
+    """Return a text for budget errors on the numbers that stand for data-dependent sizes; empty without such sizes.
 
     Args:
         nodes: the nodes of a graph. The first node with a size gives the line of the user's code.

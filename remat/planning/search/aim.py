@@ -20,8 +20,9 @@ def aim(
 ) -> Iterator[T]:
     """Yield candidates whose measured peak approaches a wanted peak.
 
-    The limits within which candidates are found, and the candidates' measured peaks, differ by similar bytes for
-    similar candidates. Each limit is therefore moved by the bytes that the last candidate leaves below the wanted peak.
+    A candidate's measured peak differs from the limit within which the candidate was found, by similar bytes for
+    similar candidates. The next limit is therefore the last limit plus the bytes by which the last measured peak is
+    below the wanted peak.
 
     Args:
         ask: function that finds a candidate whose ``peak_bytes`` are within a limit; a result of None ends the search.

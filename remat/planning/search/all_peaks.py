@@ -17,10 +17,10 @@ from remat.planning.search.search import Search
 def frontier_by_peak(search: Search) -> tuple[list[Candidate], tuple[tuple[int, int], ...]]:
     """Return the Pareto-optimal candidates by (peak, cost), and a proven lower bound on the cost at each peak.
 
-    Peaks are simulated. If a large graph has many candidates, peaks are computed from the candidates' schedules
-    instead, and may differ from simulated peaks by the bytes of a few scalars. For a step of up to ``Effort.small``
-    operators, the lowest peak is at most the least peak that `Search.least_peak` finds. If values may be offloaded,
-    offloading is tried at some of the peaks and below the lowest peak.
+    Peaks are simulated. If a large graph has many candidates, peaks are computed from schedules without simulation, and
+    may differ from simulated peaks by the bytes of a few scalars. For a step of up to ``Effort.small`` operators, the
+    frontier's lowest peak is at most the peak of `Search.least_peak`. If values may be offloaded, offloading is tried
+    at some of the peaks and below the lowest peak.
 
     Returns:
         The candidates, lowest peak first; and the bound, as vertices (peak bytes, cost) of a line below which no
@@ -104,7 +104,7 @@ def _above(
 def _cheaper_with_offloads(
     search: Search, candidates: Sequence[Candidate], least_possible: int
 ) -> list[Candidate]:
-    """Return candidates that offload values, and that are cheaper or have lower peaks than a frontier's."""
+    """Return candidates with offloads that are cheaper than a frontier's candidates, or have lower peaks."""
     thin = candidates[:: max(1, len(candidates) // search.effort.all_peaks.offloaded)]
     wanted: list[tuple[int, Candidate | None]] = [(d.peak_bytes, d) for d in thin]
     lowest = candidates[0].peak_bytes

@@ -1,10 +1,11 @@
 """Proven lower bounds on the cost of every schedule of a step within a peak.
 
-While an operator of backward runs, each value that a later run reads is alive, or is recomputed afterwards. The other
-bytes alive at that time are known: weights, outputs, tangents, and the gradients so far. The remaining bytes of the
-peak are the capacity of a graph problem, which asks what to save if only the later runs read values. A schedule costs
-at least as much as the optimum of this graph problem, for every node order, and however often forward's operators run.
-The bound assumes that operators that only backward runs, such as those that depend on a tangent, run once.
+While an operator of backward runs, each value that a later run reads is alive, or is recomputed afterwards. All other
+bytes alive while an operator of backward runs are known: weights, outputs, tangents, and the gradients so far. The
+remaining bytes of the peak are the capacity of a graph problem, which chooses the values to save for later runs. A
+schedule costs at least as much as the optimum of this graph problem, for every node order, and however often forward's
+operators run. The bound assumes that operators that only backward runs, such as those that depend on a tangent, run
+once.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class PeakBounds:
         return Hull(narrowed), sum(alive.values())
 
     def _reach(self, program_point: int, edges: tuple[tuple[int, ...], ...]) -> set[int]:
-        """Return the nodes of backward that ``edges``, to inputs or to users, reach from ``program_point``."""
+        """Return the nodes of backward to which ``edges`` (to inputs or to users) lead from ``program_point``."""
         late = self._state.roles.tangent_closure
         reached: set[int] = set()
         stack = [program_point]
@@ -167,11 +168,11 @@ def bound_with_offloads(
 ) -> int:
     """Return a lower bound on the cost of every decision with offloads within a peak, for any node order.
 
-    Let T be the cost that a decision adds to the step. Values that are in the host's memory while backward runs were
-    sent during forward, which takes at most the time of its operators plus T. The decision therefore offloads at most B
-    bytes: as many as the link sends in that time, and no more than the host's memory holds. If these bytes stayed on
-    the device, the peak would rise by at most B. The cost T is therefore at least the bound without offloads for a peak
-    that is higher by B. The result is the least T for which this holds.
+    Let T be the cost that a decision adds to the step. Values in the host's memory during backward were sent during
+    forward, and forward takes at most its operators' time plus T. The decision therefore offloads at most B bytes,
+    where B is what the link can send during forward, limited by the host's memory. If the offloaded bytes stayed on the
+    device, the peak would rise by at most B. The cost T is therefore at least the bound without offloads for a peak
+    that is higher by B. The result is the least T that is not below the bound computed with this T.
 
     Args:
         context: the prepared graph.

@@ -53,7 +53,7 @@ class Candidate:
 
     @classmethod
     def of(cls, lowered: Lowered, decision: Decision, cost: int, **more: Any) -> Self:
-        """Build a candidate from a `Decision` and its cost; ``more`` are other attributes of the candidate."""
+        """Build a candidate from a `Decision` and its cost; ``more`` gives the values of further attributes."""
         saved, size = lowered.saved_of(decision), lowered.problem.size
         return cls(
             lowered=lowered,
@@ -67,7 +67,7 @@ class Candidate:
 
     @cached_property
     def decision(self) -> Decision:
-        """The candidate's decision in full: saved nodes, node orders and offloads, by names of the joint graph."""
+        """The candidate's decision in full: saved nodes, node orders and offloads, as node names of the joint graph."""
         return self.ordered or self.lowered.decision(self.saved)
 
     def with_provenance(self, **changes: Any) -> Self:
@@ -76,7 +76,7 @@ class Candidate:
 
     @property
     def key(self) -> Decision | tuple[int, ...]:
-        """Hashable key that differs between different decisions on one graph."""
+        """Hashable key that is unique for each decision on one graph."""
         return self.ordered or self.saved
 
     @property
@@ -128,7 +128,7 @@ def combine(
     options: Iterable[Sequence[Candidate]],
     extend: Callable[[int, int, int, Candidate], tuple[int, int] | None],
 ) -> list[Combination]:
-    """Combine one decision for each graph; return combinations that are Pareto-optimal by (saved bytes, score).
+    """Combine one decision for each graph; return combinations that are Pareto-optimal by saved bytes and by score.
 
     Args:
         options: for each graph, its decisions.

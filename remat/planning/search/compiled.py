@@ -222,7 +222,7 @@ class CompiledSearch:
         return [n for n, _ in self._context.cuts(DEFAULT.vertices) if most is None or n <= most]
 
     def _explore(self) -> tuple[int, int]:
-        """Search for candidates at all peaks up to budget 1; return the estimated peaks that ratios 0 and 1 mean."""
+        """Search for candidates at all peaks up to budget 1; return the estimated peaks for ratios 0 and 1."""
         search = self.search
         at = self.try_saved(without_gaps(self._vertices))
         # The least peak may lie between two limits.
@@ -271,7 +271,7 @@ class CompiledSearch:
                     break
 
     def _limits(self, wanted: int, peaks: Mapping[Decision, int] | None = None) -> Limits:
-        """Return limits that allow only estimated peaks up to ``wanted`` and decisions that are not in ``peaks``."""
+        """Return limits that refuse estimated peaks above ``wanted``, and decisions that are in ``peaks``."""
         return replace(self.search.limits(wanted, self._estimated), without=peaks or ())
 
     def _aim(self, wanted: int, peaks: Mapping[Decision, int]) -> bool:

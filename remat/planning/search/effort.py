@@ -226,7 +226,7 @@ class Aiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """Limits on the work of a search; those without a named benchmark were set by the benchmark ``peak-plans``.
+    """Limits on the work of a search; limits without a named benchmark were set by the benchmark ``peak-plans``.
 
     Attributes:
         work: evaluations of decisions in a search by prices, times the nodes of the graph.

@@ -1,8 +1,9 @@
-"""Schedule problems in which peaks of schedules near a candidate are the measured peaks plus a constant.
+"""Schedule problems for fused code: near one candidate, a schedule's peak is the estimated peak plus a constant.
 
 Searches compute the simulated peak of each schedule. At each node, the unfused graphs have more bytes alive than the
-fused code, and the difference is similar for similar plans. A search near one candidate therefore uses the differences
-of this candidate: the schedule problem adds bytes to each node's run, so peaks are estimates plus a constant.
+fused code, and the difference is similar for similar plans. A search near one candidate therefore corrects each node's
+bytes by the difference between unfused graphs and fused code under this candidate. The resulting peaks are estimated
+peaks plus a constant.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class Copies:
         return tuple(named), places.exposed_time, max(0, max(places.bytes_alive) - peak_bytes)
 
     def exposed_time(self) -> int:
-        """Return the time in ps for which operators wait for copies, at the places that the offloads name.
+        """Return how long operators wait for copies, in ps, if the copies run at the nodes that the offloads name.
 
         Raises:
             PlanError: a value is freed before its last use in forward, or fetched after its first use in backward.

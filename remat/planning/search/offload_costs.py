@@ -54,7 +54,7 @@ class Times:
     def of_node(self, node: fx.Node) -> int:
         """Return the time of one run of a node of a forward or backward module.
 
-        If the node runs a node of the joint graph, the time is that in ``of_name``. For a node that passes have added,
+        For a node that runs a node of the joint graph, ``of_name`` gives the time. For a node that passes have added,
         the time is 0 if the node is a view, takes an element out of a tuple, or does not return a tensor.
         """
         listed = self.of_name.get(run_of(node))
@@ -118,7 +118,7 @@ class Tagged:
     why: str
 
     def refusal(self, why: str) -> PlanError:
-        """Return the error to raise if a value that must be offloaded cannot be.
+        """Return the error to raise if a value that must be offloaded stays on the device.
 
         Args:
             why: the reason for the message, used only if the attribute ``why`` is empty.
@@ -146,7 +146,7 @@ def tagged_values(state: State, lowered: Lowered) -> list[Tagged]:
 
 
 def check_host_memory(limit: int | None, nbytes: int, whose: str) -> None:
-    """Raise a BudgetError if graphs must offload ``nbytes`` bytes, but the host's memory is limited to ``limit``."""
+    """Raise a BudgetError if the ``nbytes`` bytes that graphs must offload exceed ``limit``, the host's memory."""
     if limit is not None and nbytes > limit:
         raise BudgetError(
             f"host_memory is {format_bytes(limit)} ({limit} bytes), and the values of {whose} that must be offloaded "

@@ -1,10 +1,11 @@
 """Bounds on the simulated peak of a decision, computed without splitting the graph.
 
-`remat.graph.memory.liveness` simulates forward and backward node by node. The bounds in this module follow the same
-lifetimes, but several nodes may share a program point. Each position in the joint graph has two program points in
-forward, and two in backward. At the first point in forward runs the node at the position; at the second, nodes that run
-right after the node for backward alone. At the first point in backward run recomputations for the node; at the second,
-the node itself. The lower and the upper bound are equal unless the peak is at a program point that several nodes share.
+`remat.graph.memory.liveness` simulates forward and backward node by node. The bounds in this module use the same
+lifetimes of storages as the simulation, but several nodes may share a program point. Each position in the joint graph
+has two program points in forward, and two in backward. Forward runs the node of a position at the position's first
+program point, and nodes that only backward needs at the second. Backward runs recomputations for a position's node at
+the first program point, and the node itself at the second. The lower and the upper bound are equal unless the peak is
+at a program point that several nodes share.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ Span = tuple[int, int, int, int, int]
 def peak_bounds(state: State, decision: Decision) -> tuple[int, int] | None:
     """Return a lower and an upper bound on the simulated peak of a decision, in bytes.
 
-    The result is None if the nodes' order follows other rules: for a decision with node orders, offloads or copies of
-    inputs, with hooks on saved tensors, and if backward runs nodes with effects, such as random draws.
+    The result is None if the nodes run in an order that this module cannot derive. The reasons are node orders,
+    offloads or copies of inputs in the decision, hooks on saved tensors, and nodes with effects in backward, such as
+    random draws.
 
     Args:
         state: the prepared graph.
@@ -214,7 +216,7 @@ class _Step:
 
     @cached_property
     def _last_in_backward(self) -> tuple[list[int], list[int]]:
-        """For each storage: the earliest and the latest program point at which backward's last use of it may be."""
+        """For each storage, the earliest and the latest program point at which its last use in backward may be."""
         n, owner = len(self._index), self._owner
         earliest, latest = self._points_of_backward
         least, most = [0] * n, [0] * n

@@ -1,4 +1,4 @@
-"""The pool: it collects the candidates that a search finds, and chooses the best one."""
+"""The pool, which collects the candidates that a search finds, and chooses the best one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Limits:
     without: Container[Any] = ()
 
     def at(self, program_point: int) -> float:
-        """Return the limit on bytes alive at ``program_point``, or the limit on saved bytes if this is -1."""
+        """Return the limit on bytes alive at ``program_point``; for -1, return the limit on saved bytes."""
         if program_point >= 0:
             return self.peak_bytes
         return math.inf if self.saved_bytes is None else self.saved_bytes
@@ -107,7 +107,7 @@ class CandidatePool(Generic[T]):
             self._candidates.setdefault(candidate.key, candidate)
 
     def cached(self, saved: tuple[int, ...]) -> T | None:
-        """Return the candidate that saves the nodes ``saved`` and keeps the passes' node order; None if missing."""
+        """Return the pool's candidate that saves the nodes ``saved`` in the passes' node order, or None."""
         return self._candidates.get(saved)
 
     def within(self, limits: Limits) -> list[T]:

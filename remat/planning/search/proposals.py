@@ -1,9 +1,9 @@
 """The proposers: functions that find candidates, listed in the order in which a search calls them.
 
-A search calls each proposer to find candidates within a limit on the peak. The simulated peak is that of the schedule
-problem, so one search of the proposer within the limit suffices. Estimated peaks differ from those of the schedule
-problem, by similar bytes for similar candidates. For estimated peaks, a proposer therefore searches several times, and
-corrects each limit by the differences that the measure shows.
+A search calls each proposer to find candidates within a limit on the peak. For simulated peaks, which the schedule
+problem gives exactly, each proposer searches once. Estimated peaks differ from peaks in the schedule problem, by
+similar bytes for similar candidates. For estimated peaks, a proposer therefore searches several times, and corrects its
+limit after each measured peak.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _annealed(search: Search, limits: Limits, start: Candidate, searches: int) -
 
 
 def from_least_peak(search: Search, limits: Limits, seeds: Seeds) -> Candidates:
-    """If no candidate is within the limits, propose that of least peak, and others at slightly lower limits."""
+    """If no candidate is within the limits, propose the candidate of least peak, and search again at lower limits."""
     context, hooks = search.context, search.context.request.hooks
     if context.is_alone or not search.is_exact(limits.measure):
         return

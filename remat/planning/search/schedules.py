@@ -1,4 +1,4 @@
-"""Schedules that follow from one graph's decisions, in the node order of the passes, with their bytes alive."""
+"""Compute the schedule that follows from a decision, in the node order of the passes, and its bytes alive."""
 
 from __future__ import annotations
 

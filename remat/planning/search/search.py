@@ -86,7 +86,7 @@ class Search:
         return [*(d.saved for d in ends), *cuts]
 
     def _around_least(self) -> Iterator[tuple[int, ...]]:
-        """Yield decisions between vertices of the hull, next to the one with the lowest peak so far."""
+        """Yield decisions between vertices of the hull, next to the vertex with the lowest peak so far."""
         # Between two vertices that are far apart, decisions may have lower peaks than at both.
         context, candidate = self.context, self.schedules.candidate
         cuts = context.cuts(self.effort.vertices)
@@ -126,7 +126,7 @@ class Search:
         return True
 
     def add(self, *candidates: Candidate) -> None:
-        """Add candidates that the user's code allows to the pool, changed to offload the values that the user tags."""
+        """Add to the pool those candidates that the user's code allows, with the user's tagged values offloaded."""
         allowed = filter(self.context.may_save, candidates)
         self.pool.add(*map(self.offloads.with_tagged, allowed))
 
@@ -192,7 +192,7 @@ class Search:
                 self.add(candidate)
 
     def searched(self, limits: Limits, *seeds: Candidate) -> Candidate | None:
-        """Return the cheapest candidate found within limits, without offloads of untagged values; None if none is."""
+        """Return the cheapest candidate found within limits that offloads only tagged values; None if there is none."""
         self.propose(replace(limits, offload=False), *seeds)
         best = self.recomputing(limits)
         return None if best is None else self._bounded(best, int(limits.peak_bytes))
@@ -207,7 +207,7 @@ class Search:
         return measure == self.measures.simulated
 
     def recomputing(self, limits: Limits) -> Candidate | None:
-        """Return the pool's cheapest candidate within limits that offloads only tagged values; None if none is."""
+        """Return the pool's cheapest candidate within limits that offloads only tagged values, or None."""
         return self.pool.cheapest(replace(limits, offload=False), cost_of)
 
     def is_solved(self, limits: Limits) -> bool:
@@ -219,7 +219,7 @@ class Search:
         return self.recomputing(replace(limits, cost=least)) is not None
 
     def near(self, measure: Measure, candidate: Candidate | None) -> Near:
-        """Return searches on a schedule problem in which peaks near a candidate are measured peaks plus a constant."""
+        """Return searches near a candidate, on a schedule problem whose peaks are measured peaks plus a constant."""
         if candidate is None or self.is_exact(measure):
             return self.simulated
         return near_fused(self.measures.split_of(candidate), self.schedules, self.effort)
@@ -274,7 +274,8 @@ class Search:
         """The candidate with the lowest peak that the search found.
 
         With the solver ``auto``, remat searches for the candidate with the least peak. If the user named another
-        solver, the candidate is that solver's decision with the least peak, of those at several limits on saved bytes.
+        solver, the candidate is the one with the least peak among this solver's decisions at several limits on saved
+        bytes.
         """
         context, decisions = self.context, self.decisions
         pool = CandidatePool([decisions.allowed_at_budget_one])

@@ -33,7 +33,7 @@ class SeveralGraphs:
     """Search for decisions, one for each graph of a step, that keep the whole step within a peak.
 
     A graph that runs several times in a step has one decision for all of its runs. A *combination* is one decision for
-    each graph, with the saved bytes and a score of all graphs together.
+    each graph, with their summed saved bytes and a score, such as the summed cost.
 
     Args:
         searches: one search for each graph, in the order in which the graphs run forward.
@@ -137,7 +137,7 @@ class SeveralGraphs:
 
     @cached_property
     def _others(self) -> list[int]:
-        """For each graph, the bytes that belong to other graphs, such as parameters, and are alive at its own peak."""
+        """For each graph, the bytes of other graphs, such as parameters, that are alive at the peak of this graph."""
         # Other decisions than those at budget 1 hardly change these bytes.
         at_budget_one = [s.decisions.allowed_at_budget_one for s in self._searches]
         saved, others = 0, []
@@ -150,7 +150,7 @@ class SeveralGraphs:
         return others
 
     def _combinations(self, score: Callable[[int, int, int], int | None]) -> list[Combination]:
-        """Return the Pareto-optimal combinations by (saved bytes, score); ``score`` adds a decision to a score."""
+        """Return the Pareto-optimal combinations by (saved bytes, score); the function ``score`` adds up scores."""
 
         def extend(k: int, saved: int, so_far: int, decided: Candidate) -> tuple[int, int] | None:
             runs, nbytes = self.runs[k], decided.saved_bytes
@@ -186,7 +186,7 @@ class SeveralGraphs:
         return chosen
 
     def _chosen(self, limits: Limits) -> Iterator[Together]:
-        """Yield sets of cheap decisions, one decision per graph, with step peaks that approach a limit."""
+        """Yield cheap decisions, one per graph, with which the peak of the step approaches a limit."""
 
         def ask(peak_bytes: int) -> Together | None:
             combinations = self._combinations(

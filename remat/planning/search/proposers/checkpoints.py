@@ -17,9 +17,10 @@ def checkpointed(
 ) -> list[tuple[frozenset[int], Candidate]]:
     """Return up to two of the given sets of checkpoints, for which the caller repeats a search by prices.
 
-    Each set has a candidate that saves the checkpoints and little else. The last set returned is the one of fewest
-    segments whose candidate is within the limits. If no candidate is within the limits, the last set is the one whose
-    candidate exceeds the limits least. The set returned before the last has the next fewer segments.
+    Each set has a candidate that saves the checkpoints and little else. Of the sets whose candidate is within the
+    limits, the set with the fewest segments is returned last. If no candidate is within the limits, the set whose
+    candidate exceeds the limits least is returned last. If two sets are returned, the first has the next smaller number
+    of segments.
     """
     # At this price, saving a value of 1 KiB costs as much as recomputing everything.
     prices = {SAVED: sum(cuts.problem.cost) / 1024}
@@ -35,9 +36,8 @@ def checkpointed(
 def checkpoint_sets(schedules: Schedules, most: int) -> list[frozenset[int]]:
     """Return sets of checkpoints, as nodes of the graph problem: one set for 2, 4, 8, … segments of forward.
 
-    Segments compute about equal bytes. In each segment, the position is found at which the fewest bytes are alive:
-    bytes of values that forward computes before this position and reads after it. The values alive at this position are
-    checkpoints.
+    All segments compute values of about the same total size. In each segment, the position is chosen that the fewest
+    bytes cross, from earlier operators of forward to later ones. The values that cross this position are checkpoints.
     """
     problem, context = schedules.problem, schedules.context
     state, lowered = context.state, context.lowered

@@ -19,10 +19,10 @@ Prices = dict[int, float]
 class Cuts:
     """Minimum cuts of a graph problem under prices (Lagrange multipliers) of memory.
 
-    A cut assumes that a value is recomputed where backward first needs anything computed from this value. If no value
-    between a value and the loss is saved, this place is the start of backward, so recomputing seems to free no memory.
-    *Checkpoints* are values that every cut saves. With checkpoints, a value is recomputed where backward first needs
-    anything of the value's segment.
+    A cut assumes that a value is recomputed where backward first needs anything computed from this value. If nothing on
+    the way from a value to the loss is saved, backward seems to need the value at once, so recomputing the value seems
+    to free no memory. *Checkpoints* are values that every cut saves. With checkpoints, a value is recomputed where
+    backward first needs any value of the same segment (between two checkpoints).
 
     Args:
         schedules: the decisions of the graph, by the peaks of their schedules.

@@ -1,4 +1,4 @@
-"""Propose decisions similar to a candidate: save more values, or drop bytes above the limits."""
+"""Change a candidate's decision: save more values within the limits, or repair a candidate above the limits."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def filled(
 ) -> Candidate:
     """Save values that a candidate recomputes, in descending order of cost per byte; return the resulting candidate.
 
-    A value is saved if that lowers the cost within the limits. If the caller gave the schedule problem, saving ends
-    after ``effort.misses`` values in a row whose saving does not lower the cost.
+    A value is saved if that lowers the cost within the limits. With a schedule problem from the caller, the search ends
+    once ``effort.misses`` values in a row did not lower the cost.
     """
     failed = 0
     for i in worth_saving(schedules.problem, best.saved):

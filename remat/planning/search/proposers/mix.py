@@ -3,7 +3,7 @@
 1. The first decisions are minimum cuts with one price for every saved byte: vertices of the hull of the graph problem.
 2. Mixtures of two neighbouring decisions are evaluated. A mixture takes the choices of one decision up to a node, and
    the other decision's choices after the node. In a model of equal layers, successive mixtures differ in a few layers.
-3. For many peaks, the cheapest decision within the peak is changed to save further values, many at a time.
+3. For each of many peaks, the cheapest decision within that peak is changed to save further values, many at a time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Propose decisions that save, recompute and offload values to the host's memory.
+"""Propose decisions that offload some values to the host's memory, and save or recompute other values.
 
-A decision with offloads is searched as an `OffloadPlan`, which names nodes of the schedule problem. Afterwards, the
+The search represents a decision with offloads as an `OffloadPlan`, in nodes of the schedule problem. Afterwards, the
 copies of offloaded values are scheduled in forward and backward, and the offload plan becomes a `Candidate`.
 """
 
@@ -102,7 +102,7 @@ class Offloads:
         return without
 
     def _problem(self) -> OffloadProblem:
-        """Build a schedule problem with copy times, whose answers also state what is offloaded until backward."""
+        """Build a schedule problem with times of copies; its answers also state which values are offloaded."""
         state, lowered, lowered_schedule = (
             self.state,
             self.lowered,
@@ -157,7 +157,7 @@ class Offloads:
     def _candidates(
         self, peak_bytes: int, without: Candidate | None
     ) -> list[tuple[OffloadPlan, Decision | None]]:
-        """Return offload plans, best first, each with the `Decision` that has its node orders, or None without any."""
+        """Return offload plans, best first, each paired with the `Decision` of its node orders, or with None."""
         graph = self.lowered.problem
         search = OffloadSearch(self._problem(), graph, self._node_of, self._scheduled, peak_bytes)
         offload_plans = [self._best(search, without), *self._from_above(search)]
@@ -190,7 +190,7 @@ class Offloads:
         return search.best(saved)
 
     def _from_above(self, search: OffloadSearch) -> Iterator[OffloadPlan]:
-        """Yield offload plans: decisions above the limit on the peak, with values offloaded to meet the limit."""
+        """Yield offload plans: each offloads values of a decision above the limit on the peak, to lower the peak."""
         seen, peak_bytes = set[tuple[int, ...]](), search.capacity
         room = self.request.link.bytes_in(self._context.forward_time)
         for share in DEFAULT.offloading.above:
@@ -213,7 +213,7 @@ class Offloads:
         offload_plan: OffloadPlan,
         without: Candidate | None,
     ) -> tuple[OffloadPlan, Decision | None]:
-        """Improve an offload plan by searching node orders; return the best plan, and its `Decision` or None."""
+        """Improve an offload plan by searching node orders; return the best plan, paired with a `Decision` or None."""
         if not offload_plan.offloaded:
             return offload_plan, None
         best: tuple[OffloadPlan, Decision | None] = offload_plan, None
@@ -259,7 +259,7 @@ class Offloads:
     def _as_candidate(
         self, offload_plan: OffloadPlan, ordered: Decision | None, peak_bytes: int
     ) -> tuple[Candidate | None, int]:
-        """Convert an offload plan to a candidate; return it with its bytes above the peak, or None and 0."""
+        """Return an offload plan as a candidate, with its bytes above the limit on the peak; (None, 0) if refused."""
         problem = self.lowered.problem
         named = {at: i for i, at in enumerate(self._node_of) if at >= 0}
         offloads = tuple(
@@ -337,7 +337,7 @@ class Offloads:
     def _with_copies(
         self, base: Candidate, offloads: tuple[Offload, ...], peak_bytes: int
     ) -> tuple[Candidate | None, int]:
-        """Schedule a decision's copies; return a candidate and its bytes above the peak, or None and 0."""
+        """Schedule a decision's copies; return a candidate with its bytes above the limit on the peak, or (None, 0)."""
         decision = replace(base.decision, offloads=offloads)
         decided = replace(self.state, decision=decision, provenance=base.provenance)
         plain = PassManager(SPLIT).run(decided, in_place=True, verify=False).state

@@ -46,7 +46,7 @@ class Orders:
 
     @property
     def lowered_schedule(self) -> LoweredSchedule:
-        """The schedule problem, and the map from its nodes to the joint graph."""
+        """The schedule problem, and the map from its nodes to those of the joint graph."""
         return self._schedules.lowered_schedule
 
     @cached_property
@@ -68,7 +68,7 @@ class Orders:
 
     @cached_property
     def is_possible(self) -> bool:
-        """Whether node orders can be searched: the compiled C++ kernel is available, and `can_be_ordered` is True."""
+        """Whether node orders can be searched, which requires the compiled C++ kernel and a true `can_be_ordered`."""
         return kernel() is not None and self.can_be_ordered
 
     @cached_property

@@ -2,8 +2,9 @@
 
 The limit on the peak is replaced by prices (Lagrange multipliers): each byte that is alive at a program point costs the
 price of this point. Under given prices, the best decision is a minimum cut. A subgradient search with Polyak's step
-size raises the prices at the points where the step exceeds the peak. Afterwards, further values are saved, one at a
-time, in the best decision within the peak. If no decision is within the peak, the search is repeated with checkpoints.
+size raises the prices at the points where the step exceeds the peak. Afterwards, the best decision within the peak is
+changed to save further values, one at a time. If no decision is within the peak, the search is repeated with
+checkpoints.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class SolverDecisions:
         return self._better_than_cut(partial(self.search_within, limits, usual))
 
     def _better_than_cut(self, solved: Callable[[], Candidate]) -> Candidate:
-        """Return the decision at budget 1: the solver's if it is surely better than the runtime-optimal partition's."""
+        """For budget 1, return the runtime-optimal partition, or the solver's decision if that is surely better."""
         context, measures = self._context, self._measures
         # A step without a budget must be no worse than without remat, although costs and estimated peaks have errors.
         cut, error = context.runtime_optimal, COST_ERROR * context.step_cost
@@ -115,7 +115,7 @@ class SolverDecisions:
 
     @property
     def allowed_at_budget_one(self) -> Candidate:
-        """The decision at budget 1, or at the saved bytes that the user's code allows if these are fewer."""
+        """The decision at budget 1, or within fewer saved bytes if the user's code allows only fewer."""
         most = self._context.most_saved
         return self.at_budget_one if most is None else self.at(min(most, self._context.full_bytes))
 
@@ -134,7 +134,7 @@ class SolverDecisions:
         return tuple(pareto(candidates, lambda d: (d.saved_bytes, d.cost)))
 
     def swept(self, limits: Limits) -> Iterator[Candidate]:
-        """Yield decisions at falling limits on saved bytes, then at limits between the best one and the next higher."""
+        """Yield decisions at falling limits on saved bytes, then at limits just above the best decision's bytes."""
         context = self._context
         capacities = context.capacities(context.most_saved)
         first = self.allowed_at_budget_one if context.is_alone else context.runtime_optimal

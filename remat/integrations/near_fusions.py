@@ -85,11 +85,11 @@ class PlannedOrder(CustomSchedulerPass):
 
 
 class NearFusions(InductorChoices):
-    """Inductor's fusion rules without fusions that would keep values alive longer in backward.
+    """Inductor's fusion rules, with a ban on fusions that would keep values alive longer in backward.
 
-    A fused kernel runs after all operators that its parts depend on, so the earlier part of the kernel may run
-    later than without fusion. An extern operator is one for which Inductor generates no kernel, such as a matrix
-    product. The position of a kernel is the position in the schedule before any fusion.
+    A fused kernel runs only after all operators that its parts depend on. An early part of the kernel may thus run
+    later than it would without fusion. An extern operator is one for which Inductor generates no kernel, such as a
+    matrix product. A kernel's position is its index in the schedule as it was before any fusion.
     """
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class NearFusions(InductorChoices):
         return until <= before + NEAR_SUMS
 
     def _places(self, scheduler: Any, node1: Any, node2: Any) -> tuple[int, int]:
-        """Return the position of the earlier kernel, and of the last extern operator that the later kernel needs."""
+        """Return two positions: of the earlier kernel, and of the last extern operator that the later kernel needs."""
         self._look_at(scheduler)
         first, other = sorted((node1, node2), key=lambda n: n.min_order)
         waits = max((self._waits.get(n.get_name(), -1) for n in other.get_nodes()), default=-1)

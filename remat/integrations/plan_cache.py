@@ -182,7 +182,7 @@ def _known_of(name: str) -> str:
 
 
 def graph_keys(compiled: Any) -> tuple[str, ...]:
-    """Return the Inductor cache keys of both compiled graphs of a step from AOTAutograd's cache.
+    """Return the keys of a compiled step's forward and backward graph in Inductor's cache, as AOTAutograd knows them.
 
     Returns:
         The keys of forward and backward; only the key of forward if nothing is differentiable.

@@ -58,7 +58,7 @@ def compare_again(
 
 @torch.library.custom_op("remat::report_again", mutates_args=())
 def report_again(gradient: torch.Tensor, seen: list[torch.Tensor], names: str) -> torch.Tensor:
-    """Log the largest difference of each recomputed value that differs, and return a copy of a gradient.
+    """Log how far recomputed values differ from forward's values, and return a copy of ``gradient``.
 
     Args:
         gradient: a gradient that backward returns, so that no compiler removes the comparisons.
@@ -134,7 +134,7 @@ def add_checks(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_output
 
 
 def _call(graph: fx.Graph, target: Any, arguments: tuple[Any, ...]) -> fx.Node:
-    """Add a node that calls an operator to a graph, with the fake value of the result."""
+    """Add to a graph a node that calls an operator, with the fake value of the result."""
     node = graph.call_function(target, arguments)
     fakes = fx.node.map_arg(arguments, lambda n: n.meta["val"])
     mode: Any = fake_mode_of(fakes)

@@ -123,7 +123,7 @@ def _finite(bound: Any) -> int | None:
 
 
 def _marks(env: Any) -> dict[Any, tuple[bool, bool]]:
-    """Return a dict from symbol to two bools: whether the user declared its range, and marked it as dynamic."""
+    """Return, by symbol, two bools: whether the user declared the symbol's range, and marked the symbol as dynamic."""
     marks: dict[Any, tuple[bool, bool]] = {}
     for tracked in getattr(env, "tracked_fakes", None) or ():
         constraints = getattr(tracked.symbolic_context, "constraint_sizes", None) or ()

@@ -38,7 +38,7 @@ class _Parameters:
 
     @property
     def freed(self) -> bool:
-        """Whether a parameter that still exists has no memory, because FSDP frees parameters after each use."""
+        """Whether FSDP has freed the memory of a parameter that still exists, as FSDP does after each use."""
         values = [value for ref in self.refs if (value := ref()) is not None]
         return any(not value.untyped_storage().nbytes() for value in values)
 
@@ -130,7 +130,7 @@ class StepTally:
             return self._bytes(others) + sum(self._compiled.values())
 
     def add(self, graph: GraphMemory, inputs: Sequence[Any]) -> None:
-        """Add the bytes that a new graph is expected to keep for backward to the tally, until its first run."""
+        """Count the bytes that a new graph is expected to keep for backward, until the graph's first run."""
         places = {*graph.parameters, *graph.read}.intersection(range(len(inputs)))
         given = [inputs[k] for k in places if isinstance(inputs[k], torch.Tensor)]
         sizes = dict(map(storage_of, (*graph.own, *given)))
@@ -141,7 +141,7 @@ class StepTally:
             self._compiled[graph] = graph.held_bytes + new
 
     def run_in_turn(self, graph: Key, compiled: Sequence[Callable[..., Any]], *args: Any) -> Any:
-        """Run a graph by the code in ``compiled`` for the plan that was made for this run of the step."""
+        """Run a graph with the compiled code of the plan for this run; ``compiled`` has the code of each plan."""
         with self._lock:
             kind = self.together.kind(graph, begins=not self._waiting)
         return compiled[kind](*args)
@@ -204,8 +204,8 @@ class StepTally:
     def backward(self, run: _Run) -> None:
         """Record the predicted peak of a run's backward, right before backward begins.
 
-        The bytes that the run saved are subtracted from the tally, because backward frees them, unless the autograd
-        graph is retained.
+        Unless the autograd graph is retained, backward frees the bytes that the run saved, so the tally drops these
+        bytes.
         """
         with self._lock:
             if run not in self._waiting:  # a further backward of the same run

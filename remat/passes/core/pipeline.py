@@ -76,7 +76,7 @@ class Pipeline:
         return write_pipeline(self.passes)
 
     def flat(self) -> Iterator[Pass]:
-        """Yield passes in a possible order of their runs; instead of a `Fixpoint`, yield its inner passes."""
+        """Yield this pipeline's passes in a possible order of their runs; replace a `Fixpoint` by its inner passes."""
         return flat(self.passes)
 
     def run(

@@ -28,7 +28,7 @@ class SavedLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Which solver and search found a decision, and a proven lower bound: no valid decision has a smaller cost.
+    """How a decision was found: by which solver and search, with a proven lower bound on the cost of any decision.
 
     Attributes:
         solver: name of the solver that found the decision; ``min-cut`` if a minimum cut is the

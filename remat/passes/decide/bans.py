@@ -65,7 +65,7 @@ class Fusion:
         return a in self._absorbed.get(b, ())
 
     def is_reduction(self, node: fx.Node) -> bool:
-        """Return whether a node is a reduction: its result has less than a quarter of its inputs' bytes."""
+        """Return whether a node counts as a reduction: its result has less than a quarter of its inputs' bytes."""
         read = sum([self._bytes(a) for a in node.args if isinstance(a, fx.Node)])
         # Saving such a small result costs little. A quarter is PyTorch's arbitrary choice.
         return self._bytes(node) * 4 < read

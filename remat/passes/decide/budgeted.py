@@ -158,7 +158,7 @@ class Budgeted(Pass):
     def _lower_rungs(
         self, problem: GraphProblem, hull: Hull, solution: GraphSolution, limits: SavedLimits
     ) -> Iterator[GraphSolution]:
-        """Yield solutions for lower budgets; each may be cheaper than the solution for the given budget."""
+        """Yield solutions for lower budgets, where an inexact solver may find a decision that costs less."""
         # A solver that stops within a tolerance of the optimum may find a cheaper decision for a smaller budget.
         # Lower budgets are fixed fractions of all bytes, so the best solution costs no more than the plan at any of
         # these budgets.
@@ -183,7 +183,7 @@ class Budgeted(Pass):
 
     @staticmethod
     def _cut_solutions(problem: GraphProblem, solution: GraphSolution) -> Iterator[GraphSolution]:
-        """Yield, as solutions, those minimum cuts in ``problem.hints`` that fit the budget."""
+        """Yield, as solutions, those minimum cuts in ``problem.hints`` whose saved bytes are within the budget."""
         for saved in problem.hints if solution.status is not Status.OPTIMAL else ():
             evaluation = evaluate(problem, saved)
             if evaluation.saved_bytes <= (problem.capacity or 0):

@@ -270,7 +270,7 @@ def check_budgets(state: State, policies: Policies) -> None:
 
 
 def _results(state: State, parts: Sequence[Part | None]) -> set[int]:
-    """Return the values of modules and regions with a policy that forward reads outside the module or region."""
+    """For modules and regions with a policy, return the values that forward reads outside their module or region."""
     index, owner = state.index, state.storages.owner
     results: set[int] = set()
     for i, part in enumerate(parts):

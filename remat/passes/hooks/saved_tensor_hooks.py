@@ -28,7 +28,7 @@ from remat.units import format_bytes
 
 @dataclass(frozen=True)
 class HookTraces(Analysis[Traces]):
-    """FX graphs traced from a pair of hooks, one pair for each shape, layout, dtype and device of tensors.
+    """FX graphs traced from a pair of hooks: two graphs for each shape, layout, dtype and device of tensors.
 
     All partitions of one joint graph share the cached traces of hooks.
     """

@@ -86,7 +86,7 @@ class Region:
 
     The region has the matrix product that computes the logits, and the calls that read or compute values of about the
     logits' size. A call on smaller values, such as each token's loss, belongs to the region only if a call on large
-    values depends on the call on smaller values.
+    values depends on its result.
 
     Attributes:
         graph: the joint graph.

@@ -93,7 +93,7 @@ class SavedTensorHooks:
 
     @classmethod
     def of(cls, value: object) -> SavedTensorHooks:
-        """Convert ``value`` to hooks: ``value`` is such an object, the name of a ready-made pair, or two functions.
+        """Return hooks for ``value``: a `SavedTensorHooks`, the name of a ready-made pair, or a tuple of two functions.
 
         Args:
             value: a `SavedTensorHooks`, which is returned as it is; the name of a ready-made pair;

@@ -69,7 +69,7 @@ class ModuleStats:
 
     @property
     def can_run_again(self) -> bool:
-        """Whether the module may be checkpointed: it is not the model itself, has ``stats`` and no ``why_not``."""
+        """Whether the module may be checkpointed: it is not the model itself, and has ``stats`` and no ``why_not``."""
         return bool(self.fqn) and not self.why_not and self.stats is not None
 
     @property

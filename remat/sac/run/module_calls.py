@@ -50,7 +50,8 @@ def watching(begin: Begin, end: End, *models: nn.Module) -> Iterator[None]:
     The user's forward hooks run outside of the reported call, as they run outside of a checkpointed ``forward``.
     Calls in backward, in which checkpointed modules run again, are not reported.
 
-    A module that is in none of ``models`` is detected at its first call, whose report includes the module's own pre-hooks.
+    A module that is in none of ``models`` is detected at its first call; the report of this call includes the module's
+    pre-hooks.
     """
     watch = _Watch(begin, end)
     try:

@@ -177,7 +177,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         return frozenset(self._alive[key] for key in keys if key in self._alive)
 
     def _number(self, tensors: Iterable[torch.Tensor], born: int) -> tuple[int, ...]:
-        """Return the numbers of the tensors' storages; new storages get numbers, and ``born`` as allocation point."""
+        """Return the numbers of tensors' storages; a new storage gets a number, and is allocated at ``born``."""
         numbers: dict[int, None] = {}
         for key, part in (s for t in tensors for s in storages(t)):
             number = self._alive.get(key)

@@ -172,7 +172,7 @@ class Backend:
 
 
 def _checkpoints_of_step(arrived: Arrived, gm: fx.GraphModule) -> dict[str, bool]:
-    """Return settings that make AOTAutograd leave checkpoint tags to remat's plan, if the step is one graph."""
+    """If the step is one graph, return settings by which AOTAutograd leaves checkpoint tags to remat's plan."""
     # PyTorch's own pass refuses random operators in a checkpointed region, and fixes which values are recomputed.
     name = "remat_using_tags_for_fwd_loss_bwd_graph"
     is_planned = arrived.runs_backward and not calls_regions(gm)

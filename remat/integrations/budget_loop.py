@@ -44,9 +44,9 @@ def compile_within_budget(
 ) -> Compiled:
     """Compile a step with Inductor, and replan until the compiled step meets its budget.
 
-    The number of replans is limited. If no compiled step meets the budget, a peak in bytes raises
-    an error, and a budget on saved bytes causes a warning. If the budget is a ratio of the peak, the
-    returned step is the one with the least compiled peak.
+    The number of replans is limited. If no compiled step meets the budget, the function raises an error for a peak in
+    bytes, and warns for saved bytes. If the budget is a ratio of the peak, the returned step is the one with the least
+    compiled peak.
 
     Raises:
         RematError: planning failed, or no compiled step meets a budget that is a peak in bytes.
@@ -213,9 +213,9 @@ class Attempt(torch_compat.CustomPartitionerFn):
     def __reduce__(self) -> Any:
         """Pickle the partitioner that has the step's options, instead of this `Attempt`.
 
-        Inductor and AOTAutograd copy and pickle their settings, of which this object is one. A copy
-        of this object must not keep the step alive. `uuid`, the cache key, covers everything else
-        that affects the compilation.
+        Inductor and AOTAutograd copy and pickle their settings, of which this object is one. A copy of this object must
+        not keep the step alive. Besides the options, the cache key `uuid` covers everything that affects the
+        compilation.
         """
         return self.arrived.options.__reduce_ex__(2)
 

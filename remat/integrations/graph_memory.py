@@ -1,4 +1,4 @@
-"""Memory of one compiled graph alone, which `StepTally` adds up over the graphs of a step."""
+"""The memory that one compiled graph takes alone; `StepTally` adds up this memory over the graphs of a step."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ class PartitionOptions:
 
     @property
     def with_others(self) -> bool:
-        """Whether other ranks of the job may run the same plan."""
+        """Whether other ranks of the job may run this rank's plan, too."""
         return self.agree is not None and other_ranks() is not None
 
     def largest(self, number: int) -> int:

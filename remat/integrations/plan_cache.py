@@ -105,7 +105,7 @@ def repeated(warned: Sequence[Warned]) -> tuple[tuple[str, str], ...]:
 
 
 def record_of(joint: JointGraph) -> CachedPlan | None:
-    """Return a cache record of a joint graph, to which the caller adds the plan; None if text cannot hold the graph.
+    """Return a cache record of a joint graph, to which the caller adds the plan; None if the graph has no text form.
 
     The text of a graph omits the values of large constants, so a graph with such a constant has no record.
     """
@@ -171,7 +171,7 @@ def operators_of(joint: JointGraph) -> tuple[tuple[str, str], ...]:
 
 
 def _known_of(name: str) -> str:
-    """Return the schema, tags, effect and declaration of an operator as text; empty if unregistered."""
+    """Return an operator's schema, tags, effect and declaration as text; empty if no such operator is registered."""
     # These properties decide whether an operator may be recomputed, so a cached plan depends on them.
     try:
         op = purity.overload_named(name)

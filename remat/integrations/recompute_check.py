@@ -97,7 +97,7 @@ def _(gradient: torch.Tensor, seen: list[torch.Tensor], names: str) -> torch.Ten
 def add_checks(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int) -> None:
     """Change both graphs in place, so that backward compares each recomputed value with forward's value.
 
-    The checks compare no recomputed value that has no memory of its own, such as a view.
+    Recomputed values without memory of their own, such as views, are not compared.
     """
     values = outputs_of(forward.graph)
     calls = {n.name: n for n in forward.graph.nodes if n.op == "call_function"}

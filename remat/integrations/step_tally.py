@@ -1,9 +1,9 @@
 """Add up the bytes that all graphs of one step have alive, under a budget on the peak in bytes.
 
-A plan states the memory of a single graph. How often a graph runs in a step, and which other memory is then alive, is
-known only at run time. Several forward graphs may run before the first backward. The tally includes inputs of all
-graphs that ran in the step, saved values, live outputs, gradients of parameters, and allocations of the running graph.
-The tally includes neither memory of operators between the graphs nor memory of saved-tensor hooks.
+A plan states the memory of a single graph. How often a graph runs in a step, and which other memory is alive during a
+run, is known only at run time. Several forward graphs may run before the first backward. The tally includes inputs of
+all graphs that ran in the step, saved values, live outputs, gradients of parameters, and allocations of the running
+graph. The tally includes neither memory of operators between the graphs nor memory of saved-tensor hooks.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class _Run:
 
 
 class StepTally:
-    """Tally of the memory of all graphs of a step, which warns if the step exceeds its budget.
+    """Tally that adds up the memory of all graphs of a step, and warns if the step exceeds its budget.
 
     A new step begins when a forward graph runs while no earlier run waits for its backward.
 
@@ -267,7 +267,7 @@ class StepTally:
             self._warn(run, at_end=False)
 
     def _forget_others(self) -> None:
-        """Remove from the tally parameters that this step does not read; count freed parameters as their shards."""
+        """Remove parameters that this step does not read from the tally; count only the shards of freed parameters."""
         freed = {key[0] for key, parameters in self._parameters.items() if parameters.freed}
         self._parameters = {k: p for k, p in self._parameters.items() if k in self._ran}
         self._sizes = {}

@@ -93,7 +93,7 @@ class AnalysisCache:
         return cast(T, self.results[key])
 
     def keep_only(self, preserves: Sequence[type[Analysis[Any]]]) -> None:
-        """Drop, after an edit of the joint graph, the cached results of all analyses except ``preserves``."""
+        """After an edit of the joint graph, drop the cached results of all analyses except ``preserves``."""
         self.results = {k: v for k, v in self.results.items() if isinstance(k, tuple(preserves))}
 
 

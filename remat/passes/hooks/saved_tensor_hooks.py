@@ -72,7 +72,7 @@ class PackSaved(Pass):
 
     @classmethod
     def of(cls, hooks: SavedTensorHooks) -> PackSaved:
-        """Return the pass for hooks, with the hooks' own ``filter`` and ``min_bytes``."""
+        """Return a pass that applies the given hooks, with the hooks' own ``filter`` and ``min_bytes``."""
         return cls(pair=hooks, filter=hooks.filter, min_bytes=hooks.min_bytes)
 
     @property

@@ -61,7 +61,7 @@ def reorder(graph: fx.Graph) -> int:
     placed = dict.fromkeys(placeholders)
 
     def place(node: fx.Node) -> None:
-        """Append to the new order the missing nodes that must precede ``node``, in old order, and then ``node``."""
+        """Append nodes that must precede ``node``, in their old order, and then ``node``, to the new order."""
         missing: set[fx.Node] = set()
         stack = [node]
         while stack:
@@ -74,7 +74,7 @@ def reorder(graph: fx.Graph) -> int:
             placed[n] = None
 
     def place_behind(node: fx.Node) -> None:
-        """Append nodes that must precede ``node`` because of shared memory, and then ``node``."""
+        """Append nodes that must precede ``node`` because of shared memory, and then ``node``, to the new order."""
         for earlier in before.get(node, ()):
             place(earlier)
         place(node)

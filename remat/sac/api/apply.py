@@ -122,7 +122,7 @@ class Checkpointed:
 
 
 def _applied(module: nn.Module) -> Checkpointed | None:
-    """Return the replacement that `apply` set for a module's ``forward``; None without one."""
+    """Return the replacement that `apply` set for a module's ``forward``; None if there is no replacement."""
     forward = module.__dict__.get("forward")
     return forward if isinstance(forward, Checkpointed) else None
 

@@ -224,7 +224,7 @@ class SACEstimator:
         self.sac_mod_unsteady: dict[str, str] = {}
 
     def _take(self, name: str, stats: SACStats) -> None:
-        """Add the statistics of one module call, or drop the module if its calls in a run differ in operators."""
+        """Add the statistics of one module call; drop the module if two of its calls in a run differ in operators."""
         if name in self.sac_mod_unsteady:
             return
         first_call = self.sac_mod_stats.get(name)

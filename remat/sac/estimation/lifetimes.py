@@ -147,6 +147,6 @@ class Lifetimes:
         )
 
     def _ran(self, span: ModuleSpan) -> list[int]:
-        """Return the program points of the operators in a module call, without those that checkpointing ignores."""
+        """Return the program points of a module call's operators, except operators that checkpointing ignores."""
         calls = self.recorder.calls[span.first : span.last]
         return [call.program_point for call in calls if not call.skipped]

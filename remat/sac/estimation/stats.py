@@ -144,7 +144,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouping:
-    """Operators of a module: those that a solver decides about, those always stored, and those always recomputed.
+    """Operators of a module, in three groups: decided by a solver, always stored, and always recomputed.
 
     Attributes:
         free: items that a solver may store or recompute, in the order of their first operators.
@@ -163,9 +163,9 @@ def group(stats: SACStats) -> Grouping:
     """Group a module's operators that must share a decision because of in-place writes or random numbers.
 
     `SACStats.inplace_ops` has pairs of operators on one written storage; all pairs for a storage form an in-place
-    group. An in-place group is always stored if the first operator on the storage writes in place or returns a view.
-    All random operators form one group, which is always stored if `SACStats.force_store_random` is set. Groups with a
-    common operator are merged.
+    group. An in-place group is always stored if the first operator on the group's storage writes in place or returns a
+    view. All random operators form one group, which is always stored if `SACStats.force_store_random` is set. Groups
+    with a common operator are merged.
 
     Raises:
         ProblemError: the statistics are inconsistent; see `check`.

@@ -17,8 +17,8 @@ recomputation. Correct recomputation therefore needs four rules:
   last tensor is saved, and would miss the operator's write. After a random operator that writes to
   an argument, the region therefore saves one more tensor at the region's end.
 * In-place writes to a tensor made in the region: the writing operator and the operator that made the tensor must both
-  be saved, or both be recomputed. If both are saved, every earlier reader of the tensor must be saved as well. A
-  recomputed reader would read the written value instead of the earlier one.
+  be saved, or both be recomputed. If the operators that made and wrote the tensor are saved, every earlier reader of
+  the tensor must be saved as well. A recomputed reader would read the written value instead of the earlier one.
 * In-place writes to a tensor from outside the region, such as a buffer: the writing operator is
   saved, because recomputation would write a second time. The writing operator is not saved if a
   MUST verdict forbids this, or if a recomputed operator has read the tensor before. If a tensor

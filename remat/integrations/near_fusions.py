@@ -177,7 +177,7 @@ def _draws(node: Any) -> bool:
 
 
 def _marks(node: Any) -> tuple[set[int], set[int]]:
-    """Return the loss chunks that a node of a schedule computes and, in a one-graph step, its side: forward or backward."""
+    """Return a node's loss chunks and, if one graph is the whole step, the node's side: forward or backward."""
     origins = node.node.get_origins() if getattr(node, "node", None) is not None else ()
     chunks = {chunk for o in origins if (chunk := o.meta.get(CHUNK, -1)) >= 0}
     sides = [o.meta[SIDE] for o in origins if SIDE in o.meta]

@@ -167,8 +167,8 @@ class PartitionOptions:
     def largest(self, number: int) -> int:
         """Return the largest number that any rank of the job passes to this method.
 
-        Every rank that runs the newest plan must call this method. Without other ranks, ``number``
-        is returned.
+        Every rank that runs the newest plan must call this method. If the job has no other ranks, ``number`` is
+        returned.
         """
         if self.agree is None or (ranks := other_ranks()) is None:
             return number

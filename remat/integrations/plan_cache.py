@@ -95,7 +95,7 @@ def _made_again(plan: Plan, joint: str, hooks: Any, reread_inputs: bool) -> Plan
 def repeated(warned: Sequence[Warned]) -> tuple[tuple[str, str], ...]:
     """Return those warnings of planning that a later process repeats when it restores the plan from a cache.
 
-    Other warnings, such as those about budgets and measured costs, concern this process only.
+    Warnings that concern this process only, such as those about budgets and measured costs, are not repeated.
 
     Returns:
         Pairs (name of the warning's class, message), as in `CachedPlan`.

@@ -1,9 +1,8 @@
 """Compare recomputed values with forward's values at run time, under the option ``check="recomputed"``.
 
-Forward also saves each value that backward computes again, and backward compares the saved value
-with the recomputed one. A checked step therefore saves at least what it saves at budget 1. Under
-Inductor, the compared values are written to memory, so that kernels may fuse, and round, differently
-from kernels without the check.
+Forward also saves each value that backward computes again, and backward compares the saved value with the recomputed
+one. A checked step therefore saves at least as many bytes as the step at budget 1. Under Inductor, the compared values
+are written to memory, so that kernels may fuse, and round, differently from kernels without the check.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ def _(gradient: torch.Tensor, seen: list[torch.Tensor], names: str) -> torch.Ten
 
 
 def add_checks(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int) -> None:
-    """Change both graphs in place, so that backward compares each recomputed value with forward's value.
+    """Change forward and backward in place, so that backward compares each recomputed value with forward's value.
 
     Recomputed values without memory of their own, such as views, are not compared.
     """

@@ -239,7 +239,7 @@ class StepTally:
             graph.last_warning.nbytes = self._peak
 
     def _storages(self) -> dict[int, int]:
-        """Return the bytes of each storage alive, by id: graph outputs, parameters, and what runs keep for backward."""
+        """Return the bytes of each storage alive, by id: of graph outputs, parameters, and values kept for backward."""
         self._outputs = {key: v for key, v in self._outputs.items() if v[0]() is not None}
         storages = {key: nbytes for key, (_, nbytes) in self._outputs.items()} | self._sizes
         for run in self._waiting:

@@ -28,7 +28,7 @@ MOST_LINES = 8
 
 @dataclass(slots=True)
 class Compilations:
-    """Counts of this process's calls of ``torch.compile`` for Inductor, and of the graphs that Dynamo sent to Inductor.
+    """Numbers of calls of ``torch.compile`` for Inductor in this process, and of graphs that Dynamo sent to Inductor.
 
     Attributes:
         options: remat's options of planning by name.

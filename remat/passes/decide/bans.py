@@ -85,7 +85,7 @@ class Fusion:
 
 
 def _looked_up(node: fx.Node) -> tuple[bool, ...]:
-    """Return four answers: is a node a view, does it compute a value, may it be recomputed, is it compute-intensive."""
+    """Return four bools: whether a node is a view, computes a value, may run again, and is compute-intensive."""
     taxonomy = ops.default_taxonomy()
     return (
         taxonomy.is_view(node),
@@ -228,7 +228,7 @@ def cut_weights(state: State, fusion: Fusion) -> tuple[int, ...]:
     The weight of a value is ``nbytes * 1.1 ** d``. In this formula, d is the number of edges from the node to backward,
     limited to the range from 1 to 100. The weight is doubled for a value that fusion would keep out of memory if the
     value were not saved. The weight is also doubled for a copy of an input that the user may overwrite. The weight of a
-    generator state, and of a copy of an input that forward overwrites, is its bytes.
+    generator state, and of a copy of an input that forward overwrites, is its number of bytes.
 
     Args:
         state: the state with the joint graph.

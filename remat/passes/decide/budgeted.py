@@ -213,7 +213,7 @@ class Budgeted(Pass):
 
 @dataclass(frozen=True)
 class Knapsack(Budgeted):
-    """Keep the saved bytes within a budget: solve a knapsack of the operators that cost time to recompute.
+    """Keep the saved bytes within a budget, by a knapsack problem of the operators that cost time to recompute.
 
     The solver picks the operators that must not be recomputed. A minimum cut then finds the fewest
     bytes to save so that no picked operator is recomputed; see `remat.solvers.graph.completion`.

@@ -104,7 +104,7 @@ def _set_tags(state: State, tags: Mapping[int, tuple[Part, CheckpointPolicy]]) -
 def _tags(
     state: State, parts: Sequence[Part | None]
 ) -> Iterator[tuple[int, tuple[Part, CheckpointPolicy]]]:
-    """Yield, for policies other than budgets, the position of each node to tag, its module and its tag."""
+    """For all policies except budgets, yield the position, the module and the tag of each node to tag."""
     index, storages, roles = state.index, state.storages, state.roles
     lowered = state.lowered()
     problem = lowered.problem

@@ -180,7 +180,7 @@ def _is_random_state(node: fx.Node) -> bool:
 
 
 def _is_random(node: fx.Node) -> bool:
-    """Return whether ``node`` draws random numbers, such as those of a dropout, or is a view of them."""
+    """Return whether ``node`` draws random numbers, as a dropout does, or is a view of random numbers."""
     node = root_of(node)
     return ops.is_random(node) or "inductor_rand" in str(node.target)
 

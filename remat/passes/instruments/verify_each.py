@@ -156,7 +156,7 @@ class _Before:
         return None
 
     def stale(self, state: State) -> str | None:
-        """Return a message about the first preserved analysis whose result is stale after a pass, or None."""
+        """Return a message if the result of a preserved analysis is stale after a pass; otherwise None."""
         # If the pass did not edit this graph, every cached result is still right.
         if state.cache is not self.cache or state.cache.edits == self.edits:
             return None

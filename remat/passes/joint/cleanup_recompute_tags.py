@@ -1,6 +1,6 @@
 """Pass that corrects the tags at the ends of checkpointed regions before partitioning.
 
-The rules by which values get the tag MUST_SAVE are those of ``cleanup_recompute_tags`` in PyTorch's
+Values get the tag MUST_SAVE by the rules of ``cleanup_recompute_tags`` in PyTorch's
 ``torch/_functorch/partitioners.py``.
 """
 

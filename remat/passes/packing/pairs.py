@@ -117,10 +117,9 @@ class SavedTensorHooks:
     def cache_key(self) -> str | None:
         """Key that identifies the hooks in compile caches of all processes; None if no key can be formed.
 
-        The cache key is a digest of the options of the hooks and, for a ready-made pair, the pair's
-        name. For other hooks, the digest covers the attribute ``user_cache_hash`` of each function. For
-        an ``fx.GraphModule``, the digest covers the operators, and the ``user_cache_hash`` of each
-        wrapped leaf function.
+        The cache key is a digest of the options of the hooks and, for a ready-made pair, the pair's name. For hooks
+        that are not ready-made, the digest covers the attribute ``user_cache_hash`` of each function. For an
+        ``fx.GraphModule``, the digest covers the operators, and the ``user_cache_hash`` of each wrapped leaf function.
         """
         key = PAIRS.get(self.name)
         # A user's pair may have the name of a ready-made one.
@@ -132,7 +131,7 @@ class SavedTensorHooks:
         return hashlib.sha256(repr((keys, options)).encode()).hexdigest()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle hooks by their cache key if there is one, otherwise by value."""
+        """Pickle hooks by their cache key, or by value if there is no cache key."""
         # Inductor's cache pickles its options, which may hold hooks.
         if self.cache_key is None:
             return object.__reduce_ex__(self, protocol)

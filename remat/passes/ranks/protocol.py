@@ -221,7 +221,7 @@ class Ranks:
         self._shared.set(at, _packed({**data, "outline": asdict(question.outline)}))
 
     def _give_way(self, place: str, question: Question, wait_s: float) -> None:
-        """Wait until rank 0 has decided on the same graph, for at most ``wait_s`` seconds."""
+        """Wait, for at most ``wait_s`` seconds, until rank 0 has decided on a graph equal to this rank's graph."""
         at = f"at/{place}"
         if self._missed and (self._has(self._missed) or self._has(at)):
             self._missed = None
@@ -278,7 +278,7 @@ _OF_GROUP: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
 
 
 def other_ranks() -> Ranks | None:
-    """Return this process's access to the other ranks of the default process group.
+    """Return the `Ranks` by which this process reaches the other ranks of the default process group.
 
     Returns:
         The access object; None without a process group, with a single rank, in a fake group, or after the

@@ -52,8 +52,8 @@ class SACEstimator:
 
     The interface is that of ``torch.distributed._tools.sac_estimator``, with these differences:
 
-    * The memory of an operator is the bytes of the storages that it allocates. An in-place operator
-      therefore has 0 bytes.
+    * The memory of an operator is the bytes of the storages that it allocates. By this definition, the memory of an
+      in-place operator is 0 bytes.
     * Results that the module returns cost nothing to store, because they stay alive anyway. Returned
       results are identified by the storages of the module's outputs.
     * Batch normalisation in training counts as an in-place write to its running statistics.

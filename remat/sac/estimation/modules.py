@@ -241,7 +241,8 @@ def loss_only(model: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a model, so that backward starts from the loss if the model's output contains a loss.
 
     If the output has a ``loss`` that requires a gradient, the wrapper returns a pair: the loss, and all tensors of the
-    output, detached. Without such a loss, the wrapper returns the model's output unchanged.
+    output, detached. If the output has no ``loss`` that requires a gradient, the wrapper returns the model's output
+    unchanged.
     """
 
     def step(*args: Any, **kwargs: Any) -> Any:

@@ -12,10 +12,10 @@ recomputation. Correct recomputation therefore needs four rules:
   earlier random operator is saved. A custom operator that is not declared pure
   (`remat.declare_pure`) counts as random and may have other side effects. An operator not declared
   pure is saved, unless a MUST verdict forbids this or the operator writes in place.
-* Random operators that write their numbers to an argument, such as RReLU's: PyTorch saves the
-  written argument for backward before the operator writes. Recomputation stops when the region's
-  last tensor is saved, and would miss the operator's write. After a random operator that writes to
-  an argument, the region therefore saves one more tensor at the region's end.
+* Random operators that write their numbers to an argument, such as RReLU's: PyTorch saves the written argument for
+  backward before the operator writes. Recomputation stops once it has saved the region's last tensor, and would miss
+  the operator's write. After a random operator that writes to an argument, the region therefore saves one more tensor
+  at the region's end.
 * In-place writes to a tensor made in the region: the writing operator and the operator that made the tensor must both
   be saved, or both be recomputed. If the operators that made and wrote the tensor are saved, every earlier reader of
   the tensor must be saved as well. A recomputed reader would read the written value instead of the earlier one.

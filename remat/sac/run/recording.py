@@ -375,7 +375,7 @@ def _layout_key(x: torch.Tensor) -> Hashable:
 def without_replays(calls: Sequence[Call], returned: Iterable[fx.Node]) -> list[Call]:
     """Return a copy of a list of operator calls, with replays of views marked as skipped.
 
-    A replay repeats an earlier view after a write to the viewed memory. Only other replays use a replay's result.
+    A replay repeats an earlier view after a write to the viewed memory. The result of a replay is read by replays only.
 
     Args:
         calls: operators that ran, in order.

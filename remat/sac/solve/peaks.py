@@ -49,9 +49,9 @@ def simulate(tree: ModuleTree, decision: Decision, plain: Ints) -> Simulated:
 class AddedBytes:
     """Bytes that checkpointing one module adds to a step's memory, for each set of results that it may store.
 
-    A checkpointed module keeps its stored results and its inputs from the end of its forward to the start of
-    its backward. At the start of its backward, a checkpointed module runs again and makes the other tensors
-    that its backward reads.
+    A checkpointed module keeps its stored results and its inputs from the end of its forward to the start of its
+    backward. At the start of its backward, a checkpointed module runs again and makes the tensors that backward reads
+    and that were not stored.
 
     Args:
         module: the module.

@@ -87,7 +87,7 @@ def compile_within_budget(
 
 
 def plans_again(planned: Planned, budget: CompiledBudget) -> tuple[bool, str]:
-    """Return whether to replan a compiled step that exceeds its budget, and why the step exceeds it (`Planned.over`).
+    """Return whether to replan a step that exceeds its budget, and why the budget cannot be met (`Planned.over`).
 
     Args:
         planned: the graph, whose plan has the memory of the compiled step.

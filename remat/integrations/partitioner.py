@@ -1,4 +1,4 @@
-"""The partitioner that AOTAutograd or Inductor calls in place of PyTorch's own."""
+"""The partitioner that AOTAutograd or Inductor calls in place of PyTorch's own partitioner."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def _known_of(name: str) -> str:
 
 
 def graph_keys(compiled: Any) -> tuple[str, ...]:
-    """Return the keys of a compiled step's forward and backward graph in Inductor's cache, as AOTAutograd knows them.
+    """Return the keys of a compiled step's forward and backward graph in Inductor's cache.
 
     Returns:
         The keys of forward and backward; only the key of forward if nothing is differentiable.

@@ -130,7 +130,7 @@ class StepTally:
             return self._bytes(others) + sum(self._compiled.values())
 
     def add(self, graph: GraphMemory, inputs: Sequence[Any]) -> None:
-        """Count the bytes that a new graph is expected to keep for backward, until the graph's first run."""
+        """Until a new graph first runs, count the bytes that the graph is expected to keep for backward."""
         places = {*graph.parameters, *graph.read}.intersection(range(len(inputs)))
         given = [inputs[k] for k in places if isinstance(inputs[k], torch.Tensor)]
         sizes = dict(map(storage_of, (*graph.own, *given)))
@@ -267,7 +267,7 @@ class StepTally:
             self._warn(run, at_end=False)
 
     def _forget_others(self) -> None:
-        """Remove parameters that this step does not read from the tally; count only the shards of freed parameters."""
+        """From the tally, remove parameters that this step does not read; count freed parameters by their shards."""
         freed = {key[0] for key, parameters in self._parameters.items() if parameters.freed}
         self._parameters = {k: p for k, p in self._parameters.items() if k in self._ran}
         self._sizes = {}

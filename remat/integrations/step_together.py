@@ -199,7 +199,7 @@ class StepTogether:
         return replace(planned, plans=plans, runs=runs)
 
     def _compile_again(self, members: Sequence[Member]) -> None:
-        """Drop the compiled code of graphs, so that the next call of each compiles it with the backend as before."""
+        """Drop the compiled code of graphs; the next call of each graph compiles it again, with the same backend."""
         self._dropped_backends |= {id(m.backend): m.backend for m in members}
         for code in {m.code for m in members}:
             torch_compat.reset_code(code)

@@ -1,4 +1,4 @@
-"""Limits on saved bytes, a decision's provenance, and switches for the heuristics of the minimum cut."""
+"""Limits on saved bytes, a record of how a decision was found, and switches for the minimum cut's heuristics."""
 
 from __future__ import annotations
 

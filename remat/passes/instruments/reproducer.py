@@ -254,7 +254,7 @@ class Reproducer(Instrument):
     def _describe(
         self, p: Pass, state: State, path: tuple[str, ...], error: Exception
     ) -> tuple[Failure, Instance | None]:
-        """Return a record of a pass's failure, and the problem that a solver failed on; None if no solver failed."""
+        """Return a record of a pass's failure, and the problem that a solver failed on (None if no solver failed)."""
         failure = Failure.of(error, path=path, pipeline=self._pipeline)
         if not isinstance(p, Budgeted):
             return failure, None

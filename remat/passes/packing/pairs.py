@@ -1,4 +1,4 @@
-"""Saved-tensor hooks, and ready-made pairs of hooks.
+"""Pairs of hooks that pack and unpack saved tensors: the class of all pairs, and the ready-made pairs.
 
 As for `torch.autograd.graph.saved_tensors_hooks`, ``pack`` turns a saved tensor into a value to keep
 until backward, and ``unpack`` turns the value into a tensor again. The ready-made pairs restore

@@ -173,7 +173,7 @@ class Ranks:
             return number
 
     def _await_numbers(self, place: str, key: str, wait_s: float) -> None:
-        """Wait until every rank that uses this rank's decision has stored the ``number`` that `largest` got there."""
+        """Wait until every rank that uses this rank's decision has stored its own argument of `largest`."""
         pending = {*range(torch.distributed.get_world_size())} - {self.rank}
         for _ in _polls(wait_s):
             for rank in sorted(pending):

@@ -195,7 +195,7 @@ class Writes:
                     self._versions.setdefault(key, (op, torch_compat.version(outside)))
 
     def _write(self, op: Any, key: int, verdict: CheckpointPolicy) -> None:
-        """Check the verdict for an operator that writes to storage ``key``; record the write if it is saved."""
+        """Check the verdict of an operator that writes to storage ``key``; record the write of a saved operator."""
         maker, maker_is_saved = self._makers.get(key, (None, False))
         if verdict not in SAVE:
             if maker_is_saved:

@@ -1,4 +1,4 @@
-"""Tensors and storages that an operator reads and writes, and operators that selective checkpointing ignores."""
+"""Find the tensors and storages that an operator uses, and the operators that selective checkpointing ignores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorder of the operators, the lifetimes of storages, and the module calls of one training step."""
+"""Record the operators, the module calls, and the lifetimes of storages in one training step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulated memory of a training step, if some of the model's modules are checkpointed."""
+"""Simulate the memory of a training step in which some of the model's modules are checkpointed."""
 
 from __future__ import annotations
 

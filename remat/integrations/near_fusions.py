@@ -26,7 +26,7 @@ from remat.torch_compat import (
 class KeptWaits(CustomSchedulerPass):
     """Pass of Inductor's scheduler that makes readers of an in-place write wait for that write.
 
-    A scheduler pass that the user gave Inductor runs before this pass.
+    If the user gave Inductor a scheduler pass, the user's pass runs before this pass.
     """
 
     def __init__(self, first: CustomSchedulerPass | None = None) -> None:
@@ -37,7 +37,7 @@ class KeptWaits(CustomSchedulerPass):
         return "remat.kept-waits", None if self._first is None else self._first.uuid()
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
-        """Make each node of a schedule that reads an in-place write depend on the write, before fusion."""
+        """Before fusion, make each node of a schedule that reads an in-place write depend on the write."""
         nodes = nodes if self._first is None else self._first(nodes)
         for node in nodes:
             # Groups of a ``_foreach`` operator have no ``mutation_renames``, and Inductor does not rebuild their loops.

@@ -327,7 +327,7 @@ class Planned:
 
     @property
     def identity(self) -> str:
-        """The planned graph's identity, by which `CompiledGraphs.planned` records it."""
+        """The planned graph's identity, by which `CompiledGraphs.planned` records the graph."""
         return self.kind or self.plan.fingerprint
 
     @property

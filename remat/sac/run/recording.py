@@ -32,7 +32,7 @@ _UNCOUNTED = -2
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Call:
-    """One operator call in forward. Each storage in the fields is an index into `StepRecorder.nbytes`.
+    """One operator call in forward. The fields give each storage as an index into `StepRecorder.nbytes`.
 
     Attributes:
         node: the call as an FX node, for cost models.

@@ -15,7 +15,7 @@ from remat.planning.plan import Plan
 
 
 def joint_of_whole(arrived: Arrived, gm: fx.GraphModule, name: str) -> JointGraph | None:
-    """Return a graph without a separate backward as a joint graph; None if the graph needs no plan.
+    """Convert a graph that has no separate backward to a joint graph; return None if the graph needs no plan.
 
     A graph that computes gradients gets a plan. An inference gets a plan if it exceeds a budget on the peak in bytes,
     or has a saved plan.

@@ -1,7 +1,7 @@
-"""The Dynamo backend ``"remat"`` and `remat.backend`.
+"""The Dynamo backend ``"remat"``, and the function `remat.backend`, which builds a backend with options.
 
-A backend partitions each graph of Dynamo into forward and backward under a budget. The backend
-compiles both graphs with Inductor, or runs them uncompiled.
+A backend partitions each graph of Dynamo into forward and backward under a budget. The backend compiles the forward and
+the backward graph with Inductor, or runs them uncompiled.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Backend:
 
 
 def _checkpoints_of_step(arrived: Arrived, gm: fx.GraphModule) -> dict[str, bool]:
-    """Return settings that make AOTAutograd leave checkpoint tags to remat's plan, if the step is one graph."""
+    """If the step is one graph, return settings by which AOTAutograd leaves checkpoint tags to remat's plan."""
     # PyTorch's own pass refuses random operators in a checkpointed region, and fixes which values are recomputed.
     name = "remat_using_tags_for_fwd_loss_bwd_graph"
     is_planned = arrived.runs_backward and not calls_regions(gm)
@@ -180,7 +180,7 @@ def _checkpoints_of_step(arrived: Arrived, gm: fx.GraphModule) -> dict[str, bool
 
 
 def _traced_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
-    """Return a graph's inputs with symbolic sizes, which jagged tensors lack when Dynamo gives them to a backend."""
+    """Return a graph's inputs with symbolic sizes; Dynamo gives jagged tensors to a backend without such sizes."""
     places = gm.graph.find_nodes(op="placeholder")
     return [
         node.meta.get("example_value", value)
@@ -284,7 +284,7 @@ def _for_dynamo(error: RematError) -> Exception:
 
 
 def _check_inductor(options: Mapping[str, Any]) -> None:
-    """Check that Inductor has the options that remat does not know, and that their values are valid."""
+    """Check that the options that are not remat's are options of Inductor, and that their values are valid."""
     if not options:
         return
     theirs = torch_compat.list_options()
@@ -332,7 +332,7 @@ def _compile_eager(arrived: Arrived, gm: fx.GraphModule, example_inputs: Sequenc
 
 
 def _warn_of_traced_backward(arrived: Arrived, gm: fx.GraphModule) -> None:
-    """Warn that a graph that computes gradients itself has no plan, because it calls nested compile regions."""
+    """Warn that a graph has no plan, because it computes gradients itself and calls nested compile regions."""
     warn(
         f"'{torch_compat.traced_frame()[0] or name_of(gm)}' runs without a plan, and its budget {arrived.options.request.budget.label} is not "
         "held: it computes gradients itself, and calls torch.compiler.nested_compile_region. Compile it without such "

@@ -44,9 +44,9 @@ def compile_within_budget(
 ) -> Compiled:
     """Compile a step with Inductor, and replan until the compiled step meets its budget.
 
-    The number of replans is limited. If no compiled step meets the budget, a peak in bytes raises
-    an error, and a budget on saved bytes causes a warning. If the budget is a ratio of the peak, the
-    returned step is the one with the least compiled peak.
+    The number of replans is limited. If no compiled step meets the budget, the function raises an error for a peak in
+    bytes, and warns for saved bytes. If the budget is a ratio of the peak, the returned step is the one with the least
+    compiled peak.
 
     Raises:
         RematError: planning failed, or no compiled step meets a budget that is a peak in bytes.
@@ -87,7 +87,7 @@ def compile_within_budget(
 
 
 def plans_again(planned: Planned, budget: CompiledBudget) -> tuple[bool, str]:
-    """Return whether to replan a compiled step that exceeds its budget, and the text for `Planned.over`.
+    """Return whether to replan a step that exceeds its budget, and why the budget cannot be met (`Planned.over`).
 
     Args:
         planned: the graph, whose plan has the memory of the compiled step.
@@ -170,7 +170,7 @@ def restore(arrived: Arrived, gm: fx.GraphModule, record: CachedPlan) -> Planned
 
 @dataclass(eq=False)
 class Attempt(torch_compat.CustomPartitionerFn):
-    """One compilation of a step. Inductor calls this object to partition and to compile graphs.
+    """An object that compiles one step: Inductor calls the object to partition and to compile the step's graphs.
 
     Attributes:
         arrived: the graph to plan and to partition.
@@ -213,9 +213,9 @@ class Attempt(torch_compat.CustomPartitionerFn):
     def __reduce__(self) -> Any:
         """Pickle the partitioner that has the step's options, instead of this `Attempt`.
 
-        Inductor and AOTAutograd copy and pickle their settings, of which this object is one. A copy
-        of this object must not keep the step alive. `uuid`, the cache key, covers everything else
-        that affects the compilation.
+        Inductor and AOTAutograd copy and pickle their settings, of which this object is one. A copy of this object must
+        not keep the step alive. Besides the options, the cache key `uuid` covers everything that affects the
+        compilation.
         """
         return self.arrived.options.__reduce_ex__(2)
 
@@ -224,8 +224,8 @@ class Attempt(torch_compat.CustomPartitionerFn):
     ) -> Compiled:
         """Plan and compile the step with Inductor.
 
-        The plan of the result has the memory of the compiled code, if that is known. The result has no plan if the
-        whole step came from AOTAutograd's cache.
+        If the memory of the compiled code is known, the plan of the result states this memory. The result has no plan
+        if the whole step came from AOTAutograd's cache.
         """
         unloaded: list[GeneratedCode] = []
         settings: dict[str, Any] = {
@@ -259,7 +259,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Partition a joint graph into forward and backward graph; Inductor calls this method.
 
-        If the whole compiled step may be cached, the method also sets the attribute ``record``.
+        If the whole compiled step may be cached, the method also sets ``record``, the record to store beside the step.
 
         Args:
             gm: the joint graph; it is changed.
@@ -280,7 +280,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
 
     @contextlib.contextmanager
     def _recording(self, joint: JointGraph) -> Iterator[None]:
-        """Record a joint graph before planning changes the graph, and the warnings of planning in the ``with`` block."""
+        """Record a joint graph as it is before the ``with`` block, and the warnings of planning in the block."""
         record = None if self.traces is None else plan_cache.record_of(joint)
         with record_warnings() as warned:
             yield

@@ -1,4 +1,4 @@
-"""The list of plans that compiled models of this process run, behind `remat.plans`."""
+"""Keep the list that `remat.plans` returns: the plans that the compiled models of this process run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ def plans() -> tuple[Plan, ...]:
     """Return the plans that compiled models of this process run, newest last; at most 1,000.
 
     A plan has its forward and backward modules as long as its compiled step, or another reference to the plan, exists.
-    Afterwards only the plan's numbers, such as its peak, remain. Numbers that `remat.partitioner` did not need for
-    planning, such as the peak under a ratio, are then 0, for unknown.
+    Once the compiled step and all references to the plan are gone, only the plan's numbers, such as its peak, remain. A
+    number that `remat.partitioner` did not need for planning, such as the peak if the budget is a ratio, is then 0, for
+    unknown.
     """
     # Another thread may compile, and append a plan to the list, meanwhile.
     return tuple(plan() or figures for plan, figures in _PLANS.copy())

@@ -65,7 +65,7 @@ class CompileProgress:
 
 
 def closing_line(plan: Plan) -> str:
-    """Return one line with a plan's peak, the peak without remat, and the change of the step time in percent."""
+    """Return one line with a plan's peak, the peak without remat, and by how many percent the step time changes."""
     change = plan.before_after
     peak, without = change.peak_bytes, change.without_peak_bytes
     about = ""

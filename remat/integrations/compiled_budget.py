@@ -1,4 +1,4 @@
-"""The budget of a step that Inductor compiles: plan, compare the compiled step with the budget, and plan again."""
+"""Plan a step that Inductor compiles, and plan the step again if its compiled code exceeds the budget."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNSHRUNK = (
 
 
 class CompiledBudget:
-    """Measurements of compiled versions of one step that exceeded the step's budget, for the step's next plan.
+    """Measurements of those compilations of one step that exceeded its budget, for planning the step again.
 
     Args:
         largest: function from this rank's excess over the budget, in bytes, to the largest excess
@@ -173,9 +173,8 @@ class CompiledBudget:
     def is_open(self, plan: Plan, request: PlanRequest) -> bool:
         """Return whether a later process must plan this step itself instead of loading its plan.
 
-        The result is True for a compiled step that exceeds its budget, if that is a ratio of the
-        peak or the least peak was tried. Only the process that planned the step knows how many
-        bytes a ratio of the peak stands for.
+        The result is True if the compiled step exceeds a ratio of the peak, or exceeds its budget even after planning
+        for the least peak. Only the process that planned the step knows how many bytes a ratio of the peak stands for.
         """
         taken, limit = compiled_bytes(plan, request)
         seeks = len(self.rounds) > 1 or request.budget.peak_share is not None
@@ -184,7 +183,7 @@ class CompiledBudget:
     def _tell(
         self, plan: Plan, request: PlanRequest, taken: int, limit: int, *, elsewhere: bool
     ) -> None:
-        """Report that a compiled step exceeds its budget: raise for a budget on the peak in bytes, or else warn."""
+        """Report that a compiled step exceeds its budget: raise an error for a peak in bytes, or else warn."""
         budget, where = request.budget, " on another rank" if elsewhere else ""
         compiled = {d: peak for each in self.rounds for d, peak in each.peaks.items()}
         taken = min(compiled.values(), default=taken)

@@ -197,7 +197,7 @@ class _Sizes:
         return cls(Fakes([replace(s, hint=at.get(s.name, s.hint)) for s in described]))
 
     def learn(self, values: Sequence[Any], outputs: Sequence[Any], nbytes: Sequence[Any]) -> None:
-        """Match the step's symbols with the generated code's sizes: compare forward's traced and simulated outputs."""
+        """Learn how the generated code writes symbolic sizes: compare forward's traced and simulated outputs."""
         for value, output in zip(values, outputs, strict=True):
             for size, generated in zip(_numbers(value), _numbers(output), strict=False):
                 expression = expression_of(size)
@@ -277,7 +277,7 @@ class _Simulation(StorageWatch):  # type: ignore[no-untyped-call]
         self._boundary = len(self._program_points)
 
     def mark(self, values: Sequence[Any], kind: StorageKind, names: Sequence[str] = ()) -> None:
-        """Set the kind of the storages of the given tensors and, if these are saved values, their names."""
+        """Set the kind of the storages of tensors; for saved values, also set the names under which they are saved."""
         for value, name in zip_longest(values, names, fillvalue=""):
             if isinstance(value, torch.Tensor):
                 at = self._alive.get(torch_compat.storage_id(value.untyped_storage()))

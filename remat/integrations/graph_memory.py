@@ -1,4 +1,4 @@
-"""Memory of one compiled graph alone, which `StepTally` adds up over the graphs of a step."""
+"""The memory that one compiled graph takes alone; `StepTally` adds up this memory over the graphs of a step."""
 
 from __future__ import annotations
 
@@ -91,9 +91,10 @@ class GraphMemory:
         )
 
     def scaled(self, arguments: Sequence[Any], node: Any) -> float:
-        """Return the factor by which a run, because of its sizes, takes more bytes than planned; at least 1.
+        """Return by which factor a run takes more bytes than planned because its sizes are larger; at least 1.
 
-        The factor compares the bytes of the graph's peak without parameters and buffers.
+        The factor compares two peaks of the graph, at the run's sizes and at the planned sizes, both without parameters
+        and buffers.
         """
         if self.bytes_at is None or self.sizes is None:
             return 1.0

@@ -34,7 +34,7 @@ def masks_to_bytes(graph: fx.Graph, own: int) -> frozenset[str]:
 
 
 def masks_from_bytes(graph: fx.Graph, inputs: Sequence[Any], names: Iterable[str]) -> Sequence[Any]:
-    """Make backward convert the bytes that forward returns after `masks_to_bytes` back to boolean masks."""
+    """Undo `masks_to_bytes` in backward: convert the bytes that forward returns back to boolean masks."""
     wanted, given = frozenset(names), list(inputs)
     placeholders = list(graph.find_nodes(op="placeholder"))
     for k, node in enumerate(placeholders):

@@ -26,7 +26,7 @@ from remat.torch_compat import (
 class KeptWaits(CustomSchedulerPass):
     """Pass of Inductor's scheduler that makes readers of an in-place write wait for that write.
 
-    A scheduler pass that the user gave Inductor runs before this pass.
+    If the user gave Inductor a scheduler pass, the user's pass runs before this pass.
     """
 
     def __init__(self, first: CustomSchedulerPass | None = None) -> None:
@@ -37,7 +37,7 @@ class KeptWaits(CustomSchedulerPass):
         return "remat.kept-waits", None if self._first is None else self._first.uuid()
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
-        """Make each node of a schedule that reads an in-place write depend on the write, before fusion."""
+        """Before fusion, make each node of a schedule that reads an in-place write depend on the write."""
         nodes = nodes if self._first is None else self._first(nodes)
         for node in nodes:
             # Groups of a ``_foreach`` operator have no ``mutation_renames``, and Inductor does not rebuild their loops.
@@ -85,11 +85,11 @@ class PlannedOrder(CustomSchedulerPass):
 
 
 class NearFusions(InductorChoices):
-    """Inductor's fusion rules without fusions that would keep values alive longer in backward.
+    """Inductor's fusion rules, with a ban on fusions that would keep values alive longer in backward.
 
-    A fused kernel runs after all operators that its parts depend on, so the earlier part of the kernel may run
-    later than without fusion. An extern operator is one for which Inductor generates no kernel, such as a matrix
-    product. The position of a kernel is the position in the schedule before any fusion.
+    A fused kernel runs only after all operators that its parts depend on. An early part of the kernel may thus run
+    later than it would without fusion. An extern operator is one for which Inductor generates no kernel, such as a
+    matrix product. A kernel's position is its index in the schedule as it was before any fusion.
     """
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class NearFusions(InductorChoices):
         return until <= before + NEAR_SUMS
 
     def _places(self, scheduler: Any, node1: Any, node2: Any) -> tuple[int, int]:
-        """Return the position of the earlier kernel, and of the last extern operator that the later kernel needs."""
+        """Return two positions: of the earlier kernel, and of the last extern operator that the later kernel needs."""
         self._look_at(scheduler)
         first, other = sorted((node1, node2), key=lambda n: n.min_order)
         waits = max((self._waits.get(n.get_name(), -1) for n in other.get_nodes()), default=-1)
@@ -177,7 +177,7 @@ def _draws(node: Any) -> bool:
 
 
 def _marks(node: Any) -> tuple[set[int], set[int]]:
-    """Return the loss chunks that a node of a schedule computes and, in a one-graph step, its side: forward or backward."""
+    """Return a node's loss chunks and, if one graph is the whole step, the node's side: forward or backward."""
     origins = node.node.get_origins() if getattr(node, "node", None) is not None else ()
     chunks = {chunk for o in origins if (chunk := o.meta.get(CHUNK, -1)) >= 0}
     sides = [o.meta[SIDE] for o in origins if SIDE in o.meta]

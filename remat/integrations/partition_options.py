@@ -161,14 +161,14 @@ class PartitionOptions:
 
     @property
     def with_others(self) -> bool:
-        """Whether other ranks of the job may run the same plan."""
+        """Whether other ranks of the job may run this rank's plan, too."""
         return self.agree is not None and other_ranks() is not None
 
     def largest(self, number: int) -> int:
         """Return the largest number that any rank of the job passes to this method.
 
-        Every rank that runs the newest plan must call this method. Without other ranks, ``number``
-        is returned.
+        Every rank that runs the newest plan must call this method. If the job has no other ranks, ``number`` is
+        returned.
         """
         if self.agree is None or (ranks := other_ranks()) is None:
             return number

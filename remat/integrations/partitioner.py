@@ -1,4 +1,4 @@
-"""The partitioner that AOTAutograd or Inductor calls in place of PyTorch's own."""
+"""The partitioner that AOTAutograd or Inductor calls in place of PyTorch's own partitioner."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def partitioner(
 
 
 def _plan_standalone(joint: JointGraph, request: PlanRequest, *, agree: Pass | None) -> Plan:
-    """Plan a joint graph in place for a user's own AOTAutograd call, without the backend's checks at run time."""
+    """Plan a joint graph in place if the user calls AOTAutograd directly, without the backend's checks at run time."""
     # Autograd does not detect writes to some outputs, such as views. Backward must not read such an output after
     # the user has written to it. A saved plan is applied unchanged.
     places = unversioned_outputs(joint) if request.plan is None else ()

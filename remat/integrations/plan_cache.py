@@ -95,7 +95,7 @@ def _made_again(plan: Plan, joint: str, hooks: Any, reread_inputs: bool) -> Plan
 def repeated(warned: Sequence[Warned]) -> tuple[tuple[str, str], ...]:
     """Return those warnings of planning that a later process repeats when it restores the plan from a cache.
 
-    Other warnings, such as those about budgets and measured costs, concern this process only.
+    Warnings that concern this process only, such as those about budgets and measured costs, are not repeated.
 
     Returns:
         Pairs (name of the warning's class, message), as in `CachedPlan`.
@@ -105,7 +105,7 @@ def repeated(warned: Sequence[Warned]) -> tuple[tuple[str, str], ...]:
 
 
 def record_of(joint: JointGraph) -> CachedPlan | None:
-    """Return a cache record of a joint graph, to which the caller adds the plan; None if text cannot hold the graph.
+    """Return a cache record of a joint graph, to which the caller adds the plan; None if the graph has no text form.
 
     The text of a graph omits the values of large constants, so a graph with such a constant has no record.
     """
@@ -171,7 +171,7 @@ def operators_of(joint: JointGraph) -> tuple[tuple[str, str], ...]:
 
 
 def _known_of(name: str) -> str:
-    """Return the schema, tags, effect and declaration of an operator as text; empty if unregistered."""
+    """Return an operator's schema, tags, effect and declaration as text; empty if no such operator is registered."""
     # These properties decide whether an operator may be recomputed, so a cached plan depends on them.
     try:
         op = purity.overload_named(name)
@@ -182,7 +182,7 @@ def _known_of(name: str) -> str:
 
 
 def graph_keys(compiled: Any) -> tuple[str, ...]:
-    """Return the Inductor cache keys of both compiled graphs of a step from AOTAutograd's cache.
+    """Return the keys of a compiled step's forward and backward graph in Inductor's cache.
 
     Returns:
         The keys of forward and backward; only the key of forward if nothing is differentiable.

@@ -1,9 +1,8 @@
 """Compare recomputed values with forward's values at run time, under the option ``check="recomputed"``.
 
-Forward also saves each value that backward computes again, and backward compares the saved value
-with the recomputed one. A checked step therefore saves at least what it saves at budget 1. Under
-Inductor, the compared values are written to memory, so that kernels may fuse, and round, differently
-from kernels without the check.
+Forward also saves each value that backward computes again, and backward compares the saved value with the recomputed
+one. A checked step therefore saves at least as many bytes as the step at budget 1. Under Inductor, the compared values
+are written to memory, so that kernels may fuse, and round, differently from kernels without the check.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def compare_again(
 
 @torch.library.custom_op("remat::report_again", mutates_args=())
 def report_again(gradient: torch.Tensor, seen: list[torch.Tensor], names: str) -> torch.Tensor:
-    """Log the largest difference of each recomputed value that differs, and return a copy of a gradient.
+    """Log how far recomputed values differ from forward's values, and return a copy of ``gradient``.
 
     Args:
         gradient: a gradient that backward returns, so that no compiler removes the comparisons.
@@ -95,9 +94,9 @@ def _(gradient: torch.Tensor, seen: list[torch.Tensor], names: str) -> torch.Ten
 
 
 def add_checks(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int) -> None:
-    """Change both graphs in place, so that backward compares each recomputed value with forward's value.
+    """Change forward and backward in place, so that backward compares each recomputed value with forward's value.
 
-    The checks compare no recomputed value that has no memory of its own, such as a view.
+    Recomputed values without memory of their own, such as views, are not compared.
     """
     values = outputs_of(forward.graph)
     calls = {n.name: n for n in forward.graph.nodes if n.op == "call_function"}
@@ -134,7 +133,7 @@ def add_checks(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_output
 
 
 def _call(graph: fx.Graph, target: Any, arguments: tuple[Any, ...]) -> fx.Node:
-    """Add a node that calls an operator to a graph, with the fake value of the result."""
+    """Add to a graph a node that calls an operator, with the fake value of the result."""
     node = graph.call_function(target, arguments)
     fakes = fx.node.map_arg(arguments, lambda n: n.meta["val"])
     mode: Any = fake_mode_of(fakes)

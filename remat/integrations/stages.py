@@ -1,4 +1,4 @@
-"""The three stages of compiling a graph: the graph has arrived from Dynamo, is planned, and is compiled."""
+"""The three stages of compiling a graph: `Arrived` from Dynamo, `Planned`, and `Compiled`."""
 
 from __future__ import annotations
 
@@ -132,9 +132,9 @@ class Arrived:
     def runs_anyway(self, kind: str) -> bool:
         """Return whether a graph runs even if its budget in bytes cannot be met.
 
-        The result is True for a recompilation, where an error would end a running training, if
-        other graphs of the step have memory alive, and for an inference. The result is always False with the option
-        ``strict``, if the budget is a ratio, and with a saved plan or the user's own pipeline.
+        The result is True for an inference, and if other graphs of the step have memory alive. The result is also True
+        for a recompilation, where an error would end a running training. The result is always False with the option
+        ``strict``, with a budget that is a ratio, with a saved plan, and with the user's own pipeline.
 
         Args:
             kind: identity of the graph's code and parameters; see `code_of`.
@@ -309,7 +309,7 @@ class Planned:
     joint: JointGraph | None = None
 
     def recorded(self) -> Self:
-        """Log the plan, record the graph as planned, and return the stage; its plan says whether other graphs exist."""
+        """Log the plan, record the graph as planned, and return this stage; the plan notes if other graphs exist."""
         arrived, plan = self.arrived, self.plan
         if arrived.is_part and not plan.of_step:
             plan = replace(plan, _of_step=_other_graphs(arrived))
@@ -327,7 +327,7 @@ class Planned:
 
     @property
     def identity(self) -> str:
-        """The planned graph's identity, by which `CompiledGraphs.planned` records it."""
+        """The planned graph's identity, by which `CompiledGraphs.planned` records the graph."""
         return self.kind or self.plan.fingerprint
 
     @property

@@ -1,8 +1,8 @@
 """Check that a compiled step meets its budget in bytes at the sizes of each run.
 
-Upper bounds of the step's bytes give the largest sizes that meet the budget. A guard makes Dynamo
-recompile for larger sizes. Sizes that no guard can bound, and all sizes of a step that
-exceeds its budget, are checked when the step runs.
+Upper bounds of the step's bytes give the largest sizes that meet the budget. A guard makes Dynamo recompile for larger
+sizes. Sizes that no guard can bound are checked when the step runs, and so are all sizes of a step that exceeds its
+budget.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class _SizeCheck:
         )
 
     def shown(self, numbers: Mapping[str, int] | None = None) -> str:
-        """Return a text that lists each size that no guard bounds, with its value in ``numbers`` or in the plan."""
+        """Return a text that lists sizes that no guard bounds, with values from ``numbers`` or else from the plan."""
         planned = self.sizes.planned
         shown = [n for n in planned if n in self.unbounded] or [*planned]
         values = {n: planned[n].number for n in shown} if numbers is None else numbers

@@ -123,7 +123,7 @@ def _finite(bound: Any) -> int | None:
 
 
 def _marks(env: Any) -> dict[Any, tuple[bool, bool]]:
-    """Return a dict from symbol to two bools: whether the user declared its range, and marked it as dynamic."""
+    """Return, by symbol, two bools: whether the user declared the symbol's range, and marked the symbol as dynamic."""
     marks: dict[Any, tuple[bool, bool]] = {}
     for tracked in getattr(env, "tracked_fakes", None) or ():
         constraints = getattr(tracked.symbolic_context, "constraint_sizes", None) or ()
@@ -185,7 +185,7 @@ def at_declared_sizes(example_inputs: Sequence[Any], *, in_bytes: bool) -> Itera
 
 
 class SizedBytes:
-    """Function that returns an upper bound on a step's bytes, for all values of its dynamic sizes within ranges.
+    """Function that returns an upper bound on a step's bytes, if the dynamic sizes are within given ranges.
 
     The bytes are those that the step's budget limits: the bytes of the peak, or the saved bytes.
 
@@ -218,7 +218,7 @@ class SizedBytes:
         self._more = max(1.0, self.taken / simulated) if simulated else 1.0
 
     def __call__(self, ranges: Mapping[str, tuple[int, int | None]]) -> int:
-        """Return an upper bound on the bytes that a step takes, for all values of its dynamic sizes within ranges.
+        """Return an upper bound on the bytes that a step takes, if its dynamic sizes are within given ranges.
 
         Args:
             ranges: dict from a symbol's name to its least and largest value; None for no largest
@@ -239,7 +239,7 @@ class SizedBytes:
 
 
 def _upper(size: Any, ranges: Mapping[str, tuple[int, int | None]]) -> int | None:
-    """Return an upper bound on an expression whose symbols are within ranges; None if there is no bound."""
+    """Return an upper bound on an expression whose symbols are within given ranges; None if there is no bound."""
     symbols = {s: ranges.get(s.name, (0, None)) for s in size.free_symbols}
     if _grows(size) and all(most is not None for _, most in symbols.values()):
         return int(size.xreplace({s: sympy.Integer(most) for s, (_, most) in symbols.items()}))

@@ -1,9 +1,9 @@
 """Add up the bytes that all graphs of one step have alive, under a budget on the peak in bytes.
 
-A plan states the memory of a single graph. How often a graph runs in a step, and which other memory is then alive, is
-known only at run time. Several forward graphs may run before the first backward. The tally includes inputs of all
-graphs that ran in the step, saved values, live outputs, gradients of parameters, and allocations of the running graph.
-The tally includes neither memory of operators between the graphs nor memory of saved-tensor hooks.
+A plan states the memory of a single graph. How often a graph runs in a step, and which other memory is alive during a
+run, is known only at run time. Several forward graphs may run before the first backward. The tally includes inputs of
+all graphs that ran in the step, saved values, live outputs, gradients of parameters, and allocations of the running
+graph. The tally includes neither memory of operators between the graphs nor memory of saved-tensor hooks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Parameters:
 
     @property
     def freed(self) -> bool:
-        """Whether a parameter that still exists has no memory, because FSDP frees parameters after each use."""
+        """Whether FSDP has freed the memory of a parameter that still exists, as FSDP does after each use."""
         values = [value for ref in self.refs if (value := ref()) is not None]
         return any(not value.untyped_storage().nbytes() for value in values)
 
@@ -77,7 +77,7 @@ class _Run:
 
 
 class StepTally:
-    """Tally of the memory of all graphs of a step, which warns if the step exceeds its budget.
+    """Tally that adds up the memory of all graphs of a step, and warns if the step exceeds its budget.
 
     A new step begins when a forward graph runs while no earlier run waits for its backward.
 
@@ -130,7 +130,7 @@ class StepTally:
             return self._bytes(others) + sum(self._compiled.values())
 
     def add(self, graph: GraphMemory, inputs: Sequence[Any]) -> None:
-        """Add the bytes that a new graph is expected to keep for backward to the tally, until its first run."""
+        """Until a new graph first runs, count the bytes that the graph is expected to keep for backward."""
         places = {*graph.parameters, *graph.read}.intersection(range(len(inputs)))
         given = [inputs[k] for k in places if isinstance(inputs[k], torch.Tensor)]
         sizes = dict(map(storage_of, (*graph.own, *given)))
@@ -141,7 +141,7 @@ class StepTally:
             self._compiled[graph] = graph.held_bytes + new
 
     def run_in_turn(self, graph: Key, compiled: Sequence[Callable[..., Any]], *args: Any) -> Any:
-        """Run a graph by the code in ``compiled`` for the plan that was made for this run of the step."""
+        """Run a graph with the compiled code of the plan for this run; ``compiled`` has the code of each plan."""
         with self._lock:
             kind = self.together.kind(graph, begins=not self._waiting)
         return compiled[kind](*args)
@@ -204,8 +204,8 @@ class StepTally:
     def backward(self, run: _Run) -> None:
         """Record the predicted peak of a run's backward, right before backward begins.
 
-        The bytes that the run saved are subtracted from the tally, because backward frees them, unless the autograd
-        graph is retained.
+        Unless the autograd graph is retained, backward frees the bytes that the run saved, so the tally drops these
+        bytes.
         """
         with self._lock:
             if run not in self._waiting:  # a further backward of the same run
@@ -239,7 +239,7 @@ class StepTally:
             graph.last_warning.nbytes = self._peak
 
     def _storages(self) -> dict[int, int]:
-        """Return the bytes of each storage alive, by id: graph outputs, parameters, and what runs keep for backward."""
+        """Return the bytes of each storage alive, by id: of graph outputs, parameters, and values kept for backward."""
         self._outputs = {key: v for key, v in self._outputs.items() if v[0]() is not None}
         storages = {key: nbytes for key, (_, nbytes) in self._outputs.items()} | self._sizes
         for run in self._waiting:
@@ -267,7 +267,7 @@ class StepTally:
             self._warn(run, at_end=False)
 
     def _forget_others(self) -> None:
-        """Remove from the tally parameters that this step does not read; count freed parameters as their shards."""
+        """From the tally, remove parameters that this step does not read; count freed parameters by their shards."""
         freed = {key[0] for key, parameters in self._parameters.items() if parameters.freed}
         self._parameters = {k: p for k, p in self._parameters.items() if k in self._ran}
         self._sizes = {}

@@ -72,7 +72,7 @@ class StepTogether:
         self._dropped_backends: dict[int, object] = {}
 
     def add(self, member: Member | None) -> None:
-        """Begin to record runs, because a graph was just compiled that can be planned with others."""
+        """Begin to record runs, because a graph that can be planned with others was just compiled."""
         if member is None:
             return
         self._dropped_backends.pop(id(member.backend), None)
@@ -111,7 +111,7 @@ class StepTogether:
         return kinds[0 if begins else self._ran[graph] % len(kinds)]
 
     def can_plan(self, graphs: Iterable[Member | None]) -> bool:
-        """Return whether the graphs of a step can be planned together: none is None, and all have equal options."""
+        """Return whether a step's graphs can be planned together: each is a `Member`, and all have equal options."""
         registered = [*graphs]
         members = [m for m in registered if m is not None]
         if not members or len(members) < len(registered):
@@ -199,7 +199,7 @@ class StepTogether:
         return replace(planned, plans=plans, runs=runs)
 
     def _compile_again(self, members: Sequence[Member]) -> None:
-        """Drop the compiled code of graphs, so that their next calls compile them with the same backends."""
+        """Drop the compiled code of graphs; the next call of each graph compiles it again, with the same backend."""
         self._dropped_backends |= {id(m.backend): m.backend for m in members}
         for code in {m.code for m in members}:
             torch_compat.reset_code(code)
@@ -208,7 +208,7 @@ class StepTogether:
 
 
 def _must_agree(member: Member) -> bool:
-    """Return whether ranks with different plans for a graph could hang, as plans may recompute collectives."""
+    """Return whether ranks could hang if their plans for a graph differed, because plans may recompute collectives."""
     if not member.options.with_others:
         return False
     return member.joint is None or any(map(is_collective, member.joint.graph.nodes))

@@ -1,8 +1,8 @@
-"""Wrap a compiled step, to check each of its runs: its sizes, and writes to its outputs.
+"""Wrap a compiled step, to check the sizes of each run, and to detect writes to the outputs.
 
-Autograd detects a write to a saved tensor by the tensor's version counter. A compiled step may save
-a second tensor that shares the memory of an output. The second tensor has its own version, which a
-write to the output does not change. This module therefore checks the version of the output.
+Autograd detects a write to a saved tensor by the tensor's version counter. A compiled step may save a second tensor
+that shares the memory of an output. The second tensor has its own version, which a write to the output does not change.
+This module therefore checks the version of the output itself, just before backward.
 """
 
 from __future__ import annotations

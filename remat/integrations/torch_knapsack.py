@@ -70,7 +70,7 @@ class TorchSolver(torch_compat.CustomKnapsackSolver):
 def _in_bytes(
     memory: list[float], max_memory: float, nodes: list[fx.Node]
 ) -> tuple[Sequence[float], float]:
-    """Convert the capacity, and the relative sizes that PyTorch computed for candidates, to bytes if possible."""
+    """Convert the capacity and the sizes of candidates, which PyTorch gives as fractions, to bytes if possible."""
     # PyTorch divides each size by the total bytes of activations. It computes this total as the difference of two
     # sums with the inputs, so large inputs cause a large rounding error. The nodes have the exact sizes.
     sizes = [torch_compat.size_of(n) for n in nodes]

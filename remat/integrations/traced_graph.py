@@ -1,4 +1,4 @@
-"""The graphs that Dynamo and AOTAutograd give to remat: which code and module they belong to."""
+"""Read a graph from Dynamo or AOTAutograd: its code, its name in messages, and its `JointGraph`."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def joint_of(gm: fx.GraphModule, lower: str, **convention: Any) -> JointGraph:
 
 
 def name_of(gm: fx.GraphModule) -> str:
-    """Return a name for a graph: the class of the user's module, and Dynamo's number of the graph.
+    """Return a name for a graph, made of the class of the user's module and Dynamo's number of the graph.
 
-    The word ``graph`` replaces the class if no single module contains all modules of the graph.
-    Dynamo's number of the graph is left out if Dynamo is not compiling.
+    If no single module contains all modules of the graph, the name has the word ``graph`` instead of a class. Dynamo's
+    number of the graph is left out if Dynamo is not compiling.
     """
     where = torch_compat.CompileContext.current_compile_id()
     stacks = (node.meta.get("nn_module_stack") for node in gm.graph.nodes)

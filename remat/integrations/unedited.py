@@ -28,7 +28,7 @@ MOST_LINES = 8
 
 @dataclass(slots=True)
 class Compilations:
-    """Counts of this process's calls of ``torch.compile`` for Inductor, and of the graphs that Dynamo sent to Inductor.
+    """Numbers of calls of ``torch.compile`` for Inductor in this process, and of graphs that Dynamo sent to Inductor.
 
     Attributes:
         options: remat's options of planning by name.
@@ -43,7 +43,7 @@ class Compilations:
     compiled: int = 0
 
     def report(self) -> list[str]:
-        """Return lines about this process's plans, or about why there are none; each line lacks its full stop."""
+        """Return lines about this process's plans, or the reason why there are none; no line ends with a full stop."""
         if not self.graphs:
             head = "no graph was compiled through remat in this process; processes that it starts report theirs"
             return [f"{head}. Reason: {self._why()}"]

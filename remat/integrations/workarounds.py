@@ -1,8 +1,8 @@
 """Work around faults of PyTorch in compiled steps, with one function per fault.
 
-Most workarounds change a graph, or settings until a stack of context managers is closed. `compile_graph` applies those
-that the installed PyTorch needs while Inductor compiles a graph. ``tests/upstream`` has a reproducer of each fault in plain
-PyTorch. A reproducer's test fails once PyTorch no longer has the fault. The first version of
+Most workarounds change a graph, or change settings until a stack of context managers is closed. While Inductor compiles
+a graph, `compile_graph` applies the workarounds that the installed PyTorch needs. ``tests/upstream`` has a reproducer
+of each fault in plain PyTorch. A reproducer's test fails once PyTorch no longer has the fault. The first version of
 PyTorch without the fault is then entered in `FIXED_IN` by hand.
 """
 

@@ -73,7 +73,7 @@ class Fixpoint(Pass):
         return self.run_with(state, run_plainly)
 
     def run_with(self, state: State, runner: Runner) -> PassResult:
-        """Run the inner passes in rounds, and return the combined result, whose statistics count only the rounds.
+        """Run the inner passes in rounds, and return the combined result; its statistics are the number of rounds.
 
         Args:
             state: the state to start from.

@@ -10,7 +10,7 @@ from remat.passes.core.control import Fixpoint
 
 
 def flat(passes: Iterable[Pass], rounds: int = 2) -> Iterator[Pass]:
-    """Yield passes in a possible order of their runs; instead of a `Fixpoint`, yield up to ``rounds`` of its rounds."""
+    """Yield passes in a possible order of their runs; replace a `Fixpoint` by up to ``rounds`` of its rounds."""
     for p in passes:
         if not isinstance(p, Fixpoint):
             yield p

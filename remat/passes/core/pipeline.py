@@ -25,8 +25,8 @@ Run = Callable[[State], PassResult]
 class Instrument:
     """Base class of instruments, which run code around a pipeline and around every pass of the pipeline.
 
-    A subclass overrides one or both methods. Each method gets a function ``run``, and returns the result
-    of ``run(state)``. The first instrument of a run is the outermost: its argument ``run`` calls the second
+    A subclass overrides `around_pass`, `around_pipeline` or both. Each method gets a function ``run``, and returns the
+    result of ``run(state)``. The first instrument of a run is the outermost: its argument ``run`` calls the second
     instrument, and so on.
 
     Attributes:
@@ -76,7 +76,7 @@ class Pipeline:
         return write_pipeline(self.passes)
 
     def flat(self) -> Iterator[Pass]:
-        """Yield passes in a possible order of their runs; instead of a `Fixpoint`, yield its inner passes."""
+        """Yield this pipeline's passes in a possible order of their runs; replace a `Fixpoint` by its inner passes."""
         return flat(self.passes)
 
     def run(

@@ -1,4 +1,4 @@
-"""Writer and reader of pipelines as text.
+"""Write pipelines as text, and read pipelines from text.
 
 The grammar of a pipeline's text is::
 
@@ -221,7 +221,7 @@ class _Reader:
         return values
 
     def _read(self, types: Sequence[type], raw: str) -> Any:
-        """Parse an option's text as the first of the option's declared types that has a reader; return the value."""
+        """Return the value of an option's text, read as the first declared type for which this parser has a reader."""
         if raw == "none" and type(None) in types:
             return None
         for declared in types:

@@ -1,4 +1,4 @@
-"""Limits on saved bytes, a decision's provenance, and switches for the heuristics of the minimum cut."""
+"""Limits on saved bytes, a record of how a decision was found, and switches for the minimum cut's heuristics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SavedLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Which solver and search found a decision, and a proven lower bound: no valid decision has a smaller cost.
+    """How a decision was found: by which solver and search, with a proven lower bound on the cost of any decision.
 
     Attributes:
         solver: name of the solver that found the decision; ``min-cut`` if a minimum cut is the

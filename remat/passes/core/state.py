@@ -1,8 +1,8 @@
 """State of a pipeline: a joint graph with its cached analyses.
 
-An analysis is a frozen dataclass whose fields are its parameters, so an instance serves as the cache
-key: ``state.get(Classification())``, ``state.get(GraphProblemOf(cost=Flops()))``. The class of such a
-key fixes the type of the analysis's result.
+An analysis is a frozen dataclass whose fields are its parameters, so an instance serves as the cache key:
+``state.get(Classification())``, ``state.get(GraphProblemOf(cost=Flops()))``. The class of an analysis determines the
+type of its result.
 
 `AnalysisCache` stores the results of the analyses of one joint graph. An edit of the joint graph drops
 the cached results, except those that the edit preserves.
@@ -93,7 +93,7 @@ class AnalysisCache:
         return cast(T, self.results[key])
 
     def keep_only(self, preserves: Sequence[type[Analysis[Any]]]) -> None:
-        """Drop, after an edit of the joint graph, the cached results of all analyses except ``preserves``."""
+        """After an edit of the joint graph, drop the cached results of all analyses except ``preserves``."""
         self.results = {k: v for k, v in self.results.items() if isinstance(k, tuple(preserves))}
 
 
@@ -101,7 +101,7 @@ class AnalysisCache:
 def around_analyses(
     around: Callable[[Analysis[Any]], AbstractContextManager[object]],
 ) -> Iterator[None]:
-    """Compute each analysis, inside the ``with`` block, inside the context manager that ``around`` returns for it."""
+    """Within the ``with`` block, compute each analysis inside the context manager that ``around`` returns for it."""
     token = _AROUND.set(around)
     try:
         yield

@@ -65,7 +65,7 @@ class Fusion:
         return a in self._absorbed.get(b, ())
 
     def is_reduction(self, node: fx.Node) -> bool:
-        """Return whether a node is a reduction: its result has less than a quarter of its inputs' bytes."""
+        """Return whether a node counts as a reduction: its result has less than a quarter of its inputs' bytes."""
         read = sum([self._bytes(a) for a in node.args if isinstance(a, fx.Node)])
         # Saving such a small result costs little. A quarter is PyTorch's arbitrary choice.
         return self._bytes(node) * 4 < read
@@ -85,7 +85,7 @@ class Fusion:
 
 
 def _looked_up(node: fx.Node) -> tuple[bool, ...]:
-    """Return four answers: is a node a view, does it compute a value, may it be recomputed, is it compute-intensive."""
+    """Return four bools: whether a node is a view, computes a value, may run again, and is compute-intensive."""
     taxonomy = ops.default_taxonomy()
     return (
         taxonomy.is_view(node),
@@ -98,9 +98,9 @@ def _looked_up(node: fx.Node) -> tuple[bool, ...]:
 def banned(state: State, rules: BanRules, fusion: Fusion) -> bytearray:
     """Return a bytearray with 1 at the position of each node that the ban rules keep from being recomputed.
 
-    Views, aliases, nodes that forward does not require, and nodes tagged for recomputation are
-    never banned. Other operators tagged MUST_SAVE, PREFER_SAVE or for offloading, except ``getitem``, are
-    banned under any rules.
+    Views, aliases, nodes that forward does not require, and nodes tagged for recomputation are never banned from
+    recomputation. All operators tagged MUST_SAVE, PREFER_SAVE or for offloading are banned under any rules, except
+    ``getitem`` and the nodes that are never banned.
 
     Args:
         state: the state with the joint graph.
@@ -179,7 +179,7 @@ def _first_unfusible(
     start: list[int],
     last: int,
 ) -> int:
-    """Return the rank in forward of the first node on a path from ``start`` that cannot fuse with its input."""
+    """Return the place in forward's order of the first node reached from ``start`` that cannot fuse with its input."""
     # Rank, position, and whether the node fuses with the node before it on the path. The first node counts as fusible.
     heap = [(order[s], s, True) for s in start]
     heapq.heapify(heap)
@@ -225,11 +225,10 @@ def _long_chains(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
 def cut_weights(state: State, fusion: Fusion) -> tuple[int, ...]:
     """Return, for each node of the graph problem, the weight that the minimum cut pays for saving the node.
 
-    The weight of a value is ``nbytes * 1.1 ** d``. In this formula, d is the number of edges from the
-    node to backward, limited to the range from 1 to 100. The weight is doubled for a value that fusion
-    would keep out of memory if the value were not saved. The weight of a copy of an input that the user
-    may overwrite is doubled, too. The weight of a generator state, and of a copy of an input that
-    forward overwrites, is its bytes.
+    The weight of a value is ``nbytes * 1.1 ** d``. In this formula, d is the number of edges from the node to backward,
+    limited to the range from 1 to 100. The weight is doubled for a value that fusion would keep out of memory if the
+    value were not saved. The weight is also doubled for a copy of an input that the user may overwrite. The weight of a
+    generator state, and of a copy of an input that forward overwrites, is its number of bytes.
 
     Args:
         state: the state with the joint graph.

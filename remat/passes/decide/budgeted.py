@@ -158,7 +158,7 @@ class Budgeted(Pass):
     def _lower_rungs(
         self, problem: GraphProblem, hull: Hull, solution: GraphSolution, limits: SavedLimits
     ) -> Iterator[GraphSolution]:
-        """Yield solutions for lower budgets; each may be cheaper than the solution for the given budget."""
+        """Yield solutions for lower budgets, where an inexact solver may find a decision that costs less."""
         # A solver that stops within a tolerance of the optimum may find a cheaper decision for a smaller budget.
         # Lower budgets are fixed fractions of all bytes, so the best solution costs no more than the plan at any of
         # these budgets.
@@ -183,7 +183,7 @@ class Budgeted(Pass):
 
     @staticmethod
     def _cut_solutions(problem: GraphProblem, solution: GraphSolution) -> Iterator[GraphSolution]:
-        """Yield, as solutions, those minimum cuts in ``problem.hints`` that fit the budget."""
+        """Yield, as solutions, those minimum cuts in ``problem.hints`` whose saved bytes are within the budget."""
         for saved in problem.hints if solution.status is not Status.OPTIMAL else ():
             evaluation = evaluate(problem, saved)
             if evaluation.saved_bytes <= (problem.capacity or 0):
@@ -213,7 +213,7 @@ class Budgeted(Pass):
 
 @dataclass(frozen=True)
 class Knapsack(Budgeted):
-    """Keep the saved bytes within a budget: solve a knapsack of the operators that cost time to recompute.
+    """Keep the saved bytes within a budget, by a knapsack problem of the operators that cost time to recompute.
 
     The solver picks the operators that must not be recomputed. A minimum cut then finds the fewest
     bytes to save so that no picked operator is recomputed; see `remat.solvers.graph.completion`.

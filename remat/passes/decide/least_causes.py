@@ -88,7 +88,7 @@ def _roots(lowered: Lowered, saved: Sequence[int]) -> Iterator[int]:
 
 
 def _tagged(state: State) -> dict[int, str]:
-    """Return a dict from the position of each node that a tag requires to be saved, to the tag."""
+    """Return a dict from position to tag, for each node that must be saved because of the node's tag."""
     marked = [(i, tag_of(node)) for i, node in enumerate(state.index.nodes) if must_save(node)]
     # The memory of a view is that of its owner, so the owner has the tag too.
     return {at: tag for i, tag in marked for at in (i, state.storages.owner[i])}

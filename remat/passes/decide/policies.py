@@ -104,7 +104,7 @@ def _set_tags(state: State, tags: Mapping[int, tuple[Part, CheckpointPolicy]]) -
 def _tags(
     state: State, parts: Sequence[Part | None]
 ) -> Iterator[tuple[int, tuple[Part, CheckpointPolicy]]]:
-    """Yield, for policies other than budgets, the position of each node to tag, its module and its tag."""
+    """For all policies except budgets, yield the position, the module and the tag of each node to tag."""
     index, storages, roles = state.index, state.storages, state.roles
     lowered = state.lowered()
     problem = lowered.problem
@@ -270,7 +270,7 @@ def check_budgets(state: State, policies: Policies) -> None:
 
 
 def _results(state: State, parts: Sequence[Part | None]) -> set[int]:
-    """Return the values of modules and regions with a policy that forward reads outside the module or region."""
+    """For modules and regions with a policy, return the values that forward reads outside their module or region."""
     index, owner = state.index, state.storages.owner
     results: set[int] = set()
     for i, part in enumerate(parts):

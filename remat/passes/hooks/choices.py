@@ -111,7 +111,7 @@ def _comes_out_the_same(node: fx.Node) -> bool:
 
 
 def _floats(nodes: list[fx.Node]) -> list[fx.Node]:
-    """Return those of the given nodes whose value is or contains a floating-point or complex tensor."""
+    """Return the given nodes whose value is, or contains, a floating-point or complex tensor."""
 
     def has_float(value: Any) -> bool:
         if isinstance(value, (tuple, list)):

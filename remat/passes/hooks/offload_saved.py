@@ -96,7 +96,7 @@ def traced_offloads(
 def wait_for_copies(
     forward: fx.GraphModule, backward: fx.GraphModule, offloads: Iterable[Offload]
 ) -> None:
-    """Insert operators that wait for copies of offloaded values, and begin each copy to the device where planned.
+    """Make both graphs wait for the copies of offloaded values, and begin each copy to the device at its planned node.
 
     Args:
         forward: the forward module, which begins the copies to the host.

@@ -28,7 +28,7 @@ from remat.units import format_bytes
 
 @dataclass(frozen=True)
 class HookTraces(Analysis[Traces]):
-    """FX graphs traced from a pair of hooks, one pair for each shape, layout, dtype and device of tensors.
+    """FX graphs traced from a pair of hooks: two graphs for each shape, layout, dtype and device of tensors.
 
     All partitions of one joint graph share the cached traces of hooks.
     """
@@ -72,7 +72,7 @@ class PackSaved(Pass):
 
     @classmethod
     def of(cls, hooks: SavedTensorHooks) -> PackSaved:
-        """Return the pass for hooks, with the hooks' own ``filter`` and ``min_bytes``."""
+        """Return a pass that applies the given hooks, with the hooks' own ``filter`` and ``min_bytes``."""
         return cls(pair=hooks, filter=hooks.filter, min_bytes=hooks.min_bytes)
 
     @property
@@ -180,7 +180,7 @@ def _is_random_state(node: fx.Node) -> bool:
 
 
 def _is_random(node: fx.Node) -> bool:
-    """Return whether ``node`` draws random numbers, such as those of a dropout, or is a view of them."""
+    """Return whether ``node`` draws random numbers, as a dropout does, or is a view of random numbers."""
     node = root_of(node)
     return ops.is_random(node) or "inductor_rand" in str(node.target)
 

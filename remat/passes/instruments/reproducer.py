@@ -91,7 +91,7 @@ class Failure:
         options: str = "{}",
         note: str = "",
     ) -> Failure:
-        """Return a record of ``error``; the other arguments are attributes of the record."""
+        """Return an error's message without what differs from run to run: memory addresses, and completed passes."""
         return cls(
             path=path,
             checks=getattr(error, "found_by", ""),
@@ -254,7 +254,7 @@ class Reproducer(Instrument):
     def _describe(
         self, p: Pass, state: State, path: tuple[str, ...], error: Exception
     ) -> tuple[Failure, Instance | None]:
-        """Return a record of a pass's failure, and the problem that a solver failed on, or None."""
+        """Return a record of a pass's failure, and the problem that a solver failed on (None if no solver failed)."""
         failure = Failure.of(error, path=path, pipeline=self._pipeline)
         if not isinstance(p, Budgeted):
             return failure, None

@@ -81,7 +81,7 @@ class Timing(Instrument):
 
     @contextlib.contextmanager
     def _measured(self, name: str = "") -> Iterator[None]:
-        """Add the ``with`` block's time and memory growth to the node ``name`` in the innermost open node."""
+        """Add the ``with`` block's time and memory growth to the node ``name`` below the innermost open node."""
         span = self.root
         if self._open:
             span = self._open[-1].inside.setdefault(name, Timed(name))

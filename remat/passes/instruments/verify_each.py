@@ -136,7 +136,7 @@ class _Before:
         return cls(graphs=graphs, cache=state.cache, edits=state.cache.edits)
 
     def untold(self, result: PassResult) -> str | None:
-        """Return a message about a graph's change that a pass did not report or made outside `State.edit`, or None."""
+        """Return a message if a pass changed a graph without reporting it, or outside `State.edit`; otherwise None."""
         state = result.state
         own = {id(module) for module in _modules(state)}
         for module, stamp in self.graphs:
@@ -156,7 +156,7 @@ class _Before:
         return None
 
     def stale(self, state: State) -> str | None:
-        """Return a message about the first preserved analysis whose result is stale after a pass, or None."""
+        """Return a message if the result of a preserved analysis is stale after a pass; otherwise None."""
         # If the pass did not edit this graph, every cached result is still right.
         if state.cache is not self.cache or state.cache.edits == self.edits:
             return None

@@ -48,8 +48,8 @@ def refused(reason: str) -> PlanError:
 def find_logits(graph: fx.Graph, least: int) -> fx.Node | None:
     """Return the node that computes the logits.
 
-    The node of the logits is the matrix product in forward with the largest result, among those on
-    which no other product in forward depends.
+    Among the matrix products in forward on which no other product in forward depends, the one with the largest result
+    computes the logits.
 
     Args:
         graph: the joint graph.
@@ -86,7 +86,7 @@ class Region:
 
     The region has the matrix product that computes the logits, and the calls that read or compute values of about the
     logits' size. A call on smaller values, such as each token's loss, belongs to the region only if a call on large
-    values depends on the call on smaller values.
+    values depends on its result.
 
     Attributes:
         graph: the joint graph.
@@ -252,7 +252,7 @@ def _is_zero(value: Any) -> bool:
 
 
 def _is_linear(node: fx.Node, linear: set[fx.Node]) -> bool:
-    """Return whether the result of the call ``node`` is linear in those of its arguments that are in ``linear``."""
+    """Return whether the result of the call ``node`` is linear in all of its arguments that are in ``linear``."""
     carried = [isinstance(x, fx.Node) and x in linear for x in node.args]
     if node.target in (_aten.mul.Tensor, _aten.mm.default):  # bilinear
         return sum(carried) == 1

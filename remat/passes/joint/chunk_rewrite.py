@@ -127,7 +127,7 @@ class Split:
             self._sums[node] = self._converted(chunk, torch.float32) if low else chunk
 
     def _joined(self, node: fx.Node) -> fx.Node:
-        """Return a node for the whole value of ``node``: its chunks concatenated, or the sum over the chunks."""
+        """Return a node that joins the chunks of the value of ``node``, by concatenation or by a sum."""
         self._meta, span = node.meta, self.region.rules[node].span
         if span is None:
             return self._converted(self._sums[node], node.meta["val"].dtype)

@@ -12,7 +12,7 @@ from remat.passes.core.state import Distances, PassResult, State
 
 @dataclass(frozen=True)
 class Classify(Pass):
-    """Count the nodes that forward requires, those that backward requires, and the unclaimed nodes.
+    """Count the nodes that forward requires, the nodes that backward requires, and the nodes that neither requires.
 
     The pass changes no graph. Later passes get the classification from ``state.roles``.
     """

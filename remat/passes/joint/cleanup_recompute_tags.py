@@ -1,6 +1,6 @@
 """Pass that corrects the tags at the ends of checkpointed regions before partitioning.
 
-The rules by which values get the tag MUST_SAVE are those of ``cleanup_recompute_tags`` in PyTorch's
+Values get the tag MUST_SAVE by the rules of ``cleanup_recompute_tags`` in PyTorch's
 ``torch/_functorch/partitioners.py``.
 """
 
@@ -31,9 +31,9 @@ from remat.passes.core.state import (
 class CleanupRecomputeTags(Pass):
     """Correct the tags of values at the boundaries of checkpointed regions, and of values copied into inputs.
 
-    Results of regions that later regions read, results with a backward hook, and values that forward
-    copies into inputs get the tag MUST_SAVE. A result of plain checkpointing loses its tag if operators
-    outside of all regions read the result.
+    Results of regions that later regions read, results with a backward hook, and values that forward copies into inputs
+    get the tag MUST_SAVE. A value that plain checkpointing tagged loses its tag if backward reads it, and forward reads
+    it outside of all regions.
     """
 
     name: ClassVar[str] = "cleanup-recompute-tags"

@@ -33,8 +33,8 @@ class CommonSubexpressions(Pass):
     - the result shares memory with an output of the graph, or is overwritten, or has a size that depends on data;
     - a mutation runs between the calls, or their recompute tags differ.
 
-    Arguments are compared with their types and bit for bit. The arguments ``1``, ``1.0`` and ``True``
-    differ, and so do ``0.0`` and ``-0.0``. NaN equals NaN.
+    Arguments are compared by type and bit for bit. The arguments ``1``, ``1.0`` and ``True`` differ, and so do ``0.0``
+    and ``-0.0``. NaN equals NaN.
     """
 
     name: ClassVar[str] = "cse"

@@ -16,10 +16,10 @@ from remat.passes.core.state import PassResult, State
 class DeadCode(Pass):
     """Remove nodes without users, unless they have effects.
 
-    Random operators without users stay, so that the random numbers after the step do not depend on the
-    plan. Nodes that mutate memory or have other effects stay, too. Collectives such as ``all_reduce``
-    stay, because another rank may use the result. Operators from outside PyTorch stay even without
-    users, unless they are declared pure (`remat.declare_pure`).
+    Random operators without users stay, so that the random numbers after the step do not depend on the plan. Nodes that
+    mutate memory or have other effects stay even without users. Collectives such as ``all_reduce`` stay even without
+    users, because another rank may use the result. Operators from outside PyTorch stay even without users, unless they
+    are declared pure (`remat.declare_pure`).
     """
 
     name: ClassVar[str] = "dce"

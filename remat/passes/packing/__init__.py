@@ -1,1 +1,1 @@
-"""Saved-tensor hooks: pairs of user functions, and the ready-made pairs."""
+"""Hooks that pack and unpack saved tensors: pairs of the user's functions, and ready-made pairs."""

@@ -1,4 +1,4 @@
-"""Saved-tensor hooks, and ready-made pairs of hooks.
+"""Pairs of hooks that pack and unpack saved tensors: the class of all pairs, and the ready-made pairs.
 
 As for `torch.autograd.graph.saved_tensors_hooks`, ``pack`` turns a saved tensor into a value to keep
 until backward, and ``unpack`` turns the value into a tensor again. The ready-made pairs restore
@@ -93,7 +93,7 @@ class SavedTensorHooks:
 
     @classmethod
     def of(cls, value: object) -> SavedTensorHooks:
-        """Convert ``value`` to hooks: ``value`` is such an object, the name of a ready-made pair, or two functions.
+        """Return hooks for ``value``: a `SavedTensorHooks`, the name of a ready-made pair, or a tuple of two functions.
 
         Args:
             value: a `SavedTensorHooks`, which is returned as it is; the name of a ready-made pair;
@@ -117,10 +117,9 @@ class SavedTensorHooks:
     def cache_key(self) -> str | None:
         """Key that identifies the hooks in compile caches of all processes; None if no key can be formed.
 
-        The cache key is a digest of the options of the hooks and, for a ready-made pair, the pair's
-        name. For other hooks, the digest covers the attribute ``user_cache_hash`` of each function. For
-        an ``fx.GraphModule``, the digest covers the operators, and the ``user_cache_hash`` of each
-        wrapped leaf function.
+        The cache key is a digest of the options of the hooks and, for a ready-made pair, the pair's name. For hooks
+        that are not ready-made, the digest covers the attribute ``user_cache_hash`` of each function. For an
+        ``fx.GraphModule``, the digest covers the operators, and the ``user_cache_hash`` of each wrapped leaf function.
         """
         key = PAIRS.get(self.name)
         # A user's pair may have the name of a ready-made one.
@@ -132,7 +131,7 @@ class SavedTensorHooks:
         return hashlib.sha256(repr((keys, options)).encode()).hexdigest()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle hooks by their cache key if there is one, otherwise by value."""
+        """Pickle hooks by their cache key, or by value if there is no cache key."""
         # Inductor's cache pickles its options, which may hold hooks.
         if self.cache_key is None:
             return object.__reduce_ex__(self, protocol)

@@ -22,10 +22,10 @@ WAIT_S = 30.0
 
 @dataclass(frozen=True)
 class AgreeRanks(Pass):
-    """Adopt the decision of the first rank that decided on the same graph, usually rank 0.
+    """Adopt the decision of the first rank that decided on a graph equal to this rank's graph, usually rank 0.
 
-    The pass does nothing without a process group of at least two ranks. A rank keeps its own decision
-    if the other rank's decision does not fit the rank's graph or limit on saved bytes.
+    The pass does nothing without a process group of at least two ranks. A rank keeps its own decision if the first
+    rank's decision does not fit the rank's graph or the rank's limit on saved bytes.
 
     Attributes:
         options: planning options as text; only ranks with equal text share a decision.

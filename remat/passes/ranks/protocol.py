@@ -60,7 +60,7 @@ class Question:
 
     @property
     def key(self) -> str:
-        """Key under which the store holds the first decision for this question; ranks with equal keys share it."""
+        """Key under which the store holds the first decision for this question; equal questions have equal keys."""
         text = json.dumps([self.outline.digest, self.options])
         return f"decision/{hashlib.sha256(text.encode()).hexdigest()}"
 
@@ -151,7 +151,7 @@ class Ranks:
             return own
 
     def largest(self, number: int, wait_s: float) -> int:
-        """Return the largest ``number`` among all ranks that use the decision of this rank's last `settle`."""
+        """Return the largest ``number`` of all ranks that use the decision that `settle` returned last on this rank."""
         # All ranks get the same result: the first rank that ends its wait stores the largest number seen so far, and
         # this number stays. A rank that calls later gets the stored number even if its own is larger. If `settle` was
         # not called since the last `largest`, or the store fails, the result is ``number``.
@@ -173,7 +173,7 @@ class Ranks:
             return number
 
     def _await_numbers(self, place: str, key: str, wait_s: float) -> None:
-        """Wait until every rank that uses this rank's decision has stored the number that it passed to `largest`."""
+        """Wait until every rank that uses this rank's decision has stored its own argument of `largest`."""
         pending = {*range(torch.distributed.get_world_size())} - {self.rank}
         for _ in _polls(wait_s):
             for rank in sorted(pending):
@@ -221,7 +221,7 @@ class Ranks:
         self._shared.set(at, _packed({**data, "outline": asdict(question.outline)}))
 
     def _give_way(self, place: str, question: Question, wait_s: float) -> None:
-        """Wait until rank 0 has decided on the same graph, for at most ``wait_s`` seconds."""
+        """Wait, for at most ``wait_s`` seconds, until rank 0 has decided on a graph equal to this rank's graph."""
         at = f"at/{place}"
         if self._missed and (self._has(self._missed) or self._has(at)):
             self._missed = None
@@ -278,7 +278,7 @@ _OF_GROUP: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
 
 
 def other_ranks() -> Ranks | None:
-    """Return this process's access to the other ranks of the default process group.
+    """Return the `Ranks` by which this process reaches the other ranks of the default process group.
 
     Returns:
         The access object; None without a process group, with a single rank, in a fake group, or after the

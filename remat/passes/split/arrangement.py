@@ -181,7 +181,7 @@ class _GraphBuilder:
             self._ran.add(i)
 
     def need(self, wanted: Iterable[int], reader: int = -1) -> None:
-        """Make values available to a reader in the graph: append views, and record values that forward hands over."""
+        """Make values available to a reader: insert missing views, and record values that forward hands over."""
         nodes, inputs = self._index.nodes, self._index.inputs
         stack = list(wanted)[::-1]
         while stack:

@@ -1,9 +1,8 @@
 """AOTAutograd's calling convention for the forward and the backward graph.
 
-Forward returns its own outputs, then saved tensors, opaque objects, and sizes. Saved tensors whose
-version counter autograd checks come before the other saved tensors. Backward takes sizes, saved
-tensors, objects, tangents, backward seeds and backward state, in this order. Backward returns one
-gradient or None per input.
+Forward returns its own outputs, then saved tensors, opaque objects, and sizes. Saved tensors whose version counter
+autograd checks come before the other saved tensors. Backward takes sizes, saved tensors, opaque objects, tangents,
+backward seeds and backward state, in this order. Backward returns one gradient or None per input.
 """
 
 from __future__ import annotations

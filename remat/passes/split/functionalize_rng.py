@@ -137,7 +137,7 @@ def _hand_over(
 
 
 def _share_generator(fwd: fx.Node, bwd: fx.Node, count: int) -> None:
-    """Make the two runs of a random operator draw from two generators: a new input of forward, and one of backward."""
+    """Make a random operator's two runs draw from two generators, which are new inputs of forward and of backward."""
     device = random_device(fwd)
     for node, prefix in ((fwd, "fwd"), (bwd, "bwd")):
         graph = node.graph

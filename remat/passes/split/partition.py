@@ -41,8 +41,8 @@ class Partition(Pass):
 def default_decision(state: State) -> Decision:
     """Return a decision that saves every value that backward reads.
 
-    A value is recomputed instead if recomputation is possible, and one of these conditions holds: the
-    value cannot be saved, is tagged for recomputation, or is computed only by the user's backward.
+    A value is recomputed if this is possible and the value cannot be saved, is tagged for recomputation, or is computed
+    only by the user's backward.
 
     Raises:
         PlanError: backward reads a value that can be neither saved nor recomputed.

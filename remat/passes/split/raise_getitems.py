@@ -16,8 +16,8 @@ from remat.passes.core.state import PassResult, State
 class RaiseGetitems(Pass):
     """Move every ``getitem`` right after the operator that returns the tuple, to free unused elements early.
 
-    The pass works on the joint graph, or on forward and backward after partitioning. remat's own
-    pipelines run the pass after partitioning and reordering, and both of these may move elements of tuples.
+    The pass works on the joint graph, or on forward and backward after partitioning. In remat's own pipelines, the pass
+    runs after partitioning and after reordering, because both may move elements of tuples.
     """
 
     name: ClassVar[str] = "raise-getitems"

@@ -27,11 +27,10 @@ from remat.passes.core.state import PassResult, State
 class ReorderBackward(Pass):
     """Move recomputed operators to right before their first use in backward, to shorten the values' lifetimes.
 
-    From the first user of a tangent on, backward's operators keep their order. Among the nodes before
-    the first user of a tangent, nodes with effects come first. Every other node before the first user
-    of a tangent moves to right before the first operator that needs the node's result. A node that
-    reads memory stays before a later write to the same memory. The pass does nothing if the decision
-    has node orders.
+    From the first user of a tangent on, backward's operators keep their order. Among the nodes before the first user of
+    a tangent, nodes with effects come first. Before the first user of a tangent, every node without effects moves to
+    right before the first operator that needs the node's result. A node that reads memory stays before a later write to
+    the same memory. The pass does nothing if the decision has node orders.
     """
 
     name: ClassVar[str] = "reorder-backward"
@@ -61,7 +60,7 @@ def reorder(graph: fx.Graph) -> int:
     placed = dict.fromkeys(placeholders)
 
     def place(node: fx.Node) -> None:
-        """Append to the new order the missing nodes that must precede ``node``, in old order, and then ``node``."""
+        """Append nodes that must precede ``node``, in their old order, and then ``node``, to the new order."""
         missing: set[fx.Node] = set()
         stack = [node]
         while stack:
@@ -74,7 +73,7 @@ def reorder(graph: fx.Graph) -> int:
             placed[n] = None
 
     def place_behind(node: fx.Node) -> None:
-        """Append nodes that must precede ``node`` because of shared memory, and then ``node``."""
+        """Append nodes that must precede ``node`` because of shared memory, and then ``node``, to the new order."""
         for earlier in before.get(node, ()):
             place(earlier)
         place(node)

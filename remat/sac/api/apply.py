@@ -122,7 +122,7 @@ class Checkpointed:
 
 
 def _applied(module: nn.Module) -> Checkpointed | None:
-    """Return the replacement that `apply` set for a module's ``forward``; None without one."""
+    """Return the replacement that `apply` set for a module's ``forward``; None if there is no replacement."""
     forward = module.__dict__.get("forward")
     return forward if isinstance(forward, Checkpointed) else None
 
@@ -143,7 +143,7 @@ def _find(model: nn.Module, name: str) -> nn.Module:
 
 
 def _check(model: nn.Module, targets: list[tuple[ModulePlan, nn.Module]]) -> None:
-    """Raise a PlanError if an earlier plan is applied, or two planned modules are nested or the same."""
+    """Raise a PlanError if an earlier plan is applied, or if a planned module occurs twice or inside another one."""
     applied = next((n for n, m in model.named_modules() if _applied(m)), None)
     if applied is not None:
         which = f"module '{applied}'" if applied else f"the {type(model).__name__}"

@@ -85,7 +85,7 @@ class _Planned:
             )
 
     def _next_index(self, name: str) -> int:
-        """Return the position of a running operator; raise a PolicyError if the plan lists another one next."""
+        """Return the position of a running operator; raise a PolicyError if the plan lists another operator next."""
         index = self._position
         expected = self._plan.ops[index] if index < len(self._plan.ops) else "the end"
         if name != expected:

@@ -1,1 +1,1 @@
-"""Estimates, for each module, of the memory that checkpointing frees and of the recompute time."""
+"""Estimate, for each module of a model, the memory that checkpointing frees, and the recompute time."""

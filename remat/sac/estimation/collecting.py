@@ -24,7 +24,7 @@ MODES: dict[str, type[CostModel]] = {
 
 
 def model_of(mode: str, cost: CostModel | None = None) -> CostModel:
-    """Return ``cost``, whose costs must be picoseconds; if ``cost`` is None, the cost model of the estimation mode."""
+    """Return ``cost``, which must count picoseconds; without ``cost``, return the cost model of the estimation mode."""
     if mode not in MODES:
         raise ProblemError(
             f"estimate_mode_type is {mode!r}; expected {' or '.join(map(repr, MODES))}"
@@ -40,9 +40,9 @@ def model_of(mode: str, cost: CostModel | None = None) -> CostModel:
 
 
 def runtimes(calls: Iterable[Call], model: CostModel) -> dict[fx.Node, float]:
-    """Return a dict from the node of each operator that really runs to its milliseconds; ignored calls are left out.
+    """Return a dict from each operator's node to its runtime in ms; calls that checkpointing ignores are left out.
 
-    The dict's nodes are those of `Call.parts`.
+    The nodes are those in `Call.parts`, for operators that really run.
     """
     parts = [(c, part) for c in calls if not c.skipped for part in c.parts]
     costed = [
@@ -94,7 +94,7 @@ def collect(
 
 
 def _groups(calls: Sequence[Call], views: Collection[int]) -> tuple[set[tuple[int, int]], set[int]]:
-    """Return pairs of operators that share a decision because of in-place writes, and operators always recomputed."""
+    """Return pairs of operators that in-place writes tie to one decision, and operators that are always recomputed."""
     first: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     copies: set[int] = set()

@@ -52,8 +52,8 @@ class SACEstimator:
 
     The interface is that of ``torch.distributed._tools.sac_estimator``, with these differences:
 
-    * The memory of an operator is the bytes of the storages that it allocates. An in-place operator
-      therefore has 0 bytes.
+    * The memory of an operator is the bytes of the storages that it allocates. By this definition, the memory of an
+      in-place operator is 0 bytes.
     * Results that the module returns cost nothing to store, because they stay alive anyway. Returned
       results are identified by the storages of the module's outputs.
     * Batch normalisation in training counts as an in-place write to its running statistics.
@@ -224,7 +224,7 @@ class SACEstimator:
         self.sac_mod_unsteady: dict[str, str] = {}
 
     def _take(self, name: str, stats: SACStats) -> None:
-        """Add the statistics of one module call, or drop the module if its calls in a run differ in operators."""
+        """Add the statistics of one module call; drop the module if two of its calls in a run differ in operators."""
         if name in self.sac_mod_unsteady:
             return
         first_call = self.sac_mod_stats.get(name)

@@ -56,8 +56,8 @@ class CallStats:
 class Lifetimes:
     """Sizes and lifetimes of the storages of one recorded training step.
 
-    Build a `Lifetimes` object directly after the step, while the model's parameters hold the step's gradients.
-    `StepRecorder` defines program points and the numbers of storages, which are the indices of the arrays.
+    Build a `Lifetimes` object directly after the step, while the model's parameters hold the step's gradients. Program
+    points are those of `StepRecorder`, and so are the numbers of storages, by which the arrays are indexed.
 
     Attributes:
         recorder: recorder of the step.
@@ -147,6 +147,6 @@ class Lifetimes:
         )
 
     def _ran(self, span: ModuleSpan) -> list[int]:
-        """Return the program points of the operators in a module call, without those that checkpointing ignores."""
+        """Return the program points of a module call's operators, except operators that checkpointing ignores."""
         calls = self.recorder.calls[span.first : span.last]
         return [call.program_point for call in calls if not call.skipped]

@@ -69,7 +69,7 @@ class ModuleStats:
 
     @property
     def can_run_again(self) -> bool:
-        """Whether the module may be checkpointed: it is not the model itself, has ``stats`` and no ``why_not``."""
+        """Whether the module may be checkpointed: it is not the model itself, and has ``stats`` and no ``why_not``."""
         return bool(self.fqn) and not self.why_not and self.stats is not None
 
     @property
@@ -241,7 +241,8 @@ def loss_only(model: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a model, so that backward starts from the loss if the model's output contains a loss.
 
     If the output has a ``loss`` that requires a gradient, the wrapper returns a pair: the loss, and all tensors of the
-    output, detached. Without such a loss, the wrapper returns the model's output unchanged.
+    output, detached. If the output has no ``loss`` that requires a gradient, the wrapper returns the model's output
+    unchanged.
     """
 
     def step(*args: Any, **kwargs: Any) -> Any:

@@ -1,8 +1,8 @@
 """Statistics of a module's operators, and groups of operators whose results are all stored or all recomputed.
 
 `SACStats`, `MSPS`, `SACTradeOffStats` and `SACGreedyOrderMeta` have the fields of the classes with the same names in
-``torch.distributed._tools.sac_estimator``. Code for PyTorch's classes therefore accepts objects of these classes, too.
-The decision for an operator is whether its result is stored or recomputed.
+``torch.distributed._tools.sac_estimator``. Code written for PyTorch's classes therefore accepts objects of remat's
+classes, too. The decision for an operator is whether its result is stored or recomputed.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class SACTradeOffStats:
 
 @dataclass
 class SACGreedyOrderMeta:
-    """Greedy order of one module's operators: which to recompute first to free memory.
+    """Greedy order in which to recompute one module's operators: those that free most bytes per millisecond first.
 
     Operators that are stored or recomputed together form one item, identified by the item's first
     operator; see `Item`. The fields name operators by position in `SACStats.func_names`.
@@ -144,7 +144,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouping:
-    """Operators of a module: those that a solver decides about, those always stored, and those always recomputed.
+    """Operators of a module, in three groups: decided by a solver, always stored, and always recomputed.
 
     Attributes:
         free: items that a solver may store or recompute, in the order of their first operators.
@@ -162,9 +162,10 @@ class Grouping:
 def group(stats: SACStats) -> Grouping:
     """Group a module's operators that must share a decision because of in-place writes or random numbers.
 
-    An in-place group holds the pairs in `SACStats.inplace_ops` for one storage. An in-place group is always stored if
-    the first operator on the storage writes in place or returns a view. All random operators form one group, which is
-    always stored if `SACStats.force_store_random` is set. Groups with a common operator are merged.
+    `SACStats.inplace_ops` has pairs of operators on one written storage; all pairs for a storage form an in-place
+    group. An in-place group is always stored if the first operator on the group's storage writes in place or returns a
+    view. All random operators form one group, which is always stored if `SACStats.force_store_random` is set. Groups
+    with a common operator are merged.
 
     Raises:
         ProblemError: the statistics are inconsistent; see `check`.
@@ -223,7 +224,8 @@ def check(stats: SACStats) -> None:
 def difference(before: SACStats, after: SACStats) -> str:
     """Return as text the first difference between the operators of two module calls; empty if there is none.
 
-    The returned text ends with "which": "runs aten.mm.default as operator 3 instead of aten.add.Tensor, which".
+    The returned text ends with "which", so that an error message can go on: "runs aten.mm.default as operator 3 instead
+    of aten.add.Tensor, which".
     """
     for i, (a, b) in enumerate(zip(before.func_names, after.func_names, strict=False)):
         if a != b:

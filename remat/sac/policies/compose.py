@@ -149,7 +149,7 @@ def ask(
 
 
 def fresh(policy: Policy) -> Policy:
-    """Return the policy for the next forward: ``policy.fresh()``, or ``policy`` itself if it has no such method."""
+    """Return the policy for the next forward: ``policy.fresh()``, or ``policy`` if it has no method ``fresh``."""
     renew = getattr(policy, "fresh", None)
     renewed: Policy = policy if renew is None else renew()
     return renewed

@@ -1,24 +1,24 @@
-"""Keep the verdicts of one checkpointed region consistent for random operators and in-place writes.
+"""Keep a region's verdicts (saved or recomputed) consistent for random operators and in-place writes.
 
 A region is the code that one call of `torch.utils.checkpoint.checkpoint` runs. A verdict is the
 `CheckpointPolicy` that a policy returns for an operator of the region.
 
 Recomputation is correct if every operator that runs again finds the inputs and the generator state that it had in
-forward. A saved operator does not run again. During recomputation it therefore neither draws random numbers nor writes
-to its arguments. Correct recomputation therefore needs four rules:
+forward. A saved operator does not run again, so it neither draws random numbers nor writes to its arguments during
+recomputation. Correct recomputation therefore needs four rules:
 
 * Random operators: recomputation starts from the generator state at the beginning of the region,
   and saved operators do not advance that state. So a random operator may be recomputed only if no
   earlier random operator is saved. A custom operator that is not declared pure
   (`remat.declare_pure`) counts as random and may have other side effects. An operator not declared
   pure is saved, unless a MUST verdict forbids this or the operator writes in place.
-* Random operators that write their numbers to an argument, such as RReLU's: PyTorch saves the
-  written argument for backward before the operator writes. Recomputation stops when the region's
-  last tensor is saved, and would miss the operator's write. After a random operator that writes to
-  an argument, the region therefore saves one more tensor at the region's end.
+* Random operators that write their numbers to an argument, such as RReLU's: PyTorch saves the written argument for
+  backward before the operator writes. Recomputation stops once it has saved the region's last tensor, and would miss
+  the operator's write. After a random operator that writes to an argument, the region therefore saves one more tensor
+  at the region's end.
 * In-place writes to a tensor made in the region: the writing operator and the operator that made the tensor must both
-  be saved, or both be recomputed. If both are saved, every earlier reader of the tensor must be saved as well. A
-  recomputed reader would read the written value instead of the earlier one.
+  be saved, or both be recomputed. If the operators that made and wrote the tensor are saved, every earlier reader of
+  the tensor must be saved as well. A recomputed reader would read the written value instead of the earlier one.
 * In-place writes to a tensor from outside the region, such as a buffer: the writing operator is
   saved, because recomputation would write a second time. The writing operator is not saved if a
   MUST verdict forbids this, or if a recomputed operator has read the tensor before. If a tensor
@@ -64,8 +64,8 @@ class RandomOps:
     ) -> CheckpointPolicy:
         """Return an operator's verdict (saved or recomputed), adjusted to the verdicts for earlier random operators.
 
-        A PREFER verdict becomes PREFER_SAVE if recomputing the operator would draw other random numbers
-        than forward did, or if the operator is neither declared pure nor in-place.
+        A PREFER verdict becomes PREFER_SAVE in two cases: recomputation would draw other random numbers than forward
+        did, or the operator is neither declared pure nor in-place.
 
         Raises:
             PolicyError: a MUST verdict demands a recomputation that would draw other random numbers than forward did.
@@ -195,7 +195,7 @@ class Writes:
                     self._versions.setdefault(key, (op, torch_compat.version(outside)))
 
     def _write(self, op: Any, key: int, verdict: CheckpointPolicy) -> None:
-        """Check the verdict for an operator that writes to storage ``key``; record a write by a saved one."""
+        """Check the verdict of an operator that writes to storage ``key``; record the write of a saved operator."""
         maker, maker_is_saved = self._makers.get(key, (None, False))
         if verdict not in SAVE:
             if maker_is_saved:
@@ -230,7 +230,7 @@ class Writes:
                 )
 
     def accept(self, cache: dict[Any, Any]) -> None:
-        """Let PyTorch's cache of results accept saved operators' writes; later writes still raise errors."""
+        """Let PyTorch's cache of results accept the writes of saved operators; later writes still raise errors."""
         if not self._saved_writes:
             return
         # In backward, PyTorch compares each saved tensor's version with the version in its cache entry.

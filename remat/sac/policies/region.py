@@ -106,7 +106,7 @@ class _Run:
         return verdict
 
     def end(self, cache: Any) -> None:
-        """After forward, end the policy, and let PyTorch's cache of results accept the writes of saved operators."""
+        """After forward, call the policy's ``end()``; let PyTorch's cache of results accept saved operators' writes."""
         try:
             end(self._policy)
         except PolicyError as error:

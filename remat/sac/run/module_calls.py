@@ -43,14 +43,15 @@ def in_backward() -> bool:
 def watching(begin: Begin, end: End, *models: nn.Module) -> Iterator[None]:
     """Report every module call of this thread within the ``with`` block, outer calls before inner ones.
 
-    The outermost module is named by its class, and a module inside of it by its path: ``Model.layers.0``.
-    PyTorch's tools use the same names for modules. If several outermost modules share a class, the second
-    is named ``Model_1``, and so on.
+    The outermost module is named by its class, and a module inside by this class and its path: ``Model.layers.0``.
+    PyTorch's tools use the same names for modules. If several outermost modules share a class, the second is named
+    ``Model_1``, and so on.
 
     The user's forward hooks run outside of the reported call, as they run outside of a checkpointed ``forward``.
     Calls in backward, in which checkpointed modules run again, are not reported.
 
-    A module that is in none of ``models`` is detected at its first call, whose report includes the module's own pre-hooks.
+    A module that is in none of ``models`` is detected at its first call; the report of this call includes the module's
+    pre-hooks.
     """
     watch = _Watch(begin, end)
     try:
@@ -98,7 +99,7 @@ class _Watch:
             ]
 
     def before_call(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Global pre-hook, which PyTorch runs before each module call: adopt a new module, and report its first call."""
+        """Global pre-hook, run by PyTorch before each module call: adopt a new module, and report its first call."""
         if self._sees() and module not in self._names:
             self.adopt(module)
             # PyTorch has looked up the module's pre-hooks already, so the one registered now misses this call.

@@ -1,4 +1,4 @@
-"""Tensors and storages that an operator reads and writes, and operators that selective checkpointing ignores."""
+"""Find the tensors and storages that an operator uses, and the operators that selective checkpointing ignores."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ def tensors_in(values: Any) -> list[torch.Tensor]:
 def storages(x: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield (identity, plain tensor) for each storage behind a tensor; see `plain_parts`.
 
-    A storage's identity is the id of the storage or, for a tensor without storage, such as a sparse one, of
-    the tensor.
+    The identity is the id of the storage; for a tensor without storage, such as a sparse tensor, the id of the tensor.
     """
     for part in plain_parts(x):
         storage = storage_of(part)

@@ -1,4 +1,4 @@
-"""Recorder of the operators, the lifetimes of storages, and the module calls of one training step."""
+"""Record the operators, the module calls, and the lifetimes of storages in one training step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _UNCOUNTED = -2
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Call:
-    """One operator call in forward. Each storage in the fields is an index into `StepRecorder.nbytes`.
+    """One operator call in forward. The fields give each storage as an index into `StepRecorder.nbytes`.
 
     Attributes:
         node: the call as an FX node, for cost models.
@@ -177,7 +177,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         return frozenset(self._alive[key] for key in keys if key in self._alive)
 
     def _number(self, tensors: Iterable[torch.Tensor], born: int) -> tuple[int, ...]:
-        """Return the numbers of the tensors' storages; new storages get numbers, and ``born`` as allocation point."""
+        """Return the numbers of tensors' storages; a new storage gets a number, and is allocated at ``born``."""
         numbers: dict[int, None] = {}
         for key, part in (s for t in tensors for s in storages(t)):
             number = self._alive.get(key)
@@ -375,7 +375,7 @@ def _layout_key(x: torch.Tensor) -> Hashable:
 def without_replays(calls: Sequence[Call], returned: Iterable[fx.Node]) -> list[Call]:
     """Return a copy of a list of operator calls, with replays of views marked as skipped.
 
-    A replay repeats an earlier view after a write to the viewed memory. Only other replays use a replay's result.
+    A replay repeats an earlier view after a write to the viewed memory. The result of a replay is read by replays only.
 
     Args:
         calls: operators that ran, in order.

@@ -1,1 +1,1 @@
-"""Choice of the modules of a model to checkpoint, and of the results that each of these modules stores."""
+"""Choose which modules of a model to checkpoint, and which results each of these modules stores."""

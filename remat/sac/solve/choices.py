@@ -1,4 +1,4 @@
-"""Sets of results that a module may store, and the modules that may be checkpointed."""
+"""Find the sets of results that a checkpointed module may store, and the modules that may be checkpointed."""
 
 from __future__ import annotations
 
@@ -98,13 +98,13 @@ def stored_sets(stats: SACStats, most_kept: int) -> tuple[StoredSet, ...]:
 
 
 def empty_set(stats: SACStats) -> StoredSet | None:
-    """Return the stored set without operators, for plain checkpointing; None if some results must be stored."""
+    """Return the choice to store no results, as in plain checkpointing; None if some results must be stored."""
     grouping = group(stats)
     return None if grouping.stored else _stored_set(grouping, ())
 
 
 def _stored_set(grouping: Grouping, picked: Sequence[Item]) -> StoredSet:
-    """Return the stored set with the operators of the picked items and of the items that are always stored."""
+    """Return the set of all operators in the picked items and in the items that are always stored."""
     items = (*grouping.stored, *picked)
     return StoredSet(
         stored=tuple(sorted(i for item in items for i in item.ops)),
@@ -170,7 +170,7 @@ def candidates(
 
 
 def _matching(tree: ModuleTree, patterns: Sequence[str], argument: str) -> set[int]:
-    """Return the positions of the modules that match names or patterns; error messages name ``argument``."""
+    """Return the positions of the modules that match names or patterns; ``argument`` names the patterns in errors."""
     if isinstance(patterns, str):
         raise ProblemError(
             f"{argument} is the text {patterns!r}; expected names, such as [{patterns!r}]"

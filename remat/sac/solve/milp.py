@@ -42,9 +42,9 @@ def plan(
 ) -> SACPlan:
     """Choose which modules to checkpoint, and which results each stores, to fit a step into memory.
 
-    A result is what an operator of a module returns. Among all plans that fit, the returned one has the least
-    recompute time, up to ``gap``. For each module that may be checkpointed, there are several Pareto-optimal
-    sets of results to store. An integer program selects one of these sets, or leaves the module without
+    A result is what an operator of a module returns. Among all plans that fit, the returned plan has the least
+    recompute time, within the relative tolerance ``gap``. For each module that may be checkpointed, there are several
+    Pareto-optimal sets of results to store. An integer program selects one of these sets, or leaves the module without
     checkpointing. The plan's peak comes from a simulation of the step (`remat.sac.solve.peaks`).
 
     Args:
@@ -132,7 +132,7 @@ def read_memory(memory: object) -> int | float:
 
 
 def _without_policy(tree: ModuleTree, k: int, stored_set: StoredSet, gap: float) -> StoredSet:
-    """Return a module's stored set, or plain checkpointing if that takes hardly more recompute time."""
+    """Return ``stored_set``, or an empty set if storing no results takes hardly more recompute time."""
     # A policy runs Python code for every operator. A set must therefore save more recompute time than its policy
     # takes, if measured, and more than the program's gap. Plain checkpointing stores no results, so memory does not
     # grow.

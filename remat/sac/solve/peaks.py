@@ -1,4 +1,4 @@
-"""Simulated memory of a training step, if some of the model's modules are checkpointed."""
+"""Simulate the memory of a training step in which some of the model's modules are checkpointed."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def simulate(tree: ModuleTree, decision: Decision, plain: Ints) -> Simulated:
 class AddedBytes:
     """Bytes that checkpointing one module adds to a step's memory, for each set of results that it may store.
 
-    A checkpointed module keeps its stored results and its inputs from the end of its forward to the start of
-    its backward. At the start of its backward, a checkpointed module runs again and makes the other tensors
-    that its backward reads.
+    A checkpointed module keeps its stored results and its inputs from the end of its forward to the start of its
+    backward. At the start of its backward, a checkpointed module runs again and makes the tensors that backward reads
+    and that were not stored.
 
     Args:
         module: the module.
@@ -74,7 +74,7 @@ class AddedBytes:
         self._kept_bytes = np.array([[s.kept_bytes] for s in sets], dtype=np.int64)
 
     def at(self, program_points: Ints) -> Ints:
-        """Return the bytes that checkpointing adds: a row per stored set, a column per program point (in order)."""
+        """Return the bytes that checkpointing adds: a row per set of stored results, a column per program point."""
         added = np.zeros((len(self._stored), len(program_points)), dtype=np.int64)
         for call in self.calls:
             begin, end, back, over = np.searchsorted(
@@ -87,7 +87,7 @@ class AddedBytes:
         return added
 
     def in_rerun(self, i: int) -> Ints:
-        """Return, per stored set, the most bytes that recomputing call ``i`` adds to the memory at `CallStats.back`."""
+        """Return, per set of stored results, the most bytes that recomputing call ``i`` adds at `CallStats.back`."""
         call = self.calls[i]
         ran = np.zeros((len(self._stored), call.end - call.begin), dtype=np.int64)
         ran[:, [program_point - call.begin for program_point, _ in call.freed_at]] = self._stored
@@ -99,7 +99,7 @@ class AddedBytes:
         return peaks - self._kept_bytes[:, 0] + self._state_bytes
 
     def _held_longer(self, call: CallStats, program_points: Ints) -> Ints:
-        """Return the bytes of results that are alive at points of a call's forward only because they are stored."""
+        """Return the bytes of results that, at points of a call's forward, are alive only because they are stored."""
         freed = np.array([died for _, died in call.freed_at], dtype=np.int64)
         order = np.argsort(freed, kind="stable")
         held = np.cumsum(np.pad(self._stored[:, order], ((0, 0), (1, 0))), axis=1)

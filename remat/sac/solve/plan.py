@@ -147,7 +147,7 @@ class SACPlan(Record):
 
 
 def _groups(plan: SACPlan) -> dict[ModulePlan, list[str]]:
-    """Return a dict from each distinct module plan (its name blanked) to the names of the modules with this plan."""
+    """Return a dict from each distinct module plan, with an empty name, to the names of modules that have this plan."""
     groups: dict[ModulePlan, list[str]] = {}
     for m in plan.modules:
         groups.setdefault(replace(m, name=""), []).append(m.name)

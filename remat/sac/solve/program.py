@@ -149,7 +149,7 @@ class _Program:
         return bool(rows)
 
     def _row(self, point: Point) -> tuple[Ints, int]:
-        """Return the bytes that each stored set of each module adds at a program point, and those without any set."""
+        """Return the bytes that each set of stored results adds at a program point, and those without checkpointing."""
         # A module call runs again where the call's backward starts.
         at = point if isinstance(point, int) else self._tree.modules[point[0]].calls[point[1]].back
         row = np.zeros(self._count, dtype=np.int64)
@@ -163,7 +163,7 @@ class _Program:
     def solve(
         self, budget: int | None, gap: float, deadline: float | None
     ) -> tuple[Decision | None, float]:
-        """Find the decision with the least recompute time within a budget, or the least peak if ``budget`` is None.
+        """Find the decision with the least recompute time within a budget; if ``budget`` is None, with the least peak.
 
         Returns:
             The decision, None if HiGHS found none, and the proven lower bound, 0 if there is none.
@@ -210,7 +210,7 @@ class _Program:
         return decision, bound
 
     def _nesting(self) -> Any:
-        """Return the constraints that select at most one stored set for a module and all its ancestors together."""
+        """Return the constraints by which a module and its ancestors together get at most one set of stored results."""
         from scipy.sparse import lil_array
 
         matrix = lil_array((len(self._columns), self._count + 1))

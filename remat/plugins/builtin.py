@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def remat_solvers() -> list[type[Solver]]:
-    """Return remat's own solver classes, in the order of tables of solvers."""
+    """Return remat's own solver classes, in the order in which tables list the solvers."""
     # Imported here, because `import remat` must not wait for modules that only a solver needs.
     from remat.solvers.auto import Auto
     from remat.solvers.graph.cut import CutSolver

@@ -1,4 +1,4 @@
-"""Checks of the objects that plugins return from hooks, such as solver classes.
+"""Check the objects that plugins return from hooks, such as solver classes.
 
 Each check returns the first fault as text, or None if the object is usable.
 """

@@ -1,4 +1,7 @@
-"""Describe code, versions and options as text for the keys of caches of plans and solvers' results."""
+"""Describe code, versions and options as text, for the keys of caches.
+
+The caches contain plans and solvers' results.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +37,8 @@ def identity(subject: object) -> str:
 def described(value: Any) -> Any:
     """Return a JSON-compatible description of a value; equal descriptions mean equal values.
 
-    The state of a function, or of an instance of a class from outside remat, is not read. The
-    description of a function or such an instance contains the object's ``id`` and is valid in this
-    process only; see `is_known_elsewhere`.
+    The description of a function, or of an instance of a class outside remat, contains the object's ``id``, but none of
+    the object's attributes. A description with an ``id`` is valid in this process only; see `is_known_elsewhere`.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value

@@ -1,4 +1,4 @@
-"""Edits that make a joint graph smaller or simpler.
+"""Define edits that make a joint graph smaller or simpler.
 
 An edit changes a graph in place and keeps AOTAutograd's convention for joint graphs. The inputs of
 a joint graph are primals, then tangents. The outputs of a joint graph are forward's outputs, then a
@@ -122,7 +122,7 @@ def _drop_outputs(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
 
 
 def _has_a_gradient_each(joint: JointGraph) -> bool:
-    """Whether inputs can be added or removed: each is a primal or a tangent, and each primal has a gradient output."""
+    """Return whether a graph's inputs are only primals and tangents, and every primal has a gradient output."""
     gradients = len(outputs_of(joint.graph)) - joint.num_fwd_outputs
     return gradients == len(primals_of(joint)) and all(
         role_of(n) in (Role.PRIMAL, Role.TANGENT) for n in joint.graph.find_nodes(op="placeholder")
@@ -167,7 +167,7 @@ def _results(joint: JointGraph) -> list[Item]:
 
 
 def _add_input(joint: JointGraph, like: fx.Node, *, tangent: bool, gradient: Any = None) -> fx.Node:
-    """Add and return an input shaped like a node's value: a tangent, or a primal with the given gradient."""
+    """Add an input with the shape of a node's value, and return it; a new primal gets the given gradient."""
     graph = joint.graph
     before = list(graph.find_nodes(op="placeholder")) if tangent else primals_of(joint)
     first = next(iter(graph.nodes))
@@ -243,7 +243,7 @@ def _bypass_to(node: fx.Node) -> fx.Node | None:
 
 
 def _replacements(joint: JointGraph) -> dict[fx.Node, fx.Node]:
-    """Return a dict from each input that equals an earlier one in role, shape and type to the first such input."""
+    """Return the inputs that can be replaced, each with the first input of the same role, shape and type."""
     first: dict[Any, fx.Node] = {}
     replacements: dict[fx.Node, fx.Node] = {}
     for node in joint.graph.find_nodes(op="placeholder"):

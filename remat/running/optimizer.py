@@ -79,7 +79,7 @@ def optimizer_code(optimizer: str | Make) -> str:
 
 
 def _class_and_arguments(optimizer: str) -> tuple[Any, dict[str, Any]]:
-    """Return the class and the keyword arguments that an optimizer's text names, or raise a ProblemError."""
+    """Return the class and arguments named by a text such as ``sgd:momentum=0.9``, or raise a ProblemError."""
     name, _, text = optimizer.partition(":")
     classes = {
         n.lower(): c

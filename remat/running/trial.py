@@ -130,7 +130,7 @@ class Trial:
 
     @contextlib.contextmanager
     def _set_up(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """Seed generators and make operators deterministic in a ``with`` block; yield copied inputs and constants."""
+        """In a ``with`` block, seed generators, make operators deterministic, and yield copied inputs and constants."""
         # Copied together, so that copies of tensors on one storage share a storage too.
         inputs, constants = copy.deepcopy((dict(self.inputs), dict(self.constants)))
         devices = {v.device for v in inputs.values() if isinstance(v, torch.Tensor)}

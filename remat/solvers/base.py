@@ -1,4 +1,4 @@
-"""The base class of every solver, built-in or from a plugin."""
+"""Define the base class of every solver, whether built in or from a plugin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS: tuple[type[Problem[Any]], ...] = (KnapsackProblem, GraphProblem, Schedule
 
 
 class Solver:
-    """Base class of solvers, built-in or from a plugin.
+    """Base class of all solvers, whether built in or from a plugin.
 
     A subclass sets `name` and defines at least one of ``solve``, ``solve_graph`` and
     ``solve_schedule``. Class attributes state what the solver can do, so that remat can list
@@ -90,9 +90,8 @@ class Solver:
     ) -> Answer | Iterable[int]:
         """Choose nodes to save whose total bytes stay within the problem's capacity.
 
-        A solver need not define ``solve_graph``. Without this method, remat passes knapsacks whose
-        items are nodes to ``solve``, and a minimum cut turns the chosen items into saved nodes (see
-        `remat.solvers.graph.completion`).
+        A solver need not define ``solve_graph``. Without this method, remat calls ``solve`` on knapsacks whose items
+        are nodes. A minimum cut then turns the chosen items into saved nodes (see `remat.solvers.graph.completion`).
 
         Args:
             problem: the graph problem to solve; a capacity of None sets no limit.
@@ -127,8 +126,8 @@ class Solver:
     def refuses(self, problem: KnapsackProblem) -> str | None:
         """Return why the solver cannot solve a knapsack; None if it can.
 
-        remat calls ``refuses`` before ``solve``. The default implementation refuses a sum of
-        weights, a sum of values or a capacity above the solver's ``integer_limit``.
+        remat calls ``refuses`` before ``solve``. The default implementation refuses a knapsack if its sum of weights,
+        sum of values or capacity exceeds the solver's ``integer_limit``.
         """
         limit = self.integer_limit
         if limit is None:

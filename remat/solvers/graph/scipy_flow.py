@@ -1,4 +1,4 @@
-"""Maximum flow in 64-bit integers by SciPy, whose own flows have 32 bits; used if OR-Tools is missing."""
+"""Compute maximum flows in 64-bit integers with SciPy, whose own flows have 32 bits; used if OR-Tools is missing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ _BITS = 30
 
 
 class ScipyFlow:
-    """Maximum flow with the methods of OR-Tools' ``SimpleMaxFlow`` that `Network` calls.
+    """Maximum flow by SciPy, with those methods of OR-Tools' ``SimpleMaxFlow`` that `Network` calls.
 
-    Capacities are scaled down to 32 bits, and SciPy solves the scaled problem. The residual graph is
-    then solved at smaller scales. At scale 1, a residual graph without flow proves the optimum. The
-    arguments are those of `_solved` in `remat.solvers.graph.flow`. No arc may have a reverse arc.
+    Capacities are scaled down to 32 bits, and SciPy solves the scaled problem. The residual graph of this flow is then
+    solved repeatedly, and each time the capacities are scaled down less. When capacities are no longer scaled down, a
+    residual graph without flow proves that the flow is maximum. The arguments are those of `_solved` in
+    `remat.solvers.graph.flow`. No arc may have a reverse arc.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Cases for the conformance suite of solvers: named problems whose optima are known.
+"""Define the cases of the conformance suite of solvers: named problems whose optima are known.
 
 A bug found in one solver becomes a case for all solvers. Published cases never change.
 """

@@ -66,7 +66,7 @@ def problem_from_floats(
 ) -> KnapsackProblem:
     """Convert floats to a knapsack problem in integers.
 
-    Memory is scaled by one factor, and runtimes by another. If the exact integers of either would sum to
+    Memory is scaled by one factor, and runtimes by another. If the exact integers of memory or runtimes would sum to
     more than 63 bits, memory and runtimes are rounded up and the capacity down.
 
     Raises:

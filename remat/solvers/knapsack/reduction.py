@@ -15,7 +15,7 @@ from remat.solvers.solution import Answer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction(Generic[P]):
-    """A problem without the items or nodes that need no search, and the data to undo the reduction.
+    """A problem reduced to the items or nodes that need a search, and the data to undo the reduction.
 
     Attributes:
         core: the problem of the remaining items or nodes, of which there may be none.
@@ -79,14 +79,14 @@ def reduce(problem: KnapsackProblem) -> Reduction[KnapsackProblem]:
 def fix_variables(core: KnapsackProblem, relaxed: Relaxation) -> Reduction[KnapsackProblem]:
     """Decide items as in the linear relaxation if the opposite decision cannot beat the greedy choice.
 
-    The *break item* is the first item in order of value per weight that no longer fits. The break item's
-    value per weight is the price of capacity. The *loss* of an item is how much the opposite decision
-    lowers the relaxation's bound at this price. If the bound less the loss is at most the greedy value,
-    the item is decided. Of ten thousand items, a few dozen remain undecided. An optimum of the undecided
-    items extends to an optimum of the core, unless ``relaxed.saved`` is already optimal.
+    The *break item* is the first item in order of value per weight that no longer fits. The break item's value per
+    weight is the price of capacity. The *loss* of an item is how much the opposite decision lowers the relaxation's
+    bound at this price. An item is decided if the bound less the item's loss is at most the value of the greedy choice.
+    Of ten thousand items, a few dozen remain undecided. An optimum of the undecided items extends to an optimum of the
+    core, unless ``relaxed.saved`` is already optimal.
 
-    Source: R. S. Dembo, P. L. Hammer, "A reduction algorithm for knapsack problems", Methods of
-    Operations Research 36 (1980).
+    The method is that of Dembo and Hammer, "A reduction algorithm for knapsack problems", Methods of Operations
+    Research 36 (1980).
     """
     weights, values = core.weights, core.values
     room, worth, prefix = core.capacity, 0, set[int]()

@@ -4,10 +4,10 @@ A solver that accepts a constraint within a millionth may return a choice that i
 heavy. Items of a choice that is too heavy are dropped, those with the least value per weight first. The
 solver's bound is raised by the possible rounding error before it is used.
 
-Large weights and values are scaled down: weights and the capacity are rounded down, values up. A choice
-that fits the original problem also fits the scaled problem, where its value is no lower. The upper
-bound for the scaled problem therefore also holds for the original problem. Without scaling, with
-weights of a billion, CBC returned choices of half the optimal value as optimal.
+Large weights and values are scaled down: weights and the capacity are rounded down, values up. A choice that fits the
+original problem also fits the scaled problem, where its value is no lower. The upper bound for the scaled problem
+therefore also holds for the original problem. Without scaling, CBC reported choices of half the optimal value as
+optimal on items with weights of a billion.
 """
 
 from __future__ import annotations

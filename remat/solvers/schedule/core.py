@@ -111,7 +111,7 @@ def schedule_core(problem: ScheduleProblem) -> ScheduleCore:
     reads[tail] = tuple(problem.to_end)
 
     def token(v: int) -> int:
-        """Add a value of no bytes that node ``v`` makes, and return its index."""
+        """Add a value of 0 bytes that node ``v`` makes, and return the value's index."""
         maker.append(v)
         size.append(0)
         return len(size) - 1

@@ -1,4 +1,4 @@
-"""The schedule problem: choose the order in which nodes run, and which nodes run again.
+"""Define the schedule problem: choose the order in which nodes run, and which nodes run again.
 
 The peak memory of the schedule must stay within a capacity. A *schedule* is a sequence of runs of
 nodes, in which a node may occur several times. A second run of a node recomputes its value, so memory
@@ -179,7 +179,7 @@ class ScheduleProblem(Problem[Schedule]):
 
     @property
     def given(self) -> frozenset[int]:
-        """Nodes that never run: parameters and others in `at_start`, tangents and others in `at_boundary`."""
+        """Nodes that never run: those in `at_start`, such as parameters, and in `at_boundary`, such as tangents."""
         return frozenset((*self.at_start, *self.at_boundary))
 
     @property
@@ -207,7 +207,7 @@ class ScheduleProblem(Problem[Schedule]):
         return results
 
     def maker(self, node: int) -> int:
-        """Return the node whose run makes the value of ``node``: its ``part_of`` for a part, or ``node`` itself."""
+        """Return the node whose run makes the value of ``node``: the node itself, or for a part the ``part_of`` node."""
         return node if self.part_of[node] < 0 else self.part_of[node]
 
     @property

@@ -112,7 +112,7 @@ def exposed_time_at(
 
 
 def _queues(n: int, transfers: Sequence[Transfer]) -> tuple[list[_Copy], list[_Copy]]:
-    """Return the queue of the copies to the host, and the queue of the copies to the device with time reversed."""
+    """Return the queue of copies to the host, and the queue of copies to the device, which runs backwards in time."""
     sends = sorted(enumerate(transfers), key=lambda entry: (entry[1].ready, entry[0]))
     fetches = sorted(enumerate(transfers), key=lambda entry: (-entry[1].needed, -entry[0]))
     return (

@@ -111,7 +111,7 @@ def judge(problem: Problem[S], solver: Solver, claim: Answer, *, elapsed_s: floa
 def _claimed_bound(
     problem: Problem[Any], solver: Solver, claim: Answer, reached: int
 ) -> int | None:
-    """Return the bound that an answer claims: its own value or cost if it claims to be optimal; None if there is none."""
+    """Return the bound that an answer claims: its own value or cost if it claims to be optimal; None if none."""
     knapsack = isinstance(problem, KnapsackProblem)
     exact = knapsack and solver.exact
     if claim.status is None:

@@ -54,7 +54,7 @@ def evicting(problem: ScheduleProblem) -> list[int] | None:
         return False
 
     def run(v: int, position: int, pinned: set[int]) -> bool:
-        """Append runs that recompute a node's evicted inputs, then a run of the node; return whether all are possible."""
+        """Append runs that recompute a node's evicted inputs, then a run of the node; return whether all can run."""
         nonlocal now
         mine = pinned | set(problem.inputs[v])
         for u in problem.inputs[v]:

@@ -207,7 +207,7 @@ class ScheduleProblem(Problem[Schedule]):
         return results
 
     def maker(self, node: int) -> int:
-        """Return the node whose run makes the value of ``node``: the node itself, or for a part the ``part_of`` node."""
+        """Return the node whose run makes the value of ``node``: the node itself; for a part, its ``part_of``."""
         return node if self.part_of[node] < 0 else self.part_of[node]
 
     @property

@@ -46,7 +46,8 @@ def remat_solvers() -> list[type[Solver]]:
 
 @hookimpl
 def remat_passes() -> list[type[Pass]]:
-    """Return remat's own pass classes, in the order that ``remat passes`` prints; this call imports torch."""
+    """Return remat's own pass classes, in the order that ``remat passes`` prints; calling this function imports torch.
+    """
     # Imported here, because passes import torch, and solvers are listed without torch.
     from remat.passes.core.control import Fixpoint
     from remat.passes.decide.budgeted import Knapsack, SolveGraph
@@ -89,7 +90,9 @@ def remat_passes() -> list[type[Pass]]:
 
 @hookimpl
 def remat_analyses() -> list[type[Analysis[Any]]]:
-    """Return remat's own analysis classes, in the order that ``remat passes`` prints; this call imports torch."""
+    """Return remat's own analysis classes, in the order that ``remat passes`` prints; calling this function imports
+    torch.
+    """
     from remat.passes.core import state
     from remat.passes.decide import budgeted, min_cut
 
@@ -109,7 +112,7 @@ def remat_analyses() -> list[type[Analysis[Any]]]:
 
 @hookimpl
 def remat_cost_models() -> list[type[CostModel]]:
-    """Return remat's own cost model classes; this call imports torch."""
+    """Return remat's own cost model classes; calling this function imports torch."""
     from remat.graph.costs import builtin_cost_models
 
     return list(builtin_cost_models())

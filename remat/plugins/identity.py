@@ -85,9 +85,8 @@ def _state(value: Any) -> Iterator[tuple[str, Any]]:
 def surroundings() -> dict[str, Any]:
     """Return a description of what a plan depends on besides its graph and options, such as code and versions.
 
-    Every module of remat that stores users' declarations about operators has a function
-    ``declared()``. The entry ``declared`` of the result contains what all these functions
-    return.
+    Every module of remat that stores users' declarations about operators has a function ``declared()``. The entry
+    ``declared`` of the result contains what the functions ``declared()`` of all modules return.
 
     Returns:
         A JSON-compatible dict with the keys ``code``, ``libraries``, ``solvers``, ``classes``,

@@ -186,7 +186,7 @@ def _insert_output(joint: JointGraph, at: int, value: Any) -> None:
 
 
 def _cut_out(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
-    """Replace results of calls by new inputs, and return the calls' arguments as outputs or gradients."""
+    """Replace results of calls by new inputs, and make the calls' arguments outputs or gradients of the graph."""
     backward_nodes, cut = tangent_dependents(joint.graph), _nodes(joint, items)
     removed = set(cut)
     for node in cut:

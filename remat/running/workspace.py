@@ -4,7 +4,7 @@ A workspace is the memory that an operator allocates beyond its results and free
 norms, pooling, attention and some matrix products use a workspace to copy inputs into another layout, or to keep
 partial results. No graph shows workspaces, and the size of a workspace depends on the library, the device and the
 shapes. To measure a workspace, the operator is called on tensors of zeros. Calls of one kind have the same operator,
-sizes, strides, dtypes, number arguments and thread count.
+sizes, strides, dtypes, numeric arguments and thread count.
 
 If a call with a batch axis is too large to run, its workspace is extrapolated from two smaller batches. Workspaces grow
 linearly with the batch size.
@@ -209,7 +209,7 @@ def note_workspaces(graph: fx.Graph) -> None:
 
 
 def measure_deferred(graph: fx.Graph) -> None:
-    """Replace the functions that `defer_workspaces` wrote by workspace bytes, measured once per kind of call."""
+    """Call the functions that `defer_workspaces` stored, once per kind of call, and store workspace bytes instead."""
     forms, measured = Forms(), dict[Any, Any]()
     for node in graph.nodes:
         if node.meta.get(WORKSPACE) is _workspace:

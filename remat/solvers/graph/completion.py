@@ -78,7 +78,8 @@ def _rounds(
     capacity: int,
     offered: int,
 ) -> Iterator[tuple[Solution, tuple[int, ...] | None]]:
-    """Yield each knapsack's solution, and the nodes that a minimum cut then saves, or None if these do not fit."""
+    """Yield each knapsack's solution and the nodes that a minimum cut then saves, or None if they exceed the capacity.
+    """
     # The minimum cut often saves fewer bytes than the picked items weigh. The next knapsack gets the bytes left over.
     for _ in range(EFFORT.rounds):
         knapsack = KnapsackProblem(

@@ -1,9 +1,9 @@
 """Run a solver in its own process, so that its crash does not end the planner.
 
-The solver's process is a fresh interpreter, not a fork. `isolated` starts the process at once, and the
-process stays alive between calls, so the time of a call does not include start-up. A process that does
-not return in time is killed, with all processes that it started. A crash, a lack of memory and a kill
-each raise a `SolverError` that names the cause. After that, the next call starts a new process.
+The solver's process is a fresh interpreter, not a fork. `isolated` starts the process at once, and the process stays
+alive between calls, so the time of a call does not include start-up. A process that does not return in time is killed,
+with all processes that it started. A crash, a lack of memory and a kill each raise a `SolverError` that names the
+cause. After a crash or a kill, the next call starts a new process.
 
 Isolation protects against a solver's faults, not against malicious code, because the process has the user's rights.
 """

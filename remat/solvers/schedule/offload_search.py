@@ -1,7 +1,7 @@
 """Choose the values to save and to offload, so that peak memory stays within a capacity.
 
-The search starts from given decisions, and offloads values until their schedules fit the capacity. The
-search then improves the best decisions: it saves, recomputes or offloads one more value at a time, as
+The search starts from given decisions, and offloads values of each decision until the decision's schedule fits the
+capacity. The search then improves the best decisions: it saves, recomputes or offloads one more value at a time, as
 long as the decision improves.
 """
 

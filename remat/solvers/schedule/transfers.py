@@ -1,10 +1,10 @@
 """Find when copies to and from the host run during a schedule, and how long the schedule waits for them.
 
-Each direction of the host link is a queue of copies. Values are sent to the host in the order of
-their last uses in forward, each after its last use. The memory of a sent value is free once its copy
-has ended. Values are fetched from the host in the order of their first uses in backward. A value takes
-memory again when its fetch begins. Copies overlap with runs of nodes. The schedule waits for the link
-if a run needs a value that is still being fetched, or memory of a value that is still being sent.
+Each direction of the host link is a queue of copies. Values are sent to the host in the order of their last uses in
+forward, each after its last use. The memory of a sent value is free once its copy has ended. Values are fetched from
+the host in the order of their first uses in backward. A value takes memory again when its fetch begins. Copies overlap
+with runs of nodes. A run waits for the link if the run needs a value that is still being fetched, or the memory of a
+value still being sent.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ def exposed_time_at(
 ) -> int:
     """Compute the exposed transfer time of a schedule whose copies are placed at given positions.
 
-    ``freed`` and ``fetched`` are as in `Placement`, and the copies queue in the same order as in `place`.
+    The arguments ``freed`` and ``fetched`` mean the same as in `Placement`, and the copies queue in the same order as
+    in `place`.
     """
     n = len(times)
     sends, fetches = _queues(n, transfers)

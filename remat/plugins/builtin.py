@@ -46,7 +46,9 @@ def remat_solvers() -> list[type[Solver]]:
 
 @hookimpl
 def remat_passes() -> list[type[Pass]]:
-    """Return remat's own pass classes, in the order that ``remat passes`` prints; calling this function imports torch.
+    """Return remat's own pass classes, in the order that ``remat passes`` prints.
+
+    Calling this function imports torch.
     """
     # Imported here, because passes import torch, and solvers are listed without torch.
     from remat.passes.core.control import Fixpoint
@@ -90,8 +92,9 @@ def remat_passes() -> list[type[Pass]]:
 
 @hookimpl
 def remat_analyses() -> list[type[Analysis[Any]]]:
-    """Return remat's own analysis classes, in the order that ``remat passes`` prints; calling this function imports
-    torch.
+    """Return remat's own analysis classes, in the order that ``remat passes`` prints.
+
+    Calling this function imports torch.
     """
     from remat.passes.core import state
     from remat.passes.decide import budgeted, min_cut

@@ -147,7 +147,7 @@ def _origin_of(package: str) -> str:
 
 @functools.cache
 def _versions() -> dict[str, str | None]:
-    """Return a dict from each library in `_LIBRARIES` to its installed version, or None if it is missing."""
+    """Return the installed version of each library in `_LIBRARIES`, or None if it is missing, as a dict by name."""
     from importlib.metadata import PackageNotFoundError, version
 
     versions: dict[str, str | None] = {}

@@ -39,7 +39,7 @@ class PluginWarning(RuntimeWarning):
 
 
 class Registry:
-    """Solvers, passes, analyses, operators and cost models of remat and its plugins, by kind and name.
+    """Registry of the solvers, passes, analyses, operators and cost models of remat and its plugins, by kind and name.
 
     Objects of one kind are collected from the plugins when this kind is first requested, so that
     solvers can be used without importing torch. A plugin that fails is refused, and so is an

@@ -50,7 +50,7 @@ class GraphEdit:
 
 
 def tidy(joint: JointGraph) -> JointGraph:
-    """Erase unused calls that have no side effect, and correct which fake values share a storage.
+    """Erase unused calls that have no side effect, and repair the sharing of storages among fake values.
 
     The graph is changed in place and returned.
     """

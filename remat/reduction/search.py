@@ -153,7 +153,7 @@ class _Search:
 
 
 def _measure(joint: JointGraph) -> tuple[int, int, int, int]:
-    """Return the size of a graph as a tuple, which every accepted edit lowers, so that the search ends."""
+    """Return the size of a graph as a tuple; every accepted edit lowers the size, so that the search ends."""
     nodes = list(joint.graph.nodes)
     # The number of calls comes first in the tuple, because an edit may add inputs in order to remove calls.
     calls = sum(n.op != "placeholder" for n in nodes)

@@ -116,6 +116,6 @@ def _best(solutions: list[Solution]) -> Solution:
 
 
 def is_auto(solver: Solver) -> bool:
-    """Return whether a solver is `Auto`, or an `Isolated` solver that runs `Auto`."""
+    """Return whether a solver is the portfolio solver `Auto`, or runs `Auto` in another process."""
     # Compare names: an `Isolated` solver has the name of the solver that it runs, but another class.
     return solver.name == Auto.name

@@ -160,8 +160,8 @@ class Solver:
 def built_in(solver: Solver) -> bool:
     """Return whether a solver is remat's own, so that its bounds count as proven.
 
-    A subclass that is defined outside `remat.solvers` is not built in. An `Isolated` solver is built in
-    if the solver that it runs is built in.
+    A subclass that is defined outside `remat.solvers` is not built in. A solver that runs in its own process
+    (`Isolated`) is built in if the solver inside is built in.
     """
     kind = type(solver)
     if kind.__module__ == "remat.solvers.isolation.process":  # `isolated` created this class

@@ -139,7 +139,7 @@ def _proven_value(problem: KnapsackProblem, reached: int) -> int:
 
 
 def _proven_cost(problem: GraphProblem, reached: int) -> int:
-    """Return a lower bound on every decision's cost, proven by a short search and capped at ``reached``."""
+    """Return a lower bound on every decision's cost, at most ``reached``, which a short search proves."""
     if unavailable(Lagrangian) is not None:
         return 0
     search = Search(problem)

@@ -78,8 +78,7 @@ def _rounds(
     capacity: int,
     offered: int,
 ) -> Iterator[tuple[Solution, tuple[int, ...] | None]]:
-    """Yield each knapsack's solution and the nodes that a minimum cut then saves, or None if they exceed the capacity.
-    """
+    """Yield each knapsack's solution and the nodes that a minimum cut then saves, or None if the nodes do not fit."""
     # The minimum cut often saves fewer bytes than the picked items weigh. The next knapsack gets the bytes left over.
     for _ in range(EFFORT.rounds):
         knapsack = KnapsackProblem(

@@ -116,7 +116,7 @@ class Hull:
             raise infeasible(capacity, self.least_bytes)
 
     def compiled(self, edge: Edge) -> Any:
-        """Return the kernel's `GraphCore` for the reduced problem at an edge's prices; the last result is cached."""
+        """Return the reduced problem at an edge's prices as the kernel's `GraphCore`; the last result is cached."""
         key, cached = (edge.price, edge.scale), self._compiled
         if cached is not None and cached[0] == key:
             return cached[1]
@@ -198,7 +198,7 @@ class Hull:
 
 
 def _columns(core: GraphProblem, losses: Losses) -> tuple[Any, ...]:
-    """Return the arguments of the kernel's `GraphCore` for a reduced problem and the losses of its nodes."""
+    """Return the arguments of the kernel's class `GraphCore` for a reduced problem and the losses of its nodes."""
     needed = set(core.needed)
     flags = [
         core.savable[i] | core.recomputable[i] << 1 | (i in needed) << 2 for i in range(len(core))

@@ -13,10 +13,10 @@ from remat.solvers.knapsack.reduction import Reduction
 def reduce_graph(problem: GraphProblem) -> Reduction[GraphProblem]:
     """Remove nodes that an optimal decision need not save, and return the reduced problem, the *core*.
 
-    Every node of the core has ``in_forward`` True. A node with ``in_forward`` False costs 0 in the core, so a lower
-    bound for the core also holds for the whole problem. If a node with ``in_forward`` False runs a second time, only
-    `evaluate` on the whole problem adds the cost of this run. If ``in_forward`` is True for all nodes, every optimum of
-    the core extends to an optimum of the problem.
+    In the core, forward runs every node: ``in_forward`` is True. A node that forward need not run costs 0 in the core,
+    so a lower bound for the core also holds for the whole problem. Only `evaluate` on the whole problem counts a second
+    run of a node that forward need not run. If forward runs all nodes of the problem, every optimum of the core extends
+    to an optimum of the problem.
 
     The first of the following rules is applied once. The other rules are applied until nothing changes.
 

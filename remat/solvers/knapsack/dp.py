@@ -60,9 +60,7 @@ class DynamicProgram(CoreSolver):
 def _fill_table(
     problem: KnapsackProblem, order: tuple[int, ...], deadline: float | None
 ) -> tuple[list[int], bool]:
-    """Return the choice of greatest value (of equal values, the lightest), and whether the deadline left time for all
-    items.
-    """
+    """Return the most valuable choice (of equal ones, the lightest), and whether time sufficed for all items."""
     import numpy as np
 
     columns = problem.capacity + 1  # weights and capacity are in multiples of a step

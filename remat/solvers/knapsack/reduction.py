@@ -32,11 +32,11 @@ class Reduction(Generic[P]):
     value_unit: int = 1
 
     def invert(self, saved: Iterable[int]) -> tuple[int, ...]:
-        """Convert a choice for the core to a choice for the original problem."""
+        """Convert a choice for the reduced problem to a choice for the original problem."""
         return tuple(sorted((*self.always, *(self.remaining[i] for i in saved))))
 
     def invert_answer(self, answer: Answer) -> Answer:
-        """Convert an answer for the core to an answer for the original problem."""
+        """Convert an answer for the reduced problem to an answer for the original problem."""
         bound = answer.bound
         return replace(
             answer,
@@ -48,9 +48,9 @@ class Reduction(Generic[P]):
 def reduce(problem: KnapsackProblem) -> Reduction[KnapsackProblem]:
     """Decide the trivial items of a knapsack; the other items form the core of the result.
 
-    Items of weight 0 are saved. Other items are not saved if they do not fit on their own or have
-    value 0. If all remaining items fit together, they are saved. Common divisors of the weights and
-    of the values are divided out. An optimum of the core extends to an optimum of the problem.
+    Items of weight 0 are saved. Other items are not saved if they do not fit on their own or have value 0. If all
+    remaining items fit together, they are saved. Common divisors of the weights and of the values are divided out. An
+    optimum of the reduced problem extends to an optimum of the original problem.
     """
     weights, values, capacity = problem.weights, problem.values, problem.capacity
     always = [i for i, w in enumerate(weights) if w == 0]
@@ -83,7 +83,7 @@ def fix_variables(core: KnapsackProblem, relaxed: Relaxation) -> Reduction[Knaps
     weight is the price of capacity. The *loss* of an item is how much the opposite decision lowers the relaxation's
     bound at this price. An item is decided if the bound less the item's loss is at most the value of the greedy choice.
     Of ten thousand items, a few dozen remain undecided. An optimum of the undecided items extends to an optimum of the
-    core, unless ``relaxed.saved`` is already optimal.
+    knapsack, unless ``relaxed.saved`` is already optimal.
 
     The method is that of Dembo and Hammer, "A reduction algorithm for knapsack problems", Methods of Operations
     Research 36 (1980).
@@ -128,7 +128,7 @@ class CoreSolver(Solver):
     __slots__ = ()
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
-        """Reduce the problem, solve the core, and extend the answer to the whole problem."""
+        """Reduce the problem, solve the reduced problem, and extend the answer to the whole problem."""
         reduction = reduce(problem)
         if not reduction.remaining:
             return reduction.invert_answer(Answer((), 0))

@@ -35,7 +35,7 @@ class ToleranceSolver(CoreSolver):
     value_limit: ClassVar[int] = 2**53
 
     def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Run ``attempt`` once on the scaled core, and repair the choice so that it fits the capacity."""
+        """Run ``attempt`` once on the scaled undecided items, and repair the choice so that it fits the capacity."""
         scaled, value_unit = scale_down(
             core, weight_limit=_WEIGHT_LIMIT, value_limit=self.value_limit
         )

@@ -19,7 +19,7 @@ _RUNS = 2
 
 
 def schedule_model(core: ScheduleCore, start: Sequence[int]) -> tuple[Any, list[Any]]:
-    """Build the CP-SAT model of a schedule problem, with a legal sequence of the core as a hint.
+    """Build the CP-SAT model of a schedule problem, with a legal schedule in the kernel's form as a hint.
 
     Returns the model, and a tuple ``(node, presence, position)`` for each possible run of a node. The presence is a
     Boolean variable, and the position is an integer variable.

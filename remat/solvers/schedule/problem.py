@@ -28,14 +28,14 @@ MOST_RUNS_PER_NODE = 64
 class ScheduleProblem(Problem[Schedule]):
     """Run every node at least once, at the lowest total cost, within a limit on peak memory.
 
-    Each input of a node has a smaller number than the node, so nodes can run in the order of numbers. The
-    fields after ``capacity`` have defaults that suit a plain graph. Sequences of integers may be
-    any ordered iterables and are stored as tuples of ``int``. The sums of ``cost``, ``size`` and
-    ``extra`` may each not exceed 2**63 - 1.
+    Each input of a node has a smaller number than the node, so nodes can run in the order of numbers. The fields after
+    ``capacity`` have defaults, which suit a plain graph without rules about order or boundary. Sequences of integers
+    may be any ordered iterables and are stored as tuples of ``int``. The sums of ``cost``, ``size`` and ``extra`` may
+    each not exceed 2**63 - 1.
 
-    Each run of a node makes a new value. A run reads, for each input of its node, the value that the
-    latest earlier run of the input made. During a run, memory holds the run's results, its ``extra``
-    bytes, the ``resident`` bytes, and earlier values. A value stays in memory until its last reader's run.
+    Each run of a node makes a new value. A run reads, for each input of its node, the value that the latest earlier run
+    of the input made. During a run, memory holds the run's results, its other memory (``extra``), the always alive
+    bytes (``resident``), and earlier values. A value stays in memory until its last reader's run.
 
     The *boundary* is the position in a schedule at which backward begins.
 
@@ -388,7 +388,7 @@ class ScheduleEvaluator:
         )
 
     def _check_order(self, first: Sequence[int], boundary: int) -> None:
-        """Check that every node runs, and that first runs respect ``ordered`` and ``forward`` of the problem."""
+        """Check that every node runs, and that first runs are in the order, and before the boundary, where due."""
         problem, names = self._problem, self._problem.names
         for v in self._runnable:
             if first[v] < 0:

@@ -90,8 +90,9 @@ class Solver:
     ) -> Answer | Iterable[int]:
         """Choose nodes to save whose total bytes stay within the problem's capacity.
 
-        A solver need not define ``solve_graph``. Without this method, remat calls ``solve`` on knapsacks whose items
-        are nodes. A minimum cut then turns the chosen items into saved nodes (see `remat.solvers.graph.completion`).
+        A solver need not define ``solve_graph``. If a solver does not define ``solve_graph``, remat calls ``solve`` on
+        knapsacks whose items are nodes. A minimum cut then turns the chosen items into saved nodes (see
+        `remat.solvers.graph.completion`).
 
         Args:
             problem: the graph problem to solve; a capacity of None sets no limit.
@@ -107,8 +108,8 @@ class Solver:
     ) -> Answer | Iterable[int]:
         """Choose the order in which nodes run and which nodes run again.
 
-        The peak memory of the schedule must stay within the problem's capacity. A solver need not
-        define ``solve_schedule``. Without this method, `remat.solvers.run.run` refuses schedule problems.
+        The peak memory of the schedule must stay within the problem's capacity. A solver need not define
+        ``solve_schedule``. `remat.solvers.run.run` refuses schedule problems for a solver without ``solve_schedule``.
 
         Args:
             problem: the schedule problem to solve; a capacity of None sets no limit.

@@ -1,9 +1,9 @@
 """Let a solver that solves only knapsacks choose the nodes to save in a graph problem.
 
 The items of the knapsack are the nodes that cost something to recompute. The items that the solver picks must not be
-recomputed. A minimum cut over bytes finds the decision that saves the fewest bytes and recomputes no picked item. Let B
-be the fewest bytes that any decision saves. The minimum cut saves at most B more bytes than the picked items weigh. The
-capacity of the first knapsack is the problem's capacity minus B.
+recomputed. A minimum cut over bytes finds the decision that saves the fewest bytes and recomputes no picked item. The
+minimum cut saves at most B more bytes than the picked items weigh, where B is the fewest bytes that any decision saves.
+Therefore the first knapsack's capacity is the problem's capacity minus the fewest bytes that any decision saves.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def by_knapsack(
     The solver first solves knapsacks whose items are all nodes of the reduced problem that cost something to recompute.
     If ``problem.hints`` has decisions, the solver then solves knapsacks without the nodes that one of the hints
     recomputes. The hints follow a compiler's rules, which save expensive nodes. Saving an expensive node often avoids
-    more cost per byte.
+    more cost per byte than saving a cheap node.
 
     Args:
         solver: the knapsack solver; the solution and errors name it.

@@ -14,7 +14,7 @@ from remat.solvers.solution import Answer
 
 
 class CutSolver(Solver):
-    """Solver that returns the first minimum cut within the capacity, under ever looser rules of a compiler.
+    """Solver that tries minimum cuts under ever looser compiler rules, and returns the first that fits the capacity.
 
     A compiler's rules forbid the recomputation of some operators, such as reductions. A `GraphProblem` has no
     operators, so the caller puts the minimum cuts into ``hints``, with the cuts under the strictest rules first. The

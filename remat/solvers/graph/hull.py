@@ -1,9 +1,9 @@
-"""Compute the lower convex hull of a graph problem's (bytes, cost) pairs, which bounds the cost at every capacity.
+"""Compute the lower convex hull of a graph problem's (bytes, cost) pairs; the hull bounds the cost at every capacity.
 
 Without a capacity, but with a price for each saved byte, the best decision is a minimum cut. The decisions that are
 best at some price are the vertices of the lower hull of the (bytes, cost) pairs of all decisions. No decision lies
-below the line between two neighbouring vertices. The line therefore bounds the cost at every capacity between the bytes
-of the two vertices.
+below the line between two neighbouring vertices. The line between two neighbouring vertices therefore bounds the cost
+at every capacity between the vertices' bytes.
 
 The bound is that of Everett, "Generalized Lagrange multiplier method", Operations Research 11 (1963). The search for
 the price follows Eisner and Severance, Journal of the ACM 23 (1976).
@@ -72,8 +72,8 @@ _HULLS: weakref.WeakValueDictionary[tuple[int, ...], Hull] = weakref.WeakValueDi
 class Hull:
     """Lower convex hull of the (saved bytes, cost) pairs of all decisions of a graph problem.
 
-    Edges of the hull are computed on demand: by `edge` for one capacity, by `vertices` for all capacities. The
-    problem's capacity is ignored. Minimum cuts are computed on the *core*, the smaller problem to which the graph
+    Edges of the hull are computed on demand: by `edge` for one capacity, by `vertices` for all capacities. `Hull`
+    ignores the problem's capacity. Minimum cuts are computed on the *core*, the smaller problem to which the graph
     problem is reduced (see ``reduction``). The attribute ``least`` is the hull's vertex with the fewest saved bytes,
     and ``least_bytes`` is that number of bytes.
     """

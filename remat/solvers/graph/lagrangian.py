@@ -3,8 +3,8 @@
 `remat.solvers.graph.hull` gives, for every capacity, a lower bound on the cost, a price of a byte, and a decision that
 may leave bytes unused. Let the *total* of a decision be its cost plus the price of its bytes. The *loss* of a decision
 is its total minus the least total of any decision. The compiled kernel enumerates decisions of little loss, node by
-node in topological order. A *prefix* is a decision on the first nodes of the order. The exact enumeration keeps all
-prefixes of little loss. The beam search keeps a limited number of prefixes.
+node in topological order. A *prefix* is a decision on the first nodes in topological order. The exact enumeration keeps
+all prefixes of little loss. The beam search keeps a limited number of prefixes.
 """
 
 from __future__ import annotations

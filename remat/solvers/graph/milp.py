@@ -6,8 +6,9 @@ save variables. A constraint excludes decisions that cost more than the best kno
 
 The lower convex hull of the problem makes the program smaller. The hull gives a lower bound on the cost and a price of
 a byte (see `remat.solvers.graph.hull`). A choice saves or recomputes one node. The *loss* of a choice is how much the
-choice raises the lower bound on the cost, computed at the price of a byte. No better decision contains a choice whose
-loss exceeds the gap between the best known cost and the bound. The variable of this choice is fixed to 0.
+choice raises the lower bound on the cost, computed at the price of a byte. No decision better than the best known one
+contains a choice whose loss exceeds the gap between the best cost and the bound. The variables of choices with a loss
+above the gap are fixed to 0.
 """
 
 from __future__ import annotations

@@ -26,11 +26,11 @@ def reduce_graph(problem: GraphProblem) -> Reduction[GraphProblem]:
     Second rule: a recomputable node that costs nothing and cannot be saved is replaced by its inputs.
 
     Third rule: a recomputable node with a single reader is not saved if the reader can be saved and takes no more
-    bytes. Saving the reader avoids more cost than saving the node. Each recomputable node that may not be saved is
-    merged into its single reader. The third rule does not apply to nodes that backward reads directly.
+    bytes. Saving the single reader of a node avoids more cost than saving the node. Each recomputable node that may not
+    be saved is merged into its single reader. The third rule does not apply to nodes that backward reads directly.
 
-    Fourth rule: a recomputable node that costs nothing is not saved if it has a single input, and this input can be
-    saved and takes no more bytes.
+    Fourth rule: a recomputable node that costs nothing is not saved if its single input can be saved and takes no more
+    bytes.
     """
     work = _Work(problem)
     work.drop_free()

@@ -11,9 +11,9 @@ _BITS = 30
 class ScipyFlow:
     """Maximum flow by SciPy, with those methods of OR-Tools' ``SimpleMaxFlow`` that `Network` calls.
 
-    Capacities are scaled down to 32 bits, and SciPy solves the scaled problem. The residual graph of this flow is then
-    solved repeatedly, and each time the capacities are scaled down less. When capacities are no longer scaled down, a
-    residual graph without flow proves that the flow is maximum. The arguments are those of `_solved` in
+    Capacities are scaled down to 32 bits, and SciPy solves the scaled problem. SciPy then solves the residual graph
+    repeatedly, and each time the capacities are scaled down less. When capacities are no longer scaled down, a residual
+    graph without flow proves that the flow is maximum. The constructor's arguments are those of `_solved` in
     `remat.solvers.graph.flow`. No arc may have a reverse arc.
     """
 

@@ -5,12 +5,12 @@ to allow recomputing)``, as in ``torch/_functorch/_activation_checkpointing/knap
 module differs from PyTorch's functions in two points.
 
 First, a float counts as the decimal that Python prints for it, so three items of 0.1 fit into a capacity of 0.3. The
-decimals are scaled to integers. Scaling is exact if the sum of the integers fits into 63 bits. Otherwise the scaled
-decimals are rounded so that the choice still fits the capacity.
+decimals are scaled to integers. Scaling is exact if the sum of the integers fits into 63 bits. If the sum does not fit,
+the scaled decimals are rounded so that the choice still fits the capacity.
 
 Second, PyTorch divides each item's memory by a total, and the quotient is rounded. A sum of quotients may therefore
-exceed the capacity by the rounding error. To allow for this error, an item of 0.5000000000000001 fits into a capacity
-of 0.5 (see `TOLERANCE`).
+exceed the capacity by the rounding error. To allow for the rounding error, an item of 0.5000000000000001 fits into a
+capacity of 0.5 (see `TOLERANCE`).
 """
 
 from __future__ import annotations

@@ -25,10 +25,10 @@ class Native(Solver):
 
     Identical items are grouped, and weights and values are divided by their greatest common divisors. The *break item*
     is the first item in order of value per weight that no longer fits. The *core*, the items searched so far, grows
-    around the break item, and upper bounds prune the choices (Pisinger 1997). For larger problems, one bound uses the
-    capacity and the number of items together (after Martello, Pisinger, Toth 1999). Another bound uses the cost of
-    capacity that no set of items can fill (a group relaxation, after Gomory 1969). Limits count work, so all runs give
-    the same answer unless a time limit is set.
+    around the break item, and upper bounds prune the choices (Pisinger 1997). For larger problems, one upper bound uses
+    the capacity and the number of items together (after Martello, Pisinger, Toth 1999). Another upper bound uses the
+    cost of capacity that no set of items can fill (a group relaxation, after Gomory 1969). Limits count work, so all
+    runs give the same answer unless a time limit is set.
     """
 
     __slots__ = ()

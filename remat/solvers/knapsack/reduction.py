@@ -81,9 +81,9 @@ def fix_variables(core: KnapsackProblem, relaxed: Relaxation) -> Reduction[Knaps
 
     The *break item* is the first item in order of value per weight that no longer fits. The break item's value per
     weight is the price of capacity. The *loss* of an item is how much the opposite decision lowers the relaxation's
-    bound at this price. An item is decided if the bound less the item's loss is at most the value of the greedy choice.
-    Of ten thousand items, a few dozen remain undecided. An optimum of the undecided items extends to an optimum of the
-    knapsack, unless ``relaxed.saved`` is already optimal.
+    bound at the price of capacity. An item is decided if the bound less the item's loss is at most the value of the
+    greedy choice. Of ten thousand items, a few dozen remain undecided. An optimum of the undecided items extends to an
+    optimum of the knapsack, unless ``relaxed.saved`` is already optimal.
 
     The method is that of Dembo and Hammer, "A reduction algorithm for knapsack problems", Methods of Operations
     Research 36 (1980).
@@ -135,7 +135,8 @@ class CoreSolver(Solver):
         return reduction.invert_answer(self.solve_core(reduction.core, time_limit=time_limit))
 
     def solve_core(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Run `search` on the items that `fix_variables` leaves undecided; return an answer for the core."""
+        """Run `search` on the items that `fix_variables` leaves undecided; return an answer for the knapsack ``core``.
+        """
         relaxed = core.relaxed()
         if relaxed.value == relaxed.bound:
             return Answer(relaxed.saved, relaxed.value)

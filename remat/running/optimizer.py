@@ -218,5 +218,5 @@ def _moved(func: Any, args: Any, kwargs: Any, out: Any) -> int:
 
 
 def _storages(value: Any) -> dict[int, int]:
-    """Return a dict from the id of each tensor's storage to the tensor's bytes."""
+    """Return the bytes of each tensor in ``value``, as a dict with the id of the tensor's storage as key."""
     return {torch_compat.storage_id(v.untyped_storage()): v.nbytes for v in tensors_of(value)}

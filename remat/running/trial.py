@@ -219,7 +219,7 @@ def _run(
 
 
 def _results(outputs: list[Any], gradients: list[Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a dict with a run's outputs, gradients, inputs after the run, and CPU generator's state, by name."""
+    """Return a run's outputs, gradients, inputs after the run, and the CPU generator's state, as a dict by name."""
     results = {f"output {i}": v for i, v in enumerate(outputs)}
     results |= {f"gradient {i}": v for i, v in enumerate(gradients)}
     results |= {f"input '{name}' afterwards": v for name, v in inputs.items()}

@@ -271,7 +271,7 @@ def _workspace(node: fx.Node) -> Any:
 
 
 def _compiled(op: Any, call: tuple[Any, Any, Any], channels_last: bool) -> Any:
-    """Return the workspace bytes of a compiled call; if ``channels_last``, 4-d arguments have that format."""
+    """Return the workspace bytes of a compiled call; if ``channels_last``, 4-d arguments are channels-last."""
     args, kwargs = pytree.tree_map(_channels_last, call[:2]) if channels_last else call[:2]
     return in_proportion(_cached(op, args, kwargs, tensors_of(call)), call)
 
@@ -289,7 +289,7 @@ def _channels_last(value: Any) -> Any:
 
 
 def _may_have_workspace(op: Any, tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether a call with these tensors may have a workspace, if `_has_allocations` is true for its operator."""
+    """For an operator with `_has_allocations`, return whether a call with these tensors may have a workspace."""
     if not tensors:
         return False
     # An elementwise operator, or one of `_WITHOUT_WORKSPACE`, allocates only in the special cases below.

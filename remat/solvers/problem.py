@@ -144,9 +144,9 @@ class KnapsackProblem(Problem[Solution]):
     """Pick items of the greatest total value whose total weight stays within the capacity.
 
     An item is a tensor of the joint graph that is expensive to recompute. An item's weight is the bytes that saving the
-    tensor takes. An item's value is the recompute cost that saving the tensor avoids. Arguments may be any ordered
-    iterables of integers, also of NumPy types, and are stored as tuples of ``int``. Every number, the sum of weights
-    and the sum of values lie between 0 and 2**63 - 1.
+    item's tensor takes. An item's value is the recompute cost that saving the item's tensor avoids. Arguments may be
+    any ordered iterables of integers, also of NumPy types, and are stored as tuples of ``int``. Every number, the sum
+    of weights and the sum of values lie between 0 and 2**63 - 1.
 
     Args:
         weights: bytes that each item takes if saved.

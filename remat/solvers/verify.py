@@ -111,7 +111,7 @@ def judge(problem: Problem[S], solver: Solver, claim: Answer, *, elapsed_s: floa
 def _claimed_bound(
     problem: Problem[Any], solver: Solver, claim: Answer, reached: int
 ) -> int | None:
-    """Return the bound that an answer claims: its own value or cost if it claims to be optimal; None if none."""
+    """Return an answer's claimed bound, or its own value or cost if it claims to be optimal; None without a claim."""
     knapsack = isinstance(problem, KnapsackProblem)
     exact = knapsack and solver.exact
     if claim.status is None:
@@ -139,7 +139,7 @@ def _proven_value(problem: KnapsackProblem, reached: int) -> int:
 
 
 def _proven_cost(problem: GraphProblem, reached: int) -> int:
-    """Return a lower bound on every decision's cost, at most ``reached``, which a short search proves."""
+    """Return a lower bound on every decision's cost, proven by a short search and at most ``reached``."""
     if unavailable(Lagrangian) is not None:
         return 0
     search = Search(problem)

@@ -39,7 +39,7 @@ class ScipyFlow:
             scale = max(0, scale - step)
 
     def _send(self, source: int, scale: int) -> bool:
-        """Add the residual graph's maximum flow to the flow, in units of ``2 ** scale``; return whether any was added."""
+        """Add the residual graph's maximum flow to the flow, in units of ``2**scale``; return whether any was added."""
         import numpy as np
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import maximum_flow

@@ -1,9 +1,9 @@
 """Solve a knapsack by dynamic programming; the capacity is divided into a bounded number of steps.
 
 The method is the textbook recursion over items and capacities, vectorised over capacities. PyTorch's knapsack solver
-``dp`` rounds weights to the nearest of 10,000 steps, so its choice can exceed the budget. This module rounds weights up
-and the capacity down, so a choice always fits. Nothing is rounded if the capacity, divided by the weights' common
-divisor, is at most the number of steps.
+``dp`` rounds weights to the nearest of 10,000 steps, so its choice can exceed the budget. remat's dynamic program
+rounds weights up and the capacity down, so a choice always fits. Nothing is rounded if the capacity, divided by the
+weights' common divisor, is at most the number of steps.
 """
 
 from __future__ import annotations

@@ -135,8 +135,7 @@ class CoreSolver(Solver):
         return reduction.invert_answer(self.solve_core(reduction.core, time_limit=time_limit))
 
     def solve_core(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Run `search` on the items that `fix_variables` leaves undecided; return an answer for the knapsack ``core``.
-        """
+        """Run `search` on the items that `fix_variables` leaves undecided; return an answer for ``core``."""
         relaxed = core.relaxed()
         if relaxed.value == relaxed.bound:
             return Answer(relaxed.saved, relaxed.value)

@@ -1,10 +1,10 @@
 """Represent offload copies as nodes of the schedule problem, so that solvers count the copies' memory.
 
-An offloaded value keeps its memory until its copy to the host has ended. The value takes memory again when the copy
-back begins. Three extra nodes for each offloaded value represent the copies. The *away* node is a second result of the
-operator that makes the value. The away node holds the offloaded bytes in forward. The *send* node reads the away node
-last, and comes after the run during which the copy to the host ends. The *fetch* node in backward takes memory for the
-value again, before the run during which the copy back begins.
+An offloaded value keeps its memory until its copy to the host has ended. The value takes memory on the device again
+when the copy back to the device begins. Three extra nodes for each offloaded value represent the copies. The *away*
+node is a second result of the operator that makes the value. The away node holds the offloaded bytes in forward. The
+*send* node reads the away node last, and comes after the run during which the copy to the host ends. The *fetch* node
+in backward takes memory for the value again, before the run during which the copy back begins.
 """
 
 from __future__ import annotations

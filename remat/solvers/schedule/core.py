@@ -2,9 +2,9 @@
 
 The kernel's form is called the *core* of the schedule problem. The kernel's form has only nodes that read and make
 values. In the kernel's form, additional nodes and values express the other rules of the problem. An added first node
-makes the values that exist from the start. An added last node reads the values that stay to the end. The boundary,
-where backward begins, is a node too. If a node must run before another node, the later node reads a value of 0 bytes
-that the earlier node makes.
+makes the values that exist from the start. An added last node reads the values that stay to the end. The boundary, the
+point where backward begins, is represented by a node too. If a node must run before another node, the later node reads
+a value of 0 bytes that the earlier node makes.
 """
 
 from __future__ import annotations

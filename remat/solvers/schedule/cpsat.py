@@ -4,7 +4,8 @@ Each possible run of a node has a position in the schedule. Each value that a ru
 of positions during which the value is in memory.
 
 The model follows Bartan et al., "Moccasin: Efficient tensor rematerialization for neural networks", ICML 2023. Moccasin
-fixes the order of the nodes. In this model, CP-SAT also chooses the order of the nodes, as far as the problem allows.
+fixes the order of the nodes. In remat's model, CP-SAT also chooses the order of the nodes, as far as the problem
+allows.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _RUNS = 2
 def schedule_model(core: ScheduleCore, start: Sequence[int]) -> tuple[Any, list[Any]]:
     """Build the CP-SAT model of a schedule problem, with a legal schedule in the kernel's form as a hint.
 
-    Returns the model, and a tuple ``(node, presence, position)`` for each possible run of a node. The presence is a
-    Boolean variable, and the position is an integer variable.
+    Returns the model, and a tuple ``(node, presence, position)`` for each possible run of a node. In each tuple, the
+    presence is a Boolean variable, and the position is an integer variable.
     """
     from ortools.sat.python import cp_model
 

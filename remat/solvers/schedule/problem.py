@@ -200,14 +200,14 @@ class ScheduleProblem(Problem[Schedule]):
 
     @property
     def results(self) -> list[list[int]]:
-        """For each node, the nodes whose values its run makes: the node itself, then its parts (see ``part_of``)."""
+        """For each node, the nodes whose values the node's run makes: the node itself, then its parts (``part_of``)."""
         results = [[i] for i in range(len(self))]
         for i in sorted(self.parts):
             results[self.part_of[i]].append(i)
         return results
 
     def maker(self, node: int) -> int:
-        """Return the node whose run makes the value of ``node``: the node itself; for a part, its ``part_of``."""
+        """Return the node whose run makes the value of ``node``: ``node`` itself or, for a part, its ``part_of``."""
         return node if self.part_of[node] < 0 else self.part_of[node]
 
     @property
@@ -388,7 +388,7 @@ class ScheduleEvaluator:
         )
 
     def _check_order(self, first: Sequence[int], boundary: int) -> None:
-        """Check that every node runs, and that first runs are in the order, and before the boundary, where due."""
+        """Check that every node runs, and that first runs meet the problem's rules ``ordered`` and ``forward``."""
         problem, names = self._problem, self._problem.names
         for v in self._runnable:
             if first[v] < 0:

@@ -64,9 +64,9 @@ def place(
 ) -> Placement:
     """Choose when each copy runs in a schedule, so that runs wait for the link as little as the capacity allows.
 
-    The memory of a sent value is free once the runs during its copy have taken as long as the copy. If a
-    run needs the memory sooner, the schedule waits. Every copy to the host ends before forward ends, and
-    no copy back begins before backward. No other placement with the same order of copies waits less.
+    The memory of a sent value is free once the runs during its copy have taken as long as the copy. If a run needs the
+    memory of a sent value sooner, the schedule waits. Every copy to the host ends before forward ends, and no copy back
+    begins before backward. No other placement with the same order of copies waits less.
 
     Args:
         times: time of each run.
@@ -113,7 +113,7 @@ def exposed_time_at(
 
 
 def _queues(n: int, transfers: Sequence[Transfer]) -> tuple[list[_Copy], list[_Copy]]:
-    """Return the queue of copies to the host, and the queue of copies to the device, which runs backwards in time."""
+    """Return the queue of copies to the host and, with time reversed, the queue of copies to the device."""
     sends = sorted(enumerate(transfers), key=lambda entry: (entry[1].ready, entry[0]))
     fetches = sorted(enumerate(transfers), key=lambda entry: (-entry[1].needed, -entry[0]))
     return (

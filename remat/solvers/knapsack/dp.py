@@ -1,7 +1,7 @@
 """Solve a knapsack by dynamic programming; the capacity is divided into a bounded number of steps.
 
 The method is the textbook recursion over items and capacities, vectorised over capacities. PyTorch's knapsack solver
-``dp`` rounds weights to the nearest of 10,000 steps, so its choice can exceed the budget. remat's dynamic program
+``dp`` rounds weights to the nearest of 10,000 steps, so its choice can exceed the budget. The dynamic program of remat
 rounds weights up and the capacity down, so a choice always fits. Nothing is rounded if the capacity, divided by the
 weights' common divisor, is at most the number of steps.
 """

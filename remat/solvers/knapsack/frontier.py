@@ -135,8 +135,8 @@ def _by_numpy(problem: KnapsackProblem, capacity: int, most: int) -> KnapsackFro
 class DynamicMemoryBudget(Solver):
     """Solver that returns the choice at the Pareto frontier's knee, which saves fewer bytes than the capacity allows.
 
-    PyTorch's solver ``dynamic_memory_budget_dp`` solves the knapsack for a hundred budgets. remat's
-    solver computes all Pareto-optimal choices in one run.
+    PyTorch's solver ``dynamic_memory_budget_dp`` solves the knapsack for a hundred budgets. The solver
+    `DynamicMemoryBudget` computes all Pareto-optimal choices in one run.
     """
 
     __slots__ = ()

@@ -122,7 +122,7 @@ class OffloadSearch:
     def copies(self, offload_plan: OffloadPlan, *, at_once: bool) -> list[Copy]:
         """Return, for each offloaded value of a decision, the runs between which the device does not hold the value.
 
-        If ``at_once`` is True, copies take no time: the device does not hold a value between its last use in
+        If ``at_once`` is True, copies take no time. The device then does not hold a value between its last use in
         forward and its first use in backward.
         """
         offloaded, placement = offload_plan.offloaded, offload_plan.placement

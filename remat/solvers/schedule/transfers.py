@@ -3,8 +3,8 @@
 Each direction of the host link is a queue of copies. Values are sent to the host in the order of their last uses in
 forward, each after its last use. The memory of a sent value is free once its copy has ended. Values are fetched from
 the host in the order of their first uses in backward. A value takes memory again when its fetch begins. Copies overlap
-with runs of nodes. A run waits for the link if the run needs a value that is still being fetched, or the memory of a
-value still being sent.
+with runs of nodes. A run waits for the link if the run needs a value still being fetched, or the memory of a value
+still being sent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plugins: registration and discovery of solvers, passes, analyses, operators and cost models."""
+"""Register and discover plugins, which add solvers, passes, analyses, operators and cost models to remat."""
 
 from remat.plugins.hooks import hookimpl as hookimpl
 from remat.plugins.registry import PluginWarning as PluginWarning

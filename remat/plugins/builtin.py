@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def remat_solvers() -> list[type[Solver]]:
-    """Return remat's own solver classes, in the order of tables of solvers."""
+    """Return remat's own solver classes, in the order in which tables list the solvers."""
     # Imported here, because `import remat` must not wait for modules that only a solver needs.
     from remat.solvers.auto import Auto
     from remat.solvers.graph.cut import CutSolver
@@ -46,7 +46,10 @@ def remat_solvers() -> list[type[Solver]]:
 
 @hookimpl
 def remat_passes() -> list[type[Pass]]:
-    """Return remat's own pass classes, in the order that ``remat passes`` prints; this call imports torch."""
+    """Return remat's own pass classes, in the order that ``remat passes`` prints.
+
+    Calling this function imports torch.
+    """
     # Imported here, because passes import torch, and solvers are listed without torch.
     from remat.passes.core.control import Fixpoint
     from remat.passes.decide.budgeted import Knapsack, SolveGraph
@@ -89,7 +92,10 @@ def remat_passes() -> list[type[Pass]]:
 
 @hookimpl
 def remat_analyses() -> list[type[Analysis[Any]]]:
-    """Return remat's own analysis classes, in the order that ``remat passes`` prints; this call imports torch."""
+    """Return remat's own analysis classes, in the order that ``remat passes`` prints.
+
+    Calling this function imports torch.
+    """
     from remat.passes.core import state
     from remat.passes.decide import budgeted, min_cut
 
@@ -109,7 +115,7 @@ def remat_analyses() -> list[type[Analysis[Any]]]:
 
 @hookimpl
 def remat_cost_models() -> list[type[CostModel]]:
-    """Return remat's own cost model classes; this call imports torch."""
+    """Return remat's own cost model classes; calling this function imports torch."""
     from remat.graph.costs import builtin_cost_models
 
     return list(builtin_cost_models())

@@ -1,4 +1,4 @@
-"""Checks of the objects that plugins return from hooks, such as solver classes.
+"""Check the objects that plugins return from hooks, such as solver classes.
 
 Each check returns the first fault as text, or None if the object is usable.
 """
@@ -46,7 +46,7 @@ def check_class(offered: object, base: type) -> str | None:
 def check_options(offered: Any) -> str | None:
     """Return why the fields of a plugin's class cannot serve as its options; None if they can.
 
-    ``offered`` is a pass or an analysis class, which must be a frozen dataclass.
+    The class ``offered`` of a pass or an analysis must be a frozen dataclass.
     """
     where = offered.__qualname__
     # Every class must have its own decorator: a subclass of a dataclass only inherits ``__dataclass_params__``.

@@ -1,4 +1,4 @@
-"""Hooks by which remat and plugins register solvers, passes, analyses, operators and cost models.
+"""Define the hooks by which remat and plugins register solvers, passes, analyses, operators and cost models.
 
 A plugin is a module named by an entry point of the group ``remat``::
 

@@ -1,4 +1,7 @@
-"""Describe code, versions and options as text for the keys of caches of plans and solvers' results."""
+"""Describe code, versions and options as text, for the keys of caches.
+
+The caches contain plans and solvers' results.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +37,8 @@ def identity(subject: object) -> str:
 def described(value: Any) -> Any:
     """Return a JSON-compatible description of a value; equal descriptions mean equal values.
 
-    The state of a function, or of an instance of a class from outside remat, is not read. The
-    description of a function or such an instance contains the object's ``id`` and is valid in this
-    process only; see `is_known_elsewhere`.
+    The description of a function, or of an instance of a class outside remat, contains the object's ``id``, but none of
+    the object's attributes. A description with an ``id`` is valid in this process only; see `is_known_elsewhere`.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -83,9 +85,8 @@ def _state(value: Any) -> Iterator[tuple[str, Any]]:
 def surroundings() -> dict[str, Any]:
     """Return a description of what a plan depends on besides its graph and options, such as code and versions.
 
-    Every module of remat that stores users' declarations about operators has a function
-    ``declared()``. The entry ``declared`` of the result contains what all these functions
-    return.
+    Every module of remat that stores users' declarations about operators has a function ``declared()``. The entry
+    ``declared`` of the result contains what the functions ``declared()`` of all modules return.
 
     Returns:
         A JSON-compatible dict with the keys ``code``, ``libraries``, ``solvers``, ``classes``,
@@ -146,7 +147,7 @@ def _origin_of(package: str) -> str:
 
 @functools.cache
 def _versions() -> dict[str, str | None]:
-    """Return a dict from each library in `_LIBRARIES` to its installed version, or None if it is missing."""
+    """Return the installed version of each library in `_LIBRARIES`, or None if it is missing, as a dict by name."""
     from importlib.metadata import PackageNotFoundError, version
 
     versions: dict[str, str | None] = {}

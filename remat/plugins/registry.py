@@ -1,4 +1,4 @@
-"""Registry of plugins, and of the solvers, passes and other objects that plugins return from hooks.
+"""Keep a registry of plugins, and of the solvers, passes and other objects that plugins return from hooks.
 
 A plugin that fails or returns an unusable object is refused, and the other plugins keep working.
 """
@@ -39,7 +39,7 @@ class PluginWarning(RuntimeWarning):
 
 
 class Registry:
-    """Solvers, passes, analyses, operators and cost models of remat and its plugins, by kind and name.
+    """Registry of the solvers, passes, analyses, operators and cost models of remat and its plugins, by kind and name.
 
     Objects of one kind are collected from the plugins when this kind is first requested, so that
     solvers can be used without importing torch. A plugin that fails is refused, and so is an
@@ -79,10 +79,10 @@ class Registry:
         return self._kind("remat_analyses")
 
     def learn_operators(self) -> None:
-        """Add the operators that plugins declare to planning's operator taxonomy.
+        """Tell planning which properties of operators the plugins declare.
 
-        The taxonomy states, for instance, which operators may be recomputed. Calling this method
-        again has no effect. Unregistering a plugin removes the plugin's operators.
+        The properties say, for instance, whether a plan may recompute an operator. Calling this method again has no
+        effect. Unregistering a plugin removes the plugin's operators.
         """
         if _OPERATORS in self._collected:
             return
@@ -188,7 +188,7 @@ class Registry:
         return kind
 
     def cost_model(self, cost: str | CostModel) -> CostModel:
-        """Create a cost model from its registered name, which an argument may follow.
+        """Create a cost model from text: the model's registered name, or the name and an argument.
 
         Args:
             cost: a registered name, optionally with an argument as in ``"roofline:h100"``; or a
@@ -360,7 +360,7 @@ class Registry:
             self.learn_operators()
 
     def _warn(self) -> None:
-        """Issue a `PluginWarning` for each error in `problems` that has not caused such a warning yet."""
+        """Issue a `PluginWarning` for each error in `problems` that has caused no warning yet."""
         fresh = [str(p) for p in self.problems if str(p) not in self._warned]
         self._warned.update(fresh)
         for message in fresh:

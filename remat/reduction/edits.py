@@ -1,4 +1,4 @@
-"""Edits that make a joint graph smaller or simpler.
+"""Define edits that make a joint graph smaller or simpler.
 
 An edit changes a graph in place and keeps AOTAutograd's convention for joint graphs. The inputs of
 a joint graph are primals, then tangents. The outputs of a joint graph are forward's outputs, then a
@@ -50,7 +50,7 @@ class GraphEdit:
 
 
 def tidy(joint: JointGraph) -> JointGraph:
-    """Erase unused calls that have no side effect, and correct which fake values share a storage.
+    """Erase unused calls that have no side effect, and repair the sharing of storages among fake values.
 
     The graph is changed in place and returned.
     """
@@ -122,7 +122,7 @@ def _drop_outputs(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
 
 
 def _has_a_gradient_each(joint: JointGraph) -> bool:
-    """Whether inputs can be added or removed: each is a primal or a tangent, and each primal has a gradient output."""
+    """Return whether a graph's inputs are only primals and tangents, and every primal has a gradient output."""
     gradients = len(outputs_of(joint.graph)) - joint.num_fwd_outputs
     return gradients == len(primals_of(joint)) and all(
         role_of(n) in (Role.PRIMAL, Role.TANGENT) for n in joint.graph.find_nodes(op="placeholder")
@@ -167,7 +167,7 @@ def _results(joint: JointGraph) -> list[Item]:
 
 
 def _add_input(joint: JointGraph, like: fx.Node, *, tangent: bool, gradient: Any = None) -> fx.Node:
-    """Add and return an input shaped like a node's value: a tangent, or a primal with the given gradient."""
+    """Add an input with the shape of a node's value, and return it; a new primal gets the given gradient."""
     graph = joint.graph
     before = list(graph.find_nodes(op="placeholder")) if tangent else primals_of(joint)
     first = next(iter(graph.nodes))
@@ -186,7 +186,7 @@ def _insert_output(joint: JointGraph, at: int, value: Any) -> None:
 
 
 def _cut_out(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
-    """Replace results of calls by new inputs, and return the calls' arguments as outputs or gradients."""
+    """Replace results of calls by new inputs, and make the calls' arguments outputs or gradients of the graph."""
     backward_nodes, cut = tangent_dependents(joint.graph), _nodes(joint, items)
     removed = set(cut)
     for node in cut:
@@ -243,7 +243,7 @@ def _bypass_to(node: fx.Node) -> fx.Node | None:
 
 
 def _replacements(joint: JointGraph) -> dict[fx.Node, fx.Node]:
-    """Return a dict from each input that equals an earlier one in role, shape and type to the first such input."""
+    """Return the inputs that can be replaced, each with the first input of the same role, shape and type."""
     first: dict[Any, fx.Node] = {}
     replacements: dict[fx.Node, fx.Node] = {}
     for node in joint.graph.find_nodes(op="placeholder"):

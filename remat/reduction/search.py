@@ -85,7 +85,7 @@ def reduce(
 
 
 class _Search:
-    """One search for the smallest graph that fails a test; ``best`` is the smallest so far, ``text`` its text."""
+    """One search for the smallest graph that fails a test; ``best`` is the smallest graph found so far."""
 
     def __init__(self, joint: JointGraph, test: Test, progress: Callable[[str], None]) -> None:
         self._test = test
@@ -106,7 +106,7 @@ class _Search:
                 changed |= self._apply(edit)
 
     def _apply(self, edit: GraphEdit) -> bool:
-        """Try one edit on all of its items, then on ever smaller groups of items; return whether a graph was kept."""
+        """Try one edit at all places, then at ever smaller groups of places; return whether the graph got smaller."""
         changed = False
         # Large groups first: one test may then accept the edit of many items.
         size = len(edit.items(self.best))
@@ -121,7 +121,7 @@ class _Search:
         return changed
 
     def _accept(self, edit: GraphEdit, items: list[Item]) -> bool:
-        """Apply an edit to some items; keep the graph, and return True, if it is valid, smaller and still fails."""
+        """Apply an edit to some items; keep the new graph and return True if it is valid, smaller and still fails."""
         nodes = len(self.best.graph.nodes)
         self._progress(f"{edit.name}: {nodes} nodes, {self.tests} tests")
         try:
@@ -153,7 +153,7 @@ class _Search:
 
 
 def _measure(joint: JointGraph) -> tuple[int, int, int, int]:
-    """Return the size of a graph as a tuple, which every accepted edit lowers, so that the search ends."""
+    """Return the size of a graph as a tuple; every accepted edit lowers the size, so that the search ends."""
     nodes = list(joint.graph.nodes)
     # The number of calls comes first in the tuple, because an edit may add inputs in order to remove calls.
     calls = sum(n.op != "placeholder" for n in nodes)

@@ -52,7 +52,7 @@ def check_executor(executor: AnyExecutor) -> None:
 
 
 def name_to_send(argument: Any, kind: str) -> str:
-    """Return the name of a solver or cost model that the user gave by name; refuse an object.
+    """Return the name by which the user gave a solver or cost model; refuse an object instead of a name.
 
     A worker process creates the object that the name stands for.
 

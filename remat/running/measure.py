@@ -283,9 +283,9 @@ def allocated_bytes(nbytes: int, device: torch.device) -> int:
 class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that reports when operators return storages, and when these storages are freed.
 
-    A subclass of `StorageWatch` defines `on_storage` and `on_free`. `StorageWatch.add` reports a
-    storage that existed before the dispatch mode was entered. The dispatch mode sees the results of a
-    higher-order operator, but not the operators inside.
+    A subclass of `StorageWatch` defines `on_storage` and `on_free`. `StorageWatch.add` reports a storage that existed
+    before the dispatch mode was entered. The dispatch mode sees the results of a higher-order operator, but not the
+    operators inside the higher-order operator.
     """
 
     # Otherwise PyTorch refuses to run higher-order operators under the mode.
@@ -297,7 +297,7 @@ class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         self._on_host: set[int] = set()
 
     def on_storage(self, state: Any, nbytes: Any, source: str) -> Any:
-        """Handle a storage that an operator returned, or that `add` was given.
+        """Handle a storage that an operator returned, or that the caller passed to `add`.
 
         Args:
             state: the value that the last call of `on_storage` for this storage returned; None for a
@@ -344,7 +344,7 @@ class StorageWatch(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 
 
 class StorageTracker(StorageWatch):  # type: ignore[no-untyped-call]
-    """Dispatch mode that tracks the bytes of alive storages that operators returned or that `add` was given.
+    """Dispatch mode that tracks the bytes of alive storages, which operators return or the caller passes to `add`.
 
     Compiled code runs unchanged under this dispatch mode.
 

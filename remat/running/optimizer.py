@@ -79,7 +79,7 @@ def optimizer_code(optimizer: str | Make) -> str:
 
 
 def _class_and_arguments(optimizer: str) -> tuple[Any, dict[str, Any]]:
-    """Return the class and the keyword arguments that an optimizer's text names, or raise a ProblemError."""
+    """Return the class and arguments named by a text such as ``sgd:momentum=0.9``, or raise a ProblemError."""
     name, _, text = optimizer.partition(":")
     classes = {
         n.lower(): c
@@ -218,5 +218,5 @@ def _moved(func: Any, args: Any, kwargs: Any, out: Any) -> int:
 
 
 def _storages(value: Any) -> dict[int, int]:
-    """Return a dict from the id of each tensor's storage to the tensor's bytes."""
+    """Return the bytes of each tensor in ``value``, as a dict with the id of the tensor's storage as key."""
     return {torch_compat.storage_id(v.untyped_storage()): v.nbytes for v in tensors_of(value)}

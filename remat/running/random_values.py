@@ -49,7 +49,7 @@ class RealValues:
         )
 
     def _module(self, module: fx.GraphModule, name: str) -> fx.GraphModule:
-        """Return a higher-order operator's graph; if it has fake constants, a copy with random real tensors instead."""
+        """Return a higher-order operator's graph, or a copy in which random real tensors replace its fake constants."""
         fake = [
             n
             for n in module.graph.nodes
@@ -92,7 +92,7 @@ class RealValues:
 
 
 def _numbers(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Return ``count`` normally distributed numbers; integers and booleans are 0 or 1."""
+    """Return ``count`` random numbers: floats are normally distributed, and integers and booleans are 0 or 1."""
     # On the CPU, so that all devices get equal numbers.
     generator = torch.Generator().manual_seed(seed)
     if dtype.is_complex:

@@ -130,7 +130,7 @@ class Trial:
 
     @contextlib.contextmanager
     def _set_up(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """Seed generators and make operators deterministic in a ``with`` block; yield copied inputs and constants."""
+        """In a ``with`` block, seed generators, make operators deterministic, and yield copied inputs and constants."""
         # Copied together, so that copies of tensors on one storage share a storage too.
         inputs, constants = copy.deepcopy((dict(self.inputs), dict(self.constants)))
         devices = {v.device for v in inputs.values() if isinstance(v, torch.Tensor)}
@@ -219,7 +219,7 @@ def _run(
 
 
 def _results(outputs: list[Any], gradients: list[Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a dict with a run's outputs, gradients, inputs after the run, and CPU generator's state, by name."""
+    """Return a run's outputs, gradients, inputs after the run, and the CPU generator's state, as a dict by name."""
     results = {f"output {i}": v for i, v in enumerate(outputs)}
     results |= {f"gradient {i}": v for i, v in enumerate(gradients)}
     results |= {f"input '{name}' afterwards": v for name, v in inputs.items()}

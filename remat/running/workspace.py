@@ -1,13 +1,13 @@
-"""Workspace bytes of operators, measured on the CPU once for each kind of call.
+"""Measure the workspace bytes of operators on the CPU, once for each kind of call.
 
-A workspace is the memory that an operator allocates beyond its results and frees before it returns.
-Convolutions, batch norms, pooling, attention and some matrix products copy inputs into another layout,
-or keep partial results. No graph shows workspaces, and the size of a workspace depends on the library,
-the device and the shapes. To measure a workspace, the operator is called on tensors of zeros. Calls of
-one kind have the same operator, sizes, strides, dtypes, number arguments and thread count.
+A workspace is the memory that an operator allocates beyond its results and frees before it returns. Convolutions, batch
+norms, pooling, attention and some matrix products use a workspace to copy inputs into another layout, or to keep
+partial results. No graph shows workspaces, and the size of a workspace depends on the library, the device and the
+shapes. To measure a workspace, the operator is called on tensors of zeros. Calls of one kind have the same operator,
+sizes, strides, dtypes, numeric arguments and thread count.
 
-If a call with a batch axis is too large to run, its workspace is extrapolated from two smaller batches,
-because workspaces grow linearly with the batch size.
+If a call with a batch axis is too large to run, its workspace is extrapolated from two smaller batches. Workspaces grow
+linearly with the batch size.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _LOCK = threading.Lock()
 
 @functools.cache
 def may_allocate(op: Any, dtype: torch.dtype) -> bool:
-    """Whether an operator, given as an object or a name, is known to have workspaces on a CPU for a dtype."""
+    """Return whether an operator, given as an object or by name, is known to have workspaces on a CPU for a dtype."""
     name = str(op).replace("::", ".")
     if not name.startswith(("aten.", "mkldnn.")):
         return False
@@ -84,9 +84,8 @@ def may_allocate(op: Any, dtype: torch.dtype) -> bool:
 def workspace_bytes(op: Any, args: Any, kwargs: Any, results: Any) -> int:
     """Return the workspace bytes of an operator call: the peak of its allocations beyond its results.
 
-    The returned number is 0 if the operator is not known to have a workspace, or the call is not on a
-    CPU. If the call is too large to run, or a profiler runs, the returned number is 0 and a warning is
-    given.
+    The returned number is 0 if the operator is not known to have a workspace, or the call is not on a CPU. If the call
+    is too large to run, or a profiler is already running, the returned number is 0 and a warning is given.
 
     Args:
         op: an overload of an operator.
@@ -156,7 +155,7 @@ def _allocated(arguments: Any) -> int:
 def _batches(
     op: Any, args: Any, kwargs: Any, nbytes: int
 ) -> tuple[int, int, int, Callable[[int], Any]] | None:
-    """Return two small batch sizes, the call's batch size, and a function from a batch size to arguments; or None."""
+    """Return two small batch sizes, the call's batch size, and a function that makes arguments; None if impossible."""
     # Later zips are not strict, because a call may leave out arguments with defaults.
     names = [a.name for a in torch_compat.schema(op).arguments]
     first: Any = args[0] if args else None
@@ -210,7 +209,7 @@ def note_workspaces(graph: fx.Graph) -> None:
 
 
 def measure_deferred(graph: fx.Graph) -> None:
-    """Replace the functions that `defer_workspaces` wrote by workspace bytes, measured once per kind of call."""
+    """Call the functions that `defer_workspaces` stored, once per kind of call, and store workspace bytes instead."""
     forms, measured = Forms(), dict[Any, Any]()
     for node in graph.nodes:
         if node.meta.get(WORKSPACE) is _workspace:
@@ -224,7 +223,7 @@ def measure_deferred(graph: fx.Graph) -> None:
 
 
 def defer_workspaces(graph: fx.Graph, *, compiled: bool) -> None:
-    """Write, into the metadata of a graph's nodes, functions that measure the nodes' workspaces when called.
+    """Store functions in the metadata of a graph's nodes; each measures the workspace of its node when called.
 
     Args:
         graph: the graph.
@@ -247,7 +246,7 @@ def defer_workspaces(graph: fx.Graph, *, compiled: bool) -> None:
 
 @functools.cache
 def _has_allocations(op: Any) -> bool:
-    """Whether some calls of an operator may have a workspace; see `_may_have_workspace`."""
+    """Return whether any call of an operator may have a workspace; `_may_have_workspace` judges one call."""
     return op.namespace == "aten" and not (op.is_view or torch.Tag.inplace_view in op.tags)
 
 
@@ -258,7 +257,7 @@ def _call(node: fx.Node) -> tuple[Any, Any, Any]:
 
 
 def _workspace(node: fx.Node) -> Any:
-    """Return the workspace bytes of a node, as a number or a symbolic size; None if no entry in metadata is needed."""
+    """Return the workspace bytes of a node, as a number or a symbolic size; None if its metadata needs no entry."""
     call, op = _call(node), cast(Any, node.target)
     tensors = tensors_of(call)
     # Calls that draw random numbers or are known to allocate get an entry even for 0 bytes: a repeated draw adds the
@@ -272,7 +271,7 @@ def _workspace(node: fx.Node) -> Any:
 
 
 def _compiled(op: Any, call: tuple[Any, Any, Any], channels_last: bool) -> Any:
-    """Return the workspace bytes of a call in compiled code, which may pass channels-last copies of 4-d tensors."""
+    """Return the workspace bytes of a compiled call; if ``channels_last``, 4-d arguments are channels-last."""
     args, kwargs = pytree.tree_map(_channels_last, call[:2]) if channels_last else call[:2]
     return in_proportion(_cached(op, args, kwargs, tensors_of(call)), call)
 
@@ -290,7 +289,7 @@ def _channels_last(value: Any) -> Any:
 
 
 def _may_have_workspace(op: Any, tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether a call, on the given tensors, of an operator for which `_has_allocations` is true may have a workspace."""
+    """For an operator with `_has_allocations`, return whether a call with these tensors may have a workspace."""
     if not tensors:
         return False
     # An elementwise operator, or one of `_WITHOUT_WORKSPACE`, allocates only in the special cases below.
@@ -331,7 +330,7 @@ def in_proportion(nbytes: int, values: Any) -> Any:
 
 
 def _described(value: Any) -> Any:
-    """Return a cache key for an argument: sizes, strides and dtype of a tensor; the ``repr`` of any other value."""
+    """Return a cache key for an argument: a tensor's sizes, strides and dtype, or the ``repr`` of any other value."""
     if not isinstance(value, torch.Tensor):
         return repr(_number(value))
     return (*map(_numbers, (value.shape, value.stride())), value.dtype)

@@ -1,4 +1,4 @@
-"""Solvers, the problems that they solve, and their verified solutions.
+"""This package contains solvers, the problems that they solve, and their verified solutions.
 
 Each solver has its own module. Importing this package imports neither torch nor any solver back
 end.

@@ -1,4 +1,4 @@
-"""The portfolio solver: runs other solvers, the cheapest first, and returns the best answer."""
+"""Run a portfolio of solvers on a problem, the cheapest solver first, and return the best answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from remat.solvers.solution import Answer, ScheduleAnswer, Solution
 
 
 class Auto(CoreSolver):
-    """Portfolio of the other solvers, which returns their best answer with their tightest bound.
+    """Portfolio that runs the other solvers, and returns their best answer with their tightest bound.
 
     The compiled kernel runs first, because it proves nearly every optimum in milliseconds. A solver that
     is not installed, fails, refuses the problem, or returns a wrong answer is skipped. Without a time
@@ -87,7 +87,7 @@ class Auto(CoreSolver):
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
-        """Solve a schedule problem with the kernel, with CP-SAT if the kernel cannot run, or else with `Greedy`."""
+        """Solve a schedule problem with the first of these solvers that can run: the kernel, CP-SAT, `Greedy`."""
         if unavailable(Native) is None:
             return Native().solve_schedule(problem, time_limit=time_limit)
         if unavailable(CpSat) is None:
@@ -111,11 +111,11 @@ def _members(core: KnapsackProblem) -> Iterator[tuple[Solver, float]]:
 
 
 def _best(solutions: list[Solution]) -> Solution:
-    """Return the solution of the greatest value; of equal values, the lightest."""
+    """Return the solution of greatest value; if several have this value, the lightest of them."""
     return max(solutions, key=lambda s: (s.value, -s.weight))
 
 
 def is_auto(solver: Solver) -> bool:
-    """Return whether a solver is `Auto`, or an `Isolated` solver that runs `Auto`."""
+    """Return whether a solver is the portfolio solver `Auto`, or runs `Auto` in another process."""
     # Compare names: an `Isolated` solver has the name of the solver that it runs, but another class.
     return solver.name == Auto.name

@@ -1,4 +1,4 @@
-"""The base class of every solver, built-in or from a plugin."""
+"""Define the base class of every solver, whether built in or from a plugin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS: tuple[type[Problem[Any]], ...] = (KnapsackProblem, GraphProblem, Schedule
 
 
 class Solver:
-    """Base class of solvers, built-in or from a plugin.
+    """Base class of all solvers, whether built in or from a plugin.
 
     A subclass sets `name` and defines at least one of ``solve``, ``solve_graph`` and
     ``solve_schedule``. Class attributes state what the solver can do, so that remat can list
@@ -90,8 +90,8 @@ class Solver:
     ) -> Answer | Iterable[int]:
         """Choose nodes to save whose total bytes stay within the problem's capacity.
 
-        A solver need not define ``solve_graph``. Without this method, remat passes knapsacks whose
-        items are nodes to ``solve``, and a minimum cut turns the chosen items into saved nodes (see
+        A solver need not define ``solve_graph``. If a solver does not define ``solve_graph``, remat calls ``solve`` on
+        knapsacks whose items are nodes. A minimum cut then turns the chosen items into saved nodes (see
         `remat.solvers.graph.completion`).
 
         Args:
@@ -108,8 +108,8 @@ class Solver:
     ) -> Answer | Iterable[int]:
         """Choose the order in which nodes run and which nodes run again.
 
-        The peak memory of the schedule must stay within the problem's capacity. A solver need not
-        define ``solve_schedule``. Without this method, `remat.solvers.run.run` refuses schedule problems.
+        The peak memory of the schedule must stay within the problem's capacity. A solver need not define
+        ``solve_schedule``. `remat.solvers.run.run` refuses schedule problems for a solver without ``solve_schedule``.
 
         Args:
             problem: the schedule problem to solve; a capacity of None sets no limit.
@@ -127,8 +127,8 @@ class Solver:
     def refuses(self, problem: KnapsackProblem) -> str | None:
         """Return why the solver cannot solve a knapsack; None if it can.
 
-        remat calls ``refuses`` before ``solve``. The default implementation refuses a sum of
-        weights, a sum of values or a capacity above the solver's ``integer_limit``.
+        remat calls ``refuses`` before ``solve``. The default implementation refuses a knapsack if its sum of weights,
+        sum of values or capacity exceeds the solver's ``integer_limit``.
         """
         limit = self.integer_limit
         if limit is None:
@@ -161,8 +161,8 @@ class Solver:
 def built_in(solver: Solver) -> bool:
     """Return whether a solver is remat's own, so that its bounds count as proven.
 
-    A subclass that is defined outside `remat.solvers` is not built in. An `Isolated` solver is built in
-    if the solver that it runs is built in.
+    A subclass that is defined outside `remat.solvers` is not built in. A solver that runs in its own process
+    (`Isolated`) is built in if the solver inside is built in.
     """
     kind = type(solver)
     if kind.__module__ == "remat.solvers.isolation.process":  # `isolated` created this class

@@ -1,4 +1,4 @@
-"""For tables of all solvers: instances of the search solvers, each limited to a twentieth of its usual work."""
+"""Create instances of the search solvers, each with a twentieth of its usual work, for tables of all solvers."""
 
 from __future__ import annotations
 

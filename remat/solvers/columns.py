@@ -1,4 +1,4 @@
-"""Checks of the columns of a problem, such as its weights, names or inputs.
+"""Check the columns of a problem, such as its weights, names or inputs.
 
 A *column* is a sequence with one entry for each item or node of the problem. Every check returns the
 checked value, or raises a `ProblemError` whose message contains ``label``, the value's name.
@@ -27,7 +27,7 @@ def as_integer(number: object) -> int | None:
 
 
 def short(value: object) -> str:
-    """Format a value for an error message, in at most sixty characters; a list or dict as its type and length."""
+    """Format a value for an error message, in at most sixty characters; of a list or dict, only type and length."""
     if isinstance(value, (list, dict)):
         return f"a {type(value).__name__} of {len(value)}"
     try:
@@ -47,8 +47,8 @@ def sequence(
 ) -> tuple[Any, ...]:
     """Return an ordered iterable as a tuple; raise `ProblemError` unless it has ``length`` entries.
 
-    In an error message such as "expected 3, one for each name", ``each`` is the last word. An empty iterable becomes
-    ``length`` times ``default``, unless ``default`` is None.
+    The argument ``each`` is the last word of an error message such as "expected 3, one for each name". For an empty
+    iterable, the result is ``default`` repeated ``length`` times, unless ``default`` is None.
     """
     if not isinstance(values, Iterable) or isinstance(values, (str, bytes, set, frozenset, dict)):
         raise ProblemError(
@@ -77,7 +77,7 @@ def integer(label: str, value: object, low: int = 0, high: int = INT64_MAX) -> i
 
 
 def capacity(label: str, value: object) -> int | None:
-    """Return a capacity, which must be an integer of at least 0, or None for no limit; raise `ProblemError` if not."""
+    """Return a capacity that is an integer of at least 0, or None for no limit; otherwise raise `ProblemError`."""
     return None if value is None else integer(label, value)
 
 
@@ -118,7 +118,7 @@ def typed(
 
 
 def earlier_nodes(label: str, rows: Any, names: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Return the inputs of each node as a tuple; raise `ProblemError` unless all inputs are at smaller positions."""
+    """Return the inputs of each node as a tuple; raise `ProblemError` unless every input stands before its reader."""
     given = sequence(label, rows, len(names))
     if set(map(type, given)) <= {tuple, list}:
         given = tuple(map(tuple, given))

@@ -1,4 +1,4 @@
-"""Limits on the work of remat's own solvers, as fields of one dataclass that states a reason for each limit."""
+"""Define the limits on the work of remat's own solvers, and state the reason for each limit."""
 
 from __future__ import annotations
 

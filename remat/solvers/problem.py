@@ -1,4 +1,4 @@
-"""Base class of the three kinds of problems, and the 0/1 knapsack problem.
+"""Define the base class of the three kinds of problems, and the 0/1 knapsack problem.
 
 All numbers of a problem are integers. Each kind of problem is a subclass of `Problem`. The subclass
 names the solver method to call, checks and evaluates answers, and gives a bound that needs no
@@ -92,7 +92,7 @@ class Problem(Generic[S]):
         return tuple(indices)
 
     def measure(self, choice: tuple[int, ...]) -> dict[str, Any]:
-        """Return the attributes of ``solution`` for a choice, such as value and weight, as a dict from names.
+        """Return a choice's value, weight and other attributes of its ``solution``, as a dict with names as keys.
 
         Raises:
             ProblemError: the choice cannot be carried out.
@@ -100,7 +100,7 @@ class Problem(Generic[S]):
         raise NotImplementedError
 
     def excess(self, figures: Mapping[str, Any]) -> str:
-        """Return the part of an error message that describes an answer above the capacity, with its bytes."""
+        """Return the part of an error message that says that an answer is too heavy, with the answer's bytes."""
         return f"an overweight {self.noun}: {figures[self.bytes_taken]} bytes"
 
     def limits(self) -> Limits:
@@ -143,10 +143,10 @@ class Problem(Generic[S]):
 class KnapsackProblem(Problem[Solution]):
     """Pick items of the greatest total value whose total weight stays within the capacity.
 
-    An item is a tensor of the joint graph that is expensive to recompute. An item's weight is the bytes
-    that saving the tensor takes. An item's value is the recompute cost that saving the tensor avoids.
-    Arguments, any ordered iterables of integers, also of NumPy types, are stored as tuples of ``int``.
-    Every number, the sum of weights and the sum of values lie between 0 and 2**63 - 1.
+    An item is a tensor of the joint graph that is expensive to recompute. An item's weight is the bytes that saving the
+    item's tensor takes. An item's value is the recompute cost that saving the item's tensor avoids. Arguments may be
+    any ordered iterables of integers, also of NumPy types, and are stored as tuples of ``int``. Every number, the sum
+    of weights and the sum of values lie between 0 and 2**63 - 1.
 
     Args:
         weights: bytes that each item takes if saved.
@@ -198,7 +198,7 @@ class KnapsackProblem(Problem[Solution]):
         return sum(map(self.values.__getitem__, items))
 
     def within(self, capacity: int | None) -> KnapsackProblem:
-        """Return a knapsack of the same items with another capacity; None: the total weight of all items."""
+        """Return a knapsack of the same items with another capacity; None means the total weight of all items."""
         # Do not use `super()`: without arguments it fails in a dataclass with slots.
         return Problem.within(self, self.total_weight if capacity is None else capacity)
 

@@ -1,4 +1,4 @@
-"""Answers that solvers return, and their verified form."""
+"""Define the answers that solvers return, and the verified form of these answers."""
 
 from __future__ import annotations
 

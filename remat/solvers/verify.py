@@ -20,9 +20,9 @@ from remat.solvers.solution import Answer, Status
 def verify(problem: Problem[S], solver: Solver, answer: object) -> S:
     """Turn a solver's answer into a verified solution.
 
-    The solution's bound is that of `Problem.limits`, or a tighter bound that a built-in solver claims. If
-    a plugin claims a tighter bound for a knapsack or a graph problem, a short search tries to prove the
-    claim. A claimed bound that remains unproven becomes the solution's ``claimed_bound``.
+    The solution's bound is the bound of `Problem.limits`, or a tighter bound that a built-in solver claims. If a plugin
+    claims a tighter bound for a knapsack or a graph problem, a short search tries to prove the claim. A claimed bound
+    that remains unproven becomes the solution's ``claimed_bound``.
 
     Raises:
         SolverError: the answer is malformed, cannot be carried out, exceeds the capacity, or makes
@@ -111,7 +111,7 @@ def judge(problem: Problem[S], solver: Solver, claim: Answer, *, elapsed_s: floa
 def _claimed_bound(
     problem: Problem[Any], solver: Solver, claim: Answer, reached: int
 ) -> int | None:
-    """Return the bound that an answer claims: its own objective if it claims to be optimal; None if it claims none."""
+    """Return an answer's claimed bound, or its own value or cost if it claims to be optimal; None without a claim."""
     knapsack = isinstance(problem, KnapsackProblem)
     exact = knapsack and solver.exact
     if claim.status is None:
@@ -139,7 +139,7 @@ def _proven_value(problem: KnapsackProblem, reached: int) -> int:
 
 
 def _proven_cost(problem: GraphProblem, reached: int) -> int:
-    """Return a lower bound on every decision's cost, proven by a short search and capped at ``reached``."""
+    """Return a lower bound on every decision's cost, proven by a short search and at most ``reached``."""
     if unavailable(Lagrangian) is not None:
         return 0
     search = Search(problem)

@@ -1,1 +1,1 @@
-"""The conformance suite (tests that every solver must pass), and the pytest plugin that runs the suite."""
+"""This package contains the conformance suite (tests that every solver must pass), and a pytest plugin that runs it."""

@@ -1,4 +1,4 @@
-"""Cases for the conformance suite of solvers: named problems whose optima are known.
+"""Define the cases of the conformance suite of solvers: named problems whose optima are known.
 
 A bug found in one solver becomes a case for all solvers. Published cases never change.
 """
@@ -128,7 +128,7 @@ _LARGE: dict[tuple[str, int, int, int, int], int] = {
 
 
 def _drawn_small() -> list[Case]:
-    """Build random knapsacks of twelve items: one for each pair of a family and one of three capacities."""
+    """Build random knapsacks of twelve items: one for each combination of a family and one of three capacities."""
     return [
         Case(
             name=f"{name}-12-at-{share}",

@@ -1,9 +1,8 @@
-"""Families of random knapsacks; each family is a rule by which weights and values of items are drawn.
+"""Draw random knapsacks from families; a family is a rule by which weights and values of items are drawn.
 
 `family` returns the same knapsack for the same arguments on every machine.
 
-Source: D. Pisinger, "Where are the hard knapsack problems?", Computers & Operations Research 32
-(2005).
+The families are those of Pisinger, "Where are the hard knapsack problems?", Computers & Operations Research 32 (2005).
 """
 
 from __future__ import annotations

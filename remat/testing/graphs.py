@@ -11,7 +11,7 @@ from remat.solvers.graph.problem import GraphProblem
 def random_graph(seed: int, *, nodes: int = 10, outside: bool = True) -> GraphProblem:
     """Build a random graph problem; the same arguments give the same problem.
 
-    With ``outside``, some nodes may have ``in_forward=False``, so that forward need not run them.
+    If ``outside`` is True, some nodes may have ``in_forward=False``, so that forward need not run them.
     """
     draw = random.Random(seed)
     inputs: list[tuple[int, ...]] = []

@@ -1,4 +1,4 @@
-"""The pytest plugin with which ``pytest --solver=NAME`` runs every solver test on the solver ``NAME``.
+"""Define the pytest plugin with which ``pytest --solver=NAME`` runs every solver test on the solver ``NAME``.
 
 A solver test is a test that uses the ``solver`` fixture of this plugin. pytest loads this file in
 every run if remat is installed. The plugin therefore imports as little as possible until a solver
@@ -69,7 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _known_failures(path: Path) -> Mapping[str, str]:
-    """Read names of tests and reasons from a file of lines ``name # reason``; pytest prints a name after ``::``."""
+    """Read a file with lines ``name # reason``, where a name is the part of a test's id after the last ``::``."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

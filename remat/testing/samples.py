@@ -1,4 +1,4 @@
-"""Random problems for the conformance suite: knapsacks, graph problems and schedule problems."""
+"""Draw random problems for the conformance suite: knapsacks, graph problems and schedule problems."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from remat.testing.oracle import decisions
 
 
 def refusal(solver: Solver, problem: Problem[Any]) -> str | None:
-    """Return why a solver refuses a knapsack; None if it accepts the problem, as it must if that is no knapsack."""
+    """Return why a solver refuses a knapsack; None if it accepts the problem, or the problem is no knapsack."""
     return solver.refuses(problem) if isinstance(problem, KnapsackProblem) else None
 
 
@@ -63,7 +63,7 @@ def _small_knapsacks(name: str) -> Iterator[Problem[Any]]:
 
 
 def _small_graphs(block: int) -> Iterator[Problem[Any]]:
-    """Yield small random graph problems, one for each of 30 seeds, whose capacity at least one decision fits."""
+    """Yield small random graph problems, one for each of 30 seeds; at least one decision fits each capacity."""
     draw = random.Random(block)
     for seed in range(30 * block, 30 * block + 30):
         problem = graphs.random_graph(seed, nodes=9)
@@ -73,7 +73,7 @@ def _small_graphs(block: int) -> Iterator[Problem[Any]]:
 
 
 def _small_schedules(block: int) -> Iterator[Problem[Any]]:
-    """Yield small random schedule problems, one for each of 25 seeds; a capacity may be too small to solve."""
+    """Yield small random schedule problems, one for each of 25 seeds; a capacity may be too small for any schedule."""
     draw = random.Random(block)
     for seed in range(25 * block, 25 * block + 25):
         problem = steps.random_schedule_problem(seed, nodes=5, plain=seed % 3 == 0)

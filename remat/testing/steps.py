@@ -1,4 +1,4 @@
-"""Schedule problems (`ScheduleProblem`) for tests: small named ones, random ones, and layered graphs."""
+"""Build schedule problems (`ScheduleProblem`) for tests: small named ones, random ones, and layered graphs."""
 
 from __future__ import annotations
 
@@ -152,8 +152,8 @@ def layered(nodes: int, *, width: float, seed: int) -> ScheduleProblem:
     nodes of neighbouring layers has probability 0.2, but each node reads at least one node of the
     layer before. With probability 0.14, a node also reads a node of a still earlier layer.
 
-    Source: M. Gagrani et al., "Neural topological ordering for computation graphs", NeurIPS 2022,
-    appendix A; costs and bytes as in M. Bartan et al., "Moccasin", ICML 2023.
+    The graphs are those of Gagrani et al., "Neural topological ordering for computation graphs", NeurIPS 2022, appendix
+    A. Costs and bytes follow Bartan et al., "Moccasin", ICML 2023.
 
     Args:
         nodes: number of nodes.

@@ -1,4 +1,4 @@
-"""The conformance suite: requirements on a solver, for every kind of problem that it solves.
+"""Test that a solver meets the requirements of the conformance suite, for every kind of problem that it solves.
 
 Run the suite with ``pytest --pyargs remat.testing --solver=NAME``, from any folder. A test whose
 parameter is a problem, or a set of problems, runs only on solvers of that kind of problem.
@@ -58,9 +58,9 @@ def assert_honest(
 ) -> None:
     """Assert that a solution, and the solver's claims about it, agree with the problem's known optimum.
 
-    No answer may be better than the optimum, and no claimed bound may exclude the optimum. On a
-    knapsack, an exact solver must also prove its answer optimal. An ``optimum`` of None, where no answer
-    fits, fails the assertion. ``label`` names the problem in messages.
+    No answer may be better than the optimum, and no claimed bound may exclude the optimum. On a knapsack, an exact
+    solver must also prove its answer optimal. The assertion fails if ``optimum`` is None, which means that no answer
+    fits. ``label`` names the problem in messages.
     """
     assert optimum is not None, f"{label}: nothing fits, and yet {solution} was taken"
     best = optimum if problem.maximises else -optimum
@@ -83,9 +83,9 @@ def assert_honest(
 def assert_agree(solver: Solver, one: Solution, other: Solution, factor: int, label: str) -> None:
     """Assert that a solver's answers to two related knapsacks do not contradict each other.
 
-    The caller ensures that the second knapsack's optimum is at least ``factor`` times the first
-    one's. The bound of the answer ``other`` must therefore be at least ``factor * one.value``, and
-    so must its value if the solver is exact.
+    The caller ensures that the second knapsack's optimum is at least ``factor`` times the first knapsack's optimum.
+    Therefore the bound of the answer ``other`` must be at least ``factor * one.value``. If the solver is exact, the
+    value of ``other`` must reach this number too.
     """
     bound = other.bound if other.claimed_bound is None else other.claimed_bound
     assert factor * one.value <= bound, (
@@ -207,7 +207,7 @@ def test_many_small_problems(solver: Solver, sample: Sample) -> None:
 def test_room_for_everything_is_enough(solver: Solver, sample: Sample) -> None:
     """If a problem's capacity suffices to save everything, the solver finds an answer.
 
-    To a graph problem of such a capacity, the solver's answer recomputes no node that has a cost.
+    If the capacity of a graph problem suffices to save everything, the answer recomputes no node that has a cost.
     """
     for problem in sample.draw():
         solution = run(solver, problem)
@@ -263,7 +263,7 @@ def test_numbers_up_to_its_limit(solver: Solver) -> None:
 
 @for_solvers_of("knapsack")
 def test_order_of_items_does_not_matter(solver: Solver) -> None:
-    """The solver's answers to a knapsack and to the same knapsack in another item order do not contradict."""
+    """The solver's answers to a knapsack with its items in two different orders do not contradict each other."""
 
     def law(draw: Draw) -> None:
         problem = any_problem(draw)

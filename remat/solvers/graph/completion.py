@@ -1,9 +1,9 @@
 """Let a solver that solves only knapsacks choose the nodes to save in a graph problem.
 
-The items of the knapsack are the nodes that cost something to recompute. The items that the solver
-picks must not be recomputed. A minimum cut over bytes finds the decision that saves the fewest bytes
-and recomputes no picked item. Let B be the fewest bytes that any decision saves. The minimum cut saves
-at most B more bytes than the picked items weigh. The first knapsack has the problem's capacity less B.
+The items of the knapsack are the nodes that cost something to recompute. The items that the solver picks must not be
+recomputed. A minimum cut over bytes finds the decision that saves the fewest bytes and recomputes no picked item. The
+minimum cut saves at most B more bytes than the picked items weigh, where B is the fewest bytes that any decision saves.
+Therefore the first knapsack's capacity is the problem's capacity minus the fewest bytes that any decision saves.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def by_knapsack(
 ) -> GraphSolution:
     """Let a knapsack solver choose the nodes to save, and return the cheapest choice found.
 
-    The solver first solves knapsacks whose items are all nodes of the reduced problem that cost something
-    to recompute. If ``problem.hints`` has decisions, the solver then solves knapsacks without the nodes
-    that one of the hints recomputes. The hints follow a compiler's rules, which save expensive nodes.
-    Expensive nodes are often the better items.
+    The solver first solves knapsacks whose items are all nodes of the reduced problem that cost something to recompute.
+    If ``problem.hints`` has decisions, the solver then solves knapsacks without the nodes that one of the hints
+    recomputes. The hints follow a compiler's rules, which save expensive nodes. Saving an expensive node often avoids
+    more cost per byte than saving a cheap node.
 
     Args:
         solver: the knapsack solver; the solution and errors name it.
@@ -78,7 +78,7 @@ def _rounds(
     capacity: int,
     offered: int,
 ) -> Iterator[tuple[Solution, tuple[int, ...] | None]]:
-    """Yield each knapsack's solution, and the nodes that a minimum cut then saves, or None if these do not fit."""
+    """Yield each knapsack's solution and the nodes that a minimum cut then saves, or None if the nodes do not fit."""
     # The minimum cut often saves fewer bytes than the picked items weigh. The next knapsack gets the bytes left over.
     for _ in range(EFFORT.rounds):
         knapsack = KnapsackProblem(
@@ -101,7 +101,7 @@ def _rounds(
 
 
 def _weights(core: GraphProblem) -> list[int]:
-    """Return, for each node, how many bytes to save so that it is not recomputed; 0 if saving cannot avoid it."""
+    """Return, for each node, the bytes that must be saved to avoid its recomputation; 0 if saving avoids nothing."""
     readers: list[list[int]] = [[] for _ in core.names]
     for i, reads in enumerate(core.inputs):
         for j in reads:

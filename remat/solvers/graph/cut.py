@@ -1,6 +1,6 @@
-"""A solver that tries minimum cuts under a compiler's rules, and takes the first cut that fits the capacity.
+"""Solve a graph problem by minimum cuts under a compiler's rules: take the first cut that fits the capacity.
 
-The order of the cuts is fixed, from the strictest rules to the loosest; costs are not compared.
+The cuts are tried in a fixed order, from the strictest rules to the loosest, and their costs are not compared.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from remat.solvers.solution import Answer
 
 
 class CutSolver(Solver):
-    """First minimum cut that fits the capacity, tried from the strictest compiler rules to the fewest bytes.
+    """Solver that tries minimum cuts under ever looser compiler rules, and returns the first that fits the capacity.
 
-    Compiler rules ban operators such as reductions from recomputation. A `GraphProblem` has no operators,
-    so the caller puts the minimum cuts into ``hints``, with the cuts under the strictest rules first. The
+    A compiler's rules forbid the recomputation of some operators, such as reductions. A `GraphProblem` has no
+    operators, so the caller puts the minimum cuts into ``hints``, with the cuts under the strictest rules first. The
     solver proves no bound.
     """
 

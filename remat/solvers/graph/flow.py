@@ -1,4 +1,6 @@
-"""Minimum cuts of a graph problem, computed with OR-Tools' push-relabel maximum flow in int64, or with SciPy's.
+"""Compute minimum cuts of a graph problem by maximum flow, with OR-Tools or, if it is missing, with SciPy.
+
+OR-Tools uses the push-relabel method in int64.
 
 Each node is split into an *in* and an *out* vertex. Cutting a node's arc in→out saves the node, and
 cutting its arc source→in recomputes the node. The arc out(u)→in(v) from an input u to a node v is
@@ -32,10 +34,10 @@ class MinimumCut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """Value of a minimum cut, and the *loss* of saving or recomputing each node: how much it adds to the value.
+    """Value of a minimum cut, and each node's *loss*: how much saving or recomputing the node adds to this value.
 
-    The total price of a decision is the cut's ``value`` plus the losses of all saved nodes, recomputed
-    nodes and ``edges`` of the decision.
+    The total price of a decision is the cut's ``value`` plus the losses of the decision's saved nodes, recomputed
+    nodes, and ``edges`` between nodes.
 
     Attributes:
         value: the smallest total price of any decision.
@@ -143,8 +145,8 @@ class Network:
     def cut(self, weight: Any, penalty: Any = None) -> MinimumCut:
         """Return the decision whose saved and recomputed nodes have the smallest total price.
 
-        Of several cheapest decisions, the one that recomputes least is returned: the cut nearest to backward.
-        If ``penalty``, the prices of recomputation, is None, recomputation is free.
+        If several decisions are cheapest, the one that recomputes least is returned, which is the cut nearest to
+        backward. The argument ``penalty`` has the prices of recomputation; if it is None, recomputation is free.
         """
         import numpy as np
 
@@ -164,7 +166,7 @@ class Network:
         return self.cut(*scaled).saved
 
     def losses(self, weight: Any, penalty: Any) -> Losses:
-        """Return the *loss* of saving or recomputing each node: how much it adds to the minimum cut's total price."""
+        """Return each node's *loss*: how much saving or recomputing the node adds to the minimum cut's total price."""
         import numpy as np
 
         n = len(self._problem)
@@ -186,7 +188,7 @@ class Network:
         return Losses(value=value, save=save.tolist(), recompute=again.tolist(), edges=edges)
 
     def _flow(self, weight: Any, penalty: Any) -> tuple[Any, Any, Any] | None:
-        """Return the maximum flow, its arcs' capacities, and a mask of recomputable nodes with a penalty above 0."""
+        """Return the maximum flow, the arcs' capacities, and a mask of recomputable nodes whose penalty is above 0."""
         import numpy as np
 
         if not len(self._saves):  # backward reads no node

@@ -1,13 +1,12 @@
-"""Lower convex hull of a graph problem's (bytes, cost) frontier: a proven bound for every capacity.
+"""Compute the lower convex hull of a graph problem's (bytes, cost) pairs; the hull bounds the cost at every capacity.
 
-Without a capacity, but with a price for each saved byte, the best decision is a minimum cut. The
-decisions that are best at some price are the vertices of the lower hull of the (bytes, cost) pairs
-of all decisions. No decision lies below the line between two neighbouring vertices, so the line
-bounds the cost at every capacity between the bytes of the two vertices.
+Without a capacity, but with a price for each saved byte, the best decision is a minimum cut. The decisions that are
+best at some price are the vertices of the lower hull of the (bytes, cost) pairs of all decisions. No decision lies
+below the line between two neighbouring vertices. The line between two neighbouring vertices therefore bounds the cost
+at every capacity between the vertices' bytes.
 
-Source: H. Everett, "Generalized Lagrange multiplier method", Operations Research 11 (1963), for the
-bound. The search for the price follows M. J. Eisner and D. G. Severance, Journal of the ACM 23
-(1976).
+The bound is that of Everett, "Generalized Lagrange multiplier method", Operations Research 11 (1963). The search for
+the price follows Eisner and Severance, Journal of the ACM 23 (1976).
 """
 
 from __future__ import annotations
@@ -73,9 +72,10 @@ _HULLS: weakref.WeakValueDictionary[tuple[int, ...], Hull] = weakref.WeakValueDi
 class Hull:
     """Lower convex hull of the (saved bytes, cost) pairs of all decisions of a graph problem.
 
-    Edges of the hull are computed on demand: by `edge` for one capacity, by `vertices` for all capacities. The
-    problem's capacity is ignored. Minimum cuts are computed on the core, the smaller problem in
-    `reduction`. The hull's ``least`` is the vertex with the fewest saved bytes, ``least_bytes``.
+    Edges of the hull are computed on demand: by `edge` for one capacity, by `vertices` for all capacities. `Hull`
+    ignores the problem's capacity. Minimum cuts are computed on the *core*, the smaller problem to which the graph
+    problem is reduced (see ``reduction``). The attribute ``least`` is the hull's vertex with the fewest saved bytes,
+    and ``least_bytes`` is that number of bytes.
     """
 
     def __init__(self, problem: GraphProblem) -> None:
@@ -116,7 +116,7 @@ class Hull:
             raise infeasible(capacity, self.least_bytes)
 
     def compiled(self, edge: Edge) -> Any:
-        """Return the compiled kernel's `GraphCore` for the reduced problem at an edge's prices; cache one result."""
+        """Return the reduced problem at an edge's prices as the kernel's `GraphCore`; the last result is cached."""
         key, cached = (edge.price, edge.scale), self._compiled
         if cached is not None and cached[0] == key:
             return cached[1]
@@ -126,7 +126,7 @@ class Hull:
         return core
 
     def edge(self, capacity: int) -> Edge:
-        """Return the hull's edge whose vertex ``fits`` is the last one within a capacity of at least `least_bytes`."""
+        """Return the edge that starts at the hull's last vertex within a capacity, which is at least `least_bytes`."""
         while True:
             i = bisect_right(self._vertices, capacity, key=lambda v: v.saved_bytes) - 1
             fits = self._vertices[i]
@@ -157,7 +157,7 @@ class Hull:
         return tuple(self._vertices)
 
     def losses(self, edge: Edge) -> Losses:
-        """Return how much each choice to save or recompute a node of the core adds to ``edge.value``."""
+        """Return how much saving or recomputing each node of the reduced problem adds to ``edge.value``."""
         return self._network.losses(edge.price * self._size, edge.scale * self._cost)
 
     def _refine(self, fits: Vertex, over: Vertex) -> None:
@@ -172,7 +172,7 @@ class Hull:
         )
 
     def _prices(self, cost: int, saved_bytes: int) -> tuple[int, int]:
-        """Return prices of a byte and of a unit of cost at which ``saved_bytes`` and ``cost`` have equal prices."""
+        """Return prices of a byte and of a unit of cost at which ``saved_bytes`` bytes are worth ``cost`` units."""
         total = cost * self._total_size + saved_bytes * self._total_cost
         if total <= ROOM:
             times = ROOM // max(1, total)
@@ -181,7 +181,7 @@ class Hull:
         return cost * ROOM // total, max(1, saved_bytes * ROOM // total)
 
     def _vertex(self, price: int, scale: int) -> tuple[Vertex, int]:
-        """Return the decision with the smallest sum ``price`` · bytes + ``scale`` · cost, and the sum."""
+        """Return the decision with the smallest sum ``price`` · bytes + ``scale`` · cost, and this smallest sum."""
         cut = self._network.cut(price * self._size, scale * self._cost)
         saved_bytes = int(self._size[list(cut.saved)].sum()) if cut.saved else 0
         if scale:  # cheaper than following the decision through the graph
@@ -198,7 +198,7 @@ class Hull:
 
 
 def _columns(core: GraphProblem, losses: Losses) -> tuple[Any, ...]:
-    """Convert a core and the losses of its choices to the arguments of the kernel's `GraphCore`."""
+    """Return the arguments of the kernel's class `GraphCore` for a reduced problem and the losses of its nodes."""
     needed = set(core.needed)
     flags = [
         core.savable[i] | core.recomputable[i] << 1 | (i in needed) << 2 for i in range(len(core))

@@ -1,10 +1,10 @@
 """Solve the graph problem with Lagrange multipliers, and search for decisions near the hull.
 
-`remat.solvers.graph.hull` gives, for every capacity, a lower bound on the cost, a price of a byte, and
-a decision that may leave bytes unused. The *loss* of a decision is how far its cost plus the price of
-its bytes is above the least sum of any decision. The compiled kernel enumerates decisions of little
-loss, node by node in topological order. A *prefix* is a decision on the first nodes of the order. The
-exact enumeration keeps all prefixes of little loss. The beam search keeps a limited number of prefixes.
+`remat.solvers.graph.hull` gives, for every capacity, a lower bound on the cost, a price of a byte, and a decision that
+may leave bytes unused. Let the *total* of a decision be its cost plus the price of its bytes. The *loss* of a decision
+is its total minus the least total of any decision. The compiled kernel enumerates decisions of little loss, node by
+node in topological order. A *prefix* is a decision on the first nodes in topological order. The exact enumeration keeps
+all prefixes of little loss. The beam search keeps a limited number of prefixes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from remat.solvers.solution import Answer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incumbent:
-    """The best decision found so far for the reduced problem, or *core*, with its cost and a lower bound on any cost.
+    """The best decision found so far for the reduced problem (the *core*), its cost, and a lower bound on all costs.
 
     Attributes:
         saved: positions of the saved nodes in the core.
@@ -45,7 +45,7 @@ class Incumbent:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Lagrangian(Solver):
-    """Minimum cuts at different prices of a byte, then an enumeration of decisions near the hull.
+    """Solver that computes minimum cuts at different prices of a byte, then enumerates decisions near the hull.
 
     Attributes:
         work: limit on the enumeration, in the kernel's units. A hundred million units take one to
@@ -96,7 +96,7 @@ class Search:
         )
 
     def repair(self, best: Incumbent, *, most: int = EFFORT.beam) -> Incumbent:
-        """Run up to two beam searches that keep ``most`` prefixes; return the best decision found, or ``best``.
+        """Run up to two beam searches that keep ``most`` prefixes; return the cheaper of their decision and ``best``.
 
         Without the kernel, ``best`` is returned unchanged.
         """
@@ -108,11 +108,11 @@ class Search:
         return best
 
     def exact(self, best: Incumbent, *, work: int, tolerance: float = EFFORT.gap) -> Incumbent:
-        """Enumerate the decisions that could be cheaper than ``best``; return the cheapest one, or ``best``.
+        """Enumerate the decisions that could be cheaper than ``best``; return the cheapest one, or ``best`` if none is.
 
-        While the search enumerates decisions, it also raises the lower bound on the cost. The enumeration ends early if the gap falls to
-        ``tolerance``, a fraction of the cost, or if a limit on work or time is reached. Without the kernel,
-        ``best`` is returned unchanged.
+        The enumeration also raises the lower bound on the cost. The enumeration ends early if the gap falls to
+        ``tolerance``, a fraction of the cost, or if a limit on work or time is reached. Without the kernel, ``best`` is
+        returned unchanged.
         """
         # The limit on the loss grows in steps. A better decision found early makes later steps needless, and
         # each finished step proves a bound. All prefixes are kept: dropping one would void the proof.
@@ -147,7 +147,7 @@ class Search:
     def _run(
         self, best: Incumbent, *, share: float, most: int, work: int
     ) -> tuple[Incumbent, int, bool]:
-        """Enumerate decisions of little loss; return the best, the work, and whether the enumeration is complete."""
+        """Enumerate decisions of little loss; return the best one, the work done, and whether all were enumerated."""
         edge = self.edge
         limit = int(max(1, edge.bound(self.capacity)) * share) * edge.scale
         improved, complete, saved_bytes, loss, saved, spent, by_clock = self.hull.compiled(

@@ -4,11 +4,11 @@ For each node, a binary variable says whether the node is saved, and a second va
 node is recomputed. The recompute variables may be continuous, because their values follow from the
 save variables. A constraint excludes decisions that cost more than the best known decision.
 
-The lower convex hull of the problem makes the program smaller. The hull gives a lower bound on the
-cost and a price of a byte (see `remat.solvers.graph.hull`). A choice saves or recomputes one node. The
-*loss* of a choice is how much the choice raises the bound at the price of a byte. If the loss exceeds
-the gap between the best known cost and the bound, no better decision contains the choice, so the
-variable of the choice is fixed to 0.
+The lower convex hull of the problem makes the program smaller. The hull gives a lower bound on the cost and a price of
+a byte (see `remat.solvers.graph.hull`). A choice saves or recomputes one node. The *loss* of a choice is how much the
+choice raises the lower bound on the cost, computed at the price of a byte. No decision better than the best known one
+contains a choice whose loss exceeds the gap between the best cost and the bound. The variables of choices with a loss
+above the gap are fixed to 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MARGIN = 2e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class GraphMilp(Solver):
-    """HiGHS on the graph problem, in which a Lagrangian bound has fixed as many variables as it can.
+    """Solver that runs HiGHS on the graph problem, after a Lagrangian bound has fixed as many variables as it can.
 
     Attributes:
         nodes: the most branch-and-bound nodes to open if there is no time limit.
@@ -77,7 +77,7 @@ class GraphMilp(Solver):
 
 
 def _program(search: Search, best: Incumbent) -> tuple[dict[str, Any], float]:
-    """Return the arguments of `milp` for a graph problem, and the recompute cost per unit of the objective."""
+    """Return the arguments of `milp` for a graph problem, and the cost for which one unit of the objective stands."""
     import numpy as np
     from scipy.sparse import csr_matrix
 

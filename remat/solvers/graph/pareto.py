@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def pareto(items: Iterable[T], of: Callable[[T], tuple[int, int]]) -> list[T]:
-    """Return the Pareto-optimal items by their (bytes, cost), fewest bytes first; of equal items, the first."""
+    """Return the Pareto-optimal items by their (bytes, cost), fewest bytes first; the first of equal items is kept."""
     front: list[T] = []
     for item in sorted(items, key=of):
         if not front or of(item)[1] < of(front[-1])[1]:

@@ -1,4 +1,4 @@
-"""The graph problem: choose the values of a training step to save for backward.
+"""Define the graph problem: choose the values of a training step to save for backward.
 
 Every value that can be computed from the inputs of the training step is a node. A *decision* is a
 set of saved nodes. Unsaved nodes that backward reads are *recomputed* from the saved nodes.
@@ -78,7 +78,7 @@ class GraphProblem(Problem[GraphSolution]):
         return len(self.names)
 
     def priced(self, cost: tuple[int, ...], unit: str) -> GraphProblem:
-        """Return a copy of this problem with other costs of its nodes, in another unit; only the costs are checked."""
+        """Return a copy of this problem with other costs of nodes, perhaps in another unit; check only the costs."""
         return self._with(cost=columns.amounts(self._label("cost"), cost, self.names), unit=unit)
 
     def measure(self, choice: tuple[int, ...]) -> dict[str, Any]:
@@ -183,9 +183,9 @@ def worth_saving(problem: GraphProblem, saved: Iterable[int]) -> list[int]:
 def conflict(problem: GraphProblem, fixed: Sequence[bool] | None = None) -> tuple[int, ...] | None:
     """Return a chain of nodes that makes the problem infeasible; None if the problem is feasible.
 
-    The first node of the chain can be neither saved nor recomputed. Each later node of the chain cannot
-    be saved, so it must be recomputed from the node before it. Backward reads the last node of the chain.
-    For each node, True in ``fixed`` forbids recomputation even if the problem allows it.
+    The first node of the chain can be neither saved nor recomputed. Each later node of the chain cannot be saved, so it
+    must be recomputed from the node before it. Backward reads the last node of the chain. If ``fixed`` is True for a
+    node, the node may not be recomputed, even if the problem allows the recomputation.
     """
     n = len(problem)
     parent = [-2] * n

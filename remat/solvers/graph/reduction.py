@@ -13,21 +13,24 @@ from remat.solvers.knapsack.reduction import Reduction
 def reduce_graph(problem: GraphProblem) -> Reduction[GraphProblem]:
     """Remove nodes that an optimal decision need not save, and return the reduced problem, the *core*.
 
-    Every node of the core has ``in_forward`` True. A node whose ``in_forward`` was False costs 0 in the
-    core, so a lower bound for the core also holds for the whole problem. Only `evaluate` on the whole
-    problem adds the cost of a second run of a node whose ``in_forward`` is False. If ``in_forward`` is
-    True for all nodes, every optimum of the core extends to an optimum of the problem.
+    In the core, forward runs every node: ``in_forward`` is True. A node that forward need not run costs 0 in the core,
+    so a lower bound for the core also holds for the whole problem. Only `evaluate` on the whole problem counts a second
+    run of a node that forward need not run. If forward runs all nodes of the problem, every optimum of the core extends
+    to an optimum of the problem.
 
-    Of the following rules, the first is applied once, and the others until nothing changes:
+    The first of the following rules is applied once. The other rules are applied until nothing changes.
 
-    - A savable value of 0 bytes is *free*: it is always saved. A recomputable node is free too if
-      it costs nothing and reads free nodes only. Free nodes are left out of the core.
-    - A recomputable node that costs nothing and cannot be saved is replaced by its inputs.
-    - A recomputable node with a single reader is not worth saving if the reader can be saved and
-      takes no more bytes: saving the reader avoids more cost. A node that may not be saved is merged
-      into its single reader. A node that backward reads directly is exempt from this rule.
-    - A recomputable node that costs nothing is not worth saving if it has a single input, and this
-      input can be saved and takes no more bytes.
+    First rule: a savable value of 0 bytes is *free*, which means that it is always saved. A recomputable node is free
+    too if it costs nothing and reads free nodes only. Free nodes are left out of the core.
+
+    Second rule: a recomputable node that costs nothing and cannot be saved is replaced by its inputs.
+
+    Third rule: a recomputable node with a single reader is not saved if the reader can be saved and takes no more
+    bytes. Saving the single reader of a node avoids more cost than saving the node. Each recomputable node that may not
+    be saved is merged into its single reader. The third rule does not apply to nodes that backward reads directly.
+
+    Fourth rule: a recomputable node that costs nothing is not saved if its single input can be saved and takes no more
+    bytes.
     """
     work = _Work(problem)
     work.drop_free()

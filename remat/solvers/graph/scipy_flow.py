@@ -1,4 +1,4 @@
-"""Maximum flow in 64-bit integers by SciPy, whose own flows have 32 bits; used if OR-Tools is missing."""
+"""Compute maximum flows in 64-bit integers with SciPy, whose own flows have 32 bits; used if OR-Tools is missing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ _BITS = 30
 
 
 class ScipyFlow:
-    """Maximum flow with the methods of OR-Tools' ``SimpleMaxFlow`` that `Network` calls.
+    """Maximum flow by SciPy, with those methods of OR-Tools' ``SimpleMaxFlow`` that `Network` calls.
 
-    Capacities are scaled down to 32 bits, and SciPy solves the scaled problem. The residual graph is
-    then solved at smaller scales. At scale 1, a residual graph without flow proves the optimum. The
-    arguments are those of `_solved` in `remat.solvers.graph.flow`. No arc may have a reverse arc.
+    Capacities are scaled down to 32 bits, and SciPy solves the scaled problem. SciPy then solves the residual graph
+    repeatedly, and each time the capacities are scaled down less. When capacities are no longer scaled down, a residual
+    graph without flow proves that the flow is maximum. The constructor's arguments are those of `_solved` in
+    `remat.solvers.graph.flow`. No arc may have a reverse arc.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class ScipyFlow:
             scale = max(0, scale - step)
 
     def _send(self, source: int, scale: int) -> bool:
-        """Add the residual graph's maximum flow, in units of ``2 ** scale``; return whether this flow is above 0."""
+        """Add the residual graph's maximum flow to the flow, in units of ``2**scale``; return whether any was added."""
         import numpy as np
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import maximum_flow

@@ -1,1 +1,1 @@
-"""Problem instances, which are stored in files."""
+"""This package reads and writes problem instances, which are stored in files."""

@@ -1,9 +1,9 @@
 """Write problem instances as compact JSON, and read them again with a check of every entry.
 
-A file is one JSON object. The first keys of the object describe the problem: the version of the
-format, the kind, and the keys of `HEAD`. The problem follows, with one line for each field. Most
-fields of a problem are columns: lists with one entry for each node or item. A column of bools is a
-string of ``0`` and ``1``::
+A file is one JSON object. The first keys of the object describe the problem: the version of the format, the kind, and
+the keys of `HEAD`. After these first keys comes the problem, with one line for each of the problem's fields. Most
+fields of a problem are columns: lists with one entry for each node or item. A column of bools is a string of ``0`` and
+``1``::
 
     {"remat_instance":1,
     "kind":"graph",

@@ -1,4 +1,4 @@
-"""Problem instances: problems with a description of their origin, stored in files without code."""
+"""Define problem instances: problems with a description of their origin, stored in files that contain no code."""
 
 from __future__ import annotations
 

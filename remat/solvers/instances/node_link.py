@@ -1,9 +1,9 @@
 """Read schedule problems from published graphs in networkx's node-link JSON.
 
-Two formats are supported. In Checkmate's files, nodes have the keys ``cost_cpu`` and ``cost_ram``,
-and edges have ``source`` and ``target``. The nodes are ordered by networkx's topological sort. In
-MOCCASIN's random layered graphs, nodes have ``duration`` and ``out_cost``, edges have ``"0"`` and
-``"1"``, and ``graph.order`` lists the nodes in order.
+Two formats of these graphs are supported, Checkmate's and MOCCASIN's. In Checkmate's files, nodes have the keys
+``cost_cpu`` and ``cost_ram``, and edges have ``source`` and ``target``. The nodes of Checkmate's graphs are put in the
+order of networkx's topological sort. In MOCCASIN's random layered graphs, nodes have ``duration`` and ``out_cost``,
+edges have ``"0"`` and ``"1"``, and ``graph.order`` lists the nodes in order.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Solvers in processes of their own."""
+"""Run solvers in processes of their own."""

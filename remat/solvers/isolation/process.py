@@ -1,11 +1,11 @@
 """Run a solver in its own process, so that its crash does not end the planner.
 
-The solver's process is a fresh interpreter, not a fork. `isolated` starts the process at once, and the
-process stays alive between calls, so the time of a call does not include start-up. A process that does
-not return in time is killed, with all processes that it started. A crash, a lack of memory and a kill
-each raise a `SolverError` that names the cause. After that, the next call starts a new process.
+The solver's process is a fresh interpreter, not a fork. `isolated` starts the process at once, and the process stays
+alive between calls, so the time of a call does not include start-up. A process that does not return in time is killed,
+with all processes that it started. A crash, a lack of memory and a kill each raise a `SolverError` that names the
+cause. After a crash or a kill, the next call starts a new process.
 
-Isolation protects against a solver's accidents, not its attacks: the process has the user's rights.
+Isolation protects against a solver's faults, not against malicious code, because the process has the user's rights.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class Isolated(Solver):
     def _ask(
         self, question: tuple[Any, ...], within_s: float | None, when: str = ""
     ) -> dict[str, Any]:
-        """Send a question to the solver's process and return its reply; messages about a failure contain ``when``."""
+        """Send a question to the solver's process and return its reply; ``when`` becomes a part of error messages."""
         with self._lock:
             return self._exchange(self._running(), pickle.dumps(question), within_s, when)
 

@@ -1,8 +1,8 @@
-"""Code that runs inside a solver's own process; its parent runs `remat.solvers.isolation.process`.
+"""Run a solver inside its own process; the parent process runs `remat.solvers.isolation.process`.
 
-Questions and replies go through one connection, because the solver may print to standard output.
-Questions are pickled, because the worker trusts the parent. Replies are JSON, so that a garbled reply
-runs no code in the parent.
+The parent's questions and the worker's replies go through one connection, because the solver may print to standard
+output. Questions are pickled, because the worker trusts the parent. Replies are JSON, so that a garbled reply runs no
+code in the parent.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main(fd: int) -> None:
 
 
 def _receive(connection: Connection[Any, Any]) -> bytes:
-    """Return the parent's next message, and set an alarm that ends this process if its reply is late."""
+    """Return the parent's next message, and set an alarm that ends this process if it answers the message too late."""
     within_s, message = connection.recv()
     # The parent kills a late process at the limit. The alarm, 30 s later, is for the case that the parent has died.
     if within_s is not None:  # the operating system's alarm also ends C code that hangs
@@ -56,7 +56,7 @@ def _receive(connection: Connection[Any, Any]) -> bytes:
 
 
 def _set_up(message: bytes) -> tuple[Solver | None, bytes]:
-    """Load the solver and limit this process's memory; return the solver, or None on an error, and the reply."""
+    """Load the solver and limit this process's memory; return the solver (None on an error) and the reply to send."""
     name, main_file, memory_bytes, pickled = pickle.loads(message)
     try:
         if main_file is not None:

@@ -1,1 +1,1 @@
-"""Knapsacks: which items to save within a capacity."""
+"""This package solves knapsacks: which items to save within a capacity."""

@@ -1,6 +1,6 @@
-"""Linear relaxation of a knapsack: one sort of the items gives a choice that fits and a proven upper bound.
+"""Compute a knapsack's linear relaxation by one sort of the items; it gives a choice that fits and a proven bound.
 
-Source: G. B. Dantzig, "Discrete-variable extremum problems", Operations Research 5 (1957).
+The method is that of Dantzig, "Discrete-variable extremum problems", Operations Research 5 (1957).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Relaxation:
 
 
 def efficiency_order(weights: Sequence[int], values: Sequence[int]) -> tuple[int, ...]:
-    """Return the item indices sorted by exact value per weight, best first; ties by index."""
+    """Return the item indices sorted by exact value per weight, best first, and then by index."""
     # Sort by integer quotients, because float division could confuse close ratios. Two distinct
     # fractions with denominators below 2**k differ by more than 2**-2k. So their floors differ after
     # a shift by 2k bits, and equal fractions stay equal.
@@ -53,7 +53,7 @@ def fill(weights: Sequence[int], order: Iterable[int], room: int) -> list[int]:
 def repair(
     weights: Sequence[int], values: Sequence[int], capacity: int, picked: Iterable[int]
 ) -> tuple[int, ...]:
-    """Take picked items by value per weight, then all other items, skipping each that no longer fits; sort them."""
+    """Take the picked items by value per weight, then the others, skip those that do not fit, and sort the result."""
     order, chosen = efficiency_order(weights, values), set(picked)
     # A stable sort puts the chosen items first, and leaves each part in order of value per weight.
     return tuple(sorted(fill(weights, sorted(order, key=lambda i: i not in chosen), capacity)))

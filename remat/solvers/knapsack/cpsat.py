@@ -1,4 +1,4 @@
-"""Solver of knapsack and schedule problems with OR-Tools' CP-SAT."""
+"""Solve knapsack and schedule problems with OR-Tools' CP-SAT."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DOUBLE_LIMIT = 2**53  # CP-SAT reports bounds as doubles, which are exact up to
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CpSat(CoreSolver):
-    """OR-Tools' CP-SAT: integer arithmetic, clause learning, proven bounds.
+    """Solver that runs OR-Tools' CP-SAT, which computes in integers, learns clauses and proves bounds.
 
     The solver uses one worker and a fixed seed, because several workers may give another answer in each run.
 
@@ -41,7 +41,7 @@ class CpSat(CoreSolver):
     requires: ClassVar[tuple[str, ...]] = ("ortools",)
 
     def refuses(self, problem: KnapsackProblem) -> str | None:
-        """Return why CP-SAT cannot add up the weights or values of the reduced knapsack; None if it can."""
+        """Return why CP-SAT cannot add up the weights or values of the reduced knapsack; None if CP-SAT can."""
         core = reduce(problem).core
         for label, total in (("weights", core.total_weight), ("values", core.total_value)):
             if total > _SUM_LIMIT:

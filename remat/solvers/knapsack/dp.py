@@ -1,9 +1,9 @@
 """Solve a knapsack by dynamic programming; the capacity is divided into a bounded number of steps.
 
-Source: the textbook recursion over items and capacities, vectorised over capacities. PyTorch's
-``dp`` rounds weights to the nearest of 10,000 steps, so its choice can exceed the budget. This module
-rounds weights up and the capacity down, so a choice always fits. Nothing is rounded if the capacity,
-divided by the weights' common divisor, is at most the number of steps.
+The method is the textbook recursion over items and capacities, vectorised over capacities. PyTorch's knapsack solver
+``dp`` rounds weights to the nearest of 10,000 steps, so its choice can exceed the budget. The dynamic program of remat
+rounds weights up and the capacity down, so a choice always fits. Nothing is rounded if the capacity, divided by the
+weights' common divisor, is at most the number of steps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from remat.solvers.solution import Answer
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DynamicProgram(CoreSolver):
-    """Dynamic programming over the capacity in steps; exact if the steps are fine enough.
+    """Solver by dynamic programming over steps of the capacity; exact if the steps are fine enough.
 
     Attributes:
         steps: number of equal steps into which the capacity is divided.
@@ -60,7 +60,7 @@ class DynamicProgram(CoreSolver):
 def _fill_table(
     problem: KnapsackProblem, order: tuple[int, ...], deadline: float | None
 ) -> tuple[list[int], bool]:
-    """Return the choice of greatest value (of equal values, the lightest), and whether the deadline allowed all items."""
+    """Return the most valuable choice (of equal ones, the lightest), and whether time sufficed for all items."""
     import numpy as np
 
     columns = problem.capacity + 1  # weights and capacity are in multiples of a step

@@ -1,15 +1,16 @@
-"""Adapter from remat's solvers to the function signature of PyTorch's knapsack solvers, in floats.
+"""Adapt remat's solvers to the function signature of PyTorch's knapsack solvers, which take floats.
 
 The signature is ``(memory, runtimes, max_memory) -> (total runtime saved, indices to save, indices
 to allow recomputing)``, as in ``torch/_functorch/_activation_checkpointing/knapsack.py``. This
-module differs from PyTorch's functions in two points:
+module differs from PyTorch's functions in two points.
 
-- A float counts as the decimal that Python prints for it, so three items of 0.1 fit into 0.3. The
-  decimals are scaled to integers. Scaling is exact if the sum of the integers fits into 63 bits.
-  Otherwise the scaled decimals are rounded so that the choice still fits the capacity.
-- PyTorch divides each item's memory by a total, and the quotient is rounded. A sum of quotients may
-  therefore exceed the capacity by the rounding error. To allow for this error, an item of
-  0.5000000000000001 fits into 0.5 (see `TOLERANCE`).
+First, a float counts as the decimal that Python prints for it, so three items of 0.1 fit into a capacity of 0.3. The
+decimals are scaled to integers. Scaling is exact if the sum of the integers fits into 63 bits. If the sum does not fit,
+the scaled decimals are rounded so that the choice still fits the capacity.
+
+Second, PyTorch divides each item's memory by a total, and the quotient is rounded. A sum of quotients may therefore
+exceed the capacity by the rounding error. To allow for the rounding error, an item of 0.5000000000000001 fits into a
+capacity of 0.5 (see `TOLERANCE`).
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def problem_from_floats(
 ) -> KnapsackProblem:
     """Convert floats to a knapsack problem in integers.
 
-    Memory is scaled by one factor, and runtimes by another. If the exact integers of either would sum to
+    Memory is scaled by one factor, and runtimes by another. If the exact integers of memory or runtimes would sum to
     more than 63 bits, memory and runtimes are rounded up and the capacity down.
 
     Raises:

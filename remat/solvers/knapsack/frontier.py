@@ -1,9 +1,9 @@
 """Compute all Pareto-optimal (weight, value) pairs of a knapsack in one run.
 
-One run replaces a sweep over capacities, because the best value for any capacity is that of the
-heaviest pair that fits. The compiled kernel computes the frontier. If the kernel is missing,
-NumPy does. Kernel and NumPy use the algorithm of Nemhauser and Ullmann (1969), which adds one item after
-another. The kernel also groups identical items.
+One run replaces a sweep over capacities: the best value for any capacity is the value of the heaviest pair that fits.
+The compiled kernel computes the frontier. If the kernel is missing, NumPy computes the frontier. The kernel and NumPy
+both use the algorithm of Nemhauser and Ullmann (1969), which adds one item after another. The kernel also groups
+identical items.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class KnapsackFrontier:
         return len(self.weights)
 
     def items(self, point: int) -> tuple[int, ...]:
-        """Return the sorted item indices of the choice at a point."""
+        """Return the sorted item indices of the choice at a point of the frontier."""
         return tuple(self._items(point))
 
     def best_within(self, capacity: int) -> int:
@@ -133,10 +133,10 @@ def _by_numpy(problem: KnapsackProblem, capacity: int, most: int) -> KnapsackFro
 
 
 class DynamicMemoryBudget(Solver):
-    """Choice at the knee of the Pareto frontier, which saves fewer bytes than the capacity allows.
+    """Solver that returns the choice at the Pareto frontier's knee, which saves fewer bytes than the capacity allows.
 
-    PyTorch's solver of the same name solves the knapsack for a hundred budgets. This solver computes all
-    Pareto-optimal choices in one run.
+    PyTorch's solver ``dynamic_memory_budget_dp`` solves the knapsack for a hundred budgets. The solver
+    `DynamicMemoryBudget` computes all Pareto-optimal choices in one run.
     """
 
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""Greedy solver: takes items by value per weight, and solves schedule problems by evicting values."""
+"""Solve knapsacks greedily by value per weight, and schedule problems by evicting values."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from remat.solvers.solution import Answer
 
 
 class Greedy(CoreSolver):
-    """Items by value per weight, best first; the choice has at least half the optimal value."""
+    """Solver that takes items by value per weight, best first; its choice has at least half the optimal value."""
 
     __slots__ = ()
 
     name = "greedy"
 
     def solve_core(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Return the better of two greedy choices, see `Relaxation`; the time limit is ignored."""
+        """Return the better of the two greedy choices that `Relaxation` describes; the time limit is ignored."""
         relaxed = core.relaxed()
         return Answer(relaxed.saved, relaxed.bound)
 

@@ -1,4 +1,4 @@
-"""Solver of knapsacks with HiGHS.
+"""Solve knapsacks with HiGHS.
 
 HiGHS computes in floating point. `remat.solvers.knapsack.tolerances` repairs HiGHS's choice in integers,
 and loosens HiGHS's bound by the possible rounding error.
@@ -16,7 +16,7 @@ from remat.solvers.problem import KnapsackProblem
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Milp(ToleranceSolver):
-    """HiGHS: branch and cut in floating point, checked and repaired in integers.
+    """Solver that runs HiGHS, a branch and cut in floating point, and checks and repairs the answer in integers.
 
     Attributes:
         nodes: the most branch-and-bound nodes to open if there is no time limit.
@@ -30,7 +30,7 @@ class Milp(ToleranceSolver):
     def attempt(
         self, problem: KnapsackProblem, time_limit: float | None
     ) -> tuple[tuple[int, ...], float]:
-        """Run HiGHS to proven optimality, or to its limit: time, or nodes if there is no time limit."""
+        """Run HiGHS to proven optimality or to the time limit; without a time limit, to a limit on search nodes."""
         import numpy as np
 
         result = milp(

@@ -1,4 +1,7 @@
-"""The compiled kernel as a solver: exact, in 64-bit integers, and on most problems the fastest."""
+"""Solve problems with the compiled kernel, which is exact and, on most problems, the fastest solver.
+
+The kernel computes in 64-bit integers.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,14 @@ LARGEST_SUM = 2**60
 
 
 class Native(Solver):
-    """Exact knapsacks by MINKNAP's expanding core in C++, and schedule problems by annealing.
+    """Solver in C++: knapsacks exactly by MINKNAP's expanding core, and schedule problems by annealing.
 
-    Identical items are grouped, and the greatest common divisor is divided out. The *break item* is the
-    first item in order of value per weight that no longer fits. The *core*, the items searched so far,
-    grows around the break item, and upper bounds prune the choices (Pisinger 1997). For larger problems,
-    one bound uses the capacity and the number of items together (after Martello, Pisinger, Toth 1999).
-    Another bound is the cost of capacity that no set of items can fill (a group relaxation, after Gomory
-    1969). Limits count work, so all runs give the same answer unless a time limit is set.
+    Identical items are grouped, and weights and values are divided by their greatest common divisors. The *break item*
+    is the first item in order of value per weight that no longer fits. The *core*, the items searched so far, grows
+    around the break item, and upper bounds prune the choices (Pisinger 1997). For larger problems, one upper bound uses
+    the capacity and the number of items together (after Martello, Pisinger, Toth 1999). Another upper bound uses the
+    cost of capacity that no set of items can fill (a group relaxation, after Gomory 1969). Limits count work, so all
+    runs give the same answer unless a time limit is set.
     """
 
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""Solver of knapsacks with CBC, through PuLP 2.8 to 4.
+"""Solve knapsacks with CBC, which is called through PuLP 2.8 to 4.
 
 CBC's binary is that of the package ``cbcbox``, which ``pulp[cbc]`` installs. Without ``cbcbox``, CBC's
 binary is the one that comes with PuLP up to version 3, or one on the search path.
@@ -7,8 +7,8 @@ CBC computes in floating point, as HiGHS does. PuLP writes numbers with thirteen
 weights and values are kept below thirteen digits. PuLP does not return a bound, only whether the answer
 is optimal.
 
-PuLP imports the modules of other solvers, and `load_pulp` prevents these imports. CP-SAT imports pandas,
-which doubles the time of PuLP's import. After some versions of ``highspy``, OR-Tools cannot be loaded.
+PuLP imports the modules of other solvers, and `load_pulp` prevents these imports. Importing CP-SAT imports pandas,
+which doubles the time of PuLP's import. After an import of some versions of ``highspy``, OR-Tools cannot be loaded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNNEEDED = ("highspy", "ortools.sat.python.cp_model")
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PulpCbc(ToleranceSolver):
-    """CBC: branch and cut in floating point, in a process of its own.
+    """Solver that runs CBC, a branch and cut in floating point, in a process of its own.
 
     Attributes:
         nodes: the most branch-and-bound nodes to open if there is no time limit.
@@ -43,7 +43,7 @@ class PulpCbc(ToleranceSolver):
 
     @classmethod
     def cannot_run(cls) -> str | None:
-        """Return why CBC cannot run; None if PuLP finds CBC's binary, which some builds lack."""
+        """Return why CBC cannot run; None if PuLP finds CBC's binary, which some builds of PuLP lack."""
         # Look for `cbcbox` first: every plan calls this method, and the import of PuLP 4 takes 0.2 s.
         if importlib.util.find_spec("cbcbox") or _engine().available():
             return None

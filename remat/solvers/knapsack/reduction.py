@@ -15,7 +15,7 @@ from remat.solvers.solution import Answer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction(Generic[P]):
-    """A problem without the items or nodes that need no search, and the data to undo the reduction.
+    """A problem reduced to the items or nodes that need a search, and the data to undo the reduction.
 
     Attributes:
         core: the problem of the remaining items or nodes, of which there may be none.
@@ -32,11 +32,11 @@ class Reduction(Generic[P]):
     value_unit: int = 1
 
     def invert(self, saved: Iterable[int]) -> tuple[int, ...]:
-        """Convert a choice for the core to a choice for the original problem."""
+        """Convert a choice for the reduced problem to a choice for the original problem."""
         return tuple(sorted((*self.always, *(self.remaining[i] for i in saved))))
 
     def invert_answer(self, answer: Answer) -> Answer:
-        """Convert an answer for the core to an answer for the original problem."""
+        """Convert an answer for the reduced problem to an answer for the original problem."""
         bound = answer.bound
         return replace(
             answer,
@@ -48,9 +48,9 @@ class Reduction(Generic[P]):
 def reduce(problem: KnapsackProblem) -> Reduction[KnapsackProblem]:
     """Decide the trivial items of a knapsack; the other items form the core of the result.
 
-    Items of weight 0 are saved. Other items are not saved if they do not fit on their own or have
-    value 0. If all remaining items fit together, they are saved. Common divisors of the weights and
-    of the values are divided out. An optimum of the core extends to an optimum of the problem.
+    Items of weight 0 are saved. Other items are not saved if they do not fit on their own or have value 0. If all
+    remaining items fit together, they are saved. Common divisors of the weights and of the values are divided out. An
+    optimum of the reduced problem extends to an optimum of the original problem.
     """
     weights, values, capacity = problem.weights, problem.values, problem.capacity
     always = [i for i, w in enumerate(weights) if w == 0]
@@ -79,14 +79,14 @@ def reduce(problem: KnapsackProblem) -> Reduction[KnapsackProblem]:
 def fix_variables(core: KnapsackProblem, relaxed: Relaxation) -> Reduction[KnapsackProblem]:
     """Decide items as in the linear relaxation if the opposite decision cannot beat the greedy choice.
 
-    The *break item* is the first item in order of value per weight that no longer fits. The break item's
-    value per weight is the price of capacity. The *loss* of an item is how much the opposite decision
-    lowers the relaxation's bound at this price. If the bound less the loss is at most the greedy value,
-    the item is decided. Of ten thousand items, a few dozen remain undecided. An optimum of the undecided
-    items extends to an optimum of the core, unless ``relaxed.saved`` is already optimal.
+    The *break item* is the first item in order of value per weight that no longer fits. The break item's value per
+    weight is the price of capacity. The *loss* of an item is how much the opposite decision lowers the relaxation's
+    bound at the price of capacity. An item is decided if the bound less the item's loss is at most the value of the
+    greedy choice. Of ten thousand items, a few dozen remain undecided. An optimum of the undecided items extends to an
+    optimum of the knapsack, unless ``relaxed.saved`` is already optimal.
 
-    Source: R. S. Dembo, P. L. Hammer, "A reduction algorithm for knapsack problems", Methods of
-    Operations Research 36 (1980).
+    The method is that of Dembo and Hammer, "A reduction algorithm for knapsack problems", Methods of Operations
+    Research 36 (1980).
     """
     weights, values = core.weights, core.values
     room, worth, prefix = core.capacity, 0, set[int]()
@@ -128,14 +128,14 @@ class CoreSolver(Solver):
     __slots__ = ()
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
-        """Reduce the problem, solve the core, and extend the answer to the whole problem."""
+        """Reduce the problem, solve the reduced problem, and extend the answer to the whole problem."""
         reduction = reduce(problem)
         if not reduction.remaining:
             return reduction.invert_answer(Answer((), 0))
         return reduction.invert_answer(self.solve_core(reduction.core, time_limit=time_limit))
 
     def solve_core(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Run `search` on the items that `fix_variables` leaves undecided; return an answer for the core."""
+        """Run `search` on the items that `fix_variables` leaves undecided; return an answer for ``core``."""
         relaxed = core.relaxed()
         if relaxed.value == relaxed.bound:
             return Answer(relaxed.saved, relaxed.value)

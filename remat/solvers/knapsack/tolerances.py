@@ -4,10 +4,10 @@ A solver that accepts a constraint within a millionth may return a choice that i
 heavy. Items of a choice that is too heavy are dropped, those with the least value per weight first. The
 solver's bound is raised by the possible rounding error before it is used.
 
-Large weights and values are scaled down: weights and the capacity are rounded down, values up. A choice
-that fits the original problem also fits the scaled problem, where its value is no lower. The upper
-bound for the scaled problem therefore also holds for the original problem. Without scaling, with
-weights of a billion, CBC returned choices of half the optimal value as optimal.
+Large weights and values are scaled down: weights and the capacity are rounded down, values up. A choice that fits the
+original problem also fits the scaled problem, where its value is no lower. The upper bound for the scaled problem
+therefore also holds for the original problem. Without scaling, CBC reported choices of half the optimal value as
+optimal on items with weights of a billion.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ToleranceSolver(CoreSolver):
     value_limit: ClassVar[int] = 2**53
 
     def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Run ``attempt`` once on the scaled core, and repair the choice so that it fits the capacity."""
+        """Run ``attempt`` once on the scaled undecided items, and repair the choice so that it fits the capacity."""
         scaled, value_unit = scale_down(
             core, weight_limit=_WEIGHT_LIMIT, value_limit=self.value_limit
         )

@@ -1,1 +1,1 @@
-"""The schedule problem: which node runs when, and how often."""
+"""This package solves the schedule problem: which node runs when, and how often."""

@@ -115,7 +115,7 @@ def _rank(
 
 
 def _starts(problem: ScheduleProblem, core: ScheduleCore) -> list[tuple[int, ...]]:
-    """Return the legal sequences, in nodes of ``core``, from which annealing may start."""
+    """Return the legal schedules from which annealing may start, as sequences of nodes of ``core``."""
     evicted = evicting(problem)
     starts = [core.start]
     for hint in (*problem.hints, *((evicted,) if evicted else ())):

@@ -1,11 +1,10 @@
 """Represent offload copies as nodes of the schedule problem, so that solvers count the copies' memory.
 
-An offloaded value keeps its memory until its copy to the host has ended. The value takes memory
-again when the copy back begins. Three extra nodes for each offloaded value represent the copies. The
-*away* node is a second result of the operator that makes the value. The away node holds the offloaded
-bytes in forward. The *send* node is the last reader of the away node, after the run during which the
-copy to the host ends. The *fetch* node in backward takes memory for the value again, before the run
-during which the copy back begins.
+An offloaded value keeps its memory until its copy to the host has ended. The value takes memory on the device again
+when the copy back to the device begins. Three extra nodes for each offloaded value represent the copies. The *away*
+node is a second result of the operator that makes the value. The away node holds the offloaded bytes in forward. The
+*send* node reads the away node last, and comes after the run during which the copy to the host ends. The *fetch* node
+in backward takes memory for the value again, before the run during which the copy back begins.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class WithCopies:
     nodes: int
 
     def invert(self, sequence: Sequence[int], boundary: int) -> tuple[tuple[int, ...], int]:
-        """Convert a schedule of the extended problem, and its boundary, to a schedule and boundary of the original."""
+        """Convert the extended problem's schedule and boundary to a schedule and boundary of the original problem."""
         own = [v - self.fetches for v in sequence]
         before = sum(0 <= v < self.nodes for v in own[:boundary])
         return tuple(v for v in own if 0 <= v < self.nodes), before

@@ -1,10 +1,10 @@
 """Convert a schedule problem to the form that the compiled kernel's search reads.
 
-The kernel's form is called the *core* of the schedule problem. The core has only nodes that read and
-make values. Additional nodes and values express the other rules of the problem. An added first node
-makes the values that exist from the start. An added last node reads the values that stay to the end.
-The boundary, where backward begins, is a node too. If a node must run before another node, the later
-node reads a value of 0 bytes that the earlier node makes.
+The kernel's form is called the *core* of the schedule problem. The kernel's form has only nodes that read and make
+values. In the kernel's form, additional nodes and values express the other rules of the problem. An added first node
+makes the values that exist from the start. An added last node reads the values that stay to the end. The boundary, the
+point where backward begins, is represented by a node too. If a node must run before another node, the later node reads
+a value of 0 bytes that the earlier node makes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ScheduleCore:
     boundary: int
 
     def columns(self) -> tuple[Sequence[int], ...]:
-        """Return the arguments of the kernel's `ScheduleGraph`, with large costs and bytes scaled down."""
+        """Return the arguments of the kernel's class `ScheduleGraph`, with large costs and bytes scaled down."""
         # Bytes are rounded up, so a schedule that fits in the kernel also fits the problem.
         starts = (0, *accumulate(map(len, self.reads)))
         return (
@@ -72,7 +72,7 @@ class ScheduleCore:
         return [-(-x >> self.shift) for x in numbers] if self.shift else numbers
 
     def invert(self, sequence: Sequence[int]) -> tuple[tuple[int, ...], int]:
-        """Convert a sequence of the core to a schedule of the problem, and the position at which backward begins."""
+        """Convert the kernel's schedule to a schedule of the problem, with the position at which backward begins."""
         at = sequence.index(self.boundary) if self.boundary >= 0 else len(sequence)
         runs = tuple(v for v in sequence if v < self.nodes)
         return runs, sum(v < self.nodes for v in sequence[:at])
@@ -80,7 +80,7 @@ class ScheduleCore:
     def apply(
         self, problem: ScheduleProblem, sequence: Sequence[int], boundary: int | None = None
     ) -> tuple[int, ...]:
-        """Convert the problem's schedule to a sequence of the core; by default, backward begins as late as possible."""
+        """Convert a schedule to the kernel's form; by default, backward begins as late as possible."""
         head, tail = self.nodes, self.nodes + 1
         if self.boundary < 0:
             return (head, *sequence, tail)
@@ -111,7 +111,7 @@ def schedule_core(problem: ScheduleProblem) -> ScheduleCore:
     reads[tail] = tuple(problem.to_end)
 
     def token(v: int) -> int:
-        """Add a value of no bytes that node ``v`` makes, and return its index."""
+        """Add a value of 0 bytes that node ``v`` makes, and return the value's index."""
         maker.append(v)
         size.append(0)
         return len(size) - 1

@@ -1,11 +1,11 @@
-"""Model of the schedule problem for CP-SAT.
+"""Model the schedule problem for CP-SAT.
 
 Each possible run of a node has a position in the schedule. Each value that a run makes has an interval
 of positions during which the value is in memory.
 
-Source: M. Bartan, H. Li, H. Teague, C. Lott, B. Dilkina, "Moccasin: Efficient tensor
-rematerialization for neural networks", ICML 2023. Moccasin fixes the order of the nodes. In this
-model, CP-SAT also chooses the order of the nodes, as far as the problem allows.
+The model follows Bartan et al., "Moccasin: Efficient tensor rematerialization for neural networks", ICML 2023. Moccasin
+fixes the order of the nodes. In remat's model, CP-SAT also chooses the order of the nodes, as far as the problem
+allows.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _RUNS = 2
 
 
 def schedule_model(core: ScheduleCore, start: Sequence[int]) -> tuple[Any, list[Any]]:
-    """Build the CP-SAT model of a schedule problem, with a legal sequence of the core as a hint.
+    """Build the CP-SAT model of a schedule problem, with a legal schedule in the kernel's form as a hint.
 
-    Returns the model, and a tuple ``(node, presence, position)`` for each possible run of a node, in which
-    presence is a Boolean variable and position an integer variable.
+    Returns the model, and a tuple ``(node, presence, position)`` for each possible run of a node. In each tuple, the
+    presence is a Boolean variable, and the position is an integer variable.
     """
     from ortools.sat.python import cp_model
 

@@ -54,7 +54,7 @@ def evicting(problem: ScheduleProblem) -> list[int] | None:
         return False
 
     def run(v: int, position: int, pinned: set[int]) -> bool:
-        """Append runs that recompute a node's evicted inputs, then its own run; return False if one is impossible."""
+        """Append runs that recompute a node's evicted inputs, then a run of the node; return whether all can run."""
         nonlocal now
         mine = pinned | set(problem.inputs[v])
         for u in problem.inputs[v]:
@@ -77,7 +77,7 @@ def evicting(problem: ScheduleProblem) -> list[int] | None:
         return True
 
     def drop(values: list[int], position: int, pinned: set[int]) -> None:
-        """Free the values that are neither pinned nor in ``to_end``, and that no later position reads."""
+        """Free the values that are neither pinned nor in ``to_end``, and that no later run reads."""
         nonlocal now
         for i in values:
             if i in alive and i not in stays and i not in pinned and not uses[i]:

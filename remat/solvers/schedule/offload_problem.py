@@ -1,4 +1,4 @@
-"""Schedule problems whose values may be offloaded to the host between forward and backward.
+"""Define schedule problems whose values may be offloaded to the host between forward and backward.
 
 `evaluate_offloads` defines the memory and cost of a schedule with offloads, in integers, by following
 its runs and copies.
@@ -90,7 +90,7 @@ class OffloadPlan:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Sort key ``(over, cost)``; the smallest is best: fewest bytes above capacities, then least cost."""
+        """Sort key ``(over, cost)``: the best plan has the fewest bytes above the capacities, then the least cost."""
         return self.over, self.cost
 
 

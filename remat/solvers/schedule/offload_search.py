@@ -1,7 +1,7 @@
 """Choose the values to save and to offload, so that peak memory stays within a capacity.
 
-The search starts from given decisions, and offloads values until their schedules fit the capacity. The
-search then improves the best decisions: it saves, recomputes or offloads one more value at a time, as
+The search starts from given decisions, and offloads values of each decision until the decision's schedule fits the
+capacity. The search then improves the best decisions: it saves, recomputes or offloads one more value at a time, as
 long as the decision improves.
 """
 
@@ -95,8 +95,8 @@ class OffloadSearch:
     ) -> OffloadPlan:
         """Offload values of a schedule until its peak fits the capacity, and return the resulting decision.
 
-        Values are tried in the order of their last uses in forward. Offloads that add exposed transfer time
-        are used only if those that add none do not suffice.
+        Values are tried in the order of their last uses in forward. Offloads that add exposed transfer time are used
+        only if the other offloads do not suffice.
         """
         self._grant(EFFORT.offload_around)
         best = self.evaluate_order(saved, sequence, boundary, ())
@@ -122,7 +122,7 @@ class OffloadSearch:
     def copies(self, offload_plan: OffloadPlan, *, at_once: bool) -> list[Copy]:
         """Return, for each offloaded value of a decision, the runs between which the device does not hold the value.
 
-        If ``at_once`` is True, copies take no time: the device does not hold a value between its last use in
+        If ``at_once`` is True, copies take no time. The device then does not hold a value between its last use in
         forward and its first use in backward.
         """
         offloaded, placement = offload_plan.offloaded, offload_plan.placement
@@ -150,7 +150,7 @@ class OffloadSearch:
 
     # ---- the search -----------------------------------------------------------------------------------
     def best(self, starts: Iterable[Iterable[int]]) -> OffloadPlan:
-        """Return the cheapest decision found within the capacity, or the decision with the least excess if none fits.
+        """Return the cheapest decision found that fits the capacity; if none fits, the decision that exceeds it least.
 
         The search starts from the sets of saved nodes in ``starts``, of which there is at least one.
         """
@@ -166,8 +166,8 @@ class OffloadSearch:
     def greedy(self, start: OffloadPlan) -> OffloadPlan:
         """Offload values of a decision until its schedule fits the capacity; return the new decision.
 
-        Values with the most bytes per unit of copy time are offloaded first. Of values with similar rates, the
-        value whose last use in forward is earliest comes first.
+        Values with the most bytes per unit of copy time are offloaded first. Of values with about the same bytes per
+        unit of copy time, the value with the earliest last use in forward comes first.
         """
         problem, rates = self._problem, []
         for v, (ready, _) in start.schedule.idle.items():

@@ -1,4 +1,4 @@
-"""The schedule problem: choose the order in which nodes run, and which nodes run again.
+"""Define the schedule problem: choose the order in which nodes run, and which nodes run again.
 
 The peak memory of the schedule must stay within a capacity. A *schedule* is a sequence of runs of
 nodes, in which a node may occur several times. A second run of a node recomputes its value, so memory
@@ -28,14 +28,14 @@ MOST_RUNS_PER_NODE = 64
 class ScheduleProblem(Problem[Schedule]):
     """Run every node at least once, at the lowest total cost, within a limit on peak memory.
 
-    Each input of a node has a smaller number than the node, so nodes can run in the order of numbers. The
-    fields after ``capacity`` have defaults that suit a plain graph. Sequences of integers may be
-    any ordered iterables and are stored as tuples of ``int``. The sums of ``cost``, ``size`` and
-    ``extra`` may each not exceed 2**63 - 1.
+    Each input of a node has a smaller number than the node, so nodes can run in the order of numbers. The fields after
+    ``capacity`` have defaults, which suit a plain graph without rules about order or boundary. Sequences of integers
+    may be any ordered iterables and are stored as tuples of ``int``. The sums of ``cost``, ``size`` and ``extra`` may
+    each not exceed 2**63 - 1.
 
-    Each run of a node makes a new value. A run reads, for each input of its node, the value that the
-    latest earlier run of the input made. During a run, memory holds the run's results, its ``extra``
-    bytes, the ``resident`` bytes, and earlier values. A value stays in memory until its last reader's run.
+    Each run of a node makes a new value. A run reads, for each input of its node, the value that the latest earlier run
+    of the input made. During a run, memory holds the run's results, its other memory (``extra``), the always alive
+    bytes (``resident``), and earlier values. A value stays in memory until its last reader's run.
 
     The *boundary* is the position in a schedule at which backward begins.
 
@@ -179,7 +179,7 @@ class ScheduleProblem(Problem[Schedule]):
 
     @property
     def given(self) -> frozenset[int]:
-        """Nodes that never run: parameters and others in `at_start`, tangents and others in `at_boundary`."""
+        """Nodes that never run: those in `at_start`, such as parameters, and in `at_boundary`, such as tangents."""
         return frozenset((*self.at_start, *self.at_boundary))
 
     @property
@@ -200,14 +200,14 @@ class ScheduleProblem(Problem[Schedule]):
 
     @property
     def results(self) -> list[list[int]]:
-        """For each node, the nodes whose values its run makes: the node itself, then its parts (see ``part_of``)."""
+        """For each node, the nodes whose values the node's run makes: the node itself, then its parts (``part_of``)."""
         results = [[i] for i in range(len(self))]
         for i in sorted(self.parts):
             results[self.part_of[i]].append(i)
         return results
 
     def maker(self, node: int) -> int:
-        """Return the node whose run makes the value of ``node``: its ``part_of`` for a part, or ``node`` itself."""
+        """Return the node whose run makes the value of ``node``: ``node`` itself or, for a part, its ``part_of``."""
         return node if self.part_of[node] < 0 else self.part_of[node]
 
     @property
@@ -388,7 +388,7 @@ class ScheduleEvaluator:
         )
 
     def _check_order(self, first: Sequence[int], boundary: int) -> None:
-        """Check that every node runs, and that first runs respect ``ordered`` and ``forward`` of the problem."""
+        """Check that every node runs, and that first runs meet the problem's rules ``ordered`` and ``forward``."""
         problem, names = self._problem, self._problem.names
         for v in self._runnable:
             if first[v] < 0:

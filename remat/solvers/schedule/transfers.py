@@ -1,10 +1,10 @@
 """Find when copies to and from the host run during a schedule, and how long the schedule waits for them.
 
-Each direction of the host link is a queue of copies. Values are sent to the host in the order of
-their last uses in forward, each after its last use. The memory of a sent value is free once its copy
-has ended. Values are fetched from the host in the order of their first uses in backward. A value takes
-memory again when its fetch begins. Copies overlap with runs of nodes. The schedule waits for the link
-if a run needs a value that is still being fetched, or memory of a value that is still being sent.
+Each direction of the host link is a queue of copies. Values are sent to the host in the order of their last uses in
+forward, each after its last use. The memory of a sent value is free once its copy has ended. Values are fetched from
+the host in the order of their first uses in backward. A value takes memory again when its fetch begins. Copies overlap
+with runs of nodes. A run waits for the link if the run needs a value still being fetched, or the memory of a value
+still being sent.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def place(
 ) -> Placement:
     """Choose when each copy runs in a schedule, so that runs wait for the link as little as the capacity allows.
 
-    The memory of a sent value is free once the runs during its copy have taken as long as the copy. If a
-    run needs the memory sooner, the schedule waits. Every copy to the host ends before forward ends, and
-    no copy back begins before backward. No other placement with the same order of copies waits less.
+    The memory of a sent value is free once the runs during its copy have taken as long as the copy. If a run needs the
+    memory of a sent value sooner, the schedule waits. Every copy to the host ends before forward ends, and no copy back
+    begins before backward. No other placement with the same order of copies waits less.
 
     Args:
         times: time of each run.
@@ -101,7 +101,8 @@ def exposed_time_at(
 ) -> int:
     """Compute the exposed transfer time of a schedule whose copies are placed at given positions.
 
-    ``freed`` and ``fetched`` are as in `Placement`, and the copies queue in the same order as in `place`.
+    The arguments ``freed`` and ``fetched`` mean the same as in `Placement`, and the copies queue in the same order as
+    in `place`.
     """
     n = len(times)
     sends, fetches = _queues(n, transfers)
@@ -112,7 +113,7 @@ def exposed_time_at(
 
 
 def _queues(n: int, transfers: Sequence[Transfer]) -> tuple[list[_Copy], list[_Copy]]:
-    """Return the queue of the copies to the host, and the queue of the copies to the device with time reversed."""
+    """Return the queue of copies to the host and, with time reversed, the queue of copies to the device."""
     sends = sorted(enumerate(transfers), key=lambda entry: (entry[1].ready, entry[0]))
     fetches = sorted(enumerate(transfers), key=lambda entry: (-entry[1].needed, -entry[0]))
     return (

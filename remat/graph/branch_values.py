@@ -11,10 +11,10 @@ A branch value may run again only if it is computed from *settled* values, which
 same bit for bit in every plan. A settled value is an input, a value that is never recomputed, or an
 exact function of settled values.
 
-Masks that only multiply gradients of continuous functions, such as the mask of ReLU, are no branch
-values: near the threshold, both pieces of the function have nearly the same value. Values that a
-mask compares with their maximum are never recomputed, however. If backward rounded such values
-differently, none would equal the maximum, and the gradient would be 0/0.
+The mask of a continuous function such as ReLU, which only multiplies gradients, is no branch value. Near the
+threshold of the mask, both pieces of a continuous function have nearly the same value. Values that backward compares
+with their maximum are never recomputed. If backward rounded values differently than their maximum was rounded, no
+value would equal the maximum, and the gradient would be 0/0.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def fix_branches(
 
 
 def branches_on_16_bits(index: GraphIndex, roles: Roles) -> list[int]:
-    """Return the positions of the branch values that forward computes from floats of 16 bits.
+    """Return the positions of the branch values that forward computes from 16-bit floats.
 
     A kernel of Inductor may keep a 16-bit float in 32 bits, depending on the operators in the kernel.
     """
@@ -247,8 +247,7 @@ class Branches:
     def ignores_floats(self, i: int) -> bool:
         """Return whether a node's result does not depend on the contents of the floats that the node reads.
 
-        The result is True for a random operator that reads no float, because a replay draws the same
-        numbers.
+        A random operator that reads no float ignores floats too, because a replay draws the same numbers.
         """
         node = self._index.nodes[i]
         if self._constants[i]:
@@ -343,7 +342,7 @@ class Branches:
         )
 
     def _reads_indices(self, i: int) -> bool:
-        """Return whether forward needs the indices that maximum pooling node ``i`` returns, as for unpooling."""
+        """Return whether forward needs the indices that node ``i``, a max pooling, returns; an unpooling needs them."""
         index = self._index
         return any(
             self._required[j] and is_element(index.nodes[j]) and _has_discrete(index.values[j])
@@ -436,7 +435,7 @@ def is_16_bits(value: Any) -> bool:
 
 
 def _is_lossless(source: Any, value: Any) -> bool:
-    """Return whether a cast of ``source`` to ``value`` keeps every number, or is no cast to a float."""
+    """Return whether a cast of ``source`` to ``value`` keeps every number; True for any cast to integers or bools."""
     if not isinstance(source, torch.Tensor) or not _is_float(value) or source.dtype is torch.bool:
         return True
     if not _is_float(source):

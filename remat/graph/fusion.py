@@ -91,7 +91,7 @@ def generates(node: fx.Node) -> bool:
 
 @functools.cache
 def is_scatter(target: Any) -> bool:
-    """Return whether an operator is an out-of-place index write or scatter; its kernel computes the written values."""
+    """Return whether an operator is an out-of-place index write or scatter; such a kernel computes what it writes."""
     name = str(target).split(".")[1:2]
     return any(part in n and n[-1] != "_" for n in name for part in ("index_put", "scatter"))
 
@@ -114,7 +114,7 @@ def _is_summed_product(node: fx.Node) -> bool:
 
 
 def added_product(node: fx.Node) -> fx.Node | None:
-    """Return the matrix product that Inductor merges with an addition, its only reader; None if there is none."""
+    """Return the matrix product that Inductor merges with an addition; None if the addition reads no such product."""
     aten = torch.ops.aten
     if node.target is not aten.add.Tensor or node.kwargs or len(node.all_input_nodes) != 2:
         return None

@@ -38,7 +38,7 @@ class Roles:
 
     @cached_property
     def first_late(self) -> int:
-        """Position of the first node of `tangent_closure` that is no placeholder; the number of nodes if all are."""
+        """Position of the first node in `tangent_closure` that is not a placeholder; the number of nodes if none is."""
         late = (i for i, is_late in enumerate(self.tangent_closure) if is_late)
         return next((i for i in late if i not in self.placeholders), len(self.tangent_closure))
 

@@ -50,7 +50,7 @@ class CostModel:
 
     @classmethod
     def parse(cls, argument: str | None) -> CostModel:
-        """Build the model from the text after the colon in ``cost="name:argument"``; None without a colon.
+        """Build the model from the text after the colon in ``cost="name:argument"``; the text is None without a colon.
 
         Raises:
             ProblemError: the model does not accept this argument.
@@ -63,7 +63,7 @@ class CostModel:
 
     @classmethod
     def arguments(cls) -> Mapping[str, str]:
-        """Return a dict from arguments that ``remat costs`` lists for ``cost="name:argument"`` to descriptions."""
+        """Return the arguments that ``cost="name:argument"`` accepts, as a dict from argument to description."""
         return {}
 
     def for_graph(self, joint: JointGraph) -> CostModel:
@@ -257,7 +257,7 @@ class Forms(dict[int, bytes]):
         self._numbers: dict[Any, bytes] = {}
 
     def of(self, node: fx.Node) -> bytes:
-        """Return the number for the form of a node's value, as `bytes`, because no constant argument has this type."""
+        """Return the number for the form of a node's value, as `bytes` to differ from the constants among arguments."""
         has_value = "val" in node.meta
         value = node.meta["val"] if has_value else node
         number = self.get(id(value))

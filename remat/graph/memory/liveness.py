@@ -240,13 +240,12 @@ def sums_of(spans: Iterable[tuple[int, int, int]], program_points: int) -> tuple
 class StepWalk:
     """Simulation of the memory that forward and backward of a step take.
 
-    A storage is identified by a key: the `storage_key` of a fake value on the storage. A recomputed
-    node has the fake value of its forward run. Therefore one key may stand for two storages, one
-    that a node's forward run allocates and one that its recomputation allocates. A key names the
-    same storage in forward and in backward only if forward saves the storage. A recomputed storage
-    has a key of its own if the forward storage is still alive: a second run computes all results of
-    an operator, even saved ones. If a node runs several times within forward or within backward,
-    each run's storages have keys of their own.
+    A storage is identified by a key: the `storage_key` of a fake value on the storage. A recomputed node has the fake
+    value of its forward run. Therefore one key may stand for two storages, one that a node's forward run allocates
+    and one that its recomputation allocates. A key names the same storage in forward and in backward only if forward
+    saves the storage. A second run of an operator computes all results, even results that are saved and thus still
+    alive. The second run's storage then has a key of its own. If a node runs several times within forward or within
+    backward, each run's storages have keys of their own.
 
     Attributes:
         program_points: names of the nodes that run, forward's first.
@@ -369,7 +368,7 @@ class StepWalk:
     def _walk(
         self, nodes: list[fx.Node], start: int, existing: set[int]
     ) -> tuple[dict[int, tuple[fx.Node, int]], dict[int, int]]:
-        """Return two dicts from storage keys: to (allocating node, its program point), and to the last use."""
+        """Return two dicts, both with storage keys: of (allocating node, its program point), and of the last use."""
         allocations: dict[int, tuple[fx.Node, int]] = {}
         last: dict[int, int] = {}
         keys_of = self.sizes.keys

@@ -126,7 +126,7 @@ def find_storages(
 
 
 def _mutated(joint: JointGraph, index: GraphIndex, owner: list[int]) -> dict[int, int]:
-    """Return the position of the last write to each mutated storage, by the position of the storage's owner."""
+    """Return a dict from the owner of each mutated storage to the last write to it; both are node positions."""
     mutated: dict[int, int] = {}
     for i in index.special:
         node = index.nodes[i]

@@ -51,7 +51,7 @@ class StepRuns:
         held_by_caller: Iterable[torch.Tensor],
         graph_of: Sequence[int] | None = None,
     ) -> list[JointGraph]:
-        """Return copies of the joint graphs that state each graph's runs, and the values that runs share.
+        """Return copies of the joint graphs, which also state each graph's runs and the values that runs exchange.
 
         Args:
             graphs: the joint graphs of the step.

@@ -51,7 +51,7 @@ def tags_hold(facts: Facts) -> Iterator[Fault]:
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Return whether a node is a view; saving the storage behind it is enough for its MUST_SAVE tag."""
+    """Return whether a node is a view; a MUST_SAVE tag on a view only asks that the view's storage be saved."""
     if ops.default_taxonomy().is_view(node) or aliased_argument(node) is not None:
         return True
     # Some operators, such as `_unsafe_view`, return an alias that their schema does not declare.
@@ -106,7 +106,7 @@ def saved_values_share_no_memory(facts: Facts) -> Iterator[Fault]:
 
 
 def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each read of memory whose contents, after a write, differ from those in the joint graph."""
+    """Yield a fault for each node that, because of a write, reads other contents than the node in the joint graph."""
     key = _memory(facts)
     writes = [
         {n: {key(w) for w in written_by(n)} for n in nodes if ops.is_mutating(n)}
@@ -186,7 +186,7 @@ def _memory(facts: Facts) -> Callable[[fx.Node], Any]:
 def _reordered(
     facts: Facts, nodes: list[fx.Node], written: dict[fx.Node, set[Any]], key: Any
 ) -> Iterator[Fault]:
-    """Yield a fault for each read that moved past a write to the same memory, compared with the joint graph."""
+    """Yield a fault for each read whose order relative to a write of the same memory differs from the joint graph."""
     place_of = {n: i for i, n in enumerate(nodes)}
     touched = {k for keys in written.values() for k in keys}
     for node in nodes:

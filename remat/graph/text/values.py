@@ -50,7 +50,7 @@ def base_of(node: fx.Node) -> Any:
 
 
 def element(base: Any, k: int) -> Any:
-    """Return the value whose storage a tuple's element ``k`` uses by default, if the tuple is a view of ``base``."""
+    """Return the value whose storage element ``k`` of a tuple uses by default, if the tuple is a view of ``base``."""
     if not isinstance(base, (tuple, list)):
         return base
     return base[k] if -len(base) <= k < len(base) else None
@@ -359,7 +359,7 @@ def _dtype_of(node: ast.expr) -> torch.dtype | None:
 
 
 def has_numbers(value: object) -> bool:
-    """Return whether a constant's text states its numbers: if known, dense, and at most `MAX_CONSTANT` of them."""
+    """Return whether a constant's text states its numbers, which must be known, dense and at most `MAX_CONSTANT`."""
     return _real(value) is not None
 
 

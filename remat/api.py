@@ -199,7 +199,7 @@ def graph_pass(
     time_limit: float | None = None,
     **options: Unpack[KeywordOptions],
 ) -> Callable[..., fx.GraphModule]:
-    """Build a function that rewrites graphs of whole steps as `rematerialize` does, for a compiler's list of passes.
+    """Build a pass for a compiler's list of passes; the pass rewrites the graph of a step as `rematerialize` does.
 
     Args:
         budget: as in `rematerialize`.

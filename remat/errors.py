@@ -81,7 +81,7 @@ class CaptureError(RematError):
 
 
 class PlanError(RematError):
-    """Raised if a saved plan is for another graph, or if a graph cannot be partitioned."""
+    """Raised if a saved plan does not fit the graph to plan, or if a graph cannot be partitioned."""
 
 
 class PolicyError(RematError):
@@ -131,8 +131,8 @@ class PeakWarning(UserWarning):
 
     A plan under a budget on saved bytes may have a peak as high as the plan at budget 1. A plan made for a point of a
     frontier may have a higher peak than the frontier states for that point. A computed peak may leave out memory that
-    operators allocate internally. Plans under a budget on the peak cost more if the solvers' compiled C++ module is
-    missing.
+    operators allocate internally. Without the solvers' compiled C++ module, remat finds costlier plans for a budget
+    on the peak.
     """
 
 

@@ -188,7 +188,7 @@ class PlanOptions:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """Names of the options that the user gave: the options whose values are other objects than the defaults."""
+        """Names of the options that the user gave, which are those whose value is not the default object itself."""
         return tuple(f.name for f in fields(self) if getattr(self, f.name) is not f.default)
 
 

@@ -40,9 +40,9 @@ _FORMS = (
 class Peak:
     """A budget on the peak of the step. The peak is the most bytes alive at one time.
 
-    The peak includes weights. The peak is found by simulation, of the compiled code if Inductor
-    compiles the step. A ratio of the peak refers to the plan at budget 1, which may save as many
-    bytes as the runtime-optimal partition.
+    The peak includes weights. The peak is found by simulation. If Inductor compiles the step, the compiled code is
+    simulated. A ratio of the peak refers to the plan at budget 1, which may save as many bytes as the runtime-optimal
+    partition.
 
     Attributes:
         nbytes: limit on the peak in bytes; None if the budget is a ratio.

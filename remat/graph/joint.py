@@ -52,7 +52,7 @@ class SavedValueKind(enum.IntEnum):
 
     @classmethod
     def of(cls, node: fx.Node) -> SavedValueKind:
-        """Return the kind that a node's value has as a saved value."""
+        """Return the kind of saved value to which a node's value belongs."""
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
             return cls.UNCHECKED if node.meta.get(UNCHECKED) else cls.TENSOR

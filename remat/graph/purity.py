@@ -159,7 +159,7 @@ def has_complete_schema(target: Any) -> bool:
 
 @functools.cache
 def is_shipped(target: OpOverload) -> bool:
-    """Return whether PyTorch's or torchvision's own code registered an operator, not another package."""
+    """Return whether PyTorch or torchvision itself, and no other package, registered an operator."""
     if target.namespace not in _NAMESPACES:
         return False
     package = str(Path(torch.__file__).parent)

@@ -47,7 +47,7 @@ def whole_graph(gm: fx.GraphModule, *, lower: str = "eager", name: str = "") -> 
 
     Functionalisation leaves writes to inputs at the end of the graph. Each write to an input moves right behind the
     last node that needs the old contents. The optimizer's arithmetic moves together with the optimizer's writes. In
-    the joint graph, an output of no bytes stands for each write to an input.
+    the joint graph, an empty output takes the place of each write to an input.
 
     Args:
         gm: the graph of the step, which is not changed. Its nodes need fake values in ``meta["val"]``.
@@ -276,7 +276,7 @@ def _is_of_backward(node: fx.Node) -> bool:
 def _line(
     gm: fx.GraphModule, nodes: Sequence[fx.Node], writes: Mapping[fx.Node, tuple[fx.Node, fx.Node]]
 ) -> tuple[set[fx.Node], set[fx.Node]]:
-    """Return the nodes of backward, and the nodes before backward begins whose results are read after it begins."""
+    """Return the nodes of backward, and the nodes before the line whose results are read at the line or later."""
     marked = [i for i, n in enumerate(nodes) if n.op == "call_function" and _is_of_backward(n)]
     if marked:
         at, late = marked[0], _behind_gradients(nodes, marked)

@@ -45,7 +45,7 @@ class Outline:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 digest of ``calls`` and ``inputs``; equal digests let graphs share decisions by node position."""
+        """SHA-256 digest of ``calls`` and ``inputs``; graphs with equal digests share decisions by node position."""
         text = json.dumps([self.calls, self.inputs])
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Base class of cost models, and the costs of the nodes of a graph.
+"""Define the base class of cost models, and compute the cost of each node of a graph.
 
 A cost model is an immutable object with a name, a unit and one required method, `CostModel.cost`.
 Views, tuple elements, sizes and constants cost nothing under any model: `node_costs` sets their
@@ -164,7 +164,7 @@ def node_costs(
 
 
 def _prices(model: CostModel, nodes: Sequence[fx.Node]) -> list[int]:
-    """Return the cost of each node under a model, with the costs of the graphs that higher-order operators call."""
+    """Return the cost of each node under a model, including graphs that the node calls as a higher-order operator."""
     called = [_bodies(n) for n in nodes]
     answers = iter(_ask(model, [n for n, bodies in zip(nodes, called, strict=True) if not bodies]))
     return [

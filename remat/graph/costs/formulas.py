@@ -140,7 +140,7 @@ def _attention(query: Tensor, keys: int, value: Tensor) -> int:
 
 
 def _attention_backward(query: Tensor, keys: int, value: Tensor) -> int:
-    """Count attention's backward: the scores again, and two gradients of each of forward's two products."""
+    """Count attention's backward: compute the scores again, and two gradients for each of forward's two products."""
     return 2 * math.prod(query.shape[:-1]) * keys * (3 * query.shape[-1] + 2 * value.shape[-1])
 
 

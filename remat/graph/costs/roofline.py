@@ -102,7 +102,7 @@ class Roofline(CostModel):
 
 @dataclass(frozen=True, slots=True)
 class RooflineFused(Roofline):
-    """Cost model: `Roofline` in which values between fused nodes move no bytes, in picoseconds.
+    """Cost model in picoseconds, like `Roofline`, but values that pass between fused nodes move no bytes.
 
     A node costs ``max(operations / peak, external bytes / bandwidth)``, at least 1 ps. The external bytes of a node
     that may fuse (`may_fuse`) are those that it must read from memory or write to memory. A node must read the
@@ -166,7 +166,7 @@ def _is_written(node: fx.Node, value: fx.Node) -> bool:
 
 
 def fuse(a: fx.Node, b: fx.Node) -> bool:
-    """Return whether a compiler may fuse two nodes, one of which reads the other, by their operators and devices."""
+    """Return whether a compiler may fuse two nodes, one of which reads the other, given their operators and devices."""
     return may_fuse(a) and may_fuse(b) and _device(a) == _device(b)
 
 

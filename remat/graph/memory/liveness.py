@@ -398,7 +398,7 @@ class StepWalk:
         return allocations, last
 
     def _key_for(self, node: fx.Node, key: int, *, apart: bool) -> int:
-        """Return the key for a node's storage: for a view, the base's; otherwise ``key``, or a new key if ``apart``."""
+        """Return the base's key if a node is a view; otherwise return ``key``, or a new key if ``apart`` is set."""
         sizes = self.sizes
         # If the base of a view runs several times, the view shares memory with the run that it reads. This need not
         # be the latest run.

@@ -1,11 +1,11 @@
 """Evaluate knapsack solutions on a joint graph, and find the knee of the graph's Pareto frontier.
 
 Candidates are the nodes that may be saved or recomputed. A knapsack solution saves some of the candidates and
-recomputes the others. The classes replace those of ``torch/_functorch/_activation_checkpointing`` in PyTorch, with
-four differences. All derived graphs keep the order of the nodes, so results do not depend on hash seeds. In the graph
-that has only the candidates, an edge stands for a path on which no other candidate lies. The memory of the backward
-pass includes each candidate only once. The knee comes from one run that computes the whole frontier, instead of a
-hundred solver runs.
+recomputes the others. The classes in this file replace the classes of PyTorch's
+``torch/_functorch/_activation_checkpointing``, with four differences. All derived graphs keep the order of the nodes,
+so results do not depend on hash seeds. In the graph that has only the candidates, an edge stands for a path on which
+no other candidate lies. The memory of the backward pass includes each candidate only once. The knee comes from one
+run that computes the whole frontier, instead of a hundred solver runs.
 """
 
 from __future__ import annotations

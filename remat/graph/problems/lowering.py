@@ -62,7 +62,7 @@ class Lowered:
     fixed: FixedBranches = FixedBranches()
 
     def priced(self, costs: Sequence[int], unit: str) -> Lowered:
-        """Return a copy with other costs of values, by joint-graph position; states and snapshots cost nothing."""
+        """Return a copy in which values have other costs, given by joint-graph position; other nodes cost nothing."""
         prices = (
             costs[at] if kind is SavedKind.VALUE else 0
             for kind, at in zip(self.kind, self.position, strict=True)

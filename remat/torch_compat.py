@@ -403,7 +403,7 @@ def traced_code() -> CodeType | None:
 
 
 def forget_sizes(code: CodeType) -> None:
-    """Make Dynamo forget the sizes, strides and numbers with which a code object ran; it then compiles static sizes."""
+    """Make Dynamo forget the sizes, strides and numbers with which code ran, so that it compiles static sizes next."""
     from remat.torch_compat import get_code_state
 
     place = code.co_filename, code.co_firstlineno, code.co_name

@@ -256,7 +256,7 @@ class Budget:
         return not self.on_peak and self._saved_bytes(full_bytes) < least
 
     def _saved_bytes(self, full_bytes: int) -> int:
-        """Return the bytes that a budget on saved bytes allows; a ratio is a ratio of ``full_bytes``."""
+        """Return the bytes that a budget on saved bytes allows, where a ratio is relative to ``full_bytes``."""
         return bytes_of_share(self.share or 0.0, full_bytes) if self.nbytes is None else self.nbytes
 
     @property

@@ -11,10 +11,10 @@ A branch value may run again only if it is computed from *settled* values, which
 same bit for bit in every plan. A settled value is an input, a value that is never recomputed, or an
 exact function of settled values.
 
-The mask of a continuous function such as ReLU, which only multiplies gradients, is no branch value. Near the
-threshold of the mask, both pieces of a continuous function have nearly the same value. Values that backward compares
-with their maximum are never recomputed. If backward rounded values differently than their maximum was rounded, no
-value would equal the maximum, and the gradient would be 0/0.
+The mask of a continuous function such as ReLU, which only multiplies gradients, is no branch value. Near the mask's
+threshold, the function has nearly the same value on both sides. Values that backward compares with their maximum are
+never recomputed. If backward rounded the values differently than forward did, none of the values would equal the
+maximum, and the gradient would be 0/0.
 """
 
 from __future__ import annotations
@@ -247,7 +247,8 @@ class Branches:
     def ignores_floats(self, i: int) -> bool:
         """Return whether a node's result does not depend on the contents of the floats that the node reads.
 
-        A random operator that reads no float ignores floats too, because a replay draws the same numbers.
+        A random operator that reads no float also counts as independent of floats, because a replay draws the same
+        numbers.
         """
         node = self._index.nodes[i]
         if self._constants[i]:
@@ -342,7 +343,7 @@ class Branches:
         )
 
     def _reads_indices(self, i: int) -> bool:
-        """Return whether forward needs the indices that node ``i``, a max pooling, returns; an unpooling needs them."""
+        """Return whether forward needs the indices that the max pooling at node ``i`` returns, as for an unpooling."""
         index = self._index
         return any(
             self._required[j] and is_element(index.nodes[j]) and _has_discrete(index.values[j])

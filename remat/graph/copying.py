@@ -2,8 +2,8 @@
 
 `node_copy` treats a node as newly written by a user: it searches the arguments for symbolic leaves, invents and
 checks a name, and passes through five layers of calls. A node that is already in a graph needs no such checks. This
-module copies a node in a third of the time, with the private primitives of `torch.fx` on which `node_copy` itself is
-built. With a version of PyTorch that remat is not tested with, this module uses `node_copy`.
+module copies a node in a third of the time, because it calls private primitives of `torch.fx` directly. With a
+version of PyTorch that remat is not tested with, this module uses `node_copy`.
 """
 
 from __future__ import annotations

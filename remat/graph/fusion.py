@@ -81,7 +81,7 @@ def readers_of(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def generates(node: fx.Node) -> bool:
-    """Return whether Inductor generates code for a node; for complex numbers, Inductor generates no code."""
+    """Return whether Inductor generates code for a node; it generates no code for operators on complex numbers."""
     listed = may_fuse(node) or ops.packet(node.target) in (*INDEXED, *_WRITTEN_PARTS)
     if not listed and not _is_summed_product(node):
         return False
@@ -91,7 +91,7 @@ def generates(node: fx.Node) -> bool:
 
 @functools.cache
 def is_scatter(target: Any) -> bool:
-    """Return whether an operator is an out-of-place index write or scatter; such a kernel computes what it writes."""
+    """Return whether an operator is an out-of-place index write or scatter; its kernel also computes the new values."""
     name = str(target).split(".")[1:2]
     return any(part in n and n[-1] != "_" for n in name for part in ("index_put", "scatter"))
 

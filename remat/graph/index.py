@@ -1,4 +1,4 @@
-"""Number the nodes of a joint graph, and store inputs and users of each node as numbers, once per graph."""
+"""Number the nodes of a joint graph once, and store the inputs and users of each node as these numbers."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def is_pointwise(target: Target) -> bool:
 def reads_private_memory(target: Any) -> bool:
     """Return whether an operator reads memory in a library's private format, so that generated numbers may crash it.
 
-    For example, backward of a recurrent layer reads memory that oneDNN wrote in forward, and zeros in it crash
+    For example, backward of a recurrent layer reads memory that oneDNN wrote in forward. Zeros in this memory crash
     oneDNN.
     """
     return name_of(target) in _READ_PRIVATE_MEMORY

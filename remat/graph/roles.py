@@ -51,7 +51,7 @@ def classify(joint: JointGraph, index: GraphIndex) -> Roles:
     """Classify the nodes of a joint graph, as ``torch/_functorch/partitioners.py`` does.
 
     Collectives, random operators, and operators that have or may have effects must run even if no node reads their
-    results. AOTAutograd's tag decides whether such a necessary operator runs in forward or in backward.
+    results. AOTAutograd's tag decides whether an operator that must run belongs to forward or to backward.
     """
     n = len(index)
     fwd_outputs, bwd_outputs, _, _ = split_outputs(joint)

@@ -5,8 +5,8 @@ joint graph, which remat can plan. `joined` makes one graph of the forward and b
 
 The *line* between forward and backward is the first node that AOTAutograd marks as part of backward. In a graph
 without marks, as from `make_fx`, the line is the node at which most bytes are alive. *Late* nodes form the joint
-graph's backward. A node is late if it depends on the node at the line. In a graph without marks, all nodes after the
-line are late. The line decides which values may be computed twice, and changes no result.
+graph's backward. A node is late if it depends on the node at the line. In a graph without marks, all nodes from the
+line on are late. The line decides which values may be computed twice, and changes no result.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def _check(gm: object) -> None:
 
 
 def _final_writes(nodes: Sequence[fx.Node]) -> dict[fx.Node, tuple[fx.Node, fx.Node]]:
-    """Return, for each ``copy_`` into an input that no later node reads, the pair (input, written value)."""
+    """Return the pair (input, written value) for each ``copy_`` into an input, if no later node reads the input."""
     position = {n: i for i, n in enumerate(nodes)}
     inputs = Counter(_memory(n) for n in nodes if n.op == "placeholder")
     written = _overwritten(nodes)
@@ -276,7 +276,7 @@ def _is_of_backward(node: fx.Node) -> bool:
 def _line(
     gm: fx.GraphModule, nodes: Sequence[fx.Node], writes: Mapping[fx.Node, tuple[fx.Node, fx.Node]]
 ) -> tuple[set[fx.Node], set[fx.Node]]:
-    """Return the nodes of backward, and the nodes before the line whose results are read at the line or later."""
+    """Return the nodes of backward, and the nodes before the line whose results are read from the line on."""
     marked = [i for i, n in enumerate(nodes) if n.op == "call_function" and _is_of_backward(n)]
     if marked:
         at, late = marked[0], _behind_gradients(nodes, marked)

@@ -1,8 +1,8 @@
 """Compare joint graphs of different ranks by their outlines; graphs with equal outlines can share a plan.
 
 The *outline* of a graph holds operators, edges, shapes, strides, dtypes, device types and tags. An outline leaves out
-properties that may differ between ranks without changing a plan. These are node names, device indices, and constants
-such as offsets into a shard or names of process groups.
+properties that may differ between ranks without changing a plan: node names, device indices and constants. Examples
+of constants are offsets into a shard and names of process groups.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 AOTAutograd hands a partitioner the joint graph of each region first, and the outer joint graph last. In the outer
 joint graph, a region's forward is a call that returns the values saved for the region's backward. Only the plan for
-the outer graph has a budget. This plan saves the results of a region's call, or recomputes the results by a second
-call. Each region itself is partitioned for the shortest run time, without a budget.
+the outer graph has a budget. The outer graph's plan saves the results of a region's call, or recomputes the results
+by a second call. Each region itself is partitioned for the shortest run time, without a budget.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _separate(call: fx.Node, region: fx.GraphModule) -> None:
 
 
 def _base(inner: fx.Node, ends: Mapping[Any, Any]) -> tuple[fx.Node, list[fx.Node]]:
-    """Return the node in ``ends`` of which ``inner`` is a view, and the views in between; else ``inner``, no views."""
+    """Return the node in ``ends`` that the view ``inner`` shows, and the views in between; else only ``inner``."""
     views: list[fx.Node] = []
     node = inner
     while node not in ends or not views:
@@ -155,7 +155,7 @@ def _base(inner: fx.Node, ends: Mapping[Any, Any]) -> tuple[fx.Node, list[fx.Nod
 
 
 def _view_outside(element: fx.Node, inner: Any, outside: dict[Any, Any]) -> fx.Node | None:
-    """Return a node outside of a region that equals a call's result, if need be a new view; None if there is none."""
+    """Return a node outside of a region that equals a result of the region's call, such as a new view; else None."""
     if not isinstance(inner, fx.Node):
         return None
     if inner not in outside:

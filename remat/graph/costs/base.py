@@ -257,7 +257,7 @@ class Forms(dict[int, bytes]):
         self._numbers: dict[Any, bytes] = {}
 
     def of(self, node: fx.Node) -> bytes:
-        """Return the number for the form of a node's value, as `bytes` to differ from the constants among arguments."""
+        """Return the number for the form of a node's value, as `bytes`: no constant among arguments has this type."""
         has_value = "val" in node.meta
         value = node.meta["val"] if has_value else node
         number = self.get(id(value))

@@ -105,10 +105,10 @@ class RooflineFused(Roofline):
     """Cost model in picoseconds, like `Roofline`, but values that pass between fused nodes move no bytes.
 
     A node costs ``max(operations / peak, external bytes / bandwidth)``, at least 1 ps. The external bytes of a node
-    that may fuse (`may_fuse`) are those that it must read from memory or write to memory. A node must read the
-    graph's inputs, and the results of nodes that do not fuse with it, such as products, convolutions, attention and
-    custom operators. A node must write a result that the graph returns, that no node reads, or that is read by a node
-    which does not fuse.
+    that may fuse (`may_fuse`) are the bytes that the node must read from memory or write to memory. A node must read
+    the graph's inputs, and the results of nodes that do not fuse with it, such as products, convolutions, attention
+    and custom operators. A node must write a result that the graph returns, that no node reads, or that is read by a
+    node which does not fuse.
 
     A node that never fuses (a matrix product, for example) moves all its bytes, as under
     `Roofline`. For the same device, no node costs more than under `Roofline`.

@@ -36,9 +36,10 @@ class FusedWalk(StepWalk):
     def workspaces(self) -> Iterator[tuple[fx.Node, int, int, int]]:
         """Yield the predicted workspaces, as (node, bytes, first program point, last program point).
 
-        A workspace is memory besides an operator's result. Some operators allocate a workspace of a measured size
-        while they run. A convolution may read its inputs as channels-last copies, which are workspaces. If a weight
-        is copied, its gradient is a workspace until the next kernel writes the gradient in the weight's format.
+        A workspace is memory that an operator needs besides its inputs and its result. Some operators allocate a
+        workspace of a measured size while they run. A convolution may read channels-last copies of its inputs, and
+        such copies are workspaces. If a weight is copied, its gradient is a workspace until the next kernel writes
+        the gradient in the weight's format.
         """
         begun: dict[tuple[bool, fx.Node], int] = {}
         aten, called = torch.ops.aten, {n.target for n in self._backward}

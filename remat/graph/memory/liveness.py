@@ -243,9 +243,9 @@ class StepWalk:
     A storage is identified by a key: the `storage_key` of a fake value on the storage. A recomputed node has the fake
     value of its forward run. Therefore one key may stand for two storages, one that a node's forward run allocates
     and one that its recomputation allocates. A key names the same storage in forward and in backward only if forward
-    saves the storage. A second run of an operator computes all results, even results that are saved and thus still
-    alive. The second run's storage then has a key of its own. If a node runs several times within forward or within
-    backward, each run's storages have keys of their own.
+    saves the storage. A second run of an operator computes all its results, even saved results, which are still alive
+    from the first run. The second storage of a saved result then has a key of its own. If a node runs several times
+    within forward or within backward, each run's storages have keys of their own.
 
     Attributes:
         program_points: names of the nodes that run, forward's first.
@@ -368,7 +368,7 @@ class StepWalk:
     def _walk(
         self, nodes: list[fx.Node], start: int, existing: set[int]
     ) -> tuple[dict[int, tuple[fx.Node, int]], dict[int, int]]:
-        """Return two dicts, both with storage keys: of (allocating node, its program point), and of the last use."""
+        """Return two dicts by storage key: one of pairs (allocating node, its program point), one of last uses."""
         allocations: dict[int, tuple[fx.Node, int]] = {}
         last: dict[int, int] = {}
         keys_of = self.sizes.keys

@@ -120,7 +120,7 @@ class _Step:
         return self._at(k, max(reads, default=walk.boundary - 1))
 
     def _passed(self) -> list[dict[int, int]]:
-        """Return for each run when its outputs die that a later run receives or that nobody holds, by storage key."""
+        """Return, for each run, the last program point of outputs that a later run receives or that nobody holds."""
         passed: list[dict[int, int]] = [{} for _ in self._graphs]
         for k, graph in enumerate(self._graphs):
             inputs = {n.name: n for n in graph.forward.graph.nodes if n.op == "placeholder"}

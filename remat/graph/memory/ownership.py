@@ -126,7 +126,7 @@ def find_storages(
 
 
 def _mutated(joint: JointGraph, index: GraphIndex, owner: list[int]) -> dict[int, int]:
-    """Return a dict from the owner of each mutated storage to the last write to it; both are node positions."""
+    """Return a dict from the position of each mutated storage's owner to the position of the storage's last write."""
     mutated: dict[int, int] = {}
     for i in index.special:
         node = index.nodes[i]

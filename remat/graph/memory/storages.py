@@ -192,7 +192,7 @@ def numbers_of(value: Any) -> tuple[Any, ...]:
 
 
 def has_symbols(values: Iterable[Any], *, learned: bool = False) -> bool:
-    """Return whether any size in ``values`` is symbolic and has a hint; if ``learned``, is symbolic without a hint."""
+    """Return whether any size in ``values`` is symbolic and has a hint, or has none if ``learned`` is set."""
     return any(
         expression_of(size) is not None and size.node.has_hint() is not learned
         for value in values

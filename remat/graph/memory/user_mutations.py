@@ -170,7 +170,7 @@ def _copyable_outputs(
 
 
 def _views(joint: JointGraph) -> tuple[dict[fx.Node, fx.Node], dict[fx.Node, fx.Node]]:
-    """Return two dicts, both with nodes as keys: of the argument that a view shows, and of the owner of the memory."""
+    """Return two dicts by node: one of the arguments that views show, one of the owners of the nodes' memory."""
     sizes = Sizes(joint.memories)
     viewed: dict[fx.Node, fx.Node] = {}
     root: dict[fx.Node, fx.Node] = {}

@@ -6,8 +6,8 @@ problem node. A call that allocates no memory, such as an in-place write, become
 have no problem nodes. In the problem, a node that reads a view reads the view's base. The peak of a schedule equals
 the peak that `remat.graph.memory.liveness.memory_curve` finds for the forward and backward graphs of the schedule.
 
-The problem's peak and the simulated peak can differ if a value is kept although its node runs again. The problem then
-assumes that later readers read the value of the later run.
+The problem's peak and the simulated peak can differ if a value is kept although its node runs again. The problem
+assumes that later readers read the recomputed value, even if the first value is still alive.
 """
 
 from __future__ import annotations

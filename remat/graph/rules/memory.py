@@ -186,7 +186,7 @@ def _memory(facts: Facts) -> Callable[[fx.Node], Any]:
 def _reordered(
     facts: Facts, nodes: list[fx.Node], written: dict[fx.Node, set[Any]], key: Any
 ) -> Iterator[Fault]:
-    """Yield a fault for each read whose order relative to a write of the same memory differs from the joint graph."""
+    """Yield a fault for each read and write of the same memory that run in the opposite order in the joint graph."""
     place_of = {n: i for i, n in enumerate(nodes)}
     touched = {k for keys in written.values() for k in keys}
     for node in nodes:

@@ -111,7 +111,7 @@ def backward_takes_what_forward_hands(facts: Facts) -> Iterator[Fault]:
 
 
 def backward_takes_tangents_behind(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each input of backward, after the saved values, that is the wrong tangent, seed or state."""
+    """Yield a fault for each wrong tangent, random seed or generator state among the inputs of backward."""
     actual = facts.placeholders[2][len(facts.saved_for_backward) :]
     yield from _compare_inputs(
         "input behind what was saved", actual, _after_saved(facts), "backward"

@@ -22,10 +22,10 @@ offset, bytes of the storage, device, layout. By default, a view uses the storag
 the storage of the first result of ``sort``. ``@ x`` places a tensor in the storage of ``x``; ``@ None`` places a
 tensor in a storage of its own.
 
-``part`` states AOTAutograd's tag of the nodes below, up to the next ``part``: forward or backward. Marks after a
-call, such as ``must_save``, are instructions to passes. An attribute that a ``get_attr`` node fetches by name is
-declared before the node. The declaration is ``constant`` for a tensor, ``with subgraph("name"):`` for a graph, and
-``attribute`` for any other object.
+``part`` states whether the nodes below, up to the next ``part``, are tagged as forward or backward by AOTAutograd.
+Marks after a call, such as ``must_save``, are instructions to passes. An attribute that a ``get_attr`` node fetches
+by name is declared before the node. The declaration is ``constant`` for a tensor, ``with subgraph("name"):`` for a
+graph, and ``attribute`` for any other object.
 """
 
 from remat.graph.text.parsing import parse_graph, parse_joint, read_joint

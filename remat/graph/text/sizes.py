@@ -76,7 +76,7 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 
 @functools.cache
 def _functions() -> dict[str, Any]:
-    """Return the functions that the text of a size may call, by name: PyTorch's SymPy functions, and logical ones."""
+    """Return the functions that the text of a size may call, by name: PyTorch's SymPy functions, And, Or and Not."""
     own = {
         name: kind
         for name, kind in vars(functions).items()

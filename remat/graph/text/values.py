@@ -359,7 +359,7 @@ def _dtype_of(node: ast.expr) -> torch.dtype | None:
 
 
 def has_numbers(value: object) -> bool:
-    """Return whether a constant's text states its numbers, which must be known, dense and at most `MAX_CONSTANT`."""
+    """Return whether a constant's text states its numbers: it does if they are known, dense, and not too many."""
     return _real(value) is not None
 
 

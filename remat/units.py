@@ -313,8 +313,8 @@ def _format_ratio(ratio: float | None) -> str:
 def bytes_of_share(share: float, full_bytes: int) -> int:
     """Return the most bytes ``b`` whose float quotient ``b / full_bytes`` is at most the ratio ``share``.
 
-    Float rounding of ``share`` therefore loses no byte: ``k / n`` of n equal tensors is k tensors,
-    and 0.3 of 10 bytes is 3 bytes. The result never falls as ``share`` rises.
+    Float rounding of ``share`` therefore loses no byte: 0.3 of 10 bytes is 3 bytes, for example. The result never
+    falls as ``share`` rises.
     """
     if full_bytes == 0:
         return 0

@@ -271,8 +271,8 @@ def outputs_of(graph: fx.Graph) -> list[Any]:
 def fingerprint(joint: JointGraph) -> str:
     """Return a SHA-256 digest of a joint graph's structure, without names.
 
-    The digested text has one line per node. A line refers to operators and results by number, and a
-    table after all lines explains the numbers.
+    The digested text has one line per node. Each line of the text refers to operators and results by number, and a
+    table after the lines explains the numbers.
     """
     # In arguments, a node is replaced by its position as `bytes`. No other argument has this type, so the text of
     # a position cannot be mistaken for a constant.

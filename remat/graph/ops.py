@@ -1,8 +1,8 @@
 """Classify operators, for example as views, recomputable, compute-intensive, random, or with effects.
 
-The sets of an `OpTaxonomy` hold operator packets (``torch.ops.aten.mm``) and Python functions. An
-overload belongs to the sets of its packet. The operators of a taxonomy that a plugin returns from the
-hook ``remat_operators`` are added to the sets of `default_taxonomy()`.
+The sets of an `OpTaxonomy` hold operator packets (``torch.ops.aten.mm``) and Python functions. An overload belongs to
+the sets of its packet. A plugin's hook ``remat_operators`` returns a taxonomy, whose operators are added to the sets
+of `default_taxonomy()`.
 """
 
 from __future__ import annotations

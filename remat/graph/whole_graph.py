@@ -1,7 +1,7 @@
 """Split a step that is one graph into forward and backward for planning, and join both again.
 
-PyTorch can trace a whole training step, or an inference, as one graph. `whole_graph` rewrites such a graph as a
-joint graph, which remat can plan. `joined` makes one graph of the forward and backward of a plan.
+PyTorch can trace a whole training step, or an inference, as one graph. `whole_graph` rewrites the graph of a whole
+step as a joint graph, which remat can plan. `joined` makes one graph of the forward and backward of a plan.
 
 The *line* between forward and backward is the first node that AOTAutograd marks as part of backward. In a graph
 without marks, as from `make_fx`, the line is the node at which most bytes are alive. *Late* nodes form the joint
@@ -346,7 +346,7 @@ def _stand_in(graph: fx.Graph, value: fx.Node, name: str) -> fx.Node:
 
 
 def _write_back(graph: fx.Graph, out: fx.Node) -> dict[fx.Node, fx.Node]:
-    """Insert the write for each node that `_stand_in` appended, and return a dict from that node to the write."""
+    """Insert the writes for the nodes that `_stand_in` appended, and return a dict from these nodes to the writes."""
     position = {n: i for i, n in enumerate(graph.nodes)}
     inputs = {n.name: n for n in graph.nodes if n.op == "placeholder"}
     written: dict[fx.Node, fx.Node] = {}

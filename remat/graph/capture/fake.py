@@ -1,4 +1,4 @@
-"""Keep the aliasing of fake values correct while passes rewrite graphs."""
+"""Keep fake values on the right storages, so that views share memory with their bases, while passes rewrite graphs."""
 
 from __future__ import annotations
 

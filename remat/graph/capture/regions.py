@@ -32,7 +32,7 @@ Modules = tuple[fx.GraphModule, fx.GraphModule]
 
 
 def is_region(module: fx.GraphModule, joint_inputs: Sequence[object]) -> bool:
-    """Return whether a joint graph is that of a nested compile region."""
+    """Return whether a joint graph belongs to a nested compile region."""
     first = next(iter(module.graph.nodes))
     # For a region, AOTAutograd gives no example inputs, and numbers the placeholders from 0 instead of 1.
     return not joint_inputs and first.op == "placeholder" and first.name == "primals_0"

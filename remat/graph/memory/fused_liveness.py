@@ -226,6 +226,6 @@ def _fills(read: fx.Node, node: fx.Node) -> bool:
 
 
 def _workspace(node: fx.Node, channels_last: bool) -> int:
-    """Return the bytes that an operator in compiled code allocates, apart from the bytes of its results."""
+    """Return the bytes that an operator allocates in compiled code, beyond the bytes of its results."""
     measure = node.meta.get(MEASURE)
     return 0 if measure is None or may_fuse(node) else hint(measure(channels_last))

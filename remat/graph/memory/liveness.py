@@ -99,7 +99,7 @@ class Timeline:
     lifetimes: tuple[Lifetime, ...]
 
     def alive(self, program_point: int) -> tuple[Lifetime, ...]:
-        """Return the storages alive at a program point, including the result of its node, largest first."""
+        """Return the storages alive at a program point, largest first, with the result of the node that runs there."""
         storages = [x for x in self.lifetimes if x.first <= program_point <= x.last]
         return tuple(sorted(storages, key=lambda x: -x.nbytes))
 

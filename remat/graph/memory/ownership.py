@@ -1,8 +1,7 @@
 """Find the node that owns each storage of a joint graph, and the storages that cost nothing to save.
 
-The owner of a storage is the first node in graph order whose value is on the storage. Storages that
-the step keeps alive in every plan (inputs it does not mutate, the user's outputs) cost nothing to
-save.
+The owner of a storage is the first node in graph order whose value is on the storage. Storages that live through the
+step in every plan, such as unmutated inputs and the user's outputs, cost nothing to save.
 """
 
 from __future__ import annotations

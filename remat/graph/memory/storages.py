@@ -142,8 +142,8 @@ def workspace_bytes(node: fx.Node) -> int:
 def hint(size: Any) -> int:
     """Return a size as a nonnegative int, with a number in place of each symbol.
 
-    A symbol is replaced by the number that a `sizes_at` block gives to it. A symbol without such a
-    number is replaced by its hint from tracing, or by `UNBACKED_HINT` if it has no hint.
+    A symbol is replaced by the number that a `sizes_at` block gives to it. A symbol to which no block gives a number
+    is replaced by its hint from tracing, or by `UNBACKED_HINT` if it has no hint.
     """
     if type(size) is int:
         return size

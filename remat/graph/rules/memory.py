@@ -62,7 +62,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def values_are_known(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each call or placeholder without a fake value, unless its joint-graph node has none."""
+    """Yield a fault for each call or placeholder without a fake value, unless its joint-graph node has none either."""
     for node in (*facts.split_nodes[0], *facts.split_nodes[1]):
         if node.op in ("call_function", "placeholder") and "val" not in node.meta:
             source = facts.joint.get(node.name)
@@ -134,7 +134,7 @@ def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:
 
 
 def _is_behind(facts: Facts, node: fx.Node, write: int) -> bool:
-    """Return whether a node of forward or backward comes after a write in the joint graph."""
+    """Return whether, in the joint graph, a node of forward or backward comes after a write."""
     if node.op != "call_function":
         return False
     if facts.position.get(node.name, -1) > write:

@@ -138,7 +138,7 @@ class ValueWriter:
         return self._literals.write(value)
 
     def _placed(self, tensor: torch.Tensor, place: str, base: Any) -> str:
-        """Return the text of a tensor's type, with ``@`` and its storage unless the storage is the default one."""
+        """Return the text of a tensor's type; a storage other than the default one follows after ``@``."""
         key = storage_key(tensor)
         if key is None:
             return self._tensor(tensor, owns=True)
@@ -215,7 +215,7 @@ class ValueReader:
         return inner
 
     def read(self, node: fx.Node, written: ast.expr) -> Any:
-        """Create the value of a node with its target and arguments, from the type that the text gives."""
+        """Create a node's value from the type in the text, given the target and arguments of the node."""
         return self._read(written, f"{self._graph}.{node.name}", base_of(node))
 
     def constant(self, kind: ast.expr, numbers: ast.expr | None = None) -> torch.Tensor:

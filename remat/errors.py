@@ -32,7 +32,7 @@ class RematError(Exception):
 
 
 class ProblemError(RematError, ValueError):
-    """Raised if a problem, budget or option is invalid: it has a wrong type, sign or range."""
+    """Raised if a problem, budget or option is invalid, for example if its type, sign or range is wrong."""
 
 
 class BudgetError(ProblemError):

@@ -1,4 +1,4 @@
-"""The options of planning and of `remat.fit` as users give them: names, types, defaults and documentation.
+"""Declare the options of planning and of `remat.fit`, with their names, types, defaults and documentation.
 
 Each option is a field of `PlanOptions` or `Training`. Entry points such as `remat.plan` take options as keywords, which
 typed dicts in this file declare. remat's commands have options of the same names. This file imports PyTorch for type

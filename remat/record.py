@@ -321,7 +321,7 @@ class PlanRecord(Record):
 
     @property
     def gap(self) -> int:
-        """Added cost of the plan minus the proven bound on added cost: the most cost that another plan could avoid."""
+        """Most cost that a better plan could avoid: the plan's added cost minus the proven bound on added cost."""
         return self.added_cost - self.recompute_bound
 
     @property

@@ -1,11 +1,10 @@
 """Find branch values, and the values that forward must keep so that backward takes the same branches.
 
-A *branch value* decides which function a step computes: an index, a rank, a count, a float cast
-to an integer, a comparison that reaches an output. If backward computed a branch value again from
-numbers that are rounded differently, backward would differentiate another function than forward
-computed. How a kernel rounds a value depends on the operators fused with it, so nearly all
-floating-point operators may round differently in a second run. Exact operators, such as views,
-gathers and maxima, give the same bits in every run.
+A *branch value* decides which function a step computes. Branch values are indices, ranks, counts, floats cast to
+integers, and comparisons that reach an output. If backward computed a branch value again from numbers that are
+rounded differently, backward would differentiate another function than forward computed. How a kernel rounds a value
+depends on the operators fused with it, so nearly all floating-point operators may round differently in a second run.
+Exact operators, such as views, gathers and maxima, give the same bits in every run.
 
 A branch value may run again only if it is computed from *settled* values, which are the
 same bit for bit in every plan. A settled value is an input, a value that is never recomputed, or an

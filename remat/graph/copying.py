@@ -1,9 +1,10 @@
 """Append copies of nodes to another graph, faster than `torch.fx.Graph.node_copy`.
 
-`node_copy` treats a node as newly written by a user: it searches the arguments for symbolic leaves, invents and
-checks a name, and passes through five layers of calls. A node that is already in a graph needs neither the search nor
-the checks. This module copies a node in a third of the time, because it calls private primitives of `torch.fx`
-directly. With a version of PyTorch that remat is not tested with, this module uses `node_copy`.
+`node_copy` treats a node as newly written by a user. Therefore `node_copy` searches the arguments for symbolic
+leaves, invents and checks a name, and passes through five layers of calls. A node that is already in a graph needs
+neither the search nor the checks. This module copies a node in a third of the time, because it calls private
+primitives of `torch.fx` directly. With a version of PyTorch that remat is not tested with, this module uses
+`node_copy`.
 """
 
 from __future__ import annotations

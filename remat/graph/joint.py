@@ -1,4 +1,4 @@
-"""Joint graphs, and the conventions of AOTAutograd that the rest of remat builds on."""
+"""Represent joint graphs, with the conventions of AOTAutograd on which the rest of remat builds."""
 
 from __future__ import annotations
 
@@ -165,8 +165,8 @@ def make_module(owner: torch.nn.Module | dict[str, Any], graph: fx.Graph) -> fx.
 def check_structure(module: fx.GraphModule) -> str | None:
     """Return a description of the first structural fault of a graph; None if the graph is valid.
 
-    Beyond `torch.fx.Graph.lint`, three conditions are checked: placeholders come first, a single output
-    node ends the graph, and every user of a node is in the graph.
+    A valid graph passes `torch.fx.Graph.lint`. Its placeholders come first, a single output node ends the graph, and
+    every user of a node is in the graph.
     """
     try:
         module.graph.lint()

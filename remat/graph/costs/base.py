@@ -1,8 +1,8 @@
 """Define the base class of cost models, and compute the cost of each node of a graph.
 
-A cost model is an immutable object with a name, a unit and one required method, `CostModel.cost`.
-Views, tuple elements, sizes and constants cost nothing under any model: `node_costs` sets their
-costs to 0 without calling the model.
+A cost model is an immutable object with a name, a unit and one required method, `CostModel.cost`. Views, tuple
+elements, sizes and constants cost nothing under any model, because `node_costs` sets their costs to 0 without calling
+the model.
 """
 
 from __future__ import annotations

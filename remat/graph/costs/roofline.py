@@ -1,4 +1,4 @@
-"""Modelled time of an operator: the larger of its arithmetic time and its memory time.
+"""Model the time of an operator as the larger of its arithmetic time and its memory time.
 
 In compiled code, values that a fusing compiler keeps in registers move no bytes.
 """
@@ -26,7 +26,7 @@ from remat.graph.memory.storages import tensor_bytes, tensors_of
 
 @dataclass(frozen=True, slots=True)
 class Roofline(CostModel):
-    """Cost model: the larger of arithmetic time and memory time on a device, in picoseconds.
+    """Cost model that takes the larger of arithmetic time and memory time on a device, in picoseconds.
 
     For a collective, the cost is the largest of arithmetic time, memory time, and the time to send
     data to other ranks. The default device is an H100 even if the machine has another device, so

@@ -1,4 +1,4 @@
-"""Store of measured times of calls: in memory for this process, and in a file that other processes share."""
+"""Store the measured times of calls, in memory for this process and in a file for all processes."""
 
 from __future__ import annotations
 

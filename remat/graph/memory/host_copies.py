@@ -1,4 +1,4 @@
-"""Asynchronous copies of tensors to the host's memory and back.
+"""Copy tensors asynchronously to the host's memory and back.
 
 Forward calls `offload`, and later `wait_copied`, after which the device memory can be freed. Backward calls `reload`,
 and `wait_copied` before the first read of the tensor. The host's memory is page-locked and comes from PyTorch's

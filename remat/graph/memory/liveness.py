@@ -1,4 +1,4 @@
-"""Lifetimes of storages over forward and backward, and the peak of a step: the most bytes alive at once.
+"""Compute the lifetimes of storages over a step, and the step's peak, which is the most bytes alive at once.
 
 The simulated graphs run uncompiled (the eager lowering), without in-place reuse of memory. A value
 is allocated when its node runs and freed after its last use. A workspace, which is memory that an

@@ -1,4 +1,4 @@
-"""Lifetimes of storages over all graphs of one step.
+"""Compute the lifetimes of storages over all graphs of one step.
 
 A step has several graphs if its model has graph breaks. Forwards run from the first graph to the
 last, backwards from the last to the first.

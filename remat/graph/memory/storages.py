@@ -1,4 +1,4 @@
-"""The storages behind fake values: which values share a storage, and the bytes of each storage.
+"""Find which fake values share a storage, and the bytes of each storage.
 
 Bytes are counted per storage, not per tensor, so a view adds nothing to the bytes of its base.
 """

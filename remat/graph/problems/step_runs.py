@@ -1,4 +1,4 @@
-"""Record the runs of a step's graphs: their order, and the values that they exchange."""
+"""Record in which order the graphs of a step run, and which values the runs exchange."""
 
 from __future__ import annotations
 

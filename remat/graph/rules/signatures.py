@@ -1,4 +1,4 @@
-"""Rules on signatures: inputs and outputs of forward and backward, and the saved values."""
+"""Rules on the inputs and outputs of forward and backward, and on the saved values."""
 
 from __future__ import annotations
 

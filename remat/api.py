@@ -1,4 +1,4 @@
-"""Public functions: plan a captured step, compute its Pareto frontier, export or solve its graph problem."""
+"""Public functions that plan a captured step, compute its Pareto frontier, and build or solve its graph problem."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def solver_names() -> tuple[str, ...]:
 def knapsack_fn(
     solver: str | Solver,
 ) -> Callable[[Sequence[float], Sequence[float], float], tuple[float, list[int], list[int]]]:
-    """Wrap a solver in a function with the signature of PyTorch's knapsack functions on floats.
+    """Wrap a solver in a function with the signature of PyTorch's knapsack solvers, which take floats.
 
     Args:
         solver: a registered name, ``"module:Class"``, or a `remat.Solver` instance.
@@ -165,12 +165,12 @@ def rematerialize(
     time_limit: float | None = None,
     **options: Unpack[KeywordOptions],
 ) -> fx.GraphModule:
-    """Rewrite the graph of a whole training step, or of an inference, so that it holds a budget at least cost.
+    """Rewrite the graph of a whole training step or inference so that the step meets a budget at the least cost.
 
     The graph may come from ``make_fx``, from ``torch.export``, or from a compiler whose step is one graph. The graph
-    should be functional: it writes to inputs only at its end. Values that were computed before the first node of
-    backward may be computed again after that node. In an inference, the node at which most bytes are alive stands for
-    the first node of backward.
+    should be functional, except for writes to inputs at its end. Values that were computed before the first node of
+    backward may be computed again after that node. An inference has no backward, so the node at which the most bytes
+    are alive takes the place of backward's first node.
 
     Args:
         gm: the graph, of ATen operators with fake values in ``meta["val"]``; it is not changed.
@@ -199,7 +199,7 @@ def graph_pass(
     time_limit: float | None = None,
     **options: Unpack[KeywordOptions],
 ) -> Callable[..., fx.GraphModule]:
-    """Build a function that rewrites graphs of whole steps as `rematerialize` does, for a compiler's list of passes.
+    """Build a pass for a compiler's list of passes; the pass rewrites the graph of a step as `rematerialize` does.
 
     Args:
         budget: as in `rematerialize`.
@@ -271,7 +271,7 @@ def frontier(
     on_progress: Callable[[str], None] | None = None,
     **options: Unpack[StepOptions],
 ) -> Frontier:
-    """Compute the Pareto frontier of plans: the least recompute cost for every number of saved bytes, or peak bytes.
+    """Compute the Pareto frontier of plans: the least recompute cost at each number of saved bytes or of peak bytes.
 
     Args:
         joint: the captured step; it is not changed.

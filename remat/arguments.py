@@ -1,4 +1,4 @@
-"""Arguments of public functions: defaults, keywords that are passed on, and a conversion of list arguments."""
+"""Helpers for public functions: recognise default arguments, document ``**options``, convert single items to lists."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _ENTRY = re.compile(r"^ {4}\**(\w+): .*(?:\n {8}.*)*", re.MULTILINE)
 
 
 class DefaultText(str):
-    """Text of an argument's default, as a distinct object, which tells the default from an equal text of a caller."""
+    """Default value of an argument, as a string that can be told from an equal string that a caller passes."""
 
 
 class DefaultRatio(float):
-    """Default ratio of an argument; the type `DefaultRatio` tells the default from an equal ratio of a caller."""
+    """Default value of an argument, as a float that can be told from an equal float that a caller passes."""
 
 
 #: Default budget, solver and cost model of `remat.plan`, and of functions with the same arguments.

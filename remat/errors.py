@@ -32,7 +32,7 @@ class RematError(Exception):
 
 
 class ProblemError(RematError, ValueError):
-    """Raised if a problem, budget or option is invalid: it has a wrong type, sign or range."""
+    """Raised if a problem, budget or option is invalid, for example if its type, sign or range is wrong."""
 
 
 class BudgetError(ProblemError):
@@ -81,7 +81,7 @@ class CaptureError(RematError):
 
 
 class PlanError(RematError):
-    """Raised if a saved plan is for another graph, or if a graph cannot be partitioned."""
+    """Raised if a saved plan does not fit the graph to plan, or if a graph cannot be partitioned."""
 
 
 class PolicyError(RematError):
@@ -89,11 +89,11 @@ class PolicyError(RematError):
 
 
 class RereadError(RematError, RuntimeError):
-    """Raised by backward if the user wrote to an output of the step that backward reads."""
+    """Raised by backward if the user overwrote an output of the step, and backward must read this output."""
 
 
 class RecomputeError(RematError, RuntimeError):
-    """Raised by backward, under ``check="recomputed"``, if a branch value differs from forward's."""
+    """Raised by backward under ``check="recomputed"`` if a recomputed branch value differs from forward's value."""
 
 
 class VerifyError(PlanError):
@@ -127,12 +127,12 @@ class BudgetWarning(UserWarning):
 
 
 class PeakWarning(UserWarning):
-    """Warning that a plan does not lower a step's peak as expected, or that a peak is incomplete.
+    """Warning that a plan does not lower a step's peak as expected, or that a computed peak leaves out memory.
 
-    A plan under a budget on saved bytes may have a peak as high as the plan at budget 1. A plan
-    made for a point of a frontier may have a higher peak than the frontier states. A computed peak
-    is incomplete if it leaves out memory that operators allocate internally. Plans under a budget
-    on the peak cost more if the solvers' compiled C++ module is missing.
+    A plan under a budget on saved bytes may have a peak as high as the plan at budget 1. A plan made for a point of a
+    frontier may have a higher peak than the frontier states for that point. A computed peak may leave out memory that
+    operators allocate internally. Without the solvers' compiled C++ module, remat finds costlier plans for a budget
+    on the peak.
     """
 
 
@@ -204,7 +204,7 @@ def warn(text: str, category: type[Warning]) -> None:
 
 @dataclass(slots=True)
 class LastWarning:
-    """Bytes that the last warning about a step named; another warning follows only if the step takes more bytes.
+    """Number of bytes in the last warning about a step; remat warns again only if the step takes more bytes.
 
     Attributes:
         nbytes: the bytes that the last warning named; 0 before the first warning.
@@ -216,7 +216,7 @@ class LastWarning:
 
     @property
     def quiet(self) -> int:
-        """The most bytes of a step that cause no further warning: a tenth more than the last warning named."""
+        """Number of bytes up to which a step causes no further warning: 1.1 times the number in the last warning."""
         return self.nbytes + self.nbytes // 10
 
 
@@ -245,7 +245,7 @@ def record_warnings() -> Iterator[list[Warned]]:
 
 @contextlib.contextmanager
 def suppress_warnings() -> Iterator[None]:
-    """Make `warn` do nothing in this thread within the ``with`` block, where a plan is tried that may be discarded."""
+    """Make `warn` do nothing in this thread within the ``with`` block, which tries a plan that may be discarded."""
     token = _SUPPRESSED.set(True)
     try:
         yield

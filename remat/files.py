@@ -153,7 +153,7 @@ def read_as(
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Kind and version of a dataclass's JSON; the dataclass has an instance of `Form` as class attribute ``form``.
+    """Kind and version of the JSON of a dataclass, stored in the class attribute ``form`` of the dataclass.
 
     Attributes:
         kind: kind of the record, for messages, such as ``"plan"``.
@@ -202,7 +202,7 @@ def read_record(
 
 
 def save_record(record: Any, path: str | os.PathLike[str]) -> None:
-    """Write the JSON of a dataclass with a ``form`` to a file atomically.
+    """Write a dataclass that has a `Form` to a JSON file, atomically.
 
     Raises:
         PlanError: the file cannot be written. The file's previous content is unchanged.
@@ -211,7 +211,7 @@ def save_record(record: Any, path: str | os.PathLike[str]) -> None:
 
 
 class Record:
-    """Base of dataclasses with a ``form`` that can be saved as JSON files, such as plans."""
+    """Base class of dataclasses, such as plans, that can be saved as JSON files."""
 
     __slots__ = ()
     form: ClassVar[Form]

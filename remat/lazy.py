@@ -6,7 +6,7 @@ import ast
 
 
 def names_for_types(file: str) -> dict[str, str]:
-    """Return a dict from each name that a file imports in its block ``if TYPE_CHECKING`` to ``module:name``."""
+    """Return ``module:name`` for each name that a file imports in its block ``if TYPE_CHECKING``, as a dict by name."""
     # The names are parsed from source text, so that one list serves type checkers and the imports on first use.
     with open(file, encoding="utf-8") as source:
         tree = ast.parse(source.read())

@@ -1,4 +1,4 @@
-"""The options of planning and of `remat.fit` as users give them: names, types, defaults and documentation.
+"""Declare the options of planning and of `remat.fit`, with their names, types, defaults and documentation.
 
 Each option is a field of `PlanOptions` or `Training`. Entry points such as `remat.plan` take options as keywords, which
 typed dicts in this file declare. remat's commands have options of the same names. This file imports PyTorch for type
@@ -188,7 +188,7 @@ class PlanOptions:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """Names of the options that the user gave: the options whose values are other objects than the defaults."""
+        """Names of the options that the user gave, which are those whose value is not the default object itself."""
         return tuple(f.name for f in fields(self) if getattr(self, f.name) is not f.default)
 
 

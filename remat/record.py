@@ -1,4 +1,4 @@
-"""Record of one graph's plan: the decision, the figures, and in memory the modules of forward and backward.
+"""Record of one graph's plan: its decision, its figures and, unless read from a file, its graph modules.
 
 Figures are the bytes and costs of a plan. The public fields of `PlanRecord` are the format of saved plans.
 """
@@ -43,7 +43,7 @@ _OF_MODULES = ("_modules", "_problem", "_costs")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False, weakref_slot=True)
 class PlanRecord(Record):
-    """Record of the plan of one graph of a training step: its values by policy, figures, and modules in memory.
+    """Record of the plan of one graph of a training step: saved and recomputed values, bytes, costs and graph modules.
 
     "The step without remat" is the step under the default solver's plan for budget 1.
 
@@ -243,7 +243,7 @@ class PlanRecord(Record):
 
     @property
     def planned_for(self) -> Mapping[str, int]:
-        """Sizes for which the figures were computed, as a dict from symbols; empty if computed for the traced sizes."""
+        """Size of each symbol for which bytes and costs were computed; empty if computed for the traced sizes."""
         return self._sizes
 
     @property
@@ -316,12 +316,12 @@ class PlanRecord(Record):
 
     @property
     def added_cost(self) -> int:
-        """Cost that the plan adds to one run of each operator: recompute cost plus exposed transfer time."""
+        """Cost of the plan beyond one run of each operator: recompute cost plus exposed transfer time."""
         return self.recompute_cost + self.exposed_time
 
     @property
     def gap(self) -> int:
-        """Added cost of the plan minus the proven bound on added cost: the most cost that another plan could avoid."""
+        """Most cost that a better plan could avoid: the plan's added cost minus the proven bound on added cost."""
         return self.added_cost - self.recompute_bound
 
     @property

@@ -4,9 +4,9 @@ PyTorch moves and renames private names without notice. A new PyTorch version is
 changing this file. A name that a version lacks raises an error only when that name is used, so
 unknown versions run as far as they can.
 
-The imports under ``TYPE_CHECKING`` never run: type checkers read the names there, and `look_up`
-reads where PyTorch defines each name. Small functions at the end of this file read or write private
-attributes of PyTorch's objects.
+The imports under ``TYPE_CHECKING`` never run. Type checkers read these imports, and `look_up` reads from them where
+PyTorch defines each name. Small functions at the end of this file read or write private attributes of PyTorch's
+objects.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def is_before(release: str) -> bool:
 def holds_tangents() -> bool:
     """Return whether autograd holds the gradients of a compiled step's outputs until the step's backward ends.
 
-    From PyTorch 2.13 on, backward frees each of these gradients after its last use.
+    From PyTorch 2.13 on, backward frees the gradient of each output after the gradient's last use.
     """
     return is_before("2.13")
 
@@ -403,7 +403,7 @@ def traced_code() -> CodeType | None:
 
 
 def forget_sizes(code: CodeType) -> None:
-    """Make Dynamo forget with which sizes, strides and numbers a code has run; the next compilation is static."""
+    """Make Dynamo forget the sizes, strides and numbers with which code ran, so that it compiles static sizes next."""
     from remat.torch_compat import get_code_state
 
     place = code.co_filename, code.co_firstlineno, code.co_name
@@ -425,11 +425,10 @@ def mark_boxed(function: Any) -> None:
 def quick_copier(graph: fx.Graph, source: fx.Graph) -> Callable[..., None]:
     """Return a function that appends copies of nodes to a graph, faster than ``Graph.node_copy``.
 
-    The returned function takes nodes of ``source`` and three more arguments. ``find`` is a function
-    that is called with each node among a node's arguments, and returns the argument of the copy.
-    ``copies`` is a dict from nodes to their copies, to which the function adds the new copies. If
-    ``taken`` is True, the function appends a placeholder of the same name for each node instead of
-    a copy.
+    The returned function takes nodes of ``source`` and three more arguments. ``find`` is a function that maps each
+    node among the arguments of a copied node to the argument of the copy. ``copies`` is a dict from nodes to their
+    copies, to which the function adds the new copies. If ``taken`` is True, the function appends a placeholder of the
+    same name for each node instead of a copy.
     """
     from torch import _C, fx
 

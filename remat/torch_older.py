@@ -53,8 +53,8 @@ def size_within_bounds(size: Any, fallback: int | None = None) -> int:
 def selective_contexts(policy: Any, *, allow_cache_entry_mutation: bool, traced: bool) -> Any:
     """Return PyTorch's two context managers of a selectively checkpointed region.
 
-    Before PyTorch 2.13, recomputation of eager code calls the policy again. The policy then repeats the verdicts of
-    forward.
+    Before PyTorch 2.13, recomputation of eager code calls the policy again. The policy then returns the same answers
+    as in forward.
 
     Args:
         policy: the policy of the region.

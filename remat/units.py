@@ -1,4 +1,4 @@
-"""Budgets, and text for bytes, costs and ratios."""
+"""Parse budgets, and format bytes, costs and ratios as text."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _FORMS = (
 class Peak:
     """A budget on the peak of the step. The peak is the most bytes alive at one time.
 
-    The peak includes weights. The peak is found by simulation, of the compiled code if Inductor
-    compiles the step. A ratio of the peak refers to the plan at budget 1, which may save as many
-    bytes as the runtime-optimal partition.
+    The peak includes weights. The peak is found by simulation. If Inductor compiles the step, the compiled code is
+    simulated. A ratio of the peak refers to the plan at budget 1, which may save as many bytes as the runtime-optimal
+    partition.
 
     Attributes:
         nbytes: limit on the peak in bytes; None if the budget is a ratio.
@@ -256,7 +256,7 @@ class Budget:
         return not self.on_peak and self._saved_bytes(full_bytes) < least
 
     def _saved_bytes(self, full_bytes: int) -> int:
-        """Return the bytes to which a budget on saved bytes amounts, of which a ratio refers to ``full_bytes``."""
+        """Return the bytes that a budget on saved bytes allows, where a ratio is relative to ``full_bytes``."""
         return bytes_of_share(self.share or 0.0, full_bytes) if self.nbytes is None else self.nbytes
 
     @property
@@ -313,8 +313,8 @@ def _format_ratio(ratio: float | None) -> str:
 def bytes_of_share(share: float, full_bytes: int) -> int:
     """Return the most bytes ``b`` whose float quotient ``b / full_bytes`` is at most the ratio ``share``.
 
-    Float rounding of ``share`` therefore loses no byte: ``k / n`` of n equal tensors is k tensors,
-    and 0.3 of 10 bytes is 3 bytes. The result never falls as ``share`` rises.
+    Float rounding of ``share`` therefore loses no byte: 0.3 of 10 bytes is 3 bytes, for example. The result never
+    falls as ``share`` rises.
     """
     if full_bytes == 0:
         return 0

@@ -1,20 +1,19 @@
 """Find branch values, and the values that forward must keep so that backward takes the same branches.
 
-A *branch value* decides which function a step computes: an index, a rank, a count, a float cast
-to an integer, a comparison that reaches an output. If backward computed a branch value again from
-numbers that are rounded differently, backward would differentiate another function than forward
-computed. How a kernel rounds a value depends on the operators fused with it, so nearly all
-floating-point operators may round differently in a second run. Exact operators, such as views,
-gathers and maxima, give the same bits in every run.
+A *branch value* decides which function a step computes. Branch values are indices, ranks, counts, floats cast to
+integers, and comparisons that reach an output. If backward computed a branch value again from numbers that are
+rounded differently, backward would differentiate another function than forward computed. How a kernel rounds a value
+depends on the operators fused with it, so nearly all floating-point operators may round differently in a second run.
+Exact operators, such as views, gathers and maxima, give the same bits in every run.
 
 A branch value may run again only if it is computed from *settled* values, which are the
 same bit for bit in every plan. A settled value is an input, a value that is never recomputed, or an
 exact function of settled values.
 
-Masks that only multiply gradients of continuous functions, such as the mask of ReLU, are no branch
-values: near the threshold, both pieces of the function have nearly the same value. Values that a
-mask compares with their maximum are never recomputed, however. If backward rounded such values
-differently, none would equal the maximum, and the gradient would be 0/0.
+The mask of a continuous function such as ReLU, which only multiplies gradients, is no branch value. Near the mask's
+threshold, the function has nearly the same value on both sides. Values that backward compares with their maximum are
+never recomputed. If backward rounded the values differently than forward did, none of the values would equal the
+maximum, and the gradient would be 0/0.
 """
 
 from __future__ import annotations
@@ -158,7 +157,7 @@ def fix_branches(
 
 
 def branches_on_16_bits(index: GraphIndex, roles: Roles) -> list[int]:
-    """Return the positions of the branch values that forward computes from floats of 16 bits.
+    """Return the positions of the branch values that forward computes from 16-bit floats.
 
     A kernel of Inductor may keep a 16-bit float in 32 bits, depending on the operators in the kernel.
     """
@@ -247,7 +246,7 @@ class Branches:
     def ignores_floats(self, i: int) -> bool:
         """Return whether a node's result does not depend on the contents of the floats that the node reads.
 
-        The result is True for a random operator that reads no float, because a replay draws the same
+        A random operator that reads no float also counts as independent of floats, because a replay draws the same
         numbers.
         """
         node = self._index.nodes[i]
@@ -343,7 +342,7 @@ class Branches:
         )
 
     def _reads_indices(self, i: int) -> bool:
-        """Return whether forward needs the indices that maximum pooling node ``i`` returns, as for unpooling."""
+        """Return whether forward needs the indices that the max pooling at node ``i`` returns, as for an unpooling."""
         index = self._index
         return any(
             self._required[j] and is_element(index.nodes[j]) and _has_discrete(index.values[j])
@@ -436,7 +435,7 @@ def is_16_bits(value: Any) -> bool:
 
 
 def _is_lossless(source: Any, value: Any) -> bool:
-    """Return whether a cast of ``source`` to ``value`` keeps every number, or is no cast to a float."""
+    """Return whether a cast of ``source`` to ``value`` keeps every number; True for any cast to integers or bools."""
     if not isinstance(source, torch.Tensor) or not _is_float(value) or source.dtype is torch.bool:
         return True
     if not _is_float(source):

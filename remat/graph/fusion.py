@@ -1,7 +1,7 @@
-"""Rules of fusion: which nodes a compiler such as Inductor computes in one kernel.
+"""Decide which nodes a compiler such as Inductor can fuse, that is, compute in one kernel.
 
-Cost models, the prediction of kernels, and the minimum cut use the rules of fusion. Which nodes
-fuse depends on operators and values only, never on a plan.
+Cost models, the prediction of kernels, and the minimum cut use these rules of fusion. Which nodes fuse depends on
+operators and values only, never on a plan.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def readers_of(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def generates(node: fx.Node) -> bool:
-    """Return whether Inductor generates code for a node, which it does not for complex numbers."""
+    """Return whether Inductor generates code for a node; it generates no code for operators on complex numbers."""
     listed = may_fuse(node) or ops.packet(node.target) in (*INDEXED, *_WRITTEN_PARTS)
     if not listed and not _is_summed_product(node):
         return False
@@ -91,7 +91,7 @@ def generates(node: fx.Node) -> bool:
 
 @functools.cache
 def is_scatter(target: Any) -> bool:
-    """Return whether an operator is an out-of-place index write or scatter; its kernel computes the written values."""
+    """Return whether an operator is an out-of-place index write or scatter; its kernel also computes the new values."""
     name = str(target).split(".")[1:2]
     return any(part in n and n[-1] != "_" for n in name for part in ("index_put", "scatter"))
 
@@ -105,7 +105,7 @@ def is_grouped(node: fx.Node) -> bool:
 
 
 def _is_summed_product(node: fx.Node) -> bool:
-    """Return whether a node is a batched matrix product that Inductor computes by multiplying and summing."""
+    """Return whether a node is a batched matrix product that Inductor computes as elementwise products and a sum."""
     value = node.meta.get("val")
     if node.target is not torch.ops.aten.bmm.default or not isinstance(value, torch.Tensor):
         return False
@@ -114,7 +114,7 @@ def _is_summed_product(node: fx.Node) -> bool:
 
 
 def added_product(node: fx.Node) -> fx.Node | None:
-    """Return the matrix product that Inductor merges with an addition, its only reader; None if there is none."""
+    """Return the matrix product that Inductor merges with an addition; None if the addition reads no such product."""
     aten = torch.ops.aten
     if node.target is not aten.add.Tensor or node.kwargs or len(node.all_input_nodes) != 2:
         return None

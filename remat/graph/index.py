@@ -1,4 +1,4 @@
-"""A joint graph as integers: positions, inputs and users of its nodes, computed once per graph."""
+"""Number the nodes of a joint graph once, and store the inputs and users of each node as these numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Joint graphs, and the conventions of AOTAutograd that the rest of remat builds on."""
+"""Represent joint graphs, with the conventions of AOTAutograd on which the rest of remat builds."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SavedValueKind(enum.IntEnum):
 
     @classmethod
     def of(cls, node: fx.Node) -> SavedValueKind:
-        """Return the kind that a node's value has as a saved value."""
+        """Return the kind of saved value to which a node's value belongs."""
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
             return cls.UNCHECKED if node.meta.get(UNCHECKED) else cls.TENSOR
@@ -165,8 +165,8 @@ def make_module(owner: torch.nn.Module | dict[str, Any], graph: fx.Graph) -> fx.
 def check_structure(module: fx.GraphModule) -> str | None:
     """Return a description of the first structural fault of a graph; None if the graph is valid.
 
-    Beyond `torch.fx.Graph.lint`, three conditions are checked: placeholders come first, a single output
-    node ends the graph, and every user of a node is in the graph.
+    A valid graph passes `torch.fx.Graph.lint`. Its placeholders come first, a single output node ends the graph, and
+    every user of a node is in the graph.
     """
     try:
         module.graph.lint()
@@ -271,8 +271,8 @@ def outputs_of(graph: fx.Graph) -> list[Any]:
 def fingerprint(joint: JointGraph) -> str:
     """Return a SHA-256 digest of a joint graph's structure, without names.
 
-    The digested text has one line per node. A line refers to operators and results by number, and a
-    table after all lines explains the numbers.
+    The digested text has one line per node. Each line of the text refers to operators and results by number, and a
+    table after the lines explains the numbers.
     """
     # In arguments, a node is replaced by its position as `bytes`. No other argument has this type, so the text of
     # a position cannot be mistaken for a constant.

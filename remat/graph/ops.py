@@ -1,8 +1,8 @@
-"""Operator taxonomy: views, recomputable and compute-intensive operators, random draws, effects.
+"""Classify operators, for example as views, recomputable, compute-intensive, random, or with effects.
 
-The sets of an `OpTaxonomy` hold operator packets (``torch.ops.aten.mm``) and Python functions. An
-overload belongs to the sets of its packet. The operators of a taxonomy that a plugin returns from the
-hook ``remat_operators`` are added to the sets of `default_taxonomy()`.
+The sets of an `OpTaxonomy` hold operator packets (``torch.ops.aten.mm``) and Python functions. An overload belongs to
+the sets of its packet. A plugin's hook ``remat_operators`` returns a taxonomy, whose operators are added to the sets
+of `default_taxonomy()`.
 """
 
 from __future__ import annotations
@@ -102,9 +102,10 @@ def is_pointwise(target: Target) -> bool:
 
 
 def reads_private_memory(target: Any) -> bool:
-    """Return whether an operator reads memory whose form only a library knows, so that generated numbers may crash it.
+    """Return whether an operator reads memory in a library's private format, so that generated numbers may crash it.
 
-    Backward of a recurrent layer reads what the library wrote in forward: zeros there crash oneDNN.
+    For example, backward of a recurrent layer reads memory that oneDNN wrote in forward. Zeros in this memory crash
+    oneDNN.
     """
     return name_of(target) in _READ_PRIVATE_MEMORY
 
@@ -189,12 +190,12 @@ def is_opaque(node: fx.Node) -> bool:
 
 
 def opaque_operators(node: fx.Node) -> list[Target]:
-    """Return, of the operators that a node runs, those that may have undeclared effects."""
+    """Return the operators that a node runs and that may have undeclared effects."""
     return [op for op in _operators_run(node) if not is_known(op)]
 
 
 def declared_operators(node: fx.Node) -> list[str]:
-    """Return the names of those operators of a node that are known to be pure only by a declaration."""
+    """Return the names of the operators that a node runs and that only a declaration states to be pure."""
     if node.op != "call_function":
         return []
     run = (t for t in _operators_run(node) if not purity.has_complete_schema(t))

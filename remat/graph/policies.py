@@ -1,4 +1,4 @@
-"""Policies by module: save, recompute or offload the values of a module, or give the module a budget.
+"""Read policies by module, which save, recompute or offload a module's values, or give the module a budget.
 
 The pattern of a policy is a glob over the names of `torch.nn.Module.named_modules`, in which ``*``
 matches dots too. If several patterns match a module, the last one decides. `region` sets a policy for

@@ -1,9 +1,9 @@
 """Decide which operators are known to be pure functions of their inputs.
 
-Schemas and tags of PyTorch's own operators state which operators write, draw random numbers or have
-an effect. Schemas of custom operators may omit writes, random draws and effects. A custom operator
-that draws random numbers or counts its calls can have the schema of a pure operator. Therefore a
-custom operator runs exactly once per call in a step, until it is declared pure.
+For PyTorch's own operators, schemas and tags state which operators write, draw random numbers or have an effect.
+Schemas of custom operators may omit writes, random draws and effects. A custom operator that draws random numbers or
+counts its calls can have the schema of a pure operator. Therefore a custom operator runs exactly once per call in a
+step, until it is declared pure.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def has_complete_schema(target: Any) -> bool:
 
 @functools.cache
 def is_shipped(target: OpOverload) -> bool:
-    """Return whether PyTorch's or torchvision's own code registered an operator, not another package."""
+    """Return whether PyTorch or torchvision itself, and no other package, registered an operator."""
     if target.namespace not in _NAMESPACES:
         return False
     package = str(Path(torch.__file__).parent)

@@ -38,7 +38,7 @@ class Roles:
 
     @cached_property
     def first_late(self) -> int:
-        """Position of the first node of `tangent_closure` that is no placeholder; the number of nodes if all are."""
+        """Position of the first node in `tangent_closure` that is not a placeholder; the number of nodes if none is."""
         late = (i for i, is_late in enumerate(self.tangent_closure) if is_late)
         return next((i for i in late if i not in self.placeholders), len(self.tangent_closure))
 
@@ -50,9 +50,8 @@ class Roles:
 def classify(joint: JointGraph, index: GraphIndex) -> Roles:
     """Classify the nodes of a joint graph, as ``torch/_functorch/partitioners.py`` does.
 
-    Random operators, operators with effects, operators that may have undeclared effects and
-    collectives must run even if no node reads their results. AOTAutograd's tag decides whether such
-    operators run in forward or in backward.
+    Collectives, random operators, and operators that have or may have effects must run even if no node reads their
+    results. AOTAutograd's tag decides whether an operator that must run belongs to forward or to backward.
     """
     n = len(index)
     fwd_outputs, bwd_outputs, _, _ = split_outputs(joint)
@@ -128,7 +127,7 @@ def belongs_to_backward(node: fx.Node) -> bool:
 
 
 def must_be_in_backward(node: fx.Node) -> bool:
-    """Return whether a node is marked to run in backward, as AOTAutograd marks its last writes of inputs."""
+    """Return whether AOTAutograd marked a node to run in backward, as it marks its final writes to inputs."""
     return bool(node.meta.get("partitioner_tag") == "must_be_in_backward")
 
 

@@ -1,12 +1,12 @@
 """Split a step that is one graph into forward and backward for planning, and join both again.
 
-PyTorch can trace a whole training step, or an inference, as one graph. `whole_graph` rewrites such a graph as a
-joint graph, which remat can plan. `joined` makes one graph of the forward and backward of a plan.
+PyTorch can trace a whole training step, or an inference, as one graph. `whole_graph` rewrites the graph of a whole
+step as a joint graph, which remat can plan. `joined` makes one graph of the forward and backward of a plan.
 
-The *line* between forward and backward is the first node that AOTAutograd marks as part of backward. In a graph without
-marks, as from `make_fx`, the line is the node at which most bytes are alive. *Late* nodes form the joint graph's
-backward: they depend on the node at the line, or come after that node in a graph without marks. The line decides
-which values may be computed twice, and changes no result.
+The *line* between forward and backward is the first node that AOTAutograd marks as part of backward. In a graph
+without marks, as from `make_fx`, the line is the node at which most bytes are alive. *Late* nodes form the joint
+graph's backward. A node is late if it depends on the node at the line. In a graph without marks, all nodes from the
+line on are late. The line decides which values may be computed twice, and changes no result.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _OF_OUTPUT = "of_output"
 def whole_graph(gm: fx.GraphModule, *, lower: str = "eager", name: str = "") -> JointGraph:
     """Rewrite the graph of a whole step as a joint graph.
 
-    Functionalisation leaves writes to inputs at the end of the graph. A write to an input moves to right behind the
-    last node that needs the old contents, and the optimizer's arithmetic moves with its writes. In the joint graph, an
-    output of no bytes stands for each write to an input.
+    Functionalisation leaves writes to inputs at the end of the graph. Each write to an input moves right behind the
+    last node that needs the old contents. The optimizer's arithmetic moves together with the optimizer's writes. In
+    the joint graph, an empty output takes the place of each write to an input.
 
     Args:
         gm: the graph of the step, which is not changed. Its nodes need fake values in ``meta["val"]``.
@@ -102,7 +102,7 @@ def whole_graph(gm: fx.GraphModule, *, lower: str = "eager", name: str = "") -> 
 
 
 def joined(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule) -> fx.GraphModule:
-    """Join the forward and backward of a plan to one graph that computes what the original graph computes.
+    """Join the forward and backward of a plan into one graph that computes what the original graph computes.
 
     The joined graph has the inputs and outputs of the step's original graph. The second run of a node NAME is called
     ``NAME_again``.
@@ -182,7 +182,7 @@ def _check(gm: object) -> None:
 
 
 def _final_writes(nodes: Sequence[fx.Node]) -> dict[fx.Node, tuple[fx.Node, fx.Node]]:
-    """Return a dict from each ``copy_`` into an input that no later node reads to (input, written value)."""
+    """Return the pair (input, written value) for each ``copy_`` into an input, if no later node reads the input."""
     position = {n: i for i, n in enumerate(nodes)}
     inputs = Counter(_memory(n) for n in nodes if n.op == "placeholder")
     written = _overwritten(nodes)
@@ -230,7 +230,7 @@ def _views_of(base: fx.Node) -> set[fx.Node]:
 def _with_early_updates(
     nodes: list[fx.Node], writes: Mapping[fx.Node, tuple[fx.Node, fx.Node]]
 ) -> list[fx.Node]:
-    """Move nodes that run after backward, such as the optimizer's, to right behind the last of their inputs."""
+    """Move nodes that run after backward, such as the optimizer's, right behind the last of their inputs."""
     position = {n: i for i, n in enumerate(nodes)}
     # A gradient then lives until its parameter is updated, and not until all are.
     start = max((i for i, n in enumerate(nodes) if _is_of_backward(n)), default=-1)
@@ -256,7 +256,7 @@ def _with_early_updates(
 
 
 def _last_needs(nodes: Sequence[fx.Node]) -> dict[fx.Node, int]:
-    """Return, for each node, where its result, or a value that forward computes from the result, is last read."""
+    """Return for each node the last position that reads its result, or a value that forward computes from it."""
     last: dict[fx.Node, int] = {}
     for i in range(len(nodes) - 1, -1, -1):
         node = nodes[i]
@@ -276,7 +276,7 @@ def _is_of_backward(node: fx.Node) -> bool:
 def _line(
     gm: fx.GraphModule, nodes: Sequence[fx.Node], writes: Mapping[fx.Node, tuple[fx.Node, fx.Node]]
 ) -> tuple[set[fx.Node], set[fx.Node]]:
-    """Return the nodes of backward, and the nodes before backward begins whose results are read after it begins."""
+    """Return the nodes of backward, and the nodes before the line whose results are read from the line on."""
     marked = [i for i, n in enumerate(nodes) if n.op == "call_function" and _is_of_backward(n)]
     if marked:
         at, late = marked[0], _behind_gradients(nodes, marked)
@@ -314,7 +314,7 @@ def _behind_gradients(nodes: Sequence[fx.Node], marked: Sequence[int]) -> set[fx
 
 
 def _dependents(nodes: Iterable[fx.Node], dependents: set[fx.Node]) -> set[fx.Node]:
-    """Add to ``dependents`` all nodes that read a result of, or memory written by, a node in the set."""
+    """Add to ``dependents`` all nodes that read a result of a node in ``dependents``, or memory that it writes."""
     written: set[int | None] = set()
     for node in nodes:
         reads = inputs_of(node)
@@ -346,7 +346,7 @@ def _stand_in(graph: fx.Graph, value: fx.Node, name: str) -> fx.Node:
 
 
 def _write_back(graph: fx.Graph, out: fx.Node) -> dict[fx.Node, fx.Node]:
-    """Insert the write for each node that `_stand_in` appended, and return a dict from that node to the write."""
+    """Insert the writes for the nodes that `_stand_in` appended, and return a dict from these nodes to the writes."""
     position = {n: i for i, n in enumerate(graph.nodes)}
     inputs = {n.name: n for n in graph.nodes if n.op == "placeholder"}
     written: dict[fx.Node, fx.Node] = {}

@@ -47,7 +47,7 @@ def why_no_instance(model: object) -> str:
 def why_not_callable(
     model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> str:
-    """Return why a model's signature does not accept the arguments; empty if it does, or if Python cannot read it."""
+    """Return why a model's signature refuses the arguments; empty if the signature accepts them or cannot be read."""
     try:
         signature = inspect.signature(
             # `Module.__call__` accepts any arguments; only `forward` has the model's signature.

@@ -20,7 +20,7 @@ from remat.graph.joint import JointGraph
 
 
 class CapturedError(Exception):
-    """Error that ends a compilation because the joint graph is recorded, or because the graph has no backward."""
+    """Error that ends a compilation once the joint graph is recorded, or because the graph has no backward."""
 
 
 #: Sentence added to an error that plain PyTorch raises too; ``backend`` is the backend that raises it.

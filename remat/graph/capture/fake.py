@@ -1,4 +1,4 @@
-"""Keep the aliasing of fake values correct while passes rewrite graphs."""
+"""Keep fake values on the right storages, so that views share memory with their bases, while passes rewrite graphs."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _moves(node: fx.Node) -> bool:
 
 
 def _copy_whole(node: fx.Node) -> bool:
-    """Enlarge the fake result of a scatter or copy to what the kernel allocates; return whether it was too small."""
+    """Enlarge the fake result of a scatter or copy to the size that the kernel allocates; return whether it grew."""
     base: Any = node.args[0].meta.get("val")  # type: ignore[union-attr]
     places = zip(base.size(), base.stride(), strict=True)
     if any(hint(n) > 1 and hint(step) == 0 for n, step in places):

@@ -1,8 +1,8 @@
 """Compare joint graphs of different ranks by their outlines; graphs with equal outlines can share a plan.
 
-The *outline* of a graph holds operators, edges, shapes, strides, dtypes, device types and tags. An
-outline leaves out properties that may differ between ranks without changing a plan: node names,
-constants (offsets into a shard, names of process groups) and device indices.
+The *outline* of a graph holds operators, edges, shapes, strides, dtypes, device types and tags. An outline leaves out
+properties that may differ between ranks without changing a plan: node names, device indices and constants. Examples
+of constants are offsets into a shard and names of process groups.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Outline:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 digest of ``calls`` and ``inputs``; equal digests let graphs share decisions by node position."""
+        """SHA-256 digest of ``calls`` and ``inputs``; graphs with equal digests share decisions by node position."""
         text = json.dumps([self.calls, self.inputs])
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -1,10 +1,9 @@
-"""Nested compile regions: graphs that a joint graph calls, and that are partitioned before this joint graph.
+"""Handle nested compile regions: graphs that an outer joint graph calls, each partitioned before the outer graph.
 
-AOTAutograd hands a partitioner the joint graph of each region first, and the outer joint graph last.
-In the outer joint graph, a region's forward is a call that returns the values saved for the region's
-backward. The plan for the outer graph spends the whole budget: the plan saves the results of a call,
-or recomputes them by another call. Each region itself is partitioned for the shortest run time,
-without a budget.
+AOTAutograd hands a partitioner the joint graph of each region first, and the outer joint graph last. In the outer
+joint graph, a region's forward is a call that returns the values saved for the region's backward. Only the plan for
+the outer graph has a budget. The outer graph's plan saves the results of a region's call, or recomputes the results
+by a second call. Each region itself is partitioned for the shortest run time, without a budget.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Modules = tuple[fx.GraphModule, fx.GraphModule]
 
 
 def is_region(module: fx.GraphModule, joint_inputs: Sequence[object]) -> bool:
-    """Return whether a joint graph is that of a nested compile region."""
+    """Return whether a joint graph belongs to a nested compile region."""
     first = next(iter(module.graph.nodes))
     # For a region, AOTAutograd gives no example inputs, and numbers the placeholders from 0 instead of 1.
     return not joint_inputs and first.op == "placeholder" and first.name == "primals_0"
@@ -80,7 +79,7 @@ def split_region(
 
 
 def _fix_branches(module: fx.GraphModule, num_fwd_outputs: int) -> None:
-    """Tag the nodes of a region that must not run again as MUST_SAVE, so that backward branches as forward did."""
+    """Tag nodes of a region as MUST_SAVE if they must not run again, so that backward branches as forward did."""
     joint = JointGraph(graph_module=module, num_fwd_outputs=num_fwd_outputs)
     index = index_graph(joint.graph)
     fixed = fix_branches(index, classify(joint, index))
@@ -143,7 +142,7 @@ def _separate(call: fx.Node, region: fx.GraphModule) -> None:
 
 
 def _base(inner: fx.Node, ends: Mapping[Any, Any]) -> tuple[fx.Node, list[fx.Node]]:
-    """Return the node in ``ends`` that ``inner`` is a view of, and the views in between; ``inner`` if there is none."""
+    """Return the node in ``ends`` that the view ``inner`` shows, and the views in between; else only ``inner``."""
     views: list[fx.Node] = []
     node = inner
     while node not in ends or not views:
@@ -156,7 +155,7 @@ def _base(inner: fx.Node, ends: Mapping[Any, Any]) -> tuple[fx.Node, list[fx.Nod
 
 
 def _view_outside(element: fx.Node, inner: Any, outside: dict[Any, Any]) -> fx.Node | None:
-    """Return the input, or the new view outside of a region, that equals a call's result; None if there is none."""
+    """Return a node outside of a region that equals a result of the region's call, such as a new view; else None."""
     if not isinstance(inner, fx.Node):
         return None
     if inner not in outside:

@@ -1,4 +1,4 @@
-"""Detect changes of a graph by comparing cheap records of its nodes."""
+"""Detect whether a graph has changed, by comparing records of its nodes that are cheap to make."""
 
 from __future__ import annotations
 

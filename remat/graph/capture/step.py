@@ -251,7 +251,7 @@ class _Backend:
 
 
 def _read_first_results(graph: fx.Graph) -> None:
-    """Add a ``getitem`` node for the first result of each call that returns an unread tuple."""
+    """Add a ``getitem`` node for the first result of each call that returns a tuple which no node reads."""
     for node in list(graph.nodes):
         values = node.meta.get("val")
         if node.op == "call_function" and not node.users and isinstance(values, (tuple, list)):

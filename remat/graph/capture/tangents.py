@@ -1,4 +1,4 @@
-"""Settings that avoid a fault of AOTAutograd: wrong tangents of outputs whose elements share memory."""
+"""Avoid a fault of AOTAutograd, which computes wrong tangents of outputs whose elements share memory."""
 
 from __future__ import annotations
 

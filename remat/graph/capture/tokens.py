@@ -1,4 +1,4 @@
-"""The token axis of values: which dimensions hold the tokens, and how calls run on some of the tokens.
+"""Find the dimensions of a value that index tokens, and the way in which a call runs on only some tokens.
 
 A language model's loss runs on values such as ``[batch, sequence, vocabulary]``. The adjacent dimensions of a
 value that index the tokens, here ``[batch, sequence]``, are the value's *span*. A *slice* of the value holds only
@@ -23,7 +23,7 @@ _aten = torch.ops.aten
 
 
 def operators(names: str) -> tuple[Any, ...]:
-    """Return the ``aten`` operators that a text names, separated by spaces; the overload is ``default`` if absent."""
+    """Return the ``aten`` operators whose names a text lists; a name without an overload means the ``default`` one."""
     parts = (name.partition(".") for name in names.split())
     return tuple(
         getattr(getattr(_aten, name), overload or "default") for name, _, overload in parts
@@ -73,7 +73,7 @@ class Span(NamedTuple):
     stop: int
 
     def sliced(self, shape: Sequence[int], tokens: int) -> list[int]:
-        """Return the shape of a slice that holds ``tokens`` of the tokens of a value with the given shape."""
+        """Return the shape of a slice with ``tokens`` tokens, for a value with the given shape."""
         ones = [1] * (self.stop - max(0, self.start) - 1)
         return [*shape[: max(0, self.start)], *ones, tokens, *shape[self.stop :]]
 
@@ -87,7 +87,7 @@ class Span(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """How one call runs on slices of its arguments, which hold only some of the tokens.
+    """How one call runs on slices of its arguments; a slice holds only some of the tokens.
 
     Attributes:
         span: the span of the result. None if the call sums over the tokens, so that the results for all slices

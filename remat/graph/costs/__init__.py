@@ -1,4 +1,4 @@
-"""Cost models, which return the cost of running a node once as an integer."""
+"""Cost models; each returns the cost of one run of a node, as an integer."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Base class of cost models, and the costs of the nodes of a graph.
+"""Define the base class of cost models, and compute the cost of each node of a graph.
 
-A cost model is an immutable object with a name, a unit and one required method, `CostModel.cost`.
-Views, tuple elements, sizes and constants cost nothing under any model: `node_costs` sets their
-costs to 0 without calling the model.
+A cost model is an immutable object with a name, a unit and one required method, `CostModel.cost`. Views, tuple
+elements, sizes and constants cost nothing under any model, because `node_costs` sets their costs to 0 without calling
+the model.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CostModel:
 
     @classmethod
     def parse(cls, argument: str | None) -> CostModel:
-        """Build the model from the text after the colon in ``cost="name:argument"``; None without a colon.
+        """Build the model from the text after the colon in ``cost="name:argument"``; the text is None without a colon.
 
         Raises:
             ProblemError: the model does not accept this argument.
@@ -63,7 +63,7 @@ class CostModel:
 
     @classmethod
     def arguments(cls) -> Mapping[str, str]:
-        """Return a dict from arguments that ``remat costs`` lists for ``cost="name:argument"`` to descriptions."""
+        """Return the arguments that ``cost="name:argument"`` accepts, as a dict from argument to description."""
         return {}
 
     def for_graph(self, joint: JointGraph) -> CostModel:
@@ -164,7 +164,7 @@ def node_costs(
 
 
 def _prices(model: CostModel, nodes: Sequence[fx.Node]) -> list[int]:
-    """Return the cost of each node under a model, with the costs of the graphs that higher-order operators call."""
+    """Return the cost of each node under a model, including graphs that the node calls as a higher-order operator."""
     called = [_bodies(n) for n in nodes]
     answers = iter(_ask(model, [n for n, bodies in zip(nodes, called, strict=True) if not bodies]))
     return [
@@ -257,7 +257,7 @@ class Forms(dict[int, bytes]):
         self._numbers: dict[Any, bytes] = {}
 
     def of(self, node: fx.Node) -> bytes:
-        """Return the number for the form of a node's value, as `bytes`, because no constant argument has this type."""
+        """Return the number for the form of a node's value, as `bytes`: no constant among arguments has this type."""
         has_value = "val" in node.meta
         value = node.meta["val"] if has_value else node
         number = self.get(id(value))

@@ -1,4 +1,4 @@
-"""Costs by counting operators or floating-point operations."""
+"""Cost models that count operators or floating-point operations."""
 
 from __future__ import annotations
 

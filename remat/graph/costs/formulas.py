@@ -60,7 +60,7 @@ def _added_outer_product(args: Sequence[Any], out: Tensor) -> int:
 
 @_formula("_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2")
 def _grouped_product(args: Sequence[Any], out: Tensor) -> int:
-    """Count the operations of a matrix product, of which a ragged dimension is split into groups."""
+    """Count the operations of a grouped matrix product, whose ragged dimension is split into groups."""
     x: Tensor = args[0]
     y: Tensor = args[1]
     # If one operand is a stack of matrices, the groups split rows of the first or columns of the second. If both
@@ -77,7 +77,7 @@ def _width(x: Tensor) -> int:
 
 @_formula("_trilinear")
 def _trilinear_form(args: Sequence[Any], out: Tensor) -> int:
-    """Count two products: that of the first two factors, and that of its sum over some dimensions with the third."""
+    """Count two products: the first factor times the second, then this product, partly summed, times the third."""
     expanded, summed = args[3:6], args[6]
     x, y, z = (
         functools.reduce(torch.unsqueeze, sorted(dims), factor)
@@ -98,7 +98,7 @@ def _trilinear_form(args: Sequence[Any], out: Tensor) -> int:
 @_formula("_slow_conv2d_forward slow_conv3d_forward slow_conv_dilated2d slow_conv_dilated3d")
 @_formula("_conv_depthwise2d conv_depthwise3d")
 def _plain_convolution(args: Sequence[Any], out: Tensor) -> int:
-    """Count a convolution: each element of the result takes one filter, which reads the channels of one group."""
+    """Count a convolution: each element of the result is a sum over the weights of one filter."""
     weight: Tensor = args[1]
     return 2 * out.numel() * math.prod(weight.shape[1:])
 
@@ -106,7 +106,7 @@ def _plain_convolution(args: Sequence[Any], out: Tensor) -> int:
 @_formula("cudnn_convolution_transpose miopen_convolution_transpose")
 @_formula("slow_conv_transpose2d slow_conv_transpose3d")
 def _transposed_convolution(args: Sequence[Any], out: Tensor) -> int:
-    """Count a transposed convolution: each element of the input takes one filter, which writes one group's channels."""
+    """Count a transposed convolution: each element of the input is multiplied by all weights of one filter."""
     return _plain_convolution(args, args[0])
 
 
@@ -126,7 +126,7 @@ def _convolution_backward(args: Sequence[Any], out: Tensor) -> int:
 
 @_formula("conv_tbc")
 def _time_first_convolution(args: Sequence[Any], out: Tensor) -> int:
-    """Count a convolution over time; the last dimension of its weight is the channels of the result."""
+    """Count a convolution over time, in whose weight the last dimension indexes the channels of the result."""
     weight: Tensor = args[1]
     return 2 * out.numel() * math.prod(weight.shape[:-1])
 
@@ -140,7 +140,7 @@ def _attention(query: Tensor, keys: int, value: Tensor) -> int:
 
 
 def _attention_backward(query: Tensor, keys: int, value: Tensor) -> int:
-    """Count attention's backward: the scores again, and two gradients of each of forward's two products."""
+    """Count attention's backward: compute the scores again, and two gradients for each of forward's two products."""
     return 2 * math.prod(query.shape[:-1]) * keys * (3 * query.shape[-1] + 2 * value.shape[-1])
 
 

@@ -1,4 +1,4 @@
-"""Bandwidth of the link between a device and its host's memory."""
+"""Describe the link between a device and its host's memory, and measure the link's bandwidth."""
 
 from __future__ import annotations
 

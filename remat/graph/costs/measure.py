@@ -43,7 +43,7 @@ def with_index(device: torch.device) -> torch.device:
 
 
 def describe_device(device: torch.device) -> str:
-    """Return the product name of a device, for a CPU with the number of PyTorch's threads."""
+    """Return the product name of a device; for a CPU, add the number of PyTorch's threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()

@@ -44,11 +44,10 @@ class Profile(CostModel):
     precision of float32 products. If several processes measure one call, all use the measurement
     that reached the disk first.
 
-    Some calls are not measured: collectives, higher-order operators, and operators with effects
-    beyond their result. Other calls fail to run: they need more than half of the free memory,
-    raise, or their device is missing. A call without a measured time gets its cost from `Roofline`,
-    with the measured rates of its device or, if the device is missing, of an H100. `fallbacks`
-    lists the calls without a measured time.
+    Some calls are not measured: collectives, higher-order operators, and operators with effects beyond their result.
+    Other calls cannot run: they need over half of the free memory, raise an error, or lack their device. A call
+    without a measured time gets its cost from `Roofline`. For this cost, `Roofline` uses the measured rates of the
+    call's device, or those of an H100 if the device is missing. `fallbacks` lists the calls without a measured time.
 
     Attributes:
         device: device to run every call on; None means the device of the call's tensors.

@@ -1,4 +1,4 @@
-"""Modelled time of an operator: the larger of its arithmetic time and its memory time.
+"""Model the time of an operator as the larger of its arithmetic time and its memory time.
 
 In compiled code, values that a fusing compiler keeps in registers move no bytes.
 """
@@ -26,7 +26,7 @@ from remat.graph.memory.storages import tensor_bytes, tensors_of
 
 @dataclass(frozen=True, slots=True)
 class Roofline(CostModel):
-    """Cost model: the larger of arithmetic time and memory time on a device, in picoseconds.
+    """Cost model that takes the larger of arithmetic time and memory time on a device, in picoseconds.
 
     For a collective, the cost is the largest of arithmetic time, memory time, and the time to send
     data to other ranks. The default device is an H100 even if the machine has another device, so
@@ -102,23 +102,21 @@ class Roofline(CostModel):
 
 @dataclass(frozen=True, slots=True)
 class RooflineFused(Roofline):
-    """Cost model: `Roofline` in which values between fused nodes move no bytes, in picoseconds.
+    """Cost model in picoseconds, like `Roofline`, but values that pass between fused nodes move no bytes.
 
-    A node costs ``max(operations / peak, external bytes / bandwidth)``, at least 1 ps. External bytes
-    of a node that may fuse (`may_fuse`) are
-
-    - the bytes that it reads from nodes that do not fuse with it: inputs, products, convolutions,
-      attention, custom operators;
-    - the bytes of each of its results that must be written: a result that the graph returns, that
-      no node reads, or that is read by some node that does not fuse with it.
+    A node costs ``max(operations / peak, external bytes / bandwidth)``, at least 1 ps. The external bytes of a node
+    that may fuse (`may_fuse`) are the bytes that the node must read from memory or write to memory. A node must read
+    the graph's inputs, and the results of nodes that do not fuse with it, such as products, convolutions, attention
+    and custom operators. A node must write a result that the graph returns, that no node reads, or that is read by a
+    node which does not fuse.
 
     A node that never fuses (a matrix product, for example) moves all its bytes, as under
     `Roofline`. For the same device, no node costs more than under `Roofline`.
 
-    A node's cost must not depend on the plan, because the cost of a plan is the sum of node costs.
-    Therefore the model assumes that every value between fused nodes stays in a register, although a plan
-    may save the value and read it from memory. If several nodes read one value from memory, each node's
-    cost includes its own read. Readers in forward and in backward are treated alike.
+    A node's cost must not depend on the plan, because the cost of a plan is the sum of node costs. Therefore the
+    model assumes that every value between fused nodes stays in a register, although a plan may save the value and
+    read it from memory. If several nodes read one value from memory, each node's cost includes its own read. Nodes of
+    forward and nodes of backward are priced alike.
     """
 
     name: ClassVar[str] = "roofline-fused"
@@ -162,13 +160,13 @@ def sent_bytes(node: fx.Node) -> int:
 
 
 def _is_written(node: fx.Node, value: fx.Node) -> bool:
-    """Return whether a value of ``node``, which a ``getitem`` may take from a tuple, must be written to memory."""
+    """Return whether ``value``, which is ``node`` or an element of its tuple, must be written to memory."""
     readers = list(readers_of(value))
     return not readers or not all(fuse(node, reader) for reader in readers)
 
 
 def fuse(a: fx.Node, b: fx.Node) -> bool:
-    """Return whether a compiler may fuse two nodes, one of which reads the other, by their operators and devices."""
+    """Return whether a compiler may fuse two nodes, one of which reads the other, given their operators and devices."""
     return may_fuse(a) and may_fuse(b) and _device(a) == _device(b)
 
 

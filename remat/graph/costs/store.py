@@ -1,4 +1,4 @@
-"""Store of measured times of calls: in memory for this process, and in a file that other processes share."""
+"""Store the measured times of calls, in memory for this process and in a file for all processes."""
 
 from __future__ import annotations
 
@@ -115,5 +115,5 @@ def cache_path() -> Path | None:
 
 @functools.cache
 def store(path: Path | None) -> Store:
-    """Return the process's only store of measured times for a file, or its store in memory for None."""
+    """Return the process's only store of measured times for a file; for None, return a store in memory."""
     return Store(path)

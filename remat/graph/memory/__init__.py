@@ -1,1 +1,1 @@
-"""Storages behind the values of graphs: owners, lifetimes, and the bytes alive at each program point."""
+"""Find the storages behind the values of graphs, their lifetimes, and the bytes alive at each program point."""

@@ -1,4 +1,4 @@
-"""Predict the kernels of fused code, from a graph alone: which nodes fuse, and what each kernel writes to memory.
+"""Predict from a graph alone which nodes fuse into kernels, and what each kernel writes to memory.
 
 The rules for fusion are those of Inductor on a CPU, except where a rule names another device.
 """

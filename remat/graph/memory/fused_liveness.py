@@ -36,12 +36,10 @@ class FusedWalk(StepWalk):
     def workspaces(self) -> Iterator[tuple[fx.Node, int, int, int]]:
         """Yield the predicted workspaces, as (node, bytes, first program point, last program point).
 
-        A workspace is memory besides an operator's result, of one of four kinds:
-
-        - measured: memory that the operator allocates while it runs;
-        - channels-last copies of the step's inputs that convolutions read;
-        - channels-last copies of computed values that convolutions read;
-        - the gradient of a copied weight, which the next kernel writes in the format of the weight.
+        A workspace is memory that an operator needs besides its inputs and its result. Some operators allocate a
+        workspace of a measured size while they run. A convolution may read channels-last copies of its inputs, and
+        such copies are workspaces. If a weight is copied, its gradient is a workspace until the next kernel writes
+        the gradient in the weight's format.
         """
         begun: dict[tuple[bool, fx.Node], int] = {}
         aten, called = torch.ops.aten, {n.target for n in self._backward}
@@ -85,13 +83,13 @@ class FusedWalk(StepWalk):
                     yield node, tensor_bytes(a.meta.get("val")), computed[a], program_point
 
     def _end_of_kernel(self, program_point: int) -> int:
-        """Return the last program point before the first later node that never fuses; the step's last without such a node."""
+        """Return the last program point before the next node that never fuses, or else the last of the step."""
         ran = [*self._forward, *self._backward]
         later = enumerate(ran[program_point + 1 :], program_point)
         return next((m for m, n in later if not (may_fuse(n) or is_passed_on(n))), len(ran) - 1)
 
     def _kernel_before(self, program_point: int) -> int:
-        """Return the program point of the kernel right before an operator; the operator's own without a kernel."""
+        """Return the program point of the kernel right before an operator, or else the operator's own program point."""
         ran = [*self._forward, *self._backward]
         follows = (
             program_point != self.boundary and program_point and may_fuse(ran[program_point - 1])
@@ -228,6 +226,6 @@ def _fills(read: fx.Node, node: fx.Node) -> bool:
 
 
 def _workspace(node: fx.Node, channels_last: bool) -> int:
-    """Return the bytes that an operator in compiled code allocates, apart from the bytes of its results."""
+    """Return the bytes that an operator allocates in compiled code, beyond the bytes of its results."""
     measure = node.meta.get(MEASURE)
     return 0 if measure is None or may_fuse(node) else hint(measure(channels_last))

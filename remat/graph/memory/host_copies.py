@@ -1,14 +1,13 @@
-"""Asynchronous copies of tensors to the host's memory and back.
+"""Copy tensors asynchronously to the host's memory and back.
 
-Forward calls `offload`, and later `wait_copied`, after which the device memory can be freed.
-Backward calls `reload`, and `wait_copied` before the first read of the tensor. The host's memory is
-page-locked and comes from PyTorch's caching host allocator, which reuses the same buffers in every
-step. The CUDA streams for copies follow
-``torch/_functorch/_activation_offloading/offload_ops.py``, with two differences: no storage is
-resized to 0 bytes, so backward may run twice, and each direction uses a single stream.
+Forward calls `offload`, and later `wait_copied`, after which the device memory can be freed. Backward calls `reload`,
+and `wait_copied` before the first read of the tensor. The host's memory is page-locked and comes from PyTorch's
+caching host allocator, which reuses the same buffers in every step. The CUDA streams for copies follow
+``torch/_functorch/_activation_offloading/offload_ops.py``, with two differences. No storage is resized to 0 bytes, so
+that backward may run twice. Each direction of copies uses a single stream.
 
-On a CPU, copies are synchronous and use memory that PyTorch's allocator does not count. On a CPU,
-the allocator's count therefore equals the memory that a device would need.
+On a CPU, copies are synchronous and use memory that PyTorch's allocator does not count. The allocator's count on a
+CPU therefore equals the memory that a device would need.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lifetimes of storages over forward and backward, and the peak of a step: the most bytes alive at once.
+"""Compute the lifetimes of storages over a step, and the step's peak, which is the most bytes alive at once.
 
 The simulated graphs run uncompiled (the eager lowering), without in-place reuse of memory. A value
 is allocated when its node runs and freed after its last use. A workspace, which is memory that an
@@ -99,7 +99,7 @@ class Timeline:
     lifetimes: tuple[Lifetime, ...]
 
     def alive(self, program_point: int) -> tuple[Lifetime, ...]:
-        """Return the storages alive at a program point, including the result of its node, largest first."""
+        """Return the storages alive at a program point, largest first, with the result of the node that runs there."""
         storages = [x for x in self.lifetimes if x.first <= program_point <= x.last]
         return tuple(sorted(storages, key=lambda x: -x.nbytes))
 
@@ -240,13 +240,12 @@ def sums_of(spans: Iterable[tuple[int, int, int]], program_points: int) -> tuple
 class StepWalk:
     """Simulation of the memory that forward and backward of a step take.
 
-    A storage is identified by a key: the `storage_key` of a fake value on the storage. A recomputed
-    node has the fake value of its forward run. Therefore one key may stand for two storages, one
-    that a node's forward run allocates and one that its recomputation allocates. A key names the
-    same storage in forward and in backward only if forward saves the storage. A recomputed storage
-    has a key of its own if the forward storage is still alive: a second run computes all results of
-    an operator, even saved ones. If a node runs several times within forward or within backward,
-    each run's storages have keys of their own.
+    A storage is identified by a key: the `storage_key` of a fake value on the storage. A recomputed node has the fake
+    value of its forward run. Therefore one key may stand for two storages, one that a node's forward run allocates
+    and one that its recomputation allocates. A key names the same storage in forward and in backward only if forward
+    saves the storage. A second run of an operator computes all its results, even saved results, which are still alive
+    from the first run. The second storage of a saved result then has a key of its own. If a node runs several times
+    within forward or within backward, each run's storages have keys of their own.
 
     Attributes:
         program_points: names of the nodes that run, forward's first.
@@ -369,7 +368,7 @@ class StepWalk:
     def _walk(
         self, nodes: list[fx.Node], start: int, existing: set[int]
     ) -> tuple[dict[int, tuple[fx.Node, int]], dict[int, int]]:
-        """Return two dicts from storage keys: to (allocating node, its program point), and to the last use."""
+        """Return two dicts by storage key: one of pairs (allocating node, its program point), one of last uses."""
         allocations: dict[int, tuple[fx.Node, int]] = {}
         last: dict[int, int] = {}
         keys_of = self.sizes.keys
@@ -399,7 +398,7 @@ class StepWalk:
         return allocations, last
 
     def _key_for(self, node: fx.Node, key: int, *, apart: bool) -> int:
-        """Return the key for a node's storage: for a view, the base's; otherwise ``key``, or a new key if ``apart``."""
+        """Return the base's key if a node is a view; otherwise return ``key``, or a new key if ``apart`` is set."""
         sizes = self.sizes
         # If the base of a view runs several times, the view shares memory with the run that it reads. This need not
         # be the latest run.

@@ -1,4 +1,4 @@
-"""Lifetimes of storages over all graphs of one step.
+"""Compute the lifetimes of storages over all graphs of one step.
 
 A step has several graphs if its model has graph breaks. Forwards run from the first graph to the
 last, backwards from the last to the first.
@@ -120,7 +120,7 @@ class _Step:
         return self._at(k, max(reads, default=walk.boundary - 1))
 
     def _passed(self) -> list[dict[int, int]]:
-        """Return, by run and storage key, the last program point of outputs that later runs receive or nobody holds."""
+        """Return, for each run, the last program point of outputs that a later run receives or that nobody holds."""
         passed: list[dict[int, int]] = [{} for _ in self._graphs]
         for k, graph in enumerate(self._graphs):
             inputs = {n.name: n for n in graph.forward.graph.nodes if n.op == "placeholder"}
@@ -151,7 +151,7 @@ class _Step:
         return passed
 
     def _from_outside(self, k: int) -> set[str]:
-        """Return the names of those tangents of graph run ``k`` that the step's caller provides."""
+        """Return the names of the tangents that graph run ``k`` gets from the step's caller, not from a later run."""
         received = {o for g in self._graphs for _, j, o in g.joint.received if j == k}
         joint = self._graphs[k].joint
         # The caller gives gradients for outputs that no later graph receives, and for those that it received too.

@@ -1,8 +1,7 @@
 """Find the node that owns each storage of a joint graph, and the storages that cost nothing to save.
 
-The owner of a storage is the first node in graph order whose value is on the storage. Storages that
-the step keeps alive in every plan (inputs it does not mutate, the user's outputs) cost nothing to
-save.
+The owner of a storage is the first node in graph order whose value is on the storage. Storages that live through the
+step in every plan, such as unmutated inputs and the user's outputs, cost nothing to save.
 """
 
 from __future__ import annotations
@@ -126,7 +125,7 @@ def find_storages(
 
 
 def _mutated(joint: JointGraph, index: GraphIndex, owner: list[int]) -> dict[int, int]:
-    """Return the position of the last write to each mutated storage, by the position of the storage's owner."""
+    """Return a dict from the position of each mutated storage's owner to the position of the storage's last write."""
     mutated: dict[int, int] = {}
     for i in index.special:
         node = index.nodes[i]

@@ -1,4 +1,4 @@
-"""The storages behind fake values: which values share a storage, and the bytes of each storage.
+"""Find which fake values share a storage, and the bytes of each storage.
 
 Bytes are counted per storage, not per tensor, so a view adds nothing to the bytes of its base.
 """
@@ -142,8 +142,8 @@ def workspace_bytes(node: fx.Node) -> int:
 def hint(size: Any) -> int:
     """Return a size as a nonnegative int, with a number in place of each symbol.
 
-    A symbol is replaced by the number that a `sizes_at` block gives to it. A symbol without such a
-    number is replaced by its hint from tracing, or by `UNBACKED_HINT` if it has no hint.
+    A symbol is replaced by the number that a `sizes_at` block gives to it. A symbol to which no block gives a number
+    is replaced by its hint from tracing, or by `UNBACKED_HINT` if it has no hint.
     """
     if type(size) is int:
         return size
@@ -192,7 +192,7 @@ def numbers_of(value: Any) -> tuple[Any, ...]:
 
 
 def has_symbols(values: Iterable[Any], *, learned: bool = False) -> bool:
-    """Return whether a number or tensor size contains a symbol with a hint, or one without a hint if ``learned``."""
+    """Return whether any size in ``values`` is symbolic and has a hint, or has none if ``learned`` is set."""
     return any(
         expression_of(size) is not None and size.node.has_hint() is not learned
         for value in values

@@ -1,9 +1,8 @@
 """Find tensors that the user may overwrite before backward, and protect backward from such writes.
 
-Users overwrite, for example, a loader's pinned buffer or a step's logits. Eager PyTorch allows
-writes to tensors that autograd has not saved, and raises for writes to saved tensors. The joint
-graph shows which tensors eager autograd saves: the forward values that nodes traced in backward
-read.
+Users overwrite, for example, a loader's pinned buffer or a step's logits. Eager PyTorch allows writes to tensors that
+autograd has not saved, and raises for writes to saved tensors. The joint graph shows which tensors eager autograd
+saves: forward values that are read by nodes of backward.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ def user_mutable_inputs(joint: JointGraph) -> frozenset[str]:
 def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> None:
     """Make a joint graph return copies of those user outputs that backward might read.
 
-    The user may overwrite the returned copies before backward reads the originals. Outputs that
-    share memory with an input are not copied, nor are outputs whose memory no other node reads.
+    The user may overwrite the returned copies before backward reads the originals. An output is not copied if it
+    shares memory with an input, or if no other node reads its memory.
 
     Args:
         joint: the joint graph, which is changed.
@@ -148,14 +147,14 @@ def reread_outputs(joint: JointGraph, saved_values: Iterable[Any]) -> tuple[int,
 
 
 def _user_index(desc: Any) -> int | None:
-    """Return an output's index among the user's outputs, from its descriptor; None if the user does not see it."""
+    """Return the index among the user's outputs that a descriptor states; None for an output that is not the user's."""
     return desc.idx if isinstance(desc, torch_compat.descriptors.PlainAOTOutput) else None
 
 
 def _copyable_outputs(
     joint: JointGraph, root: Mapping[fx.Node, fx.Node]
 ) -> dict[fx.Node, list[tuple[fx.Node, Any]]]:
-    """Return forward's outputs outside of inputs' memory, in a dict by the node that owns an output's memory."""
+    """Return forward's outputs that share no memory with inputs, grouped by the node that owns an output's memory."""
     memories = {storage_key(n.meta.get("val")) for n in joint.graph.find_nodes(op="placeholder")}
     outputs, _, descs, _ = split_outputs(joint)
     of_root: dict[fx.Node, list[tuple[fx.Node, Any]]] = {}
@@ -171,7 +170,7 @@ def _copyable_outputs(
 
 
 def _views(joint: JointGraph) -> tuple[dict[fx.Node, fx.Node], dict[fx.Node, fx.Node]]:
-    """Return two dicts: from each view to the argument that it is a view of, and from each node to its memory's owner."""
+    """Return two dicts by node: one of the arguments that views show, one of the owners of the nodes' memory."""
     sizes = Sizes(joint.memories)
     viewed: dict[fx.Node, fx.Node] = {}
     root: dict[fx.Node, fx.Node] = {}

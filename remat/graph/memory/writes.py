@@ -82,7 +82,7 @@ def root_of(node: fx.Node) -> fx.Node:
 
 
 def by_target(nodes: Iterable[fx.Node], ask: Callable[[fx.Node], T]) -> list[T]:
-    """Return ``ask(node)`` for each node; ``ask`` runs once per operator, because it must depend on nothing else."""
+    """Return ``ask(node)`` for each node; ``ask`` must depend on the operator alone, and runs once per operator."""
     nodes = list(nodes)
     # The nodes keep their targets alive, so each `id` stays unique.
     # By identity, because hashing an overload takes longer.

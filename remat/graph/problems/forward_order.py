@@ -1,4 +1,4 @@
-"""Order of nodes in forward: nodes that only backward reads run right after their inputs."""
+"""Order the nodes of forward, so that nodes that only backward reads run right after their inputs."""
 
 from __future__ import annotations
 

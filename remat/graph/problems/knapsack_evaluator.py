@@ -1,12 +1,11 @@
-"""Evaluate a knapsack solution on its graph, and find the knee of its Pareto frontier.
+"""Evaluate knapsack solutions on a joint graph, and find the knee of the graph's Pareto frontier.
 
-Candidates are the nodes that may be saved or recomputed. A knapsack solution saves some of the
-candidates and recomputes the others. The classes replace those of
-``torch/_functorch/_activation_checkpointing`` in PyTorch, with four differences. All derived graphs
-keep the order of the nodes, so results do not depend on hash seeds. In the graph that has only
-the candidates, an edge stands for a path on which no other candidate lies. The memory of the backward pass
-counts no candidate twice. The knee comes from one run that computes the whole frontier, instead of
-a hundred solver runs.
+Candidates are the nodes that may be saved or recomputed. A knapsack solution saves some of the candidates and
+recomputes the others. The classes in this file replace the classes of PyTorch's
+``torch/_functorch/_activation_checkpointing``, with four differences. All derived graphs keep the order of the nodes,
+so results do not depend on hash seeds. In the graph that has only the candidates, an edge stands for a path on which
+no other candidate lies. The memory of the backward pass includes each candidate only once. The knee comes from one
+run that computes the whole frontier, instead of a hundred solver runs.
 """
 
 from __future__ import annotations
@@ -117,7 +116,7 @@ def _by_name(
     given: Mapping[str, float] | None,
     recorded: Sequence[float] | None,
 ) -> dict[str, float]:
-    """Return memories or runtimes by candidate name, from either form of the arguments."""
+    """Return memories or runtimes by candidate name, from a dict by name or from a list in candidate order."""
     if given is None and recorded is not None and len(recorded) == len(candidates):
         return dict(zip(candidates, recorded, strict=True))
     missing = [n for n in candidates if n not in (given or {})]

@@ -62,7 +62,7 @@ class Lowered:
     fixed: FixedBranches = FixedBranches()
 
     def priced(self, costs: Sequence[int], unit: str) -> Lowered:
-        """Return a copy with other costs of values, by joint-graph position; states and snapshots cost nothing."""
+        """Return a copy in which values have other costs, given by joint-graph position; other nodes cost nothing."""
         prices = (
             costs[at] if kind is SavedKind.VALUE else 0
             for kind, at in zip(self.kind, self.position, strict=True)
@@ -168,7 +168,7 @@ def must_offload(node: fx.Node) -> bool:
 
 
 def offload_tags(nodes: Sequence[fx.Node], owner: Sequence[int]) -> dict[int, fx.Node]:
-    """Return a dict from the position of each node whose value is offloaded to the node with the offload tag."""
+    """Return the nodes with an offload tag, each by the position of the node whose value the tag offloads."""
     tagged: dict[int, fx.Node] = {}
     for at, node in enumerate(nodes):
         if node.meta.get("recompute") is not None and must_offload(node):
@@ -313,7 +313,7 @@ def _backward_uses(index: GraphIndex, roles: Roles, i: int) -> tuple[bool, bool]
 
 
 def _tied_by_tags(index: GraphIndex, storages: Storages) -> dict[int, CheckpointPolicy]:
-    """Return the checkpoint tags that require saving or recomputing, as a dict from node positions."""
+    """Return the checkpoint tags that require saving or recomputing, by position of the node that a tag concerns."""
     tags: dict[int, CheckpointPolicy] = {}
     for i, node in enumerate(index.nodes):
         if node.meta.get("recompute") is None:

@@ -1,10 +1,10 @@
-"""Budgets that the user's code sets with ``torch.autograd.graph.region_activation_memory_budget``.
+"""Read budgets that the user's code sets with ``torch.autograd.graph.region_activation_memory_budget``.
 
-As in PyTorch, this context manager applies to a whole graph: the context must cover the graph's
-forward and set one budget ratio. Error messages about budgets begin with PyTorch's own text. Regions
-with different ratios must be in different graphs. AOTAutograd and Inductor add operators outside of
-every user's context: writes to mutated inputs, and seeds of random numbers. PyTorch 2.13 therefore
-refuses a graph with batch norm, but remat ignores operators outside of every user's context.
+As in PyTorch, such a budget is a ratio and applies to a whole graph: the context must cover all of the graph's
+forward. Error messages about budgets begin with PyTorch's own text. Regions with different ratios must be in
+different graphs. AOTAutograd and Inductor add operators outside of every user's context: writes to mutated inputs,
+and seeds of random numbers. PyTorch 2.13 therefore refuses a graph with batch norm, but remat ignores operators
+outside of every user's context.
 """
 
 from __future__ import annotations

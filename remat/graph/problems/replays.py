@@ -39,7 +39,7 @@ class Replays:
         return kind == "cpu" or (kind in _STATE_BYTES and not self._several)
 
     def forbid(self, node: fx.Node) -> bool:
-        """Return whether a second run of a node, or of the call whose tuple the node reads, would be observable."""
+        """Return whether a second run of a node would be observable; a ``getitem`` counts as the call that it reads."""
         maker = maker_of(node)
         if maker.op != "call_function":
             return False

@@ -1,14 +1,13 @@
 """Build the scheduling problem of a joint graph: when each node runs, or runs again, in a step.
 
-Problem nodes stand for storages. A joint-graph node that allocates memory becomes a problem
-node for its first storage. Each further storage that the joint-graph node allocates becomes a
-problem node that is a part of the first storage's. A call that allocates no memory, such as an
-in-place write, becomes a problem node of 0 bytes. Views have no problem nodes. In the
-problem, a node that reads a view reads the view's base. The peak of a schedule equals
-`remat.graph.memory.liveness.memory_curve` of the forward and backward graphs that run the schedule.
+Problem nodes stand for storages. A joint-graph node that allocates memory becomes a problem node for its first
+storage. Each further storage that the joint-graph node allocates becomes a problem node that is a part of the first
+problem node. A call that allocates no memory, such as an in-place write, becomes a problem node of 0 bytes. Views
+have no problem nodes. In the problem, a node that reads a view reads the view's base. The peak of a schedule equals
+the peak that `remat.graph.memory.liveness.memory_curve` finds for the forward and backward graphs of the schedule.
 
-The problem's peak and the simulated peak can differ if a value is kept although its node runs again:
-the problem assumes that later readers read the value of the later run.
+The problem's peak and the simulated peak can differ if a value is kept although its node runs again. The problem
+assumes that later readers read the recomputed value, even if the first value is still alive.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class LoweredSchedule:
     of_value: dict[str, int]
 
     def runs_of(self, name: str) -> tuple[int, ...]:
-        """Return the problem node for a joint-graph node's run in forward, preceded by that for its generator state."""
+        """Return the problem nodes of a joint-graph node in forward: its generator state, if any, and its first run."""
         at, state = self.of_name.get(name), self.of_name.get(name + _DRAWN)
         return () if at is None else (at,) if state is None else (state, at)
 

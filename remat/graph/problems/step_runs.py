@@ -1,4 +1,4 @@
-"""Record the runs of a step's graphs: their order, and the values that they exchange."""
+"""Record in which order the graphs of a step run, and which values the runs exchange."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class StepRuns:
         held_by_caller: Iterable[torch.Tensor],
         graph_of: Sequence[int] | None = None,
     ) -> list[JointGraph]:
-        """Return copies of the joint graphs that state each graph's runs, and the values that runs share.
+        """Return copies of the joint graphs, which also state each graph's runs and the values that runs exchange.
 
         Args:
             graphs: the joint graphs of the step.

@@ -1,4 +1,4 @@
-"""Lookups and message texts that the rules on a partitioned graph share."""
+"""Lookups and message texts that several rules on a partitioned graph use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from remat.graph.roles import classify
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Split:
-    """A joint graph that is split into forward and backward, and what its plan promises.
+    """A joint graph that is split into forward and backward, and the limits that the split must keep.
 
     Attributes:
         joint: the joint graph before the split. It states which of its inputs are outputs, or inputs, of

@@ -51,7 +51,7 @@ def tags_hold(facts: Facts) -> Iterator[Fault]:
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Return whether a node is a view; saving the storage behind it is enough for its MUST_SAVE tag."""
+    """Return whether a node is a view; a MUST_SAVE tag on a view only asks that the view's storage be saved."""
     if ops.default_taxonomy().is_view(node) or aliased_argument(node) is not None:
         return True
     # Some operators, such as `_unsafe_view`, return an alias that their schema does not declare.
@@ -62,7 +62,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def values_are_known(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each call or placeholder without a fake value, unless its joint-graph node has none."""
+    """Yield a fault for each call or placeholder without a fake value, unless its joint-graph node has none either."""
     for node in (*facts.split_nodes[0], *facts.split_nodes[1]):
         if node.op in ("call_function", "placeholder") and "val" not in node.meta:
             source = facts.joint.get(node.name)
@@ -106,7 +106,7 @@ def saved_values_share_no_memory(facts: Facts) -> Iterator[Fault]:
 
 
 def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each read of memory whose contents, after a write, differ from those in the joint graph."""
+    """Yield a fault for each node that, because of a write, reads other contents than the node in the joint graph."""
     key = _memory(facts)
     writes = [
         {n: {key(w) for w in written_by(n)} for n in nodes if ops.is_mutating(n)}
@@ -134,7 +134,7 @@ def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:
 
 
 def _is_behind(facts: Facts, node: fx.Node, write: int) -> bool:
-    """Return whether a node of forward or backward comes after a write in the joint graph."""
+    """Return whether, in the joint graph, a node of forward or backward comes after a write."""
     if node.op != "call_function":
         return False
     if facts.position.get(node.name, -1) > write:
@@ -186,7 +186,7 @@ def _memory(facts: Facts) -> Callable[[fx.Node], Any]:
 def _reordered(
     facts: Facts, nodes: list[fx.Node], written: dict[fx.Node, set[Any]], key: Any
 ) -> Iterator[Fault]:
-    """Yield a fault for each read that moved past a write to the same memory, compared with the joint graph."""
+    """Yield a fault for each read and write of the same memory that run in the opposite order in the joint graph."""
     place_of = {n: i for i, n in enumerate(nodes)}
     touched = {k for keys in written.values() for k in keys}
     for node in nodes:

@@ -1,4 +1,4 @@
-"""Rules on signatures: inputs and outputs of forward and backward, and the saved values."""
+"""Rules on the inputs and outputs of forward and backward, and on the saved values."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def backward_takes_what_forward_hands(facts: Facts) -> Iterator[Fault]:
 
 
 def backward_takes_tangents_behind(facts: Facts) -> Iterator[Fault]:
-    """Yield a fault for each wrong tangent, random seed or state among backward's inputs after the saved values."""
+    """Yield a fault for each wrong tangent, random seed or generator state among the inputs of backward."""
     actual = facts.placeholders[2][len(facts.saved_for_backward) :]
     yield from _compare_inputs(
         "input behind what was saved", actual, _after_saved(facts), "backward"

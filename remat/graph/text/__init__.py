@@ -17,15 +17,15 @@ The text has Python's syntax, with one line per node::
         backward(None),
     ]
 
-A type states dtype and sizes of a value. Parentheses add properties that do not follow from dtype and sizes:
-strides, offset, bytes of the storage, device, layout. By default, a view uses the storage of its
-base, and ``sort[0]`` uses the storage of the first result of ``sort``. ``@ x`` places a tensor in the
-storage of ``x``, and ``@ None`` in a storage of its own.
+A type states dtype and sizes of a value. Parentheses add properties that do not follow from dtype and sizes: strides,
+offset, bytes of the storage, device, layout. By default, a view uses the storage of its base, and ``sort[0]`` uses
+the storage of the first result of ``sort``. ``@ x`` places a tensor in the storage of ``x``; ``@ None`` places a
+tensor in a storage of its own.
 
-``part`` is AOTAutograd's tag that the nodes below, up to the next ``part``, belong to forward or
-backward. Marks after a call, such as ``must_save``, are instructions to passes. Attributes that a
-``get_attr`` node fetches by name are declared before the node: with ``constant`` for a tensor, with
-``with subgraph("name"):`` for a graph, or with ``attribute`` for any other object.
+``part`` states whether the nodes below, up to the next ``part``, are tagged as forward or backward by AOTAutograd.
+Marks after a call, such as ``must_save``, are instructions to passes. An attribute that a ``get_attr`` node fetches
+by name is declared before the node. The declaration is ``constant`` for a tensor, ``with subgraph("name"):`` for a
+graph, and ``attribute`` for any other object.
 """
 
 from remat.graph.text.parsing import parse_graph, parse_joint, read_joint

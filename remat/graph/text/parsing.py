@@ -34,9 +34,9 @@ from remat.graph.text.values import ValueReader
 def parse_joint(text: str) -> JointGraph:
     """Parse a joint graph from the text that `print_joint` wrote.
 
-    The parsed graph has the same fingerprint as the original. The values of its nodes are fake
-    tensors in a new fake mode. Symbols have the hints and ranges that the text states. The graph
-    module takes flat arguments: primals, then tangents.
+    The parsed graph has the same fingerprint as the original. The nodes of the parsed graph have fake tensors in a
+    new fake mode as values. Symbols have the hints and ranges that the text states. The graph module takes flat
+    arguments: primals, then tangents.
 
     Raises:
         ProblemError: the text is not a joint graph, is cut off or too large, or contains something

@@ -56,9 +56,9 @@ SUFFIX = ".joint"
 def print_joint(joint: JointGraph, *, modules: bool = False) -> str:
     """Return a joint graph as text, which `parse_joint` reads.
 
-    The text holds all data that planning uses, but states the modules of nodes, which policies by module
-    need, only if ``modules`` is set. The text leaves out three things: the numbers of constants with
-    more than 64 elements, all of a stack trace except the innermost user line, and guards on symbols.
+    The text holds all data that planning uses, with one exception. The text names the modules of nodes, which
+    policies by module need, only if ``modules`` is set. The text leaves out guards on symbols, and the numbers of
+    constants with more than 64 elements. The text keeps only the innermost user line of each stack trace.
 
     Raises:
         ProblemError: something in the graph has no text form. The message names the node.

@@ -1,6 +1,6 @@
 """Write and read symbolic sizes such as ``(s77//2) + 1`` and their symbols, and create fake values.
 
-SymPy prints the expressions. The reader walks the syntax tree and executes no text.
+SymPy prints the expressions of symbolic sizes. The reader walks the syntax tree and executes no text.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 
 @functools.cache
 def _functions() -> dict[str, Any]:
-    """Return the functions that the text of a size may call, by name: PyTorch's additions to SymPy, and logic."""
+    """Return the functions that the text of a size may call, by name: PyTorch's SymPy functions, And, Or and Not."""
     own = {
         name: kind
         for name, kind in vars(functions).items()
@@ -401,7 +401,7 @@ def write_symbol(symbol: Symbol) -> str:
 
 
 def symbols_of(used: Iterable[sympy.Symbol], env: ShapeEnv | None) -> list[Symbol]:
-    """Return the declarations of symbols, sorted by name, with the hints and ranges of an environment."""
+    """Return the declarations of symbols, sorted by name, with the hints and ranges of a shape environment."""
     # Sorted by letters, then by number, so that s9 comes before s10.
     ordered = sorted(used, key=lambda s: (s.name.rstrip("0123456789"), len(s.name), s.name))
     env = env or ShapeEnv()

@@ -50,7 +50,7 @@ def base_of(node: fx.Node) -> Any:
 
 
 def element(base: Any, k: int) -> Any:
-    """Return the value whose storage a tuple's element ``k`` uses by default, if the tuple is a view of ``base``."""
+    """Return the value whose storage element ``k`` of a tuple uses by default, if the tuple is a view of ``base``."""
     if not isinstance(base, (tuple, list)):
         return base
     return base[k] if -len(base) <= k < len(base) else None
@@ -138,7 +138,7 @@ class ValueWriter:
         return self._literals.write(value)
 
     def _placed(self, tensor: torch.Tensor, place: str, base: Any) -> str:
-        """Return the text of a tensor's type, with ``@`` and its storage unless the storage is the default one."""
+        """Return the text of a tensor's type; a storage other than the default one follows after ``@``."""
         key = storage_key(tensor)
         if key is None:
             return self._tensor(tensor, owns=True)
@@ -215,7 +215,7 @@ class ValueReader:
         return inner
 
     def read(self, node: fx.Node, written: ast.expr) -> Any:
-        """Create the value of a node with its target and arguments, from the type that the text gives."""
+        """Create a node's value from the type in the text, given the target and arguments of the node."""
         return self._read(written, f"{self._graph}.{node.name}", base_of(node))
 
     def constant(self, kind: ast.expr, numbers: ast.expr | None = None) -> torch.Tensor:
@@ -359,7 +359,7 @@ def _dtype_of(node: ast.expr) -> torch.dtype | None:
 
 
 def has_numbers(value: object) -> bool:
-    """Return whether a constant's text states its numbers: if known, dense, and at most `MAX_CONSTANT` of them."""
+    """Return whether a constant's text states its numbers: it does if they are known, dense, and not too many."""
     return _real(value) is not None
 
 

@@ -294,8 +294,8 @@ def rows_of(batches: Sequence[int], plan_batches: PlanBatches) -> dict[int, FitR
 def rows_up_to_largest(plan_batches: PlanBatches, width: int) -> dict[int, FitRow]:
     """Find the largest batch that fits the memory, by doubling, then bisection; return the rows of all planned batches.
 
-    Doubled batches (1, 2, 4, …) are planned independently, ``width`` of them at a time. In the bisection, decisions
-    of all batch sizes planned before are also tried for each batch size.
+    Doubled batches (1, 2, 4, …) are planned independently, ``width`` of them at a time. In the bisection, the search
+    for a batch size also starts from the decisions for other batch sizes.
     """
     answers: dict[int, Answer] = {}
     rows: dict[int, FitRow] = {}

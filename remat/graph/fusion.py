@@ -97,7 +97,7 @@ def is_scatter(target: Any) -> bool:
 
 
 def is_grouped(node: fx.Node) -> bool:
-    """Return whether a node is a scatter that Inductor runs in one function with its neighbours, as on a CPU."""
+    """Return whether a node is a scatter on a CPU, which Inductor runs in one C++ function with its neighbours."""
     value = node.meta.get("val")
     return (
         is_scatter(node.target) and isinstance(value, torch.Tensor) and value.device.type == "cpu"

@@ -197,7 +197,7 @@ class _Sizes:
         return cls(Fakes([replace(s, hint=at.get(s.name, s.hint)) for s in described]))
 
     def learn(self, values: Sequence[Any], outputs: Sequence[Any], nbytes: Sequence[Any]) -> None:
-        """Learn how the generated code writes symbolic sizes: compare forward's traced and simulated outputs."""
+        """Learn the names of symbolic sizes in the generated code from the sizes of forward's outputs."""
         for value, output in zip(values, outputs, strict=True):
             for size, generated in zip(_numbers(value), _numbers(output), strict=False):
                 expression = expression_of(size)

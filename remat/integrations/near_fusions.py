@@ -164,7 +164,7 @@ class NearFusions(InductorChoices):
 
 
 def _is_read_before(node: Any, place: int) -> bool:
-    """Return whether an extern operator before a position of the schedule reads a result of ``node``."""
+    """Return whether a result of ``node`` is read by an extern operator that the schedule runs before ``place``."""
     readers = (user.node for result in node.get_outputs() for user in result.users)
     return any(isinstance(r, ExternKernelSchedulerNode) and r.min_order < place for r in readers)
 

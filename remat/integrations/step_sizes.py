@@ -230,7 +230,7 @@ class SizedBytes:
         return int(self._sum(bounds) * self._more)
 
     def _sum(self, bounds: Mapping[Any, int | None]) -> int:
-        """Return the most bytes alive at one program point, if symbolic sizes take the values in ``bounds``."""
+        """Return the peak in bytes over all program points, for the values in ``bounds`` of symbolic sizes."""
         spans = (
             (bounds.get(size) or 0 if size in bounds else nbytes, first, last)
             for nbytes, size, first, last in self._spans

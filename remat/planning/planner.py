@@ -335,7 +335,7 @@ class Planner:
         return with_tagged(self._saving(budget))
 
     def _saving(self, budget: Budget) -> Candidate:
-        """Return the decision under a budget on saved bytes, without offloading the values that the user tags."""
+        """Return the decision under a budget on saved bytes; values tagged for offloading are not offloaded yet."""
         context, decisions = self.context, self.search.decisions
         limits = replace(context.request.deciding(), budget=budget).limits(context.state)
         if limits.capacity != context.full_bytes:

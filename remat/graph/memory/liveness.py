@@ -314,8 +314,8 @@ class StepWalk:
     def lifetimes(self) -> Iterator[tuple[int, fx.Node, int, int, int]]:
         """Yield each storage in device memory, followed by each workspace (memory inside of an operator).
 
-        Each item is (storage key, allocating node, bytes, first program point, last program point). All
-        workspaces have the same key.
+        Each item is (storage key, allocating node, bytes, first program point, last program point). Workspaces
+        are no storages, so all of them have one and the same key.
         """
         yield from self.storages()
         for workspace in self.workspaces():

@@ -219,7 +219,7 @@ class Expressions:
         return result
 
     def _operation(self, node: ast.expr) -> tuple[Callable[..., Any], list[ast.expr]]:
-        """Return the function that computes an expression from its operands, and their syntax trees."""
+        """Return the function that computes an expression from its operands, and the syntax trees of the operands."""
         make: Callable[..., Any] | None = None
         parts: list[ast.expr] = []
         match node:

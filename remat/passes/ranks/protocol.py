@@ -151,7 +151,7 @@ class Ranks:
             return own
 
     def largest(self, number: int, wait_s: float) -> int:
-        """Return the largest ``number`` of all ranks that use the decision that `settle` returned last on this rank."""
+        """Return the largest ``number`` of all ranks that use this rank's decision, the one `settle` returned last."""
         # All ranks get the same result: the first rank that ends its wait stores the largest number seen so far, and
         # this number stays. A rank that calls later gets the stored number even if its own is larger. If `settle` was
         # not called since the last `largest`, or the store fails, the result is ``number``.

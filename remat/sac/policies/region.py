@@ -143,7 +143,7 @@ _EMPTY = torch.empty(0)
 
 
 class _Saving(torch.autograd.Function):
-    """Autograd function that saves a tensor without running an operator, which policies of outer regions would see."""
+    """Autograd function that saves a tensor. It runs no operator, because policies of outer regions would see one."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> None:

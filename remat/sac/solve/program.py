@@ -210,7 +210,7 @@ class _Program:
         return decision, bound
 
     def _nesting(self) -> Any:
-        """Return the constraints by which a module and its ancestors together get at most one set of stored results."""
+        """Return constraints: of a module and its ancestors, at most one is checkpointed."""
         from scipy.sparse import lil_array
 
         matrix = lil_array((len(self._columns), self._count + 1))

@@ -90,7 +90,7 @@ class _Work:
         return changed
 
     def order(self) -> list[int]:
-        """Return the remaining nodes in an order in which few values are alive at a time, for the kernel's search."""
+        """Return the remaining nodes in an order with few values alive at a time, as the native search needs."""
         # A node with `in_forward` False comes right after the last of its inputs, so that few values are alive at any
         # position. All other nodes keep their order.
         anchor: dict[int, int] = {}

@@ -1,8 +1,8 @@
 """Run a solver inside its own process; the parent process runs `remat.solvers.isolation.process`.
 
 The parent's questions and the worker's replies go through one connection, because the solver may print to standard
-output. Questions are pickled, because the worker trusts the parent. Replies are JSON, so that a garbled reply runs no
-code in the parent.
+output. Questions are pickled, since the worker may trust the parent. Replies are JSON instead, so that a garbled reply
+runs no code in the parent.
 """
 
 from __future__ import annotations

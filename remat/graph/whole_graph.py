@@ -314,7 +314,7 @@ def _behind_gradients(nodes: Sequence[fx.Node], marked: Sequence[int]) -> set[fx
 
 
 def _dependents(nodes: Iterable[fx.Node], dependents: set[fx.Node]) -> set[fx.Node]:
-    """Add to ``dependents`` all nodes that read a result of a node in ``dependents``, or memory that it writes."""
+    """Add to ``dependents`` all nodes that read a result of one of its nodes, or memory that one of these writes."""
     written: set[int | None] = set()
     for node in nodes:
         reads = inputs_of(node)

@@ -336,7 +336,7 @@ class Planned:
         return self.request.plan if isinstance(self.request.plan, Plan) else None
 
     def _count(self) -> None:
-        """Record the graph as planned, and warn if several graphs each get the whole budget in bytes."""
+        """Add the graph to the planned graphs, and warn if several graphs each get the whole budget in bytes."""
         options = self.arrived.options
         planned, budget = options.graphs.planned, options.request.budget
         counted = self.identity in planned or self.arrived.is_alone

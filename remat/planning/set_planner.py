@@ -225,7 +225,7 @@ class SetPlanner:
 
     @property
     def _full_bytes(self) -> int:
-        """Bytes that the runtime-optimal partitions of all runs of all graphs save together."""
+        """Bytes that a step saves if each run of each graph saves its runtime-optimal partition."""
         full_bytes = sum(
             r * p.context.full_bytes for r, p in zip(self._runs, self._planners, strict=True)
         )

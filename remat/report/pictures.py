@@ -77,7 +77,7 @@ def figure_of(
 
 
 def write_picture(path: str | Path, draw: Callable[[], Figure]) -> None:
-    """Draw a figure and write it to a file, atomically. Equal figures give identical files.
+    """Draw a figure and write it to a file, atomically. Drawing the same plot twice gives identical files.
 
     Args:
         path: the file, which ends with ``.svg`` or ``.png``.

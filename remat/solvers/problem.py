@@ -92,7 +92,7 @@ class Problem(Generic[S]):
         return tuple(indices)
 
     def measure(self, choice: tuple[int, ...]) -> dict[str, Any]:
-        """Return a choice's value, weight and other attributes of its ``solution``, as a dict with names as keys.
+        """Return what ``solution`` needs for a choice, such as value and weight, as keyword arguments.
 
         Raises:
             ProblemError: the choice cannot be carried out.

@@ -85,7 +85,7 @@ def assert_agree(solver: Solver, one: Solution, other: Solution, factor: int, la
 
     The caller ensures that the second knapsack's optimum is at least ``factor`` times the first knapsack's optimum.
     Therefore the bound of the answer ``other`` must be at least ``factor * one.value``. If the solver is exact, the
-    value of ``other`` must reach this number too.
+    value of the answer ``other`` must be at least ``factor * one.value``, too.
     """
     bound = other.bound if other.claimed_bound is None else other.claimed_bound
     assert factor * one.value <= bound, (

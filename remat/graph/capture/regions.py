@@ -142,7 +142,7 @@ def _separate(call: fx.Node, region: fx.GraphModule) -> None:
 
 
 def _base(inner: fx.Node, ends: Mapping[Any, Any]) -> tuple[fx.Node, list[fx.Node]]:
-    """Return the node in ``ends`` that the view ``inner`` shows, and the views in between; else only ``inner``."""
+    """Return the node in ``ends`` of which ``inner`` is a view, and the views in between; else only ``inner``."""
     views: list[fx.Node] = []
     node = inner
     while node not in ends or not views:

@@ -125,7 +125,7 @@ def _error_at(line: int, offset: int, got: str, expected: str) -> ProblemError:
 
 
 def arguments(node: ast.AST | None, name: str, least: int, most: int) -> list[ast.expr] | None:
-    """Return the arguments of a call ``name(…)`` if there are ``least`` to ``most``; None for other expressions."""
+    """Return the arguments of a call ``name(…)`` if their number is from ``least`` to ``most``; None for other expressions."""
     if not isinstance(node, ast.Call) or call_name(node) != name or node.keywords:
         return None
     return node.args if least <= len(node.args) <= most else None

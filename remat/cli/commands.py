@@ -194,7 +194,7 @@ def list_option(
 #: setting ``flag`` is the option's name without dashes.
 _CLICK: Mapping[str, Mapping[str, Any]] = {
     "solver": {"type": params.SOLVER},
-    "time_limit": {"type": params.SECONDS},
+    "time_limit": {"type": params.SECONDS, "metavar": "SECONDS"},
     "hooks": {"metavar": "PAIR"},
     "offload": {"metavar": "LINK"},
     "host_memory": {"metavar": "BYTES"},

@@ -58,9 +58,8 @@ def diff(first: Path, second: Path) -> None:
     ]
     if as_json({"files": [str(first), str(second)], "graphs": graphs}):
         return
-    for graph in graphs:
-        columns = [graph["first"], graph["second"]]
-        show_figures(columns, str(graph["graph"]), ("", str(first), str(second)))
+    for graph, plans in zip(graphs, zip(*sides, strict=True), strict=True):
+        show_figures(list(map(_shown, plans)), str(graph["graph"]), ("", str(first), str(second)))
         if not graph["same_graph"]:
             click.echo(
                 "the plans are for different graphs, so that equal names need not be equal values: the model, "
@@ -74,6 +73,15 @@ def _saved_only(plan: Plan, other: Plan) -> list[str]:
     """Return the names of nodes that the first plan saves and the second does not, in the order of the first plan."""
     in_other = {*other.saved, *other.snapshots}
     return list(dict.fromkeys(n for n in (*plan.saved, *plan.snapshots) if n not in in_other))
+
+
+def _shown(plan: Plan) -> dict[str, Any]:
+    """Return the figures of a plan for people: the cost of the whole step, and None for a figure that is unknown."""
+    return _numbers(plan) | {
+        "step_cost": plan.before_after.cost if plan.step_cost else None,
+        "without_cost": plan.before_after.without_cost if plan.step_cost else None,
+        "planned_peak_bytes": plan.planned_peak_bytes or None,
+    }
 
 
 def _numbers(plan: Plan) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def build(
     count = sum(p.numel() for p in model.parameters())
     shape = f"batch {batch}" + (f" × {seq} tokens" if recipe.takes_seq else "")
     title = (
-        f"{type(model).__name__}, {count / 1e6:,.4g} M parameters in {str(model.dtype).partition('.')[2]}, "
+        f"{type(model).__name__}, {count:,} parameters in {str(model.dtype).partition('.')[2]}, "
         f"{shape}, {recipe.label}"
     )
     return Example(model=model, args=(), kwargs=kwargs, title=title)

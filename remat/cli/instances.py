@@ -110,6 +110,7 @@ def solve(file: Path, solver: str, budget: str | None, time_limit: float | None)
         figures = _solve(instance, decider, limit, time_limit)
     if not as_json(figures):
         show_figures([figures_of(instance)])
+        click.echo()
         show_figures([figures], "answer")
 
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 def policies(step: Step, request: PlanRequest) -> None:
     """List the modules of MODEL, and what a plan saves and recomputes in each.
 
-    The column "forward" is the cost of running a module's forward once, which the step pays again
-    if the whole module is recomputed. The last line is code to paste: it calls torch.compile with
-    policies that describe this plan. Change the policies as you want.
+    The column "forward cost" is the cost of running a module's forward once, which the step pays
+    again if the whole module is recomputed. The last line is code to paste: it calls torch.compile
+    with policies that describe this plan. Change the policies as you want.
     """
     from remat.cli.tables import show_rows
     from remat.planning.planner import plan_graph

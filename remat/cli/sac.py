@@ -121,8 +121,13 @@ def sac(
     if not as_json({"plan": json.loads(plan.to_json()), "measured": measured}):
         click.echo(f"{example.title}\n\n{plan.explain()}")
         if measured is not None:
-            figures = {"plain_peak_bytes": plan.plain_peak_bytes, "peak_bytes": plan.peak_bytes}
-            show_figures([figures, measured], "measured", ("", "estimated", "measured"))
+            estimated = {
+                "plain_peak_bytes": plan.plain_peak_bytes,
+                "peak_bytes": plan.peak_bytes,
+                "plain_ms": plan.step_ms,
+                "ms": plan.step_ms + plan.recompute_ms,
+            }
+            show_figures([estimated, measured], heads=("", "estimated", "measured"))
         if cost is None and mode == MODES[0] and failure is None:
             click.echo(
                 "times are those of an H100; --cost roofline:epyc estimates for a CPU", err=True

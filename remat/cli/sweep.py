@@ -112,7 +112,7 @@ def sweep(models: tuple[str, ...], jobs: int | None, output: Path | None, **opti
         if output is not None:
             click.echo(f"written to {output}{_taken(total - missing, output)}")
         if failed:
-            click.echo(f"{failed} of {count} rows have no plan; the reasons stand in the table")
+            click.echo(f"{failed} of {count} rows have no plan; the reasons stand above")
     if failed == count:
         raise RematError("no row has a plan; the reasons stand with the rows")
 

@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from remat.planning.plan import Plan
 
 
+#: Labels of values whose names in JSON say too little without the documentation.
+_LABELS = {
+    "more": "more than without remat",
+    "once": "cost of each node once",
+    "plain_peak_bytes": "peak bytes without checkpointing",
+    "plain_ms": "ms without checkpointing",
+    "gradient_distance": "relative difference of gradients",
+}
+
+
 def new_table(
     title: str = "",
     heads: Sequence[str] = (),
@@ -79,8 +89,11 @@ def show_rows(
 def show_figures(
     columns: Sequence[Mapping[str, Any]], title: str = "", heads: Sequence[str] = ("", "")
 ) -> None:
-    """Print a table with a row for each key and a column for each JSON object; ``heads[0]`` is the keys' heading."""
-    names = dict.fromkeys(name for figures in columns for name in figures)
+    """Print a table with a row for each key that has a value, and a column for each JSON object.
+
+    The first of ``heads`` is the heading of the keys.
+    """
+    names = dict.fromkeys(k for figures in columns for k, v in figures.items() if v is not None)
     rows = [
         (_label(name), *(cell(name, f.get(name), str(f.get("unit"))) for f in columns))
         for name in names
@@ -108,12 +121,14 @@ def cell(name: str, value: Any, unit: str) -> str:
         return format_cost(value, unit)
     if word == "more":
         return format_change(value)
-    return f"{value:.3f} s" if word == "s" else f"{value:,}"
+    if word == "s":
+        return f"{value:.3f} s"
+    return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
 
 
 def _label(name: str) -> str:
     """Return the label of a value for people: ``elapsed`` for ``elapsed_s``."""
-    return name.replace("_", " ").removesuffix(" s")
+    return _LABELS.get(name) or name.replace("_", " ").removesuffix(" s")
 
 
 def cost_text(resolved: str, requested: str) -> str:

@@ -21,6 +21,7 @@ from remat.units import (
     format_change,
     format_cost,
     format_share,
+    some_of,
 )
 from remat.version import __version__
 
@@ -28,6 +29,8 @@ from remat.version import __version__
 VERSION = 3
 #: Suffixes of the file formats of a table. A sweep continues from a file with the first suffix only.
 SUFFIXES = (".jsonl", ".json", ".csv")
+#: Largest number of rows to name below a table that have no plan for the same reason.
+_NAMED = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,13 +270,17 @@ class Sweep:
 
 
 def _as_text(rows: Iterable[ExperimentRow], head: Sequence[str], figures: Sequence[str]) -> str:
-    """Return rows as aligned text; a row without a plan shows the reason instead of figures."""
-    lines = [[*head, *figures]]
+    """Return rows as aligned text; below them, why rows have no plan, each reason once for all rows that have it."""
+    lines, reasons = [[*head, *figures]], dict[str, list[str]]()
     for row in rows:
         cells = row.cells
-        shown = [str(row.reason)] if row.saved_bytes is None else [cells[name] for name in figures]
-        lines.append([*(cells[name] for name in head), *shown])
-    return "\n".join(columns(lines, left=[k for k, name in enumerate(head) if name != "budget"]))
+        lines.append([cells[name] for name in (*head, *figures)])
+        if row.reason is not None:
+            name = " ".join(cells[name] for name in head)
+            reasons.setdefault(" ".join(row.reason.split()), []).append(name)
+    table = columns(lines, left=[k for k, name in enumerate(head) if name != "budget"])
+    notes = (f"no plan for {some_of(names, _NAMED)}: {reason}" for reason, names in reasons.items())
+    return "\n".join((*table, *notes))
 
 
 def checked_path(path: str | Path) -> Path:

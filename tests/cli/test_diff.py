@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import remat
+from remat.units import format_cost
 from tests.cli.command import run, shown, told
 
 
@@ -27,6 +29,9 @@ def test_what_one_keeps_and_the_other_does_not_and_figures_side_by_side() -> Non
     rows = {line.split("  ")[0]: line for line in text.splitlines()}
     assert "0.2" in rows["budget"]
     assert "0.9" in rows["budget"]
+    steps = [format_cost(plan.before_after.cost, plan.unit) for plan in (a, b)]
+    assert re.split(r"  +", rows["step cost"])[1:] == steps, "recomputation included"
+    assert "planned peak bytes" not in rows, "the plan was not compiled"
     assert "kept in b.json only: " in text
     assert "different graphs" not in text
     assert "kept in a.json only: nothing" in shown("diff", "a.json", "a.json")

@@ -110,3 +110,13 @@ def test_two_instances_of_one_solver_each_have_rows_of_their_own() -> None:
     few, many = remat.compare(joint, (Saving(0), Saving(9)), 0.7, "flops").rows
     assert few.solver == many.solver == "saving"
     assert (few.recompute_cost or 0) > (many.recompute_cost or 0)
+
+
+def test_a_reason_without_a_plan_stands_below_the_table_once(joint: remat.JointGraph) -> None:
+    table = remat.compare(joint, ("greedy", "dp"), ("1B", 0.5))
+    lines = str(table).splitlines()
+    (note,) = (line for line in lines if line.startswith("no plan for "))
+    assert note == lines[-1]
+    assert note.startswith("no plan for peak 1 B greedy, peak 1 B dp: budget is a peak of 1 B")
+    start = lines[1].index("solver")
+    assert {line[start:].split()[0] for line in lines[2:-1]} == {"greedy", "dp"}, "columns align"

@@ -127,6 +127,7 @@ def sac(
                 "plain_ms": plan.step_ms,
                 "ms": plan.step_ms + plan.recompute_ms,
             }
+            click.echo()
             show_figures([estimated, measured], heads=("", "estimated", "measured"))
         if cost is None and mode == MODES[0] and failure is None:
             click.echo(

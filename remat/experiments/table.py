@@ -110,6 +110,15 @@ class ExperimentRow:
         return (cost - bound) / cost if cost else 0.0
 
     @property
+    def note(self) -> str:
+        """Why the row has no plan, or that the plan is not the solver's; else empty."""
+        if self.reason is not None:
+            return f"no plan: {' '.join(self.reason.split())}"
+        if self.decided_by == "min-cut":
+            return "the plan is that of the pass 'min-cut', which costs less than the solver's plan"
+        return ""
+
+    @property
     def cells(self) -> dict[str, str]:
         """The row's formatted cells, as a dict from heading to text; figures of a missing plan are dashes."""
         unit, peak, step = self.unit or "", self.without_peak_bytes, self.without_step_cost
@@ -270,17 +279,16 @@ class Sweep:
 
 
 def _as_text(rows: Iterable[ExperimentRow], head: Sequence[str], figures: Sequence[str]) -> str:
-    """Return rows as aligned text; below them, why rows have no plan, each reason once for all rows that have it."""
-    lines, reasons = [[*head, *figures]], dict[str, list[str]]()
+    """Return rows as aligned text, and below them notes, each once for all rows that it is about."""
+    lines, notes = [[*head, *figures]], dict[str, list[str]]()
     for row in rows:
         cells = row.cells
         lines.append([cells[name] for name in (*head, *figures)])
-        if row.reason is not None:
-            name = " ".join(cells[name] for name in head)
-            reasons.setdefault(" ".join(row.reason.split()), []).append(name)
+        if note := row.note:
+            notes.setdefault(note, []).append(" ".join(cells[name] for name in head))
     table = columns(lines, left=[k for k, name in enumerate(head) if name != "budget"])
-    notes = (f"no plan for {some_of(names, _NAMED)}: {reason}" for reason, names in reasons.items())
-    return "\n".join((*table, *notes))
+    below = (f"{some_of(names, _NAMED)}: {note}" for note, names in notes.items())
+    return "\n".join((*table, *below))
 
 
 def checked_path(path: str | Path) -> Path:

@@ -153,7 +153,7 @@ def test_the_table_of_compare_names_each_solver_and_cuts_nothing() -> None:
         assert len(whole) == 2 + (name == "greedy")
         for figure in ("1023 GiB", "999.9 GFLOP  *", "99.99 s"):
             assert all(figure in line for line in whole[:2])
-    assert lines[-1].split()[:4] == ["2", "B", "saved", "greedy"]
+    assert lines[-1].startswith("2 B saved greedy: no plan: because")
     assert lines[-1].count("because") == 40
 
 

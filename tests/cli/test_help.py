@@ -38,6 +38,11 @@ def test_the_help_of_a_command_ends_with_an_example_that_it_takes(name: str) -> 
     assert left == []
 
 
+def test_a_value_is_named_by_its_unit() -> None:
+    shown = CliRunner().invoke(main, ["plan", "--help"]).output
+    assert "--time-limit SECONDS " in shown
+
+
 def test_a_missing_file_is_found_before_pytorch_is_imported(tmp_path: Path) -> None:
     lines = (
         "plan missing.py:build",

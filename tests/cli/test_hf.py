@@ -35,6 +35,8 @@ def test_a_model_is_planned_without_weights(kind: str, dropout: bool, overrides:
     example = hf.build(kind, overrides.split(), batch=2)
     assert example.model.training
     assert {p.device.type for p in example.model.parameters()} == {"meta"}
+    count = sum(p.numel() for p in example.model.parameters())
+    assert f" {count:,} parameters in float32, batch 2" in example.title
     joint = remat.capture(example.model, example.args, example.kwargs, lower="eager")
     assert any("dropout" in str(n.target) for n in joint.graph.nodes) is dropout
     assert remat.plan(joint, 0.5).saved_bytes > 0

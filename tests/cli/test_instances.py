@@ -178,7 +178,14 @@ def test_solve_reads_published_graphs(tmp_path: Path) -> None:
     assert answer["peak_bytes"] <= answer["capacity"] < answer["given_peak_bytes"]
     assert sorted(answer["sequence"]) == list(range(6))
     text = shown("solve", str(file), "--budget", "0.6")
-    for part in ("kind +schedule", "nodes +6", "edges +6", "cost +12$", "bound +12$", "once +12$"):
+    for part in (
+        "kind +schedule",
+        "nodes +6",
+        "edges +6",
+        "cost +12$",
+        "bound +12$",
+        "cost of each node once +12$",
+    ):
         assert re.search(f"^{part}", text, re.MULTILINE)
     refused = run("solve", str(file), "--budget", "4B")
     assert refused.exit_code == 1

@@ -9,7 +9,7 @@ import torch
 
 import remat
 from remat.errors import ProblemError, SolverError
-from remat.experiments.table import ExperimentRow, mark_best
+from remat.experiments.table import Comparison, ExperimentRow, mark_best
 from tests.graphs import joint_of, weight
 
 
@@ -115,8 +115,17 @@ def test_two_instances_of_one_solver_each_have_rows_of_their_own() -> None:
 def test_a_reason_without_a_plan_stands_below_the_table_once(joint: remat.JointGraph) -> None:
     table = remat.compare(joint, ("greedy", "dp"), ("1B", 0.5))
     lines = str(table).splitlines()
-    (note,) = (line for line in lines if line.startswith("no plan for "))
+    (note,) = (line for line in lines if "no plan: " in line)
     assert note == lines[-1]
-    assert note.startswith("no plan for peak 1 B greedy, peak 1 B dp: budget is a peak of 1 B")
+    assert note.startswith("peak 1 B greedy, peak 1 B dp: no plan: budget is a peak of 1 B")
     start = lines[1].index("solver")
     assert {line[start:].split()[0] for line in lines[2:-1]} == {"greedy", "dp"}, "columns align"
+
+
+def test_a_plan_that_is_not_the_solvers_own_has_a_note() -> None:
+    figures: dict[str, Any] = {"budget": "0.5", "saved_bytes": 1, "recompute_cost": 1, "unit": "ps"}
+    names = {"ours": "ours", "theirs": "min-cut"}
+    rows = [ExperimentRow(solver=s, decided_by=by, **figures) for s, by in names.items()]
+    lines = str(Comparison(graph="", cost="", rows=tuple(rows))).splitlines()
+    assert [line for line in lines if "min-cut" in line] == lines[-1:]
+    assert lines[-1].startswith("0.5 theirs: the plan is that of the pass 'min-cut'")

@@ -96,7 +96,9 @@ class StepTally:
         # Runs whose backward is pending. Autograd's graph owns a run: if it is dropped without a backward, the saved
         # bytes are free again.
         self._waiting: weakref.WeakSet[_Run] = weakref.WeakSet()
-        self._outputs: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self._outputs: weakref.WeakValueDictionary[int, torch.Tensor] = (
+            weakref.WeakValueDictionary()
+        )  # outputs alive, by storage id
         self._parameters: dict[tuple[int, ...], _Parameters] = {}
         self._sizes: dict[int, int] = {}  # bytes of all `_parameters`, by storage id
         self.together = StepTogether()
@@ -185,7 +187,7 @@ class StepTally:
                     key, nbytes = storage_of(value)
                     if k in graph.reread_outputs:
                         storages[key] = nbytes
-                    self._outputs[key] = (weakref.ref(value), nbytes)
+                    self._outputs[key] = value
             self._waiting.add(run)
         node.register_prehook(run.begin_backward)
 
@@ -240,8 +242,7 @@ class StepTally:
 
     def _storages(self) -> dict[int, int]:
         """Return the bytes of each storage alive, by id: graph outputs, parameters, and what runs keep for backward."""
-        self._outputs = {key: v for key, v in self._outputs.items() if v[0]() is not None}
-        storages = {key: nbytes for key, (_, nbytes) in self._outputs.items()} | self._sizes
+        storages = dict(map(storage_of, self._outputs.values())) | self._sizes
         for run in self._waiting:
             storages |= run.storages
         return storages

@@ -129,7 +129,8 @@ class StepTally:
             tensors = (*gm.parameters(), *gm.buffers(), *inputs)
             own = {storage_of(v)[0] for v in tensors if isinstance(v, torch.Tensor)}
             others = {key: nbytes for key, nbytes in self._storages().items() if key not in own}
-            return self._bytes(others) + sum(self._compiled.values())
+            shared = sum(self._sizes[key] for key in own if key in self._sizes)
+            return self._bytes(others) - shared + sum(self._compiled.values())
 
     def add(self, graph: GraphMemory, inputs: Sequence[Any]) -> None:
         """Add the bytes that a new graph is expected to keep for backward to the tally, until its first run."""
@@ -138,7 +139,7 @@ class StepTally:
         sizes = dict(map(storage_of, (*graph.own, *given)))
         with self._lock:
             self.together.add(graph.member)
-            alive = self._storages()
+            alive = self._storages().keys() | self._sizes.keys()
             new = sum(nbytes for key, nbytes in sizes.items() if key not in alive)
             self._compiled[graph] = graph.held_bytes + new
 
@@ -241,24 +242,26 @@ class StepTally:
             graph.last_warning.nbytes = self._peak
 
     def _storages(self) -> dict[int, int]:
-        """Return the bytes of each storage alive, by id: graph outputs, parameters, and what runs keep for backward."""
-        storages = dict(map(storage_of, self._outputs.values())) | self._sizes
+        """Return the bytes of each storage alive, by id: graph outputs, and inputs and outputs kept for backward."""
+        storages = dict(map(storage_of, self._outputs.values()))
         for run in self._waiting:
             storages |= run.storages
         return storages
 
     def _bytes(self, storages: Mapping[int, int]) -> int:
-        """Return the bytes of storages, of all gradients, and of the values that runs have saved for backward."""
+        """Return the bytes of storages, parameters and gradients, and of the values that runs have saved for backward."""
+        # A model has many more parameters than other storages, and each run needs this figure: no dict is copied.
+        others = sum(nbytes for key, nbytes in storages.items() if key not in self._sizes)
         saved = sum(run.held for run in self._waiting)
-        return sum(storages.values()) + sum(self._gradients.values()) + saved
+        return others + sum(self._sizes.values()) + sum(self._gradients.values()) + saved
 
-    def _note(self, running: int, run: _Run, inputs: Mapping[int, int]) -> None:
+    def _note(self, running: int, run: _Run, inputs: dict[int, int]) -> None:
         """Record the bytes that the step has alive while a graph runs, and warn if these exceed the budget."""
-        taken = self._bytes({**self._storages(), **inputs}) + running
+        taken = self._bytes(self._storages() | inputs) + running
         if taken > self.limit:
             # The tally may include parameters that this step does not use, or that FSDP has freed.
             self._forget_others()
-            taken = self._bytes({**self._storages(), **inputs}) + running
+            taken = self._bytes(self._storages() | inputs) + running
         if taken <= self._peak:
             return
         self._peak = taken

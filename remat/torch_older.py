@@ -6,6 +6,7 @@ Private names of PyTorch that only older versions have are used in this file onl
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -53,8 +54,8 @@ def size_within_bounds(size: Any, fallback: int | None = None) -> int:
 def selective_contexts(policy: Any, *, allow_cache_entry_mutation: bool, traced: bool) -> Any:
     """Return PyTorch's two context managers of a selectively checkpointed region.
 
-    Before PyTorch 2.13, recomputation of eager code calls the policy again. The policy then returns the same answers
-    as in forward.
+    Before PyTorch 2.13, recomputation of eager code calls the policy again, and PyTorch 2.11 calls the policy before the
+    operator. Here the policy gets the operator's result, and recomputation repeats the verdicts of forward.
 
     Args:
         policy: the policy of the region.
@@ -71,18 +72,34 @@ def selective_contexts(policy: Any, *, allow_cache_entry_mutation: bool, traced:
     remaining: list[Any] = []  # verdicts for the rest of a recomputation, the next one last
 
     def repeated(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
-        if ctx.is_recompute:
-            return remaining.pop() if remaining else theirs.CheckpointPolicy.PREFER_RECOMPUTE
-        verdicts.append(policy(ctx, op, *args, **kwargs))
-        return verdicts[-1]
+        return remaining.pop() if remaining else theirs.CheckpointPolicy.PREFER_RECOMPUTE
+
+    class Forward(theirs._CachingTorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(
+            self, op: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            out = op(*args, **kwargs)
+            if op in theirs.SAC_IGNORED_OPS:
+                return out
+            ctx = theirs.SelectiveCheckpointContext(is_recompute=False)
+            ctx.op_output = out
+            verdicts.append(policy(ctx, op, *args, **kwargs))
+            if verdicts[-1].name in ("MUST_SAVE", "PREFER_SAVE"):
+                saved = torch_compat.pytree.tree_map(
+                    lambda x: theirs._VersionWrapper(theirs._maybe_detach(x, True)), out
+                )
+                self.storage[op].append(saved)
+            return out
 
     class Recompute(theirs._CachedTorchDispatchMode):  # type: ignore[misc]
         def __enter__(self) -> Any:
             remaining[:] = reversed(verdicts)
             return super().__enter__()
 
-    forward, _ = make(repeated)
-    return forward, Recompute(repeated, forward.storage, allow_cache_entry_mutation)
+    storage = defaultdict[Any, list[Any]](list)
+    forward = Forward(policy, storage)
+    return forward, Recompute(repeated, storage, allow_cache_entry_mutation)
 
 
 def flop_formula(packet: Any) -> Callable[..., Any] | None:

@@ -57,23 +57,23 @@ class _Run:
     """One run of a forward graph, with the bytes that this run keeps until its backward begins."""
 
     def __init__(
-        self,
-        tally: StepTally,
-        graph: GraphMemory,
-        factor: float,
-        parameters: _Parameters,
-        storages: dict[int, int],
+        self, tally: StepTally, graph: GraphMemory, factor: float, parameters: _Parameters
     ) -> None:
         self.tally, self.name, self.parameters = tally, graph.name, parameters
-        self.storages = storages  # bytes of the inputs and outputs kept for backward, by storage id
         self.held = int(graph.held_bytes * factor)
         self.backward_bytes = int(graph.backward_bytes * factor)
         self.retained_bytes = int(graph.retained_bytes * factor)
         self.retained = False  # whether the autograd graph was retained in backward
+        # Ids of storages kept for backward; None if the run keeps nothing.
+        self.keys: list[int] | None = None
 
     def begin_backward(self, _: Any) -> None:
         """Add the memory of this run's backward to the tally; autograd calls this method just before backward."""
         self.tally.backward(self)
+
+    # Autograd's graph owns the run: if it is dropped without a backward, the saved bytes are free again.
+    def __del__(self) -> None:
+        self.tally.release(self)
 
 
 class StepTally:
@@ -90,21 +90,24 @@ class StepTally:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        # Re-entrant, since a cost model may run compiled code while graphs are planned together.
+        # Re-entrant, since garbage collection may release a run at any time.
         self._lock = threading.RLock()
         self._compiled: weakref.WeakKeyDictionary[GraphMemory, int] = weakref.WeakKeyDictionary()
-        # Runs whose backward is pending. Autograd's graph owns a run: if it is dropped without a backward, the saved
-        # bytes are free again.
-        self._waiting: weakref.WeakSet[_Run] = weakref.WeakSet()
+        # Dict from a storage id to the list [bytes of the storage, number of references].
+        self._values: dict[int, list[int]] = {}
+        self._bytes = 0  # of the storages in `_values`, of gradients, and of values saved by runs
+        self._waiting = 0  # number of runs whose saved values still count
         self._outputs: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._parameters: dict[tuple[int, ...], _Parameters] = {}
-        self._sizes: dict[int, int] = {}  # bytes of all `_parameters`, by storage id
+        self._gradients: dict[int, int] = {}  # bytes by storage id of the parameter
         self.together = StepTogether()
         self._begin()
 
     def _begin(self) -> None:
         """Begin a step: remove the gradients, the runs and the peak of the last step from the tally."""
-        self._gradients: dict[int, int] = {}  # bytes by storage id of the parameter
+        self._alive()
+        self._bytes -= sum(self._gradients.values())
+        self._gradients = {}
         self._ran: set[tuple[int, ...]] = set()  # keys of `_parameters` in this step
         self._graphs: weakref.WeakSet[GraphMemory] = weakref.WeakSet()
         self._runs = self._peak = 0
@@ -113,7 +116,7 @@ class StepTally:
     @property
     def runs(self) -> int:
         """Number of forward runs whose backward is pending, plus compiled graphs that have not run yet."""
-        return len(self._waiting) + len(self._compiled)
+        return self._waiting + len(self._compiled)
 
     def other_graphs_bytes(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> int:
         """Return the bytes that other graphs of the step have alive when a new graph runs.
@@ -126,8 +129,8 @@ class StepTally:
             self._forget_others()
             tensors = (*gm.parameters(), *gm.buffers(), *inputs)
             own = {storage_of(v)[0] for v in tensors if isinstance(v, torch.Tensor)}
-            others = {key: nbytes for key, nbytes in self._storages().items() if key not in own}
-            return self._bytes(others) + sum(self._compiled.values())
+            shared = sum(self._values[key][0] for key in own if key in self._values)
+            return self._bytes - shared + self._alive(own) + sum(self._compiled.values())
 
     def add(self, graph: GraphMemory, inputs: Sequence[Any]) -> None:
         """Until a new graph first runs, count the bytes that the graph is expected to keep for backward."""
@@ -136,8 +139,7 @@ class StepTally:
         sizes = dict(map(storage_of, (*graph.own, *given)))
         with self._lock:
             self.together.add(graph.member)
-            alive = self._storages()
-            new = sum(nbytes for key, nbytes in sizes.items() if key not in alive)
+            new = sum(nbytes for key, nbytes in sizes.items() if key not in self._values)
             self._compiled[graph] = graph.held_bytes + new
 
     def run_in_turn(self, graph: Key, compiled: Sequence[Callable[..., Any]], *args: Any) -> Any:
@@ -172,21 +174,28 @@ class StepTally:
             self.together.ran(graph.member, arguments, outputs)
             factor = graph.scaled(arguments, node)
             parameters = self._parameters_of(graph, arguments)
-            inputs = dict(storage_of(arguments[k]) for k in graph.values)
-            # An input without autograd history belongs to the user, who keeps it alive.
-            kept = [k for k in graph.values if k in graph.read or arguments[k].grad_fn is None]
-            storages = dict(storage_of(arguments[k]) for k in kept)
-            run = _Run(self, graph, factor, parameters, storages)
+            run = _Run(self, graph, factor, parameters)
+            keys: list[int] = []
+            passing: list[int] = []  # storages that only forward reads
+            for k in graph.values:
+                value = arguments[k]
+                # An input without autograd history belongs to the user, who keeps it alive.
+                is_kept = k in graph.read or value.grad_fn is None
+                self._hold(*storage_of(value), keys if is_kept else passing)
             if self._waiting:  # otherwise the graph runs alone, and its plan meets the budget
                 taken = int(graph.forward_bytes * factor) + parameters.fleeting_bytes
-                self._note(taken, run, inputs)
+                self._note(taken, run)
+            for key in passing:
+                self._drop(key)
+            self._waiting += 1
+            self._bytes += run.held
             for k, value in enumerate(outputs):
                 if isinstance(value, torch.Tensor):
                     key, nbytes = storage_of(value)
                     if k in graph.reread_outputs:
-                        storages[key] = nbytes
+                        self._hold(key, nbytes, keys)
                     self._outputs[key] = (weakref.ref(value), nbytes)
-            self._waiting.add(run)
+            run.keys = keys
         node.register_prehook(run.begin_backward)
 
     def _parameters_of(self, graph: GraphMemory, arguments: Sequence[Any]) -> _Parameters:
@@ -194,10 +203,32 @@ class StepTally:
         given = [arguments[k] for k in graph.parameters]
         key = (id(graph), *map(id, given))
         self._ran.add(key)
-        if key not in self._parameters:
-            self._parameters[key] = _Parameters((*graph.own, *given))
-            self._sizes |= self._parameters[key].sizes
-        return self._parameters[key]
+        parameters = self._parameters.get(key)
+        if parameters is None:
+            parameters = _Parameters((*graph.own, *given))
+            self._count(key, parameters)
+        return parameters
+
+    def _count(self, key: tuple[int, ...], parameters: _Parameters) -> None:
+        """Add the bytes of a group of parameters to the tally; `_forget` removes these bytes."""
+        self._parameters[key] = parameters
+        for storage, nbytes in parameters.sizes.items():
+            self._hold(storage, nbytes)
+
+    def _forget(self, key: tuple[int, ...]) -> None:
+        """Remove the bytes of a group of parameters, and of these parameters' gradients, from the tally."""
+        parameters = self._parameters.pop(key)
+        for storage in parameters.sizes:
+            self._drop(storage)
+        for storage in parameters.gradients:
+            self._bytes -= self._gradients.pop(storage, 0)
+
+    def _count_gradients(self, gradients: Mapping[int, int]) -> None:
+        """Add the bytes of gradients to the tally, by storage id of the parameter, unless they are counted already."""
+        for key, nbytes in gradients.items():
+            if key not in self._gradients:
+                self._gradients[key] = nbytes
+                self._bytes += nbytes
 
     # Backward may run inside of a function that Dynamo traces.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -208,17 +239,17 @@ class StepTally:
         bytes.
         """
         with self._lock:
-            if run not in self._waiting:  # a further backward of the same run
+            if run.keys is None:  # a further backward of the same run
                 return
             run.retained = torch_compat.keeps_graph()
             if self._runs > 1 or run.retained:  # otherwise the graph's plan meets the budget
                 # Meanwhile FSDP gathers the parameters of the next backward, into a buffer and a copy of the buffer.
-                gathered = run.parameters.fleeting_bytes * (3 if len(self._waiting) > 1 else 1)
+                gathered = run.parameters.fleeting_bytes * (3 if self._waiting > 1 else 1)
                 own = run.retained_bytes if run.retained else run.backward_bytes
-                self._note(own + gathered - run.held, run, {})
-            self._gradients |= run.parameters.gradients
+                self._note(own + gathered - run.held, run)
+            self._count_gradients(run.parameters.gradients)
             if not run.retained:
-                self._waiting.discard(run)
+                self.release(run)
             if run.retained or not self._waiting:
                 self._end(run)
 
@@ -238,26 +269,54 @@ class StepTally:
         for graph in self._graphs:
             graph.last_warning.nbytes = self._peak
 
-    def _storages(self) -> dict[int, int]:
-        """Return the bytes of each storage alive, by id: of graph outputs, parameters, and values kept for backward."""
-        self._outputs = {key: v for key, v in self._outputs.items() if v[0]() is not None}
-        storages = {key: nbytes for key, (_, nbytes) in self._outputs.items()} | self._sizes
-        for run in self._waiting:
-            storages |= run.storages
-        return storages
+    def release(self, run: _Run) -> None:
+        """Remove the saved bytes of a run, whose backward has begun or will never run, from the tally."""
+        with self._lock:
+            keys, run.keys = run.keys, None
+            if keys is None:
+                return
+            self._waiting -= 1
+            self._bytes -= run.held
+            for key in keys:
+                self._drop(key)
 
-    def _bytes(self, storages: Mapping[int, int]) -> int:
-        """Return the bytes of storages, of all gradients, and of the values that runs have saved for backward."""
-        saved = sum(run.held for run in self._waiting)
-        return sum(storages.values()) + sum(self._gradients.values()) + saved
+    def _hold(self, key: int, nbytes: int, keys: list[int] | None = None) -> None:
+        """Increment the reference count of a storage; the first reference adds the storage's bytes to the tally."""
+        if keys is not None:
+            keys.append(key)
+        entry = self._values.get(key)
+        if entry is None:
+            self._values[key] = [nbytes, 1]
+            self._bytes += nbytes
+        else:
+            entry[1] += 1
 
-    def _note(self, running: int, run: _Run, inputs: Mapping[int, int]) -> None:
+    def _drop(self, key: int) -> None:
+        """Decrement the reference count of a storage; at 0, subtract the storage's bytes from the tally."""
+        entry = self._values[key]
+        entry[1] -= 1
+        if not entry[1]:
+            self._bytes -= entry[0]
+            del self._values[key]
+
+    def _alive(self, own: set[int] | None = None) -> int:
+        """Return the bytes of graph outputs that are still alive, without storages that are in ``_values``."""
+        total = 0
+        for key, (value, nbytes) in list(self._outputs.items()):
+            if value() is None:
+                del self._outputs[key]
+            elif key not in self._values and (own is None or key not in own):
+                total += nbytes
+        return total
+
+    def _note(self, running: int, run: _Run) -> None:
         """Record the bytes that the step has alive while a graph runs, and warn if these exceed the budget."""
-        taken = self._bytes({**self._storages(), **inputs}) + running
+        taken = self._bytes + self._alive() + running
         if taken > self.limit:
             # The tally may include parameters that this step does not use, or that FSDP has freed.
+            before = self._bytes
             self._forget_others()
-            taken = self._bytes({**self._storages(), **inputs}) + running
+            taken -= before - self._bytes
         if taken <= self._peak:
             return
         self._peak = taken
@@ -269,15 +328,16 @@ class StepTally:
     def _forget_others(self) -> None:
         """From the tally, remove parameters that this step does not read; count freed parameters by their shards."""
         freed = {key[0] for key, parameters in self._parameters.items() if parameters.freed}
-        self._parameters = {k: p for k, p in self._parameters.items() if k in self._ran}
-        self._sizes = {}
-        for key, parameters in self._parameters.items():
+        for key, parameters in list(self._parameters.items()):
+            if key not in self._ran:
+                self._forget(key)
             # FSDP frees the whole parameters after each use of a graph, and keeps shards.
-            if key[0] in freed and not parameters.fleeting_bytes:
+            elif not parameters.fleeting_bytes and key[0] in freed:
+                known = self._gradients.keys() & parameters.gradients
+                self._forget(key)
                 parameters.shard()
-                kept = {k: n for k, n in parameters.gradients.items() if k in self._gradients}
-                self._gradients |= kept
-            self._sizes |= parameters.sizes
+                self._count(key, parameters)
+                self._count_gradients({k: parameters.gradients[k] for k in known})
 
     def _warn(self, run: _Run, *, at_end: bool) -> None:
         """Warn that the peak of a step exceeds the budget."""

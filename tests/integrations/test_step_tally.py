@@ -129,6 +129,17 @@ def test_what_never_runs_backward_is_counted_no_more() -> None:
     assert counted.runs == 0
 
 
+def test_outputs_that_are_gone_take_no_place_in_the_tally() -> None:
+    model, x = nn.Linear(8, 8), torch.randn(4, 8)
+    f = whole(model, {"budget": remat.Peak(12_345_679), "lower": "eager"})
+    kept = []  # detached, so that each output has a storage of its own
+    for _ in range(5):
+        out = f(x)
+        kept.append(out.detach())
+        out.sum().backward()
+    assert len(step_tally.tally_of(12_345_679)._outputs) == 1
+
+
 def test_another_model_under_the_same_budget_does_not_count() -> None:
     """Two models that train one after the other, both still alive."""
     x, budget = torch.randn(1024, 64), 17_200_000  # less than with the weights of both

@@ -333,11 +333,11 @@ class StepTally:
                 self._forget(key)
             # FSDP frees the whole parameters after each use of a graph, and keeps shards.
             elif not parameters.fleeting_bytes and key[0] in freed:
-                known = self._gradients.keys() & parameters.gradients
+                counted = self._gradients.keys() & parameters.gradients
                 self._forget(key)
                 parameters.shard()
                 self._count(key, parameters)
-                self._count_gradients({k: parameters.gradients[k] for k in known})
+                self._count_gradients({k: parameters.gradients[k] for k in counted})
 
     def _warn(self, run: _Run, *, at_end: bool) -> None:
         """Warn that the peak of a step exceeds the budget."""

@@ -16,11 +16,11 @@ _ENTRY = re.compile(r"^ {4}\**(\w+): .*(?:\n {8}.*)*", re.MULTILINE)
 
 
 class DefaultText(str):
-    """Default value of an argument, as a string that can be told from an equal string that a caller passes."""
+    """Default value of an argument: a string of a class of its own, which no caller passes."""
 
 
 class DefaultRatio(float):
-    """Default value of an argument, as a float that can be told from an equal float that a caller passes."""
+    """Default value of an argument: a float of a class of its own, which no caller passes."""
 
 
 #: Default budget, solver and cost model of `remat.plan`, and of functions with the same arguments.

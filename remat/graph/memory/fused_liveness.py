@@ -1,6 +1,6 @@
 """Predict the lifetimes of storages in fused code, from the forward and backward graphs alone.
 
-Fused code differs from the model of `remat.graph.memory.liveness` in three ways. A pointwise result
+Fused code differs from the model of `remat.graph.memory.liveness` in three respects. A pointwise result
 that only one kernel reads is never written to memory, because this kernel computes the result
 itself. A kernel may write its result over an input that no later node reads. Convolutions and
 attention allocate workspaces besides their results.
